@@ -1,0 +1,1 @@
+"""Device copies between an engine's paged KV tensors and contiguous pages."""

@@ -1,0 +1,1 @@
+"""kvstore keeps the KV cache of LLM serving engines outside the engine."""

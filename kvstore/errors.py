@@ -1,0 +1,59 @@
+"""Every error that kvstore raises on purpose.
+
+::
+
+    KVStoreError
+    ├── InvalidRequestError (ValueError)   the caller erred; the message names the value and the limit
+    │   ├── LayoutMismatchError            a namespace of this name exists with another layout
+    │   ├── LimitExceededError             more than the node accepts
+    │   └── ConfigError                    an unknown key, or a value that can't be used
+    ├── UnavailableError (ConnectionError) the node can't be reached, is stopping, or broke the stream off
+    ├── DeadlineError (TimeoutError)       the answer did not come in time
+    ├── InUseError                         another process owns the directory or the socket
+    ├── ResourceError (OSError)            the machine can't give what the configuration asks for
+    └── FormatError                        a file or a peer speaks a format that this version does not
+
+A page that is damaged, evicted or late is none of these: it is a miss.
+"""
+
+from __future__ import annotations
+
+
+class KVStoreError(Exception):
+    """Base of every error that kvstore raises on purpose."""
+
+
+class InvalidRequestError(KVStoreError, ValueError):
+    """The caller gave something that can't be right. Nothing was stored, lost or changed."""
+
+
+class LayoutMismatchError(InvalidRequestError):
+    """A namespace with this name is open with a layout that differs."""
+
+
+class LimitExceededError(InvalidRequestError):
+    """The request is larger than the node accepts."""
+
+
+class ConfigError(InvalidRequestError):
+    """A configuration key is unknown, or its value can't be used."""
+
+
+class UnavailableError(KVStoreError, ConnectionError):
+    """The node can't be reached, is stopping, or broke off in the middle."""
+
+
+class DeadlineError(KVStoreError, TimeoutError):
+    """The answer did not come before the deadline."""
+
+
+class InUseError(KVStoreError):
+    """Another process owns the directory or the socket; the message names it."""
+
+
+class ResourceError(KVStoreError, OSError):
+    """The machine can't give what the configuration asks for (memory, disk, a port)."""
+
+
+class FormatError(KVStoreError):
+    """A file or a peer uses a format that this version does not read."""

@@ -1,0 +1,1 @@
+"""Tiers below the arena, each bounded, each behind the contract in :mod:`kvstore.tiers.tier`."""

@@ -1,0 +1,95 @@
+"""The contract that every tier below the arena keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+KEY_BYTES = 64
+"""A page key is the namespace's fingerprint followed by the block hash."""
+
+PageBytes = npt.NDArray[np.uint8]
+"""One page's payload: a contiguous one-dimensional array of bytes, mostly a view into the arena."""
+
+
+class PageWrite(NamedTuple):
+    """One page on its way into a tier."""
+
+    key: bytes
+    """64 bytes: fingerprint and block hash."""
+    checksum: int
+    """xxh3_64 of the payload (unsigned)."""
+    payload: PageBytes
+    """Held by the caller, unchanged until the call returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatistics:
+    """A tier's counters since it was opened, and its gauges now."""
+
+    used_bytes: int = 0
+    """Everything that counts against the limit, padding and headers included."""
+    limit_bytes: int = 0
+    pages: int = 0
+    asked: int = 0
+    """Pages asked of ``read``."""
+    hit: int = 0
+    missed: int = 0
+    corrupt: int = 0
+    """Of the missed ones: found, but with bytes that their checksum refuses."""
+    errors: int = 0
+    """Reads and writes that the system refused."""
+    stored: int = 0
+    refused: int = 0
+    evicted: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+class Tier(Protocol):
+    """A bounded place for pages. All methods are safe to call from several threads at once; they block on I/O.
+
+    In doubt every answer is a miss: no method raises for a page that is damaged or gone, or for a failing device.
+    """
+
+    name: str
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which pages are here. Answers from memory, without I/O."""
+        ...
+
+    def write(self, pages: Sequence[PageWrite]) -> list[bool]:
+        """Store pages, in the order given, side by side; makes room within the limit first.
+
+        Returns:
+            Which pages are here now and would be found after a crash of the process (one already here counts).
+        """
+        ...
+
+    def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
+        """Read pages into the arrays given, each of its page's exact length.
+
+        Returns:
+            For each page its verified xxh3_64, or None for a miss (the array may then hold anything).
+        """
+        ...
+
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """Forget pages, also over a restart. Returns how many were here."""
+        ...
+
+    def flush(self) -> None:
+        """Return when everything written so far would be found after the machine loses power."""
+        ...
+
+    def statistics(self) -> TierStatistics:
+        """A frozen view of the counters."""
+        ...
+
+    def close(self) -> None:
+        """Flush and release. No method may be called after it."""
+        ...
