@@ -6,8 +6,10 @@
     ├── InvalidRequestError (ValueError)   the caller erred; the message names the value and the limit
     │   ├── LayoutMismatchError            a namespace of this name exists with another layout
     │   ├── LimitExceededError             more than the node accepts
-    │   └── ConfigError                    an unknown key, or a value that can't be used
+    │   ├── ConfigError                    an unknown key, or a value that can't be used
+    │   └── UnknownNamespaceError          the namespace was not opened, or was cleared
     ├── UnavailableError (ConnectionError) the node can't be reached, is stopping, or broke the stream off
+    │   └── NotAttachedError               the client does not share the node's arena (any more)
     ├── DeadlineError (TimeoutError)       the answer did not come in time
     ├── InUseError                         another process owns the directory or the socket
     ├── ResourceError (OSError)            the machine can't give what the configuration asks for
@@ -39,8 +41,16 @@ class ConfigError(InvalidRequestError):
     """A configuration key is unknown, or its value can't be used."""
 
 
+class UnknownNamespaceError(InvalidRequestError):
+    """The namespace was not opened at this node, or was cleared. Clients open it again by themselves."""
+
+
 class UnavailableError(KVStoreError, ConnectionError):
     """The node can't be reached, is stopping, or broke off in the middle."""
+
+
+class NotAttachedError(UnavailableError):
+    """The client does not share the node's arena (any more). Clients attach again by themselves."""
 
 
 class DeadlineError(KVStoreError, TimeoutError):

@@ -1,0 +1,75 @@
+"""What the store's primitives answer, and the limits that they keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvstore.layout import Layout
+from kvstore.tiers.tier import TierStatistics
+
+ABSENT, ARENA, BELOW = 0, 1, 2
+"""What a lookup says of a page; ``BELOW`` is the first tier below the arena."""
+TIER_NAMES = (None, "arena", "disk")
+"""What people call these."""
+RESERVED, PRESENT, REFUSED = 0, 1, 2
+"""What ``prepare_store`` says of a page."""
+
+MOST_LOOKUP_PAGES = 1 << 17
+"""Most pages that one lookup may name, over all its namespaces."""
+BATCH_BYTES = 16 << 20
+MOST_BATCH_PAGES = 256
+LONGEST_TICKET = 60.0
+"""Longest time, in seconds, that a reservation or a hold may last."""
+
+
+class Reserved(NamedTuple):
+    """The answer to ``prepare_store``."""
+
+    ticket: int
+    """0: nothing was reserved."""
+    outcomes: bytes
+    """One byte a page: ``RESERVED``, ``PRESENT`` or ``REFUSED``."""
+    frames: list[int]
+    """Where each reserved page goes, in order."""
+
+
+class Held(NamedTuple):
+    """The answer to ``prepare_load``: the leading pages, held."""
+
+    ticket: int
+    """0: nothing is held."""
+    tiers: bytes
+    """One byte for each leading page: ``ARENA`` or ``BELOW``, where it was when it was asked for."""
+    frames: list[int]
+
+
+class Published(NamedTuple):
+    """The answer to ``complete_store``, in pages."""
+
+    stored: int
+    present: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceUsage:
+    """A namespace and its pages in the arena."""
+
+    layout: Layout
+    arena_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What a store holds and has done."""
+
+    arena_used_bytes: int
+    arena_limit_bytes: int
+    arena_pages: int
+    dirty_pages: int
+    counters: dict[str, int]
+    """Since the arena was made, restarts included; see ``kvstore.arena.format.COUNTERS``."""
+    below: dict[str, TierStatistics]
+    namespaces: tuple[NamespaceUsage, ...]
+    clients: int

@@ -1,0 +1,294 @@
+"""The arena's files: made, mapped, taken over, and their headers written. Which slot is whose is the catalog's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.arena import format as fmt
+from kvstore.arena.room import check_room
+from kvstore.bytesize import format_size
+from kvstore.errors import InUseError, ResourceError
+
+Bytes = npt.NDArray[np.uint8]
+Progress = Callable[[int, int], None]
+"""Called with the bytes done so far and in all."""
+
+_MADV_POPULATE_WRITE = 23
+_POPULATE_STEP = 64 << 20
+
+
+class FoundSlot(NamedTuple):
+    """What a header said when an earlier node's arena was taken over."""
+
+    frame: int
+    frames: int
+    complete: bool
+    """True: a page. False: a slot into which the client ``owner`` may still write."""
+    hash: bytes
+    namespace: int
+    length: int
+    checksum: int | None
+    owner: int
+    sequence: int
+
+
+class FoundSlab(NamedTuple):
+    """A slab of an earlier node's arena."""
+
+    first_unit: int
+    units: int
+    slot_frames: int
+
+
+class Arena:
+    """A folder of shared memory that this process owns. Not safe for threads: the store's lock guards the headers.
+
+    Args:
+        directory: the folder; made with mode 0700 where it is missing.
+        arena_bytes: size of ``pages``; rounded down to whole units.
+        progress: told how far populating is; it takes about a second for each GiB.
+
+    Raises:
+        InUseError: another process owns the folder.
+        ResourceError: the folder can't be used, or the memory is not there; the message names both sizes.
+    """
+
+    def __init__(self, directory: Path, arena_bytes: int, progress: Progress = lambda done, size: None) -> None:
+        unit = fmt.unit_bytes_for(arena_bytes)
+        arena_bytes = arena_bytes // unit * unit
+        if arena_bytes < unit:
+            raise ResourceError(f"an arena needs at least {format_size(fmt.FRAME_BYTES)}")
+        self.directory = directory
+        self._lock_fd = own_directory(directory)
+        try:
+            (directory / "clients").mkdir(mode=0o700, exist_ok=True)
+            self.taken_over = self._take_over(arena_bytes)
+            if not self.taken_over:
+                self._make(arena_bytes, progress)
+            self._map(arena_bytes)
+            if self.taken_over:
+                _populate(self._pages_map, progress)
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+
+    def _map(self, arena_bytes: int) -> None:
+        self.arena_bytes = arena_bytes
+        self.unit_bytes = fmt.unit_bytes_for(arena_bytes)
+        self.units = arena_bytes // self.unit_bytes
+        self._pages_map = _map_file(self.directory / "pages", arena_bytes)
+        self._headers_map = _map_file(self.directory / "headers", fmt.headers_bytes(arena_bytes))
+        self.pages: Bytes = np.frombuffer(self._pages_map, np.uint8)
+        self._headers = np.frombuffer(self._headers_map, fmt.HEADER, offset=fmt.SLOTS_OFFSET)
+        # One aligned 64-bit store a generation: a memoryview of words compiles to a single move on x86-64.
+        self._words = memoryview(self._headers_map)[fmt.SLOTS_OFFSET :].cast("Q")
+        self._counters = memoryview(self._headers_map)[fmt.COUNTERS_OFFSET :][: 8 * len(fmt.COUNTERS)].cast("Q")
+        self._units = np.frombuffer(self._headers_map, fmt.UNIT, fmt.MAX_UNITS, fmt.UNITS_OFFSET)
+        superblock = fmt.Superblock.unpack(self._headers_map[: fmt.FRAME_BYTES])
+        assert superblock is not None
+        self.arena_id = superblock.arena_id
+        self._sequence = int(self._headers["sequence"].max()) if self.taken_over else 0
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def view(self, frame: int, length: int) -> Bytes:
+        """A page's payload: a writable view of ``length`` bytes, without a copy."""
+        start = frame * fmt.FRAME_BYTES
+        return self.pages[start : start + length]
+
+    # -- headers -----------------------------------------------------------------------------------------------------
+
+    def begin_change(self, frame: int, owner: int) -> None:
+        """From now on the slot's bytes mean nothing, also to a node that takes over; ``owner`` may write them."""
+        word = frame * 8 + fmt.GENERATION_WORD
+        if self._words[word] % 2 == 0:
+            self._words[word] += 1
+        self._headers[frame]["owner"] = owner
+
+    def publish(self, frame: int, block_hash: bytes, namespace: int, length: int, checksum: int | None) -> None:
+        """From now on the slot holds this page, complete."""
+        self._sequence += 1
+        start = fmt.SLOTS_OFFSET + frame * fmt.HEADER_BYTES + fmt.BODY_OFFSET
+        fmt.HEADER_BODY.pack_into(
+            self._headers_map, start, block_hash, checksum or 0, self._sequence, length, namespace, 0
+        )
+        self._words[frame * 8 + fmt.GENERATION_WORD] += 1
+
+    def set_checksum(self, frame: int, checksum: int) -> None:
+        """The payload's xxh3_64, known from now on."""
+        self._headers[frame]["checksum"] = checksum
+
+    def set_units(self, table: list[tuple[int, int]]) -> None:
+        """Write down which slab each unit belongs to: (first unit, slot size in frames), ``(0, 0)`` for none."""
+        self._units[: len(table)] = table
+
+    def count(self, counter: str, pages: int = 1) -> None:
+        """Add to a counter that survives this process."""
+        if pages:
+            self._counters[fmt.COUNTERS.index(counter)] += pages
+
+    def counters(self) -> dict[str, int]:
+        """The counters since the arena was made."""
+        return dict(zip(fmt.COUNTERS, self._counters.tolist(), strict=True))
+
+    def found(self) -> tuple[list[FoundSlab], list[FoundSlot]]:
+        """The slabs and slots that an earlier node left, slots in the order in which their pages were published."""
+        slabs: list[FoundSlab] = []
+        slots: list[FoundSlot] = []
+        unit_frames = self.unit_bytes // fmt.FRAME_BYTES
+        table = self._units[: self.units]
+        unit = 0
+        while unit < self.units:
+            slab, frames = int(table[unit]["slab"]), int(table[unit]["slot_frames"])
+            end = unit + 1
+            while frames and end < self.units and tuple(table[end]) == tuple(table[unit]):
+                end += 1
+            if frames and slab == unit and frames <= (end - unit) * unit_frames:
+                slabs.append(FoundSlab(unit, end - unit, frames))
+                slots += self._found_slots(unit * unit_frames, (end - unit) * unit_frames // frames, frames)
+            unit = end
+        slots.sort(key=lambda slot: slot.sequence)
+        return slabs, slots
+
+    def _found_slots(self, first: int, count: int, frames: int) -> list[FoundSlot]:
+        headers = self._headers[first : first + (count - 1) * frames + 1 : frames]
+        generation = headers["generation"]
+        fits = (headers["length"] > 0) & (headers["length"] <= frames * fmt.FRAME_BYTES)
+        complete = (generation > 0) & (generation % 2 == 0) & fits
+        keep = complete | ((generation % 2 == 1) & (headers["owner"] > 0))
+        return [
+            FoundSlot(
+                first + int(index) * frames,
+                frames,
+                bool(complete[index]),
+                header["hash"].tobytes(),
+                int(header["namespace"]),
+                int(header["length"]),
+                int(header["checksum"]) or None,
+                int(header["owner"]),
+                int(header["sequence"]),
+            )
+            for index, header in zip(np.flatnonzero(keep), headers[keep], strict=True)
+        ]
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the folder up. The files stay, with their pages, for the next node."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _take_over(self, arena_bytes: int) -> bool:
+        """Whether the folder holds complete files of this size and format."""
+        pages, headers = self.directory / "pages", self.directory / "headers"
+        try:
+            with headers.open("rb") as file:
+                superblock = fmt.Superblock.unpack(file.read(fmt.FRAME_BYTES))
+            sizes = pages.stat().st_size, headers.stat().st_size
+        except OSError:
+            return False
+        return (
+            superblock is not None
+            and not superblock.retired
+            and superblock.arena_bytes == arena_bytes
+            and superblock.unit_bytes == fmt.unit_bytes_for(arena_bytes)
+            and sizes == (arena_bytes, fmt.headers_bytes(arena_bytes))
+        )
+
+    def _make(self, arena_bytes: int, progress: Progress) -> None:
+        self._retire_old()
+        size = arena_bytes + fmt.headers_bytes(arena_bytes)
+        check_room(self.directory, size)
+        unit = fmt.unit_bytes_for(arena_bytes)
+        superblock = fmt.Superblock(arena_bytes, unit, secrets.token_bytes(16))
+        try:
+            _allocate(self.directory / "headers", fmt.headers_bytes(arena_bytes))
+            _allocate(self.directory / "pages", arena_bytes, progress)
+        except OSError as error:
+            self._remove_files()
+            raise ResourceError(f"{self.directory}: can't allocate {format_size(size)}: {error.strerror}") from error
+        with (self.directory / "headers").open("r+b") as file:
+            file.write(superblock.pack())
+
+    def _retire_old(self) -> None:
+        """Tell whoever maps the old files that they were replaced, and unlink them."""
+        with contextlib.suppress(OSError), (self.directory / "headers").open("r+b") as file:
+            superblock = fmt.Superblock.unpack(file.read(fmt.FRAME_BYTES))
+            if superblock is not None:
+                file.seek(0)
+                file.write(superblock._replace(retired=1).pack())
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        """With the clients of the old files: they attach again, to the new ones."""
+        for name in ("pages", "headers", "namespaces.json"):
+            (self.directory / name).unlink(missing_ok=True)
+        for path in (self.directory / "clients").iterdir():
+            path.unlink(missing_ok=True)
+
+
+def own_directory(directory: Path) -> int:
+    """Make a private folder and lock it for this process. Returns the lock's descriptor; closing it gives it up.
+
+    Raises:
+        InUseError: another process has it; the message names its pid.
+        ResourceError: the folder can't be made, or is somebody else's.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_uid != os.geteuid():
+            raise ResourceError(f"{directory} belongs to user {directory.stat().st_uid}, not to {os.geteuid()}")
+        directory.chmod(0o700)
+        lock_fd = os.open(directory / "node.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if isinstance(error, ResourceError):
+            raise
+        raise ResourceError(f"{directory} can't be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
+        os.close(lock_fd)
+        raise InUseError(f"{directory} is in use by process {owner or 'unknown'}") from error
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, b"%d\n" % os.getpid(), 0)
+    return lock_fd
+
+
+def _allocate(path: Path, size: int, progress: Progress = lambda done, size: None) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        for start in range(0, size, _POPULATE_STEP):
+            step = min(_POPULATE_STEP, size - start)
+            os.posix_fallocate(fd, start, step)
+            progress(start + step, size)
+    finally:
+        os.close(fd)
+
+
+def _populate(mapping: mmap.mmap, progress: Progress) -> None:
+    """Give this process its page table entries now, not at the first copy of each page."""
+    for start in range(0, len(mapping), _POPULATE_STEP):
+        step = min(_POPULATE_STEP, len(mapping) - start)
+        with contextlib.suppress(OSError, ValueError):  # older kernels: the first touch pays instead
+            mapping.madvise(_MADV_POPULATE_WRITE, start, step)
+        progress(start + step, len(mapping))
+
+
+def _map_file(path: Path, size: int) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(fd)

@@ -1,0 +1,101 @@
+"""The bytes of the ``headers`` file: offsets and types, no files and no mappings."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+MAGIC = b"KVSTARNA"
+VERSION = 1
+FRAME_BYTES = 4096
+"""Slots start at, and are padded to, multiples of this many bytes."""
+HEADER_BYTES = 64
+MAX_UNITS = 1024
+MAX_FRAMES = 1 << 32
+
+COUNTERS_OFFSET = 1024
+"""Where the node's persistent counters lie: unsigned 64-bit numbers, in the order of ``COUNTERS``."""
+UNITS_OFFSET = 4096
+"""Where the unit table lies: for each unit the slab that it belongs to."""
+SLOTS_OFFSET = UNITS_OFFSET + 8 * MAX_UNITS
+
+COUNTERS = (
+    "asked",
+    "hit",
+    "missed",
+    "stored",
+    "present",
+    "refused",
+    "evicted",
+    "overrun",
+    "lapsed",
+    "corrupt",
+)
+"""Pages by what happened to them; they survive the node's death together with the pages."""
+
+GENERATION_WORD = 0
+"""Which of a header's eight 64-bit words is the generation."""
+
+HEADER = np.dtype(
+    [
+        ("generation", "<u8"),
+        ("hash", "V32"),
+        ("checksum", "<u8"),  # xxh3_64 of the payload; 0: not made yet
+        ("sequence", "<u8"),  # order of publication, so that recency survives a restart
+        ("length", "<u4"),  # bytes of payload
+        ("namespace", "<u2"),
+        ("owner", "<u2"),  # client that may write into the slot; 0: none
+    ]
+)
+HEADER_BODY = struct.Struct("<32sQQIHH")
+"""A header without its generation."""
+BODY_OFFSET = 8
+
+UNIT = np.dtype([("slab", "<u4"), ("slot_frames", "<u4")])  # first unit of the slab; 0 frames: the unit is free
+
+_SUPERBLOCK = struct.Struct("<8sIIQQ16sQ")
+
+
+class Superblock(NamedTuple):
+    """The first bytes of ``headers``."""
+
+    arena_bytes: int
+    """Size of ``pages``, a multiple of the unit."""
+    unit_bytes: int
+    arena_id: bytes
+    """16 random bytes: tells one pair of files from the next."""
+    retired: int = 0
+    """1: these files were replaced; map the new ones."""
+
+    def pack(self) -> bytes:
+        """The superblock as it lies in the file."""
+        return _SUPERBLOCK.pack(MAGIC, VERSION, FRAME_BYTES, *self)
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> Superblock | None:
+        """The superblock of this format and version in ``data``, or None when it is another."""
+        if len(data) < _SUPERBLOCK.size:
+            return None
+        magic, version, frame, *rest = _SUPERBLOCK.unpack_from(data)
+        if (magic, version, frame) != (MAGIC, VERSION, FRAME_BYTES):
+            return None
+        return cls(*rest)
+
+
+def frames_for(length: int) -> int:
+    """Frames that a payload of ``length`` bytes takes."""
+    return -(-length // FRAME_BYTES)
+
+
+def headers_bytes(arena_bytes: int) -> int:
+    """Size of the ``headers`` file for an arena of this size."""
+    return SLOTS_OFFSET + arena_bytes // FRAME_BYTES * HEADER_BYTES
+
+
+def unit_bytes_for(arena_bytes: int) -> int:
+    """Size of a unit: a 64th of the arena, between one frame and 64 MiB, and at most ``MAX_UNITS`` of them."""
+    unit = min(max(arena_bytes // 64, FRAME_BYTES), 64 << 20)
+    unit = max(unit, -(-arena_bytes // MAX_UNITS))
+    return -(-unit // FRAME_BYTES) * FRAME_BYTES

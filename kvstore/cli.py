@@ -1,0 +1,232 @@
+"""The ``kvstore`` command."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from kvstore.bytesize import format_size
+from kvstore.client.client import connect
+from kvstore.config import NodeConfig, default_disk, default_socket, load_config
+from kvstore.errors import InvalidRequestError, KVStoreError
+from kvstore.node import Node
+from kvstore.status import Status, kvstore_version
+
+EXIT_FAILED, EXIT_USAGE, EXIT_UNCLEAN = 1, 2, 3
+_EXIT_CODES = """\
+exit codes:
+  0  done; serve: stopped by SIGTERM or SIGINT, everything written back
+  1  failed; the line on stderr says why
+  2  a flag, a configuration key or a URL can't be used
+  3  serve: stopped, but not everything was written back in time
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["demo"]:
+        return _demo(given[1:])
+    options = _parser().parse_args(given)
+    try:
+        return int(options.run(options))
+    except InvalidRequestError as error:
+        print(f"kvstore {options.command}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KVStoreError as error:
+        print(f"kvstore {options.command}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvstore",
+        description="Keeps the KV cache of LLM serving engines outside the engine.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kvstore {kvstore_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser(
+        "serve",
+        help="run a node",
+        description="Run a node: pages in shared memory and on disk, served to engines on this host and, where asked,"
+        " on others. Every flag is optional; the same settings can be given in a TOML file (--config) and in the"
+        " environment (KVSTORE_ARENA=4GiB). Flags win over the environment, the environment over the file.",
+        epilog="example:\n  kvstore serve --arena 4GiB --disk /var/lib/kvstore --disk-limit 100GiB\n\n" + _EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    serve.add_argument("--socket", metavar="PATH", help=f"Unix socket to serve on (here: {default_socket()})")
+    serve.add_argument(
+        "--listen", metavar="HOST:PORT", help="serve on TCP as well; only a PORT means the loopback address"
+    )
+    serve.add_argument("--arena", metavar="SIZE", help="shared memory for pages, as 512MiB or 64GiB (default: 1GiB)")
+    serve.add_argument(
+        "--arena-dir", metavar="DIR", help="tmpfs folder of the arena (default: one in /dev/shm, by socket)"
+    )
+    serve.add_argument("--disk", metavar="DIR", help=f"folder of the disk tier (here: {default_disk()})")
+    serve.add_argument("--disk-limit", metavar="SIZE", help="most bytes on disk; 0: no disk tier (default: 10GiB)")
+    serve.add_argument("--config", metavar="FILE", help="TOML file of settings, named as the flags with _ for -")
+    serve.set_defaults(run=_serve)
+
+    status = commands.add_parser("status", help="what a node holds and has done", allow_abbrev=False)
+    status.add_argument(
+        "url", nargs="?", help="unix:///run/kvstore.sock or kv://host:port (default: the default socket)"
+    )
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    status.set_defaults(run=_status)
+
+    commands.add_parser("demo", help="the main job, end to end, in about a minute (needs kvstore-offload[engine])")
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    names = ("socket", "listen", "arena", "arena_dir", "disk", "disk_limit")
+    flags = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    config = load_config(Path(options.config) if options.config else None, os.environ, flags)
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    # Set before anything is opened: a stop that comes during start is a stop, too.
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    with _ArenaProgress() as progress:
+        node = Node(config, progress.update)
+    print(_ready_line(node), flush=True)
+    stop.wait()
+    print("kvstore: stopping", file=sys.stderr)
+    clean = node.stop()
+    print(
+        f"kvstore: stopped; the arena's pages stay in {config.arena_directory} for the next start"
+        f" (remove the folder to free its {format_size(config.arena)})",
+        file=sys.stderr,
+    )
+    if not clean:
+        print(f"kvstore: not everything was written back within {config.drain_seconds:g} s", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(EXIT_UNCLEAN)  # a thread still hangs in the disk: waiting for it is what was not to be done
+    return 0
+
+
+def _ready_line(node: Node) -> str:
+    config: NodeConfig = node.config
+    where = f"unix://{config.socket.absolute()}"
+    if node.port:
+        where += f" and port {node.port}"
+    kept = f", {node.store.kept_pages} pages kept" if node.store.arena.taken_over else ""
+    disk = f"disk {format_size(config.disk_limit)} in {config.disk}" if config.disk_limit else "no disk tier"
+    arena = f"arena {format_size(node.store.arena.arena_bytes)}{kept}"
+    return f"kvstore: ready on {where} (pid {os.getpid()}; {arena}; {disk})"
+
+
+class _ArenaProgress:
+    """A bar on stderr while the arena's memory is populated; plain lines where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("kvstore: populating the arena"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("arena", total=None)
+        self._tenth = 0
+
+    def update(self, done: int, size: int) -> None:
+        """So many bytes of so many are done."""
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done, total=size)
+        elif size >= 1 << 30 and done * 10 // size > self._tenth:
+            self._tenth = done * 10 // size
+            print(f"kvstore: populating the arena: {self._tenth * 10} %", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+
+def _status(options: argparse.Namespace) -> int:
+    with connect(options.url or f"unix://{default_socket()}") as client:
+        status = client.status()
+    if options.json:
+        print(json.dumps(_plain(dataclasses.asdict(status)), indent=2))
+    else:
+        _print_status(status)
+    return 0
+
+
+def _print_status(status: Status) -> None:
+    console = Console()
+    console.print(
+        f"kvstore {status.version}, pid {status.pid}, up {status.uptime_seconds:.0f} s, {status.clients} clients"
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("tier", "used", "limit", "pages", "hit", "asked", "stored", "evicted", "overrun", "refused"):
+        table.add_column(column, justify="left" if column == "tier" else "right")
+    for tier in status.tiers:
+        counters = [
+            f"{tier.counters[name]:,}" if name in tier.counters else "–"
+            for name in ("hit", "asked", "stored", "evicted", "overrun", "refused")
+        ]
+        sizes = (format_size(tier.used_bytes), format_size(tier.limit_bytes), f"{tier.pages:,}")
+        table.add_row(tier.name, *sizes, *counters)
+    console.print(table)
+    for namespace in status.namespaces:
+        console.print(
+            f"{namespace.name}: {namespace.arena_pages:,} pages of {format_size(namespace.page_bytes)} in the arena",
+            highlight=False,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """The same with bytes as hexadecimal text, for JSON."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _demo(arguments: list[str]) -> int:
+    try:
+        from connector.reference import demo  # the one import upwards: only the demo needs an engine, and torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print("kvstore demo: torch is missing; pip install 'kvstore-offload[engine]'", file=sys.stderr)
+        return EXIT_FAILED
+    return int(demo.main(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Callers' buffers as arrays of bytes: checked, without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.errors import InvalidRequestError
+
+Bytes = npt.NDArray[np.uint8]
+Pages = Any
+"""A sequence (list or tuple) of buffers, one a page, or one contiguous buffer of all of them. A buffer is anything
+that has the buffer protocol: bytes, bytearray, memoryview, mmap, NumPy arrays."""
+
+
+def page_arrays(pages: Pages, count: int, page_bytes: int, *, writable: bool) -> list[Bytes]:
+    """``pages`` as ``count`` arrays of ``page_bytes`` bytes over the same memory.
+
+    Raises:
+        InvalidRequestError: not buffers, not contiguous, not writable where they must be, or of another size.
+    """
+    if isinstance(pages, list | tuple):
+        if len(pages) != count:
+            raise InvalidRequestError(f"{len(pages)} pages were given for {count} hashes")
+        arrays = [_array(page, f"page {place}", writable=writable) for place, page in enumerate(pages)]
+        for place, array in enumerate(arrays):
+            if array.size != page_bytes:
+                raise InvalidRequestError(
+                    f"page {place} has {array.size} bytes, this namespace's pages have {page_bytes}"
+                )
+        return arrays
+    whole = _array(pages, "the buffer of pages", writable=writable)
+    if whole.size != count * page_bytes:
+        raise InvalidRequestError(
+            f"the buffer of pages has {whole.size} bytes, {count} pages of {page_bytes} have {count * page_bytes}"
+        )
+    return [whole[place * page_bytes : (place + 1) * page_bytes] for place in range(count)]
+
+
+def _array(buffer: Any, name: str, *, writable: bool) -> Bytes:
+    try:
+        view = memoryview(buffer)
+    except TypeError as error:
+        raise InvalidRequestError(f"{name} is no buffer: {type(buffer).__name__}") from error
+    if not view.c_contiguous:
+        raise InvalidRequestError(f"{name} is not contiguous")
+    if writable and view.readonly:
+        raise InvalidRequestError(f"{name} can't be written to")
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)

@@ -1,0 +1,120 @@
+"""The control calls over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from kvstore.client.path import OpenedNamespace
+from kvstore.layout import Layout
+from kvstore.status import NamespaceStatus, Status, TierStatus
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.v1.cache_pb2_grpc import CacheStub
+from kvstore.wire import error_of, join_hashes
+
+Reply = TypeVar("Reply")
+_OPTIONS = [
+    # Two clients in one process are two clients to the node.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A node that comes back is found again within a second, not within two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+class Connection:
+    """A channel to one node, and the project's errors instead of gRPC's. Connects when first used.
+
+    Args:
+        target: gRPC's name of the node.
+        name: what people call it, for errors.
+    """
+
+    def __init__(self, target: str, name: str) -> None:
+        self.name = name
+        self.channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self.stub = CacheStub(self.channel)  # type: ignore[no-untyped-call]
+
+    def call(self, method: Callable[..., Reply], request: Any, timeout: float) -> Reply:
+        """One unary call.
+
+        Raises:
+            KVStoreError: what the node answered, or that it did not.
+        """
+        try:
+            return method(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise error_of(error, self.name) from error
+
+    def close(self) -> None:
+        """End the channel; calls under way fail."""
+        self.channel.close()
+
+
+class RemoteControl:
+    """:class:`kvstore.client.path.Control` over a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def open_namespace(self, layout: Layout, timeout: float) -> OpenedNamespace:
+        """Name the layout of this client's pages."""
+        request = pb.OpenNamespaceRequest(layout=layout.to_json())
+        reply = self._connection.call(self._connection.stub.OpenNamespace, request, timeout)
+        return OpenedNamespace(layout, reply.fingerprint, reply.batch_pages, reply.arena_directory)
+
+    def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
+        """For each (fingerprint, hashes) one byte a page."""
+        request = pb.LookupRequest(queries=[_page_list(fingerprint, hashes) for fingerprint, hashes in queries])
+        return list(self._connection.call(self._connection.stub.Lookup, request, timeout).tiers)
+
+    def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Mark pages as used."""
+        return self._count(self._connection.stub.Touch, _page_list(fingerprint, hashes), timeout)
+
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Drop pages from every tier."""
+        return self._count(self._connection.stub.Evict, _page_list(fingerprint, hashes), timeout)
+
+    def clear(self, fingerprint: bytes, timeout: float) -> int:
+        """Drop a namespace with all its pages."""
+        return self._count(self._connection.stub.Clear, pb.ClearRequest(fingerprint=fingerprint), timeout)
+
+    def flush(self, timeout: float) -> int:
+        """Return when everything stored is durable."""
+        return self._count(self._connection.stub.Flush, pb.FlushRequest(), timeout)
+
+    def status(self, timeout: float) -> Status:
+        """What the node says of itself."""
+        reply = self._connection.call(self._connection.stub.Status, pb.StatusRequest(), timeout)
+        return Status(
+            version=reply.version,
+            instance=reply.instance,
+            pid=reply.pid,
+            uptime_seconds=reply.uptime_seconds,
+            tiers=tuple(
+                TierStatus(tier.name, tier.used_bytes, tier.limit_bytes, tier.pages, dict(tier.counters))
+                for tier in reply.tiers
+            ),
+            namespaces=tuple(
+                NamespaceStatus(each.name, each.fingerprint, each.page_bytes, each.arena_pages)
+                for each in reply.namespaces
+            ),
+            clients=reply.clients,
+            arena_directory=reply.arena_directory,
+            disk_directory=reply.disk_directory,
+        )
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def _count(self, method: Callable[..., Any], request: Any, timeout: float) -> int:
+        return int(self._connection.call(method, request, timeout).pages)
+
+
+def _page_list(fingerprint: bytes, hashes: Sequence[bytes]) -> pb.PageList:
+    return pb.PageList(fingerprint=fingerprint, hashes=join_hashes(hashes))

@@ -1,0 +1,114 @@
+"""The contract of a way for pages to move between a client and a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.client.pending import PendingLoad, PendingStore
+from kvstore.client.results import StoreResult
+from kvstore.layout import Layout
+from kvstore.status import Status
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedNamespace:
+    """A namespace as the store knows it."""
+
+    layout: Layout
+    fingerprint: bytes
+    batch_pages: int
+    """Most pages a call of a path may name."""
+    arena_directory: str
+    """The folder of the arena on the node's host."""
+
+
+class Path(Protocol):
+    """Moves pages, at most ``batch_pages`` a call. Safe for threads.
+
+    Every method takes ``timeout``, the seconds after which it gives up with a :class:`DeadlineError`, and raises
+    :class:`UnavailableError` when the node is lost.
+    """
+
+    def prepare_store(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingStore:
+        """Reserve pages for writing."""
+        ...
+
+    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """Hold the leading pages for reading."""
+        ...
+
+    def store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
+    ) -> StoreResult:
+        """Store whole pages."""
+        ...
+
+    def load(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
+    ) -> list[str]:
+        """Load the leading pages. Returns the tier that each came from; its length is how many were loaded."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class Control(Protocol):
+    """The calls that move no pages. Same errors and ``timeout`` as a path's."""
+
+    def open_namespace(self, layout: Layout, timeout: float) -> OpenedNamespace:
+        """Name the layout of this client's pages."""
+        ...
+
+    def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
+        """For each (fingerprint, hashes) one byte a page: see :mod:`kvstore.answers`."""
+        ...
+
+    def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Mark pages as used."""
+        ...
+
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Drop pages from every tier."""
+        ...
+
+    def clear(self, fingerprint: bytes, timeout: float) -> int:
+        """Drop a namespace with all its pages."""
+        ...
+
+    def flush(self, timeout: float) -> int:
+        """Return when everything stored is durable."""
+        ...
+
+    def status(self, timeout: float) -> Status:
+        """What the node says of itself."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+def copy_in(pending: PendingStore, pages: Sequence[Bytes]) -> StoreResult:
+    """Fill what is reserved, and publish it. Copies release the interpreter lock."""
+    with pending:
+        for slot, page in zip(pending.pages, pages, strict=True):
+            if slot is not None:
+                np.copyto(slot, page)
+        return pending.complete()
+
+
+def copy_out(pending: PendingLoad, into: Sequence[Bytes]) -> list[str]:
+    """Copy what is held. Returns the tiers of the pages that were copied while they were held."""
+    with pending:
+        for page, target in zip(pending.pages, into, strict=False):
+            np.copyto(target, page)
+        return pending.tiers[: pending.complete()]

@@ -1,0 +1,102 @@
+"""Pages between their two calls: reserved and being written, or held and being read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.answers import PRESENT, REFUSED
+from kvstore.client.results import StoreResult
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class PendingStore:
+    """Pages that are reserved for this client to write. Leaving its context gives up what was not completed.
+
+    Attributes:
+        pages: for each hash an array of ``page_bytes`` bytes to fill (on the same host straight in the node's arena;
+            what it holds before is undefined), or None where there is nothing to write: the page is here already, or
+            was refused.
+    """
+
+    def __init__(self, pages: Sequence[Bytes | None], outcomes: bytes, finish: Callable[[bool], StoreResult]) -> None:
+        self.pages = list(pages)
+        self._before = StoreResult(present=outcomes.count(PRESENT), refused=outcomes.count(REFUSED))
+        self._finish: Callable[[bool], StoreResult] | None = finish
+        self._observer: Callable[[StoreResult], None] = lambda result: None
+
+    def observe(self, observer: Callable[[StoreResult], None]) -> None:
+        """Tell ``observer`` what became of the pages when they are completed."""
+        self._observer = observer
+
+    def complete(self) -> StoreResult:
+        """Publish what was written: every page that is not None in ``pages``. To be called once.
+
+        Raises:
+            UnavailableError: the node was lost; whether the pages are there is unknown.
+            DeadlineError: likewise.
+        """
+        finish, self._finish = self._finish, None
+        if finish is None:
+            raise RuntimeError("this store is completed already")
+        result = self._before + finish(True)
+        self._observer(result)
+        return result
+
+    def abort(self) -> None:
+        """Give the pages up. The arrays must not be written any more."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish(False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+class PendingLoad:
+    """The leading pages of a prefix, held for this client to copy. Leaving its context ends the hold.
+
+    Attributes:
+        pages: one read-only array of ``page_bytes`` bytes for each leading page that is here.
+        tiers: where each one was when it was asked for, ``"arena"`` or ``"disk"``.
+    """
+
+    def __init__(self, pages: Sequence[Bytes], tiers: Sequence[str], finish: Callable[[], bool]) -> None:
+        self.pages = list(pages)
+        self.tiers = list(tiers)
+        self._finish: Callable[[], bool] | None = finish
+        self._observer: Callable[[Sequence[str]], None] = lambda tiers: None
+
+    def observe(self, observer: Callable[[Sequence[str]], None]) -> None:
+        """Tell ``observer`` the tiers of the pages that were good when they are completed."""
+        self._observer = observer
+
+    def complete(self) -> int:
+        """End the hold behind the last copy.
+
+        Returns:
+            How many leading pages had stayed as they were until now. Copies of pages beyond are to be thrown away.
+        """
+        finish, self._finish = self._finish, None
+        if finish is None or not finish():
+            return 0
+        self._observer(self.tiers)
+        return len(self.pages)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.complete()

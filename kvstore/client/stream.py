@@ -1,0 +1,118 @@
+"""Pages as raw gRPC messages: for nodes whose arena this process can't map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.answers import LONGEST_TICKET, RESERVED, TIER_NAMES
+from kvstore.client.control import Connection
+from kvstore.client.path import OpenedNamespace
+from kvstore.client.pending import PendingLoad, PendingStore
+from kvstore.client.results import StoreResult
+from kvstore.errors import UnavailableError
+from kvstore.store import checksum_of
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire import LOAD_STREAM, STORE_STREAM, error_of, fill, join_hashes, raw_messages
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class StreamPath:
+    """:class:`kvstore.client.path.Path` over the payload streams. What it lends is this process's own memory."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._load: grpc.UnaryStreamMultiCallable[pb.LoadPages, bytes] = connection.channel.unary_stream(
+            LOAD_STREAM, request_serializer=pb.LoadPages.SerializeToString, response_deserializer=None
+        )
+        self._store: grpc.StreamUnaryMultiCallable[bytes, pb.StoreCounts] = connection.channel.stream_unary(
+            STORE_STREAM, request_serializer=None, response_deserializer=pb.StoreCounts.FromString
+        )
+
+    def prepare_store(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingStore:
+        """Reserve pages; they are sent when the store is completed."""
+        ticket, outcomes = self._reserve(namespace, hashes, timeout)
+        page_bytes = namespace.layout.page_bytes
+        pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in outcomes]
+        return PendingStore(
+            pages, outcomes, partial(self._finish, ticket, [page for page in pages if page is not None], timeout)
+        )
+
+    def store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
+    ) -> StoreResult:
+        """Store whole pages, sent from where they are."""
+        ticket, outcomes = self._reserve(namespace, hashes, timeout)
+        wanted = [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
+        return PendingStore([], outcomes, partial(self._finish, ticket, wanted, timeout)).complete()
+
+    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """Receive the leading pages."""
+        pages: list[Bytes] = [np.empty(namespace.layout.page_bytes, np.uint8) for _ in hashes]
+        tiers = self.load(namespace, hashes, pages, timeout)
+        for page in pages:
+            page.flags.writeable = False
+        return PendingLoad(pages[: len(tiers)], tiers, lambda: True)
+
+    def load(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
+    ) -> list[str]:
+        """Receive the leading pages into place, and verify them."""
+        request = pb.LoadPages(pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)))
+        tiers: list[str] = []
+        try:
+            messages = self._load(request, timeout=timeout)
+            for header in messages:
+                run = pb.PageRun.FromString(header)
+                targets = into[len(tiers) : len(tiers) + len(run.checksums)]
+                if fill(targets, messages) < sum(target.size for target in targets):
+                    return tiers
+                for target, checksum, tier in zip(targets, run.checksums, run.tiers, strict=True):
+                    if checksum_of(target) != checksum:
+                        messages.cancel()
+                        return tiers
+                    tiers.append(TIER_NAMES[tier] or "")
+        except grpc.RpcError as error:
+            if not tiers:
+                raise error_of(error, self._connection.name) from error
+        return tiers
+
+    def close(self) -> None:
+        """Nothing: the connection is the client's."""
+
+    def _reserve(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> tuple[int, bytes]:
+        reply = self._connection.call(
+            self._connection.stub.PrepareStore,
+            pb.PrepareStoreRequest(
+                pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
+                ttl_ms=math.ceil(min(timeout, LONGEST_TICKET) * 1000),
+            ),
+            timeout,
+        )
+        return reply.ticket, reply.outcomes
+
+    def _finish(self, ticket: int, pages: Sequence[Bytes], timeout: float, publish: bool) -> StoreResult:
+        if not ticket:
+            return StoreResult()
+        if not publish:
+            request = pb.CompleteStoreRequest(ticket=ticket, publish=False)
+            self._connection.call(self._connection.stub.CompleteStore, request, timeout)
+            return StoreResult(refused=len(pages))
+        try:
+            counts = self._store(_store_messages(ticket, pages), timeout=timeout)
+        except grpc.RpcError as error:
+            raise error_of(error, self._connection.name) from error
+        if counts.stored + counts.present + counts.refused != len(pages):
+            raise UnavailableError(f"{self._connection.name} lost the reservation")
+        return StoreResult(counts.stored, counts.present, counts.refused)
+
+
+def _store_messages(ticket: int, pages: Sequence[Bytes]) -> Iterator[bytes]:
+    yield pb.StorePages(ticket=ticket, checksums=[checksum_of(page) for page in pages]).SerializeToString()
+    yield from raw_messages(pages)

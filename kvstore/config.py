@@ -1,0 +1,165 @@
+"""What a node is told: one validated object from file, environment and flags, each winning over the one before."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import logging
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvstore.bytesize import parse_size
+from kvstore.errors import ConfigError
+
+DEFAULT_PORT = 7420
+ENVIRONMENT_PREFIX = "KVSTORE_"
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+_log = logging.getLogger(__name__)
+
+
+def default_socket() -> Path:
+    """``$XDG_RUNTIME_DIR/kvstore.sock``; without one ``/run/kvstore.sock`` for root, else a private folder in /tmp."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "kvstore.sock"
+    return Path("/run/kvstore.sock") if os.geteuid() == 0 else Path(f"/tmp/kvstore-{os.geteuid()}/kvstore.sock")  # noqa: S108
+
+
+def default_disk() -> Path:
+    """``$XDG_CACHE_HOME/kvstore``, by default ``~/.cache/kvstore``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvstore"
+
+
+def default_arena_directory(name: Path) -> Path:
+    """A private folder in shared memory for the node with this socket (or embedded folder)."""
+    digest = hashlib.sha256(os.fsencode(name.absolute())).hexdigest()[:12]
+    return Path(f"/dev/shm/kvstore-{os.geteuid()}") / digest  # noqa: S108
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeConfig:
+    """A node's settings. Keys of the file and names of the environment (``KVSTORE_ARENA``) are these fields.
+
+    Raises:
+        ConfigError: a value can't be used; the message names key, value and what would be right.
+    """
+
+    socket: Path = dataclasses.field(default_factory=default_socket)
+    """Unix socket to serve on."""
+    listen: str = ""
+    """``HOST:PORT`` to serve on as well, or only ``PORT``: then on the loopback address. Empty: no TCP."""
+    arena: int = 1 << 30
+    """Bytes of shared memory for pages."""
+    arena_dir: Path | None = None
+    """Folder of the arena's files, on a tmpfs. By default one in /dev/shm that belongs to the socket's path."""
+    disk: Path = dataclasses.field(default_factory=default_disk)
+    """Folder of the disk tier."""
+    disk_limit: int = 10 << 30
+    """Bytes that the disk tier may take, everything counted. 0: no disk tier."""
+    verify_checksums: bool = True
+    """Whether pages from disk are verified. Off, a damaged page is served: only for showing that this matters."""
+    drain_seconds: float = 10.0
+    """How long a stopping node waits for calls under way and for writing back."""
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if self.arena < 1 << 16:
+            raise ConfigError(f"arena is {self.arena} bytes, the least is 64KiB")
+        if self.disk_limit and self.disk_limit < 1 << 20:
+            raise ConfigError(f"disk_limit is {self.disk_limit} bytes, the least is 1MiB (or 0: no disk tier)")
+        if not 0 <= self.drain_seconds <= 3600:
+            raise ConfigError(f"drain_seconds must lie between 0 and 3600, got {self.drain_seconds}")
+        if self.log_level not in _LOG_LEVELS:
+            raise ConfigError(f"log_level must be one of {', '.join(_LOG_LEVELS)}, got {self.log_level!r}")
+        if len(os.fsencode(self.socket)) > 100:
+            raise ConfigError(f"socket: {str(self.socket)!r} has more than the 100 bytes that a Unix socket's path may")
+        if self.listen:
+            parse_address(self.listen)
+
+    @property
+    def arena_directory(self) -> Path:
+        """Where the arena's files are."""
+        return self.arena_dir or default_arena_directory(self.socket)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, ``[IPv6]:PORT``, ``:PORT`` or ``PORT``; no host is the loopback address.
+
+    Raises:
+        ConfigError: no such address.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 <= int(port) <= 65535 or (":" in host and not host.startswith("[")):
+        raise ConfigError(f"not an address: {text!r}; write it as HOST:PORT, [::1]:PORT or PORT (0 to 65535)")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def load_config(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> NodeConfig:
+    """The settings of a TOML file, the environment and the flags, each winning over the one before.
+
+    Raises:
+        ConfigError: the file can't be read, a key is unknown, or a value can't be used.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values |= {key: _convert(key, value, str(file)) for key, value in _read(file).items()}
+    for name, text in sorted((environment or {}).items()):
+        key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if key in _FIELDS:
+            values[key] = _convert(key, text, name)
+        else:
+            # Not an error: orchestrators set variables of their own after the name of a service.
+            _log.warning("the environment's %s is no setting of kvstore%s", name, _nearest(key))
+    for key, value in (flags or {}).items():
+        values[key] = _convert(key, value, "--" + key.replace("_", "-"))
+    return NodeConfig(**values)
+
+
+_FIELDS = {field.name: str(field.type) for field in dataclasses.fields(NodeConfig)}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"{file} can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+
+
+def _convert(key: str, value: object, origin: str) -> object:
+    """A setting in its field's type."""
+    if key not in _FIELDS:
+        raise ConfigError(f"{origin}: unknown key {key!r}{_nearest(key)}")
+    kind = _FIELDS[key]
+    try:
+        if kind == "int" and isinstance(value, int | str):
+            return parse_size(value)
+        if kind.startswith("Path") and isinstance(value, str | Path) and str(value):
+            return Path(value).expanduser()
+        if kind == "float" and isinstance(value, int | float | str) and not isinstance(value, bool):
+            return float(value)
+        if kind == "bool" and str(value).lower() in ("true", "false", "1", "0"):
+            return str(value).lower() in ("true", "1")
+        if kind == "str" and isinstance(value, str | int) and not isinstance(value, bool):
+            return str(value)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: {key}: {error}") from error
+    raise ConfigError(f"{origin}: {key} can't be {value!r}")
+
+
+def _nearest(key: str) -> str:
+    """A hint at the known key that is most like this one."""
+    near = difflib.get_close_matches(key, _FIELDS, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(_FIELDS)}"

@@ -1,0 +1,143 @@
+"""A node: store, upkeep and service, built in order and stopped in the reverse of it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import threading
+import time
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+
+from kvstore.arena.arena import Progress
+from kvstore.config import NodeConfig, parse_address
+from kvstore.errors import InUseError, ResourceError
+from kvstore.opening import open_store
+from kvstore.service.cache import CacheServicer
+from kvstore.service.pages import PagesHandler
+from kvstore.service.standard import STANDARD_FILES, Health, Reflection
+from kvstore.upkeep import Upkeep
+from kvstore.v1 import cache_pb2, cache_pb2_grpc
+
+_HANDLERS = 16
+"""Calls answered at once. A call that brings pages up from disk takes one of them while it reads."""
+_WAITING_CALLS = 256
+"""Calls that may wait for a handler; more are refused with RESOURCE_EXHAUSTED."""
+_SERVICES = ("kvstore.v1.Cache", "kvstore.v1.Pages")
+_log = logging.getLogger(__name__)
+
+
+class Node:
+    """A running node. It serves from the moment it is made until ``stop``.
+
+    Args:
+        config: what to serve, and where.
+        progress: told how far the arena's memory is populated.
+
+    Raises:
+        InUseError: another process owns the socket or a folder.
+        ResourceError: a port, a folder or the memory can't be had.
+    """
+
+    def __init__(self, config: NodeConfig, progress: Progress = lambda done, size: None) -> None:
+        self.config = config
+        self._socket_lock = _own_socket(config.socket)
+        try:
+            self.store = open_store(config, progress)
+        except BaseException:
+            os.close(self._socket_lock)
+            raise
+        self._upkeep = Upkeep(self.store)
+        self._health = Health(_SERVICES)
+        self.instance = secrets.randbits(63)
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call"),
+            handlers=[
+                PagesHandler(self.store),
+                self._health,
+                Reflection([cache_pb2.DESCRIPTOR.serialized_pb, *STANDARD_FILES]),
+            ],
+            maximum_concurrent_rpcs=_HANDLERS + _WAITING_CALLS,
+            # Two nodes must never share a port by accident.
+            options=[("grpc.so_reuseport", 0)],
+        )
+        disk = str(config.disk) if config.disk_limit else ""
+        cache_pb2_grpc.add_CacheServicer_to_server(CacheServicer(self.store, self.instance, disk), self._server)  # type: ignore[no-untyped-call]
+        try:
+            self.port = self._bind()
+            self._server.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> bool:
+        """Refuse new calls, let those under way end, write back, and give everything up.
+
+        Returns:
+            Whether all of it was done before ``drain_seconds`` were over.
+        """
+        deadline = time.monotonic() + self.config.drain_seconds
+        self._health.stop()
+        self._server.stop(self.config.drain_seconds).wait(self.config.drain_seconds)
+        # Writing back may hang with the disk that it writes to, so it is waited for, not done, here.
+        closing = threading.Thread(target=self._close, args=(deadline,), name="kvstore-close", daemon=True)
+        closing.start()
+        closing.join(max(0.1, deadline - time.monotonic()))
+        self.config.socket.unlink(missing_ok=True)
+        os.close(self._socket_lock)
+        return not closing.is_alive()
+
+    def _close(self, deadline: float) -> None:
+        self._upkeep.stop()
+        self.store.close(deadline)
+
+    def _bind(self) -> int:
+        """Listen. Returns the TCP port, 0 without one."""
+        self.config.socket.unlink(missing_ok=True)  # a killed node's; its lock is ours
+        old = os.umask(0o177)
+        try:
+            self._listen(f"unix:{self.config.socket.absolute()}")
+        finally:
+            os.umask(old)
+        if not self.config.listen:
+            return 0
+        host, port = parse_address(self.config.listen)
+        if host not in ("127.0.0.1", "::1", "localhost"):
+            _log.warning("listening on %s without TLS: whoever reaches that address can read and write pages", host)
+        return self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+    def _listen(self, address: str) -> int:
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ResourceError(f"can't listen on {address}: {error}") from error
+        if not port:
+            raise ResourceError(f"can't listen on {address}")
+        return port
+
+
+def _own_socket(path: Path) -> int:
+    """Lock a socket's path for this process. Returns the lock's descriptor."""
+    lock = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.exists() and not path.is_socket():
+            raise ResourceError(f"{path} exists and is no socket; it is left alone")
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if isinstance(error, ResourceError):
+            raise
+        raise ResourceError(f"socket {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise InUseError(f"socket {path} is served by process {owner or 'unknown'}") from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    return fd

@@ -1,0 +1,1 @@
+"""The gRPC service: messages to calls of the store, errors to statuses."""

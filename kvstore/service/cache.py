@@ -1,0 +1,143 @@
+"""The control calls: ``kvstore.v1.Cache``."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import grpc
+
+from kvstore.arena.format import FRAME_BYTES
+from kvstore.errors import InvalidRequestError
+from kvstore.layout import Layout
+from kvstore.service.calls import answering
+from kvstore.status import status_of
+from kvstore.store import Store
+from kvstore.tickets import NODE
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.v1 import cache_pb2_grpc
+from kvstore.wire import split_hashes
+
+
+class CacheServicer(cache_pb2_grpc.CacheServicer):
+    """Answers ``kvstore.v1.Cache`` from a store.
+
+    Args:
+        store: what is served.
+        instance: a random number that tells this start of the node from any other.
+        disk_directory: said in ``Status``; empty for none.
+    """
+
+    def __init__(self, store: Store, instance: int, disk_directory: str) -> None:
+        self._store = store
+        self._instance = instance
+        self._disk_directory = disk_directory
+        self._started = time.monotonic()
+
+    @answering
+    def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:
+        """Share the arena with a client on this host."""
+        if not context.peer().startswith("unix:"):
+            raise InvalidRequestError(f"a client can attach over the Unix socket only, not from {context.peer()}")
+        return pb.AttachReply(instance=self._instance, client=self._store.attach(request.lock_name))
+
+    @answering
+    def OpenNamespace(self, request: pb.OpenNamespaceRequest, context: grpc.ServicerContext) -> pb.OpenNamespaceReply:
+        """Name the layout of a client's pages."""
+        known = self._store.open_namespace(Layout.from_json(request.layout))
+        return pb.OpenNamespaceReply(
+            fingerprint=known.fingerprint,
+            batch_pages=self._store.batch_pages(known),
+            arena_directory=str(self._store.arena.directory),
+        )
+
+    @answering
+    def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
+        """Which pages are here."""
+        queries = [(query.fingerprint, split_hashes(query.hashes)) for query in request.queries]
+        return pb.LookupReply(tiers=self._store.lookup(queries))
+
+    @answering
+    def PrepareStore(self, request: pb.PrepareStoreRequest, context: grpc.ServicerContext) -> pb.PrepareStoreReply:
+        """Reserve slots."""
+        owner = self._owner(request.client)
+        reserved = self._store.prepare_store(
+            owner,
+            request.pages.fingerprint,
+            split_hashes(request.pages.hashes),
+            request.ttl_ms / 1000,
+            direct=owner != NODE,
+        )
+        return pb.PrepareStoreReply(
+            ticket=reserved.ticket,
+            outcomes=reserved.outcomes,
+            offsets=[frame * FRAME_BYTES for frame in reserved.frames],
+        )
+
+    @answering
+    def CompleteStore(self, request: pb.CompleteStoreRequest, context: grpc.ServicerContext) -> pb.StoreCounts:
+        """Publish or give up."""
+        owner = self._owner(request.client)
+        # What a client says it wrote from afar came by the payload stream, or it did not come.
+        publish = request.publish and owner != NODE
+        done = self._store.complete_store(owner, request.ticket, publish=publish)
+        return pb.StoreCounts(stored=done.stored, present=done.present, refused=done.refused)
+
+    @answering
+    def PrepareLoad(self, request: pb.PrepareLoadRequest, context: grpc.ServicerContext) -> pb.PrepareLoadReply:
+        """Bring pages up and hold them."""
+        owner = self._owner(request.client)
+        held = self._store.prepare_load(
+            owner, request.pages.fingerprint, split_hashes(request.pages.hashes), request.ttl_ms / 1000
+        )
+        return pb.PrepareLoadReply(
+            ticket=held.ticket,
+            tiers=held.tiers,
+            offsets=[frame * FRAME_BYTES for frame in held.frames],
+        )
+
+    @answering
+    def CompleteLoad(self, request: pb.CompleteLoadRequest, context: grpc.ServicerContext) -> pb.CompleteLoadReply:
+        """End a hold."""
+        return pb.CompleteLoadReply(valid=self._store.complete_load(self._owner(request.client), request.ticket))
+
+    @answering
+    def Touch(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.PageCount:
+        """Mark pages as used."""
+        return pb.PageCount(pages=self._store.touch(request.fingerprint, split_hashes(request.hashes)))
+
+    @answering
+    def Evict(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.PageCount:
+        """Drop pages."""
+        return pb.PageCount(pages=self._store.evict(request.fingerprint, split_hashes(request.hashes)))
+
+    @answering
+    def Clear(self, request: pb.ClearRequest, context: grpc.ServicerContext) -> pb.PageCount:
+        """Drop a namespace."""
+        return pb.PageCount(pages=self._store.clear(request.fingerprint))
+
+    @answering
+    def Flush(self, request: pb.FlushRequest, context: grpc.ServicerContext) -> pb.FlushReply:
+        """Make everything durable."""
+        remaining = context.time_remaining()
+        deadline = time.monotonic() + (remaining if remaining is not None else 3600.0)
+        return pb.FlushReply(pages=self._store.flush(deadline))
+
+    @answering
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
+        """What this node holds and has done."""
+        status = status_of(self._store, self._instance, time.monotonic() - self._started, self._disk_directory)
+        return pb.StatusReply(
+            version=status.version,
+            instance=status.instance,
+            pid=status.pid,
+            uptime_seconds=status.uptime_seconds,
+            tiers=[pb.TierStatus(**dataclasses.asdict(tier)) for tier in status.tiers],
+            namespaces=[pb.NamespaceStatus(**dataclasses.asdict(each)) for each in status.namespaces],
+            clients=status.clients,
+            arena_directory=status.arena_directory,
+            disk_directory=status.disk_directory,
+        )
+
+    def _owner(self, client: int) -> int:
+        return self._store.owner_of(client) if client else NODE

@@ -1,0 +1,118 @@
+"""The payload streams: pages as raw messages, for clients that do not share the arena.
+
+The slots are held (or reserved) while a stream runs. A reader that is too slow for its hold is cut off instead of
+being sent bytes that may have changed; gRPC's flow control keeps what waits for it to a message or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, Published
+from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
+from kvstore.service.calls import abort
+from kvstore.store import Store, checksum_of
+from kvstore.tickets import NODE
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, raw_messages, split_hashes
+
+
+class _Method(NamedTuple):
+    load: grpc.RpcMethodHandler[pb.LoadPages, bytes]
+    store: grpc.RpcMethodHandler[bytes, pb.StoreCounts]
+
+
+class PagesHandler(grpc.GenericRpcHandler):
+    """Answers the payload streams from a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._methods = _Method(
+            grpc.unary_stream_rpc_method_handler(
+                self._load, request_deserializer=pb.LoadPages.FromString, response_serializer=None
+            ),
+            grpc.stream_unary_rpc_method_handler(
+                self._save, request_deserializer=None, response_serializer=pb.StoreCounts.SerializeToString
+            ),
+        )
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:  # type: ignore[type-arg]
+        """The handler of a call by its path."""
+        if handler_call_details.method == LOAD_STREAM:
+            return self._methods.load
+        return self._methods.store if handler_call_details.method == STORE_STREAM else None
+
+    def _load(self, request: pb.LoadPages, context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from self._runs(request, context)
+        except KVStoreError as error:
+            abort(context, error)
+
+    def _runs(self, request: pb.LoadPages, context: grpc.ServicerContext) -> Iterator[bytes]:
+        fingerprint, hashes = request.pages.fingerprint, split_hashes(request.pages.hashes)
+        if len(hashes) > MOST_LOOKUP_PAGES:
+            raise LimitExceededError(f"a load of {len(hashes)} pages, the limit is {MOST_LOOKUP_PAGES}")
+        known = self._store.namespaces.get(fingerprint)
+        if known is None:
+            raise UnknownNamespaceError(f"unknown namespace {fingerprint.hex()[:16] or '(empty)'}: open it first")
+        batch = self._store.batch_pages(known)
+        for start in range(0, len(hashes), batch):
+            asked = hashes[start : start + batch]
+            held = self._store.prepare_load(NODE, fingerprint, asked, context.time_remaining() or LONGEST_TICKET)
+            if not held.ticket:
+                return
+            try:
+                checksums = self._store.checksums(NODE, held.ticket)
+                if checksums is None:
+                    raise DeadlineError("reading the pages took longer than they can be held")
+                yield pb.PageRun(tiers=held.tiers, checksums=checksums).SerializeToString()
+                views = [self._store.arena.view(frame, known.layout.page_bytes) for frame in held.frames]
+                for message in raw_messages(views):
+                    # The message is a copy: good if the hold lasted until it was made.
+                    if not self._store.still_held(NODE, held.ticket):
+                        raise DeadlineError("the reader was slower than pages can be held")
+                    yield message
+            finally:
+                self._store.complete_load(NODE, held.ticket)
+            if len(held.frames) < len(asked):
+                return
+
+    def _save(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> pb.StoreCounts:
+        try:
+            done = self._receive(messages)
+        except KVStoreError as error:
+            abort(context, error)
+        return pb.StoreCounts(stored=done.stored, present=done.present, refused=done.refused)
+
+    def _receive(self, messages: Iterator[bytes]) -> Published:
+        try:
+            request = pb.StorePages.FromString(next(messages, b""))
+        except DecodeError as error:
+            raise InvalidRequestError("a store stream begins with a StorePages message") from error
+        slots = self._store.take_over_writing(NODE, request.ticket)
+        if slots is None:
+            raise InvalidRequestError(f"no reservation with ticket {request.ticket} is open: it lapsed, or never was")
+        complete = False
+        try:
+            if len(request.checksums) != len(slots):
+                raise InvalidRequestError(f"{len(request.checksums)} checksums came for {len(slots)} reserved pages")
+            views = [self._store.arena.view(slot.frame, slot.length) for slot in slots]
+            total = sum(view.size for view in views)
+            came = fill(views, messages)
+            if came < total:
+                raise InvalidRequestError(f"the stream ended after {came} of {total} bytes; nothing of it was stored")
+            if next(messages, None) is not None:
+                raise InvalidRequestError(f"the stream carries more than the {total} bytes of its pages")
+            for view, checksum in zip(views, request.checksums, strict=True):
+                if checksum_of(view) != checksum:
+                    raise InvalidRequestError("a page's bytes do not have the checksum that was sent with them")
+            complete = True
+        finally:
+            done = self._store.complete_store(
+                NODE, request.ticket, publish=complete, checksums=list(request.checksums) if complete else None
+            )
+        return done

@@ -1,0 +1,256 @@
+"""The standard health and reflection services.
+
+Their messages are described here and kept in a pool of their own: the packages that ship them tie the process to one
+major version of protobuf, and a node must run beside whatever its environment has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_FieldKind = descriptor_pb2.FieldDescriptorProto
+_STRING, _BYTES, _INT32, _ENUM, _MESSAGE = (
+    _FieldKind.TYPE_STRING,
+    _FieldKind.TYPE_BYTES,
+    _FieldKind.TYPE_INT32,
+    _FieldKind.TYPE_ENUM,
+    _FieldKind.TYPE_MESSAGE,
+)
+NOT_SERVING, SERVING = 2, 1
+
+
+class Health(grpc.GenericRpcHandler):
+    """``grpc.health.v1.Health``: the node as a whole (``""``) and each service by name.
+
+    Args:
+        services: full names of the services that this node has.
+    """
+
+    def __init__(self, services: Sequence[str]) -> None:
+        self._services = {"", *services}
+        self._changed = threading.Condition()
+        self._status = SERVING
+        request, reply = (_HEALTH_CLASSES[name] for name in ("HealthCheckRequest", "HealthCheckResponse"))
+        self._reply = reply
+        self._handlers = {
+            "/grpc.health.v1.Health/Check": grpc.unary_unary_rpc_method_handler(
+                self._check, request.FromString, reply.SerializeToString
+            ),
+            "/grpc.health.v1.Health/Watch": grpc.unary_stream_rpc_method_handler(
+                self._watch, request.FromString, reply.SerializeToString
+            ),
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a call by its path."""
+        return self._handlers.get(handler_call_details.method)
+
+    def stop(self) -> None:
+        """Say from now on that the node is going away, and end all watches."""
+        with self._changed:
+            self._status = NOT_SERVING
+            self._changed.notify_all()
+
+    def _check(self, request: Any, context: grpc.ServicerContext) -> Any:
+        if request.service not in self._services:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+        return self._reply(status=self._status)
+
+    def _watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        if request.service not in self._services:
+            yield self._reply(status=3)  # SERVICE_UNKNOWN
+            return
+        yield self._reply(status=self._status)
+        with self._changed:
+            while self._status == SERVING and context.is_active():
+                self._changed.wait(1.0)
+        yield self._reply(status=self._status)
+
+
+class Reflection(grpc.GenericRpcHandler):
+    """``grpc.reflection.v1.ServerReflection`` (and its ``v1alpha`` name) over the files given.
+
+    Args:
+        files: serialized ``FileDescriptorProto`` of every file that the services need, dependencies included.
+    """
+
+    def __init__(self, files: Sequence[bytes]) -> None:
+        self._pool = descriptor_pool.DescriptorPool()
+        self._services: list[str] = []
+        for data in files:
+            described = descriptor_pb2.FileDescriptorProto.FromString(data)
+            self._pool.Add(described)
+            self._services += [f"{described.package}.{service.name}" for service in described.service]
+        request, self._reply = (
+            _REFLECTION_CLASSES["ServerReflectionRequest"],
+            _REFLECTION_CLASSES["ServerReflectionResponse"],
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._info, request.FromString, self._reply.SerializeToString)
+        self._handlers = {
+            f"/grpc.reflection.{name}.ServerReflection/ServerReflectionInfo": handler for name in ("v1", "v1alpha")
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a call by its path."""
+        return self._handlers.get(handler_call_details.method)
+
+    def _info(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        for request in requests:
+            reply = self._reply(valid_host=request.host, original_request=request)
+            kind = request.WhichOneof("message_request")
+            if kind == "list_services":
+                for name in self._services:
+                    reply.list_services_response.service.add(name=name)
+            else:
+                self._describe(request, kind, reply)
+            yield reply
+
+    def _describe(self, request: Any, kind: str | None, reply: Any) -> None:
+        try:
+            if kind == "file_by_filename":
+                found = self._pool.FindFileByName(request.file_by_filename)
+            elif kind == "file_containing_symbol":
+                found = self._pool.FindFileContainingSymbol(request.file_containing_symbol)
+            else:
+                reply.error_response.error_code = grpc.StatusCode.UNIMPLEMENTED.value[0]
+                reply.error_response.error_message = "there are no extensions here"
+                return
+        except KeyError as error:
+            reply.error_response.error_code = grpc.StatusCode.NOT_FOUND.value[0]
+            reply.error_response.error_message = str(error)
+            return
+        reply.file_descriptor_response.file_descriptor_proto.append(found.serialized_pb)
+
+
+def _field(
+    name: str, number: int, kind: Any, *, type_name: str = "", repeated: bool = False, oneof: bool = False
+) -> Any:
+    field = _FieldKind(name=name, number=number, type=kind)
+    field.label = _FieldKind.LABEL_REPEATED if repeated else _FieldKind.LABEL_OPTIONAL
+    if type_name:
+        field.type_name = type_name
+    if oneof:
+        field.oneof_index = 0
+    return field
+
+
+def _describe_file(name: str, package: str, messages: dict[str, tuple[str, list[Any]]]) -> Any:
+    """A proto3 file; each message with the name of its only oneof (or none) and its fields."""
+    file = descriptor_pb2.FileDescriptorProto(name=name, package=package, syntax="proto3")
+    for message, (oneof, fields) in messages.items():
+        described = file.message_type.add(name=message)
+        described.field.extend(fields)
+        if oneof:
+            described.oneof_decl.add(name=oneof)
+    return file
+
+
+def _add_service(file: Any, name: str, methods: Sequence[tuple[str, str, str, bool, bool]]) -> None:
+    service = file.service.add(name=name)
+    for method, request, reply, client_streams, server_streams in methods:
+        service.method.add(
+            name=method,
+            input_type=f".{file.package}.{request}",
+            output_type=f".{file.package}.{reply}",
+            client_streaming=client_streams,
+            server_streaming=server_streams,
+        )
+
+
+def _classes(file: Any) -> dict[str, Any]:
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{message.name}"))
+        for message in file.message_type
+    }
+
+
+def _health_file() -> Any:
+    """https://github.com/grpc/grpc/blob/master/doc/health-checking.md, as a descriptor."""
+    file = _describe_file(
+        "grpc/health/v1/health.proto",
+        "grpc.health.v1",
+        {
+            "HealthCheckRequest": ("", [_field("service", 1, _STRING)]),
+            "HealthCheckResponse": (
+                "",
+                [_field("status", 1, _ENUM, type_name=".grpc.health.v1.HealthCheckResponse.ServingStatus")],
+            ),
+        },
+    )
+    statuses = file.message_type[1].enum_type.add(name="ServingStatus")
+    for number, name in enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")):
+        statuses.value.add(name=name, number=number)
+    request, reply = "HealthCheckRequest", "HealthCheckResponse"
+    _add_service(file, "Health", [("Check", request, reply, False, False), ("Watch", request, reply, False, True)])
+    return file
+
+
+def _reflection_file() -> Any:
+    """https://github.com/grpc/grpc/blob/master/doc/server-reflection.md, as a descriptor."""
+    package = "grpc.reflection.v1"
+
+    def nested(name: str, number: int, message: str) -> Any:
+        return _field(name, number, _MESSAGE, type_name=f".{package}.{message}", oneof=True)
+
+    file = _describe_file(
+        "grpc/reflection/v1/reflection.proto",
+        package,
+        {
+            "ServerReflectionRequest": (
+                "message_request",
+                [
+                    _field("host", 1, _STRING),
+                    _field("file_by_filename", 3, _STRING, oneof=True),
+                    _field("file_containing_symbol", 4, _STRING, oneof=True),
+                    nested("file_containing_extension", 5, "ExtensionRequest"),
+                    _field("all_extension_numbers_of_type", 6, _STRING, oneof=True),
+                    _field("list_services", 7, _STRING, oneof=True),
+                ],
+            ),
+            "ExtensionRequest": (
+                "",
+                [_field("containing_type", 1, _STRING), _field("extension_number", 2, _INT32)],
+            ),
+            "ServerReflectionResponse": (
+                "message_response",
+                [
+                    _field("valid_host", 1, _STRING),
+                    _field("original_request", 2, _MESSAGE, type_name=f".{package}.ServerReflectionRequest"),
+                    nested("file_descriptor_response", 4, "FileDescriptorResponse"),
+                    nested("all_extension_numbers_response", 5, "ExtensionNumberResponse"),
+                    nested("list_services_response", 6, "ListServiceResponse"),
+                    nested("error_response", 7, "ErrorResponse"),
+                ],
+            ),
+            "FileDescriptorResponse": ("", [_field("file_descriptor_proto", 1, _BYTES, repeated=True)]),
+            "ExtensionNumberResponse": (
+                "",
+                [_field("base_type_name", 1, _STRING), _field("extension_number", 2, _INT32, repeated=True)],
+            ),
+            "ListServiceResponse": (
+                "",
+                [_field("service", 1, _MESSAGE, type_name=f".{package}.ServiceResponse", repeated=True)],
+            ),
+            "ServiceResponse": ("", [_field("name", 1, _STRING)]),
+            "ErrorResponse": ("", [_field("error_code", 1, _INT32), _field("error_message", 2, _STRING)]),
+        },
+    )
+    _add_service(
+        file,
+        "ServerReflection",
+        [("ServerReflectionInfo", "ServerReflectionRequest", "ServerReflectionResponse", True, True)],
+    )
+    return file
+
+
+_HEALTH_FILE, _REFLECTION_FILE = _health_file(), _reflection_file()
+_HEALTH_CLASSES, _REFLECTION_CLASSES = _classes(_HEALTH_FILE), _classes(_REFLECTION_FILE)
+STANDARD_FILES: tuple[bytes, ...] = (_HEALTH_FILE.SerializeToString(), _REFLECTION_FILE.SerializeToString())
+"""The descriptors of both services, for reflection itself."""

@@ -1,0 +1,102 @@
+"""What a node says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from kvstore.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatus:
+    """One tier: bytes and pages now, and counters of pages by what happened to them."""
+
+    name: str
+    used_bytes: int
+    """Everything that counts against the limit, padding included."""
+    limit_bytes: int
+    pages: int
+    counters: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceStatus:
+    """One namespace."""
+
+    name: str
+    fingerprint: bytes
+    page_bytes: int
+    arena_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A node."""
+
+    version: str
+    instance: int
+    """Another number after each start."""
+    pid: int
+    uptime_seconds: float
+    tiers: tuple[TierStatus, ...]
+    """The arena first."""
+    namespaces: tuple[NamespaceStatus, ...]
+    clients: int
+    """Clients that share the arena."""
+    arena_directory: str
+    disk_directory: str
+    """Empty without a disk tier."""
+
+    def tier(self, name: str) -> TierStatus:
+        """The tier of this name.
+
+        Raises:
+            KeyError: the node has none.
+        """
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        raise KeyError(name)
+
+
+def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory: str) -> Status:
+    """The status of a node that serves this store."""
+    statistics = store.statistics()
+    arena = TierStatus(
+        "arena",
+        statistics.arena_used_bytes,
+        statistics.arena_limit_bytes,
+        statistics.arena_pages,
+        statistics.counters | {"dirty": statistics.dirty_pages},
+    )
+    below = []
+    for name, tier in statistics.below.items():
+        counters = dataclasses.asdict(tier)
+        used, limit, pages = (counters.pop(gauge) for gauge in ("used_bytes", "limit_bytes", "pages"))
+        below.append(TierStatus(name, used, limit, pages, counters))
+    return Status(
+        version=kvstore_version(),
+        instance=instance,
+        pid=os.getpid(),
+        uptime_seconds=uptime_seconds,
+        tiers=(arena, *below),
+        namespaces=tuple(
+            NamespaceStatus(each.layout.name, each.layout.fingerprint, each.layout.page_bytes, each.arena_pages)
+            for each in statistics.namespaces
+        ),
+        clients=statistics.clients,
+        arena_directory=str(store.arena.directory),
+        disk_directory=disk_directory,
+    )
+
+
+def kvstore_version() -> str:
+    """The installed version of the distribution, ``0`` for a checkout that is not installed."""
+    try:
+        return version("kvstore-offload")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,680 @@
+"""The store: the primitives of a node, over the catalog, the arena and the tiers below. No network in it.
+
+Primitives come in pairs that mark exactly while a page's bytes belong to somebody:
+
+* ``prepare_store`` reserves slots, the caller writes the payloads, ``complete_store`` publishes them.
+* ``prepare_load`` brings pages up and holds them, the caller copies, ``complete_load`` ends the hold and says whether
+  it lasted: bytes copied under a hold that lapsed are to be thrown away.
+
+One lock guards catalog, tickets and headers. It is held for decisions only: payload copies, checksums and all I/O of
+the tiers happen outside of it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvstore.answers import (
+    ARENA,
+    BATCH_BYTES,
+    BELOW,
+    LONGEST_TICKET,
+    MOST_BATCH_PAGES,
+    MOST_LOOKUP_PAGES,
+    PRESENT,
+    REFUSED,
+    RESERVED,
+    Held,
+    NamespaceUsage,
+    Published,
+    Reserved,
+    StoreStatistics,
+)
+from kvstore.arena.arena import Arena
+from kvstore.arena.clients import Clients
+from kvstore.arena.format import FRAME_BYTES, frames_for
+from kvstore.arena.residency import Residency
+from kvstore.bytesize import format_size
+from kvstore.catalog import Slot, SlotState
+from kvstore.errors import (
+    InvalidRequestError,
+    LimitExceededError,
+    NotAttachedError,
+    UnavailableError,
+    UnknownNamespaceError,
+)
+from kvstore.hashing import HASH_BYTES
+from kvstore.layout import Layout
+from kvstore.namespaces import KnownNamespace, Namespaces
+from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
+from kvstore.tiers.tier import PageWrite, Tier
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class _Run:
+    """The leading pages of one ``prepare_load`` on their way."""
+
+    known: KnownNamespace
+    keys: list[bytes]
+    tiers: bytearray
+    slots: list[Slot | None]
+    """Held slots; None: must come up from below."""
+    reserved: dict[int, Slot] = field(default_factory=dict)
+    """Place in the run → slot that this call fills."""
+    awaited: dict[int, threading.Event] = field(default_factory=dict)
+    """Place in the run → end of another call's bringing up."""
+
+
+class Store:
+    """The heart of a node. Safe for threads; close it when done.
+
+    Args:
+        arena: opened for this process; closed with the store.
+        tiers: the tiers below, fastest first; closed with the store.
+        namespace_directories: where the register of namespaces is kept, the arena's folder first.
+    """
+
+    def __init__(self, arena: Arena, tiers: Sequence[Tier], namespace_directories: Sequence[Path]) -> None:
+        self.arena = arena
+        self.tiers = tuple(tiers)
+        self.namespaces = Namespaces(namespace_directories)
+        self._clients = Clients(arena.directory / "clients")
+        self._residency = Residency(arena)
+        self._catalog = self._residency.catalog
+        self._tickets = Tickets()
+        self._bringing: dict[bytes, threading.Event] = {}
+        self._lock = threading.Lock()
+        self._dirtied = threading.Condition(self._lock)
+        self._writing = threading.Lock()
+        self._closed = False
+        self.kept_pages = 0
+        """Pages that were found in the arena of an earlier node."""
+        if arena.taken_over:
+            self.kept_pages = self._residency.take_over(
+                self.namespaces, self._clients, self._below, tiers=bool(self.tiers)
+            )
+
+    # -- namespaces and clients --------------------------------------------------------------------------------------
+
+    def open_namespace(self, layout: Layout) -> KnownNamespace:
+        """The namespace of a layout, new or known.
+
+        Raises:
+            LayoutMismatchError: the same name is known with another page size.
+            LimitExceededError: too many namespaces, or pages larger than the arena.
+        """
+        if not self._catalog.fits(layout.page_bytes):
+            raise LimitExceededError(
+                f"page_bytes is {layout.page_bytes} ({format_size(layout.page_bytes)}), the arena holds"
+                f" {format_size(self.arena.arena_bytes)} in all"
+            )
+        with self._lock:
+            return self.namespaces.open(layout)
+
+    def batch_pages(self, known: KnownNamespace) -> int:
+        """Most pages that one ``prepare_store`` or ``prepare_load`` of this namespace may name."""
+        page = frames_for(known.layout.page_bytes) * FRAME_BYTES
+        return max(1, min(BATCH_BYTES // page, self.arena.arena_bytes // 4 // page, MOST_BATCH_PAGES))
+
+    def attach(self, lock_name: str) -> int:
+        """Take in a client that maps the arena; see :mod:`kvstore.arena.clients`. Returns its name in this arena."""
+        return self._arena_tag() | self._clients.attach(lock_name)
+
+    def owner_of(self, client: int) -> int:
+        """The number of an attached client.
+
+        Raises:
+            NotAttachedError: no such client is attached to this arena.
+        """
+        number = client & 0xFFFF
+        if client - number != self._arena_tag() or number not in self._clients:
+            raise NotAttachedError("this client is not attached to the node's arena: it must attach again")
+        return number
+
+    def _arena_tag(self) -> int:
+        return int.from_bytes(self.arena.arena_id[:6], "little") << 16
+
+    # -- lookup ------------------------------------------------------------------------------------------------------
+
+    def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[bytes]:
+        """Which pages are here: for each (fingerprint, hashes) one byte a page, ``ABSENT``, ``ARENA`` or ``BELOW``.
+
+        Raises:
+            UnknownNamespaceError: the namespace was not opened, or was cleared.
+            InvalidRequestError: a hash that has not 32 bytes.
+            LimitExceededError: more than ``MOST_LOOKUP_PAGES`` pages.
+        """
+        pages = sum(len(hashes) for _, hashes in queries)
+        if pages > MOST_LOOKUP_PAGES:
+            raise LimitExceededError(f"a lookup of {pages} pages, the limit is {MOST_LOOKUP_PAGES}")
+        answers = []
+        for fingerprint, hashes in queries:
+            keys = self._keys(self._known(fingerprint), hashes)
+            below = self._below(keys)
+            with self._lock:
+                find = self._catalog.find
+                tiers = bytes(ARENA if find(key) else under for key, under in zip(keys, below, strict=True))
+            answers.append(tiers)
+        return answers
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    def prepare_store(
+        self, owner: int, fingerprint: bytes, hashes: Sequence[bytes], ttl: float, *, direct: bool
+    ) -> Reserved:
+        """Reserve a slot for each page that is not here, head of the prefix first.
+
+        Pages for which there is no room, or which pass half of the arena in this owner's hands, are refused, and so
+        is everything behind them.
+
+        Args:
+            owner: who writes the payloads.
+            fingerprint: the namespace.
+            hashes: at most ``batch_pages`` of it.
+            ttl: seconds until the reservation lapses, at most ``LONGEST_TICKET``.
+            direct: whether the writer has the slots' memory before it; see :class:`StoreTicket`.
+
+        Raises:
+            UnknownNamespaceError: the namespace was not opened, or was cleared.
+            InvalidRequestError: a hash that has not 32 bytes.
+            LimitExceededError: more than ``batch_pages`` pages.
+        """
+        known = self._known(fingerprint)
+        keys = self._batch_keys(known, hashes)
+        below = self._below(keys)
+        frames = frames_for(known.layout.page_bytes)
+        outcomes = bytearray()
+        slots: list[Slot] = []
+        present: list[Slot] = []
+        with self._lock:
+            self._check_open()
+            room = self.arena.arena_bytes // FRAME_BYTES // 2 - self._tickets.frames_of(owner)
+            full = False
+            for key, under in zip(keys, below, strict=True):
+                resident = self._catalog.find(key)
+                if resident is not None:
+                    # Held until the end of this call: a prefix's tail must not push its own head out.
+                    self._catalog.hold(resident)
+                    present.append(resident)
+                if resident is not None or under:
+                    outcomes.append(PRESENT)
+                    continue
+                slot = None if full or room < frames else self._residency.reserve(key, known, owner)
+                if slot is None:
+                    full = True
+                    outcomes.append(REFUSED)
+                    continue
+                room -= frames
+                slots.append(slot)
+                outcomes.append(RESERVED)
+            for resident in present:
+                self._catalog.release(resident)
+            self._catalog.touch(present)
+            self._count("present", outcomes.count(PRESENT))
+            self._count("refused", outcomes.count(REFUSED))
+            if not slots:
+                return Reserved(0, bytes(outcomes), [])
+            deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
+            ticket = self._tickets.open_store(owner, slots, deadline, direct=direct)
+            return Reserved(ticket.number, bytes(outcomes), [slot.frame for slot in slots])
+
+    def take_over_writing(self, owner: int, ticket: int) -> list[Slot] | None:
+        """Begin to write an indirect ticket's payloads from one of the node's own threads.
+
+        From now on the ticket does not lapse: the caller completes it in any case.
+
+        Returns:
+            The slots to fill, in order; None when the ticket is not open any more.
+        """
+        with self._lock:
+            found = self._tickets.stores.get(ticket)
+            if found is None or found.owner != owner or found.direct:
+                return None
+            found.direct = True
+            found.deadline = math.inf
+            return list(found.slots)
+
+    def complete_store(
+        self, owner: int, ticket: int, *, publish: bool, checksums: Sequence[int] | None = None
+    ) -> Published:
+        """End a reservation: make its pages findable, all at once, or give them up.
+
+        Args:
+            owner: whose ticket it is.
+            ticket: the number that ``prepare_store`` gave.
+            publish: whether every payload is complete.
+            checksums: xxh3_64 of each reserved page, where the writer made them.
+        """
+        with self._lock:
+            found = self._tickets.take_store(ticket, owner)
+            if found is None:
+                return Published(0, 0, 0)
+            if found.lapsed or not publish:
+                self._give_up(found)
+                self._count("refused", len(found.slots))
+                return Published(0, 0, len(found.slots))
+            published = []
+            for place, slot in enumerate(found.slots):
+                checksum = checksums[place] if checksums else None
+                if self._residency.publish(slot, checksum, dirty=bool(self.tiers)):
+                    published.append(slot)
+            self._catalog.touch(published)
+            self._count("stored", len(published))
+            self._count("present", len(found.slots) - len(published))
+            self._dirtied.notify_all()
+            return Published(len(published), len(found.slots) - len(published), 0)
+
+    # -- loading -----------------------------------------------------------------------------------------------------
+
+    def prepare_load(self, owner: int, fingerprint: bytes, hashes: Sequence[bytes], ttl: float) -> Held:
+        """Bring the leading pages up into the arena and hold them there. Blocks on I/O of the tiers below.
+
+        The answer is shorter than ``hashes`` from the first page that is nowhere, is damaged below, or finds no room.
+
+        Raises:
+            UnknownNamespaceError: the namespace was not opened, or was cleared.
+            InvalidRequestError: a hash that has not 32 bytes.
+            LimitExceededError: more than ``batch_pages`` pages.
+        """
+        known = self._known(fingerprint)
+        keys = self._batch_keys(known, hashes)
+        below = self._below(keys)
+        deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
+        with self._lock:
+            self._check_open()
+            run = self._begin_run(known, keys, below)
+        sums: dict[int, int] = {}
+        try:
+            sums = self._read_below(run)
+        finally:
+            with self._lock:
+                self._publish_run(run, sums)
+        # Not before its own pages are published: another call may be waiting for these.
+        for event in run.awaited.values():
+            event.wait(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            return self._end_run(owner, run, deadline, asked=len(keys))
+
+    def complete_load(self, owner: int, ticket: int) -> bool:
+        """End a hold. False: it had lapsed, and the bytes may have changed while they were copied."""
+        with self._lock:
+            found = self._tickets.take_load(ticket, owner)
+            if found is None:
+                return False
+            self._end_holds(found)
+            return True
+
+    def still_held(self, owner: int, ticket: int) -> bool:
+        """Whether everything copied so far under this hold is good."""
+        with self._lock:
+            found = self._tickets.loads.get(ticket)
+            return found is not None and found.owner == owner
+
+    def checksums(self, owner: int, ticket: int) -> list[int] | None:
+        """xxh3_64 of the pages that a ticket holds, made now where no one has yet. None: the hold has lapsed."""
+        with self._lock:
+            found = self._tickets.loads.get(ticket)
+            if found is None or found.owner != owner:
+                return None
+            slots = found.slots
+            made = [slot.checksum for slot in slots]
+        sums = [
+            checksum if checksum is not None else checksum_of(self.arena.view(slot.frame, slot.length))
+            for slot, checksum in zip(slots, made, strict=True)
+        ]
+        with self._lock:
+            if ticket not in self._tickets.loads:
+                return None
+            self._residency.note_checksums(slots, sums)
+        return sums
+
+    # -- keeping and dropping ----------------------------------------------------------------------------------------
+
+    def touch(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
+        """Mark pages as used, head of the prefix first. Returns how many are in the arena."""
+        keys = self._keys(self._known(fingerprint), hashes)
+        with self._lock:
+            slots = [slot for slot in map(self._catalog.find, keys) if slot is not None]
+            self._catalog.touch(slots)
+            return len(slots)
+
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
+        """Drop pages from every tier. Returns how many were somewhere."""
+        return self._drop(self._keys(self._known(fingerprint), hashes))
+
+    def clear(self, fingerprint: bytes) -> int:
+        """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere."""
+        known = self._known(fingerprint)
+        with self._lock:
+            keys = {slot.key for slot in self._catalog.resident() if slot.namespace == known.number}
+        for tier in self.tiers:
+            keys.update(tier.keys(fingerprint))
+        dropped = self._drop(sorted(keys))
+        with self._lock:
+            if not self._catalog.pages_of(known.number):
+                self.namespaces.forget(known)
+        return dropped
+
+    def flush(self, deadline: float = math.inf) -> int:
+        """Write everything that is dirty now, and return when it is durable: the pages that became so.
+
+        Args:
+            deadline: when to stop writing, on the clock of ``time.monotonic``.
+        """
+        with self._lock:
+            todo = {slot.frame: slot for slot in self._catalog.dirty(self._catalog.dirty_pages)}
+        while any(slot.dirty for slot in todo.values()) and time.monotonic() < deadline:
+            if not self.write_back():
+                break
+        for tier in self.tiers:
+            tier.flush()
+        return sum(slot.state is SlotState.RESIDENT and not slot.dirty for slot in todo.values())
+
+    # -- work of the node's own threads ------------------------------------------------------------------------------
+
+    def wait_for_dirty(self, timeout: float) -> bool:
+        """Wait until some page must be written below. False: none within ``timeout`` seconds."""
+        with self._dirtied:
+            if not self._catalog.dirty_pages:
+                self._dirtied.wait(timeout)
+            return self._catalog.dirty_pages > 0
+
+    def wake(self) -> None:
+        """Let ``wait_for_dirty`` return."""
+        with self._dirtied:
+            self._dirtied.notify_all()
+
+    def write_back(self) -> int:
+        """Write one batch of dirty pages, oldest first, to the tiers below. Returns how many are clean now."""
+        with self._writing:
+            with self._lock:
+                batch = self._dirty_batch()
+                for slot in batch:
+                    self._catalog.hold(slot)
+            written: list[bool] = [False] * len(batch)
+            sums: list[int | None] = [None] * len(batch)
+            try:
+                views = [self.arena.view(slot.frame, slot.length) for slot in batch]
+                for place, (slot, view) in enumerate(zip(batch, views, strict=True)):
+                    sums[place] = slot.checksum if slot.checksum is not None else checksum_of(view)
+                pages = [
+                    PageWrite(slot.key, checksum or 0, view)
+                    for slot, checksum, view in zip(batch, sums, views, strict=True)
+                ]
+                for tier in self.tiers:
+                    written = [a or b for a, b in zip(written, tier.write(pages), strict=True)]
+            finally:
+                with self._lock:
+                    self._residency.note_checksums(batch, sums)
+                    for slot, done in zip(batch, written, strict=True):
+                        if done:
+                            self._catalog.mark_clean(slot)
+                        else:
+                            self._catalog.defer(slot)
+                        self._catalog.release(slot)
+        return sum(written)
+
+    def sweep(self) -> None:
+        """End what is past its deadline, and what dead clients left open."""
+        dead = self._clients.dead()
+        with self._lock:
+            stores, loads = self._tickets.overdue(time.monotonic())
+            for load in loads:
+                self._tickets.take_load(load.number, load.owner)
+                self._end_holds(load)
+            for store in stores:
+                self._lapse(store)
+            for store in [ticket for ticket in self._tickets.stores.values() if ticket.owner in dead]:
+                self._tickets.take_store(store.number, store.owner)
+                self._give_up(store)
+            for load in [ticket for ticket in self._tickets.loads.values() if ticket.owner in dead]:
+                self._tickets.take_load(load.number, load.owner)
+                self._end_holds(load)
+        for number in dead:
+            self._clients.forget(number)
+        with self._lock:
+            self._residency.release_quarantine(self._clients)
+
+    def verify(self, stop: threading.Event) -> int:
+        """Check every page that was taken over against its checksum; drop the damaged ones. Returns how many were."""
+        with self._lock:
+            slots = [slot for slot in self._catalog.resident() if slot.checksum is not None]
+        damaged = 0
+        for slot in slots:
+            if stop.is_set():
+                break
+            with self._lock:
+                if slot.state is not SlotState.RESIDENT:
+                    continue
+                self._catalog.hold(slot)
+            right = checksum_of(self.arena.view(slot.frame, slot.length)) == slot.checksum
+            with self._lock:
+                if not right and slot.state is SlotState.RESIDENT:
+                    damaged += 1
+                    self._count("corrupt")
+                    self._residency.drop(slot)
+                self._catalog.release(slot)
+        return damaged
+
+    def statistics(self) -> StoreStatistics:
+        """A frozen view of everything."""
+        below = {tier.name: tier.statistics() for tier in self.tiers}
+        with self._lock:
+            return StoreStatistics(
+                arena_used_bytes=self._catalog.used_frames * FRAME_BYTES,
+                arena_limit_bytes=self.arena.arena_bytes,
+                arena_pages=len(self._catalog),
+                dirty_pages=self._catalog.dirty_pages,
+                counters=self.arena.counters(),
+                below=below,
+                namespaces=tuple(
+                    NamespaceUsage(known.layout, self._catalog.pages_of(known.number))
+                    for known in self.namespaces.known()
+                ),
+                clients=len(self._clients),
+            )
+
+    def check_integrity(self) -> None:
+        """Recount everything.
+
+        Raises:
+            AssertionError: something does not add up.
+        """
+        with self._lock:
+            holders = [slot for ticket in self._tickets.loads.values() for slot in ticket.slots]
+            writers = [slot for ticket in self._tickets.stores.values() for slot in ticket.slots]
+            self._catalog.check_integrity(holders, writers + self._residency.quarantined)
+
+    def close(self, deadline: float = math.inf) -> None:
+        """Write back what is dirty, and give everything up. The arena's pages stay for the next node."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._dirtied.notify_all()
+        self.flush(deadline)
+        for tier in self.tiers:
+            tier.close()
+        self.arena.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _known(self, fingerprint: bytes) -> KnownNamespace:
+        known = self.namespaces.get(fingerprint)
+        if known is None:
+            raise UnknownNamespaceError(f"unknown namespace {fingerprint.hex()[:16] or '(empty)'}: open it first")
+        return known
+
+    def _keys(self, known: KnownNamespace, hashes: Sequence[bytes]) -> list[bytes]:
+        for block_hash in hashes:
+            if len(block_hash) != HASH_BYTES:
+                raise InvalidRequestError(f"a block hash has {HASH_BYTES} bytes, got one of {len(block_hash)}")
+        return [known.fingerprint + block_hash for block_hash in hashes]
+
+    def _batch_keys(self, known: KnownNamespace, hashes: Sequence[bytes]) -> list[bytes]:
+        if len(hashes) > self.batch_pages(known):
+            raise LimitExceededError(f"{len(hashes)} pages in one batch, the limit is {self.batch_pages(known)}")
+        return self._keys(known, hashes)
+
+    def _below(self, keys: Sequence[bytes]) -> bytes:
+        """For each key ``BELOW`` where a tier below has it, else ``ABSENT``."""
+        found = bytearray(len(keys))
+        for tier in self.tiers:
+            for place, here in enumerate(tier.contains(keys)):
+                if here:
+                    found[place] = BELOW
+        return bytes(found)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("the node is stopping")
+
+    def _count(self, counter: str, pages: int = 1) -> None:
+        self.arena.count(counter, pages)
+
+    def _lapse(self, ticket: StoreTicket) -> None:
+        """A reservation is past its deadline: it can't be published any more."""
+        self._count("lapsed", len(ticket.slots))
+        if not ticket.direct:
+            self._tickets.take_store(ticket.number, ticket.owner)
+            self._give_up(ticket)
+            return
+        ticket.lapsed = True
+        for slot in ticket.slots:
+            self._catalog.lapse(slot)
+
+    def _give_up(self, ticket: StoreTicket) -> None:
+        """Free a ticket's slots: nobody writes into them any more."""
+        for slot in ticket.slots:
+            self._residency.free_written(slot)
+
+    def _end_holds(self, ticket: LoadTicket) -> None:
+        for slot in ticket.slots:
+            self._catalog.release(slot)
+
+    def _begin_run(self, known: KnownNamespace, keys: list[bytes], below: bytes) -> _Run:
+        """Hold what is in the arena, and reserve slots for what must come up, up to the first page that is nowhere."""
+        run = _Run(known, keys, bytearray(), [])
+        for key, under in zip(keys, below, strict=True):
+            slot = self._catalog.find(key)
+            if slot is None and not under:
+                break
+            if slot is not None:
+                self._catalog.hold(slot)
+            run.slots.append(slot)
+            run.tiers.append(ARENA if slot is not None else BELOW)
+        # Only now that the whole run is held: making room must not push out what comes further on in it.
+        for place, held in enumerate(run.slots):
+            if held is not None:
+                continue
+            key = keys[place]
+            if key in self._bringing:
+                run.awaited[place] = self._bringing[key]
+                continue
+            slot = self._residency.reserve(key, known, NODE)
+            if slot is None:
+                break
+            run.reserved[place] = slot
+            self._bringing[key] = threading.Event()
+        return run
+
+    def _read_below(self, run: _Run) -> dict[int, int]:
+        """Fill the reserved slots. Returns the checksum of each place that could be read."""
+        sums: dict[int, int] = {}
+        missing = dict(run.reserved)
+        for tier in self.tiers:
+            if not missing:
+                break
+            places = list(missing)
+            views = [self.arena.view(slot.frame, slot.length) for slot in missing.values()]
+            for place, checksum in zip(places, tier.read([run.keys[p] for p in places], views), strict=True):
+                if checksum is not None:
+                    sums[place] = checksum
+                    del missing[place]
+        return sums
+
+    def _publish_run(self, run: _Run, sums: dict[int, int]) -> None:
+        """Publish and hold what came up."""
+        for place, slot in run.reserved.items():
+            key = run.keys[place]
+            if place not in sums:
+                self._residency.free_written(slot)
+            else:
+                self._residency.publish(slot, sums[place], dirty=False)
+            run.slots[place] = resident = self._catalog.find(key)
+            if resident is not None:
+                self._catalog.hold(resident)
+            self._bringing.pop(key).set()
+
+    def _end_run(self, owner: int, run: _Run, deadline: float, asked: int) -> Held:
+        """Keep the holds on the leading pages that are here now, and end the others."""
+        held: list[Slot] = []
+        whole = True
+        for place, slot in enumerate(run.slots):
+            if slot is None and whole and place in run.awaited:
+                slot = self._catalog.find(run.keys[place])
+                if slot is not None:
+                    self._catalog.hold(slot)
+            whole = whole and slot is not None
+            if slot is not None and whole:
+                held.append(slot)
+            elif slot is not None:
+                self._catalog.release(slot)
+        self._catalog.touch([slot for slot in held if slot.state is SlotState.RESIDENT])
+        self._count("asked", asked)
+        self._count("hit", len(held))
+        self._count("missed", asked - len(held))
+        if not held:
+            return Held(0, b"", [])
+        ticket = self._tickets.open_load(owner, held, deadline)
+        return Held(ticket.number, bytes(run.tiers[: len(held)]), [slot.frame for slot in held])
+
+    def _drop(self, keys: Sequence[bytes]) -> int:
+        dropped = set()
+        with self._lock:
+            for key in keys:
+                slot = self._catalog.find(key)
+                if slot is not None:
+                    self._residency.drop(slot)
+                    dropped.add(key)
+        for tier in self.tiers:
+            dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
+            tier.remove(keys)
+        return len(dropped)
+
+    def _dirty_batch(self) -> list[Slot]:
+        """The dirty pages that wait longest: as many as one write takes, and never more than an eighth of the arena."""
+        budget = min(8 << 20, self.arena.arena_bytes // 8)
+        batch: list[Slot] = []
+        for slot in self._catalog.dirty(512):
+            if batch and budget < slot.length:
+                break
+            batch.append(slot)
+            budget -= slot.length
+        return batch
+
+
+def checksum_of(payload: Bytes) -> int:
+    """xxh3_64 of a payload, unsigned."""
+    return xxhash.xxh3_64_intdigest(payload.data)

@@ -1,0 +1,192 @@
+"""What tests of several parts share: contracts that every implementation of a protocol passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import xxhash
+
+from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Tier
+
+PAGE_BITS = 18
+"""A page of 256 KiB, where its size does not matter."""
+
+
+def make_page(number: int, length: int) -> PageWrite:
+    """The page of this number: a key and ``length`` bytes of payload that no other number has."""
+    payload = np.random.default_rng(number).integers(0, 256, length, dtype=np.uint8)
+    return PageWrite(number.to_bytes(KEY_BYTES, "big"), xxhash.xxh3_64_intdigest(payload.data), payload)
+
+
+def read_pages(tier: Tier, pages: Sequence[PageWrite]) -> list[bool]:
+    """Read pages back from a tier. Returns which were found; those have exactly the bytes of ``pages``."""
+    into = [np.empty_like(page.payload) for page in pages]
+    answers = tier.read([page.key for page in pages], into)
+    for page, array, answer in zip(pages, into, answers, strict=True):
+        if answer is not None:
+            assert answer == page.checksum, "the checksum of another page"
+            assert np.array_equal(array, page.payload), "wrong bytes"
+    return [answer is not None for answer in answers]
+
+
+class TierContract:
+    """What every tier promises (:class:`kvstore.tiers.tier.Tier`).
+
+    A test class derives from it and has a fixture ``open_tier``: a function that opens a tier over storage that is the
+    test's own, empty at first and the same at each call, with a limit of 16 MiB.
+    """
+
+    @contextmanager
+    def opened(self, open_tier: Callable[[], Tier]) -> Iterator[Tier]:
+        """The tier, closed in the end."""
+        with ExitStack() as stack:
+            tier = open_tier()
+            stack.callback(tier.close)
+            yield tier
+
+    def test_what_was_written_is_found(self, open_tier: Callable[[], Tier]) -> None:
+        """Pages of all sizes come back, byte for byte, in one read."""
+        pages = [make_page(n, length) for n, length in enumerate([1, 511, 4096, 4097, 65536, 100_000, 1 << 20])]
+        with self.opened(open_tier) as tier:
+            assert tier.write(pages) == [True] * len(pages)
+            assert tier.contains([page.key for page in pages]) == [True] * len(pages)
+            assert read_pages(tier, pages[::-1]) == [True] * len(pages)
+
+    def test_any_memory_will_do(self, open_tier: Callable[[], Tier]) -> None:
+        """Payloads and destinations may start at any address."""
+        with self.opened(open_tier) as tier:
+            for number, shift in enumerate([0, 1, 8, 512, 4095]):
+                page = make_page(number, 20_000)
+                memory = np.zeros(30_000, dtype=np.uint8)
+                source = memory[shift : shift + 20_000]
+                source[:] = page.payload
+                assert tier.write([page._replace(payload=source)]) == [True]
+                memory[:] = 7
+                assert tier.read([page.key], [source]) == [page.checksum]
+                assert np.array_equal(source, page.payload)
+                assert set(memory[:shift]) | set(memory[shift + 20_000 :]) <= {7}, "wrote beside the array"
+
+    def test_a_page_never_written_is_a_miss(self, open_tier: Callable[[], Tier]) -> None:
+        """Unknown keys are answered, between known ones, and counted."""
+        here, absent = make_page(1, 5000), make_page(2, 5000)
+        with self.opened(open_tier) as tier:
+            tier.write([here])
+            assert tier.contains([absent.key, here.key]) == [False, True]
+            assert read_pages(tier, [absent, here, absent]) == [False, True, False]
+            counts = tier.statistics()
+            assert (counts.asked, counts.hit, counts.missed, counts.corrupt) == (3, 1, 2, 0)
+
+    def test_a_page_that_is_here_is_not_stored_again(self, open_tier: Callable[[], Tier]) -> None:
+        """The same key twice, in one call and in two, is one page."""
+        page = make_page(1, 5000)
+        with self.opened(open_tier) as tier:
+            assert tier.write([page, page]) == [True, True]
+            assert tier.write([page]) == [True]
+            counts = tier.statistics()
+            assert (counts.stored, counts.pages) == (1, 1)
+
+    def test_an_array_of_another_length_is_a_miss(self, open_tier: Callable[[], Tier]) -> None:
+        """A page never fills an array that is not of its length."""
+        page = make_page(1, 5000)
+        with self.opened(open_tier) as tier:
+            tier.write([page])
+            assert tier.read([page.key], [np.empty(4999, dtype=np.uint8)]) == [None]
+            assert tier.read([page.key], [np.empty(5001, dtype=np.uint8)]) == [None]
+            assert read_pages(tier, [page]) == [True]
+
+    def test_a_payload_that_is_not_what_its_checksum_says_is_a_miss(self, open_tier: Callable[[], Tier]) -> None:
+        """A caller's error is found at reading, counted, and forgotten: the right page can be stored after it."""
+        page = make_page(1, 5000)
+        with self.opened(open_tier) as tier:
+            tier.write([page._replace(payload=page.payload[::-1].copy())])
+            assert read_pages(tier, [page]) == [False]
+            assert tier.contains([page.key]) == [False]
+            assert tier.statistics().corrupt == 1
+            assert tier.write([page]) == [True]
+            assert read_pages(tier, [page]) == [True]
+
+    def test_pages_outlive_the_tier(self, open_tier: Callable[[], Tier]) -> None:
+        """What was there at closing is there at opening."""
+        pages = [make_page(n, 70_000) for n in range(20)]
+        with self.opened(open_tier) as tier:
+            assert all(tier.write(pages))
+        with self.opened(open_tier) as tier:
+            assert read_pages(tier, pages) == [True] * 20
+            assert tier.statistics().pages == 20
+
+    def test_a_removed_page_is_gone_for_good(self, open_tier: Callable[[], Tier]) -> None:
+        """Removed is removed, also over restarts, until it is stored again."""
+        kept, removed = make_page(1, 5000), make_page(2, 5000)
+        with self.opened(open_tier) as tier:
+            tier.write([kept, removed])
+            assert tier.remove([removed.key, removed.key, make_page(3, 1).key]) == 1
+            assert tier.contains([kept.key, removed.key]) == [True, False]
+            assert read_pages(tier, [kept, removed]) == [True, False]
+            assert tier.remove([removed.key]) == 0
+        with self.opened(open_tier) as tier:
+            assert read_pages(tier, [kept, removed]) == [True, False]
+            assert tier.write([removed]) == [True]
+        with self.opened(open_tier) as tier:
+            assert read_pages(tier, [kept, removed]) == [True, True]
+
+    def test_the_limit_holds_and_what_left_is_counted(self, open_tier: Callable[[], Tier]) -> None:
+        """Far more than fits: the newest page is here, the rest is here or counted as evicted."""
+        pages = [make_page(n, 1 << 20) for n in range(40)]
+        with self.opened(open_tier) as tier:
+            for page in pages:
+                assert tier.write([page]) == [True]
+                counts = tier.statistics()
+                assert counts.used_bytes <= counts.limit_bytes == 16 << 20
+            found = read_pages(tier, pages)
+            assert found[-1]
+            assert sum(found) == counts.pages == 40 - counts.evicted
+            assert sum(found) >= 8, "half of the limit stands empty"
+
+    def test_one_call_may_exceed_the_limit(self, open_tier: Callable[[], Tier]) -> None:
+        """What a call's own pages push out is not answered as stored."""
+        pages = [make_page(n, 1 << 20) for n in range(40)]
+        with self.opened(open_tier) as tier:
+            answers = tier.write(pages)
+            assert answers == tier.contains([page.key for page in pages]) == read_pages(tier, pages)
+            assert 8 <= sum(answers) < 40
+
+    def test_a_page_above_the_limit_is_refused(self, open_tier: Callable[[], Tier]) -> None:
+        """It pushes nothing out."""
+        small, large = make_page(1, 5000), make_page(2, (16 << 20) + 1)
+        with self.opened(open_tier) as tier:
+            assert tier.write([small, large]) == [True, False]
+            assert tier.write([large]) == [False]
+            counts = tier.statistics()
+            assert (counts.refused, counts.evicted, counts.stored) == (2, 0, 1)
+            assert read_pages(tier, [small, large]) == [True, False]
+
+    def test_flush_and_nothing_at_all(self, open_tier: Callable[[], Tier]) -> None:
+        """Empty calls are answered; flush may be called at any time."""
+        with self.opened(open_tier) as tier:
+            tier.flush()
+            assert tier.contains([]) == tier.write([]) == []
+            assert tier.read([], []) == []
+            assert tier.remove([]) == 0
+            page = make_page(1, 1 << PAGE_BITS)
+            tier.write([page])
+            tier.flush()
+            tier.flush()
+            assert read_pages(tier, [page]) == [True]
+
+    def test_payloads_are_arrays_views_included(self, open_tier: Callable[[], Tier]) -> None:
+        """Neighbouring views of one large array, as an arena gives them, are written and read in place."""
+        arena: PageBytes = np.empty(8 << PAGE_BITS, dtype=np.uint8)
+        pages = []
+        for number in range(8):
+            page = make_page(number, 1 << PAGE_BITS)
+            view = arena[number << PAGE_BITS : (number + 1) << PAGE_BITS]
+            view[:] = page.payload
+            pages.append(page._replace(payload=view))
+        with self.opened(open_tier) as tier:
+            assert all(tier.write(pages))
+            expected = arena.copy()
+            arena[:] = 0
+            assert None not in tier.read([page.key for page in pages], [page.payload for page in pages])
+            assert np.array_equal(arena, expected)

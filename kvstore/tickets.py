@@ -1,0 +1,88 @@
+"""Reservations and holds that clients have open. Pure bookkeeping; the store's lock guards it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvstore.catalog import Slot
+
+NODE = 0
+"""The owner of tickets that the node's own threads carry out."""
+
+
+@dataclass(slots=True, eq=False)
+class StoreTicket:
+    """Slots reserved for one writer."""
+
+    number: int
+    owner: int
+    slots: list[Slot]
+    deadline: float
+    """On the clock of ``time.monotonic``."""
+    direct: bool
+    """Whether the writer has the slots' memory before it: then only its own word, or its death, frees them."""
+    lapsed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class LoadTicket:
+    """Slots held for one reader, head of the prefix first."""
+
+    number: int
+    owner: int
+    slots: list[Slot]
+    deadline: float
+
+
+class Tickets:
+    """The open tickets by number.
+
+    Numbers start at random and a restarted node doesn't know the earlier one's: a ticket from before a restart is an
+    unknown ticket, never another one's.
+    """
+
+    def __init__(self) -> None:
+        self._last = secrets.randbits(62)
+        self.stores: dict[int, StoreTicket] = {}
+        self.loads: dict[int, LoadTicket] = {}
+
+    def open_store(self, owner: int, slots: list[Slot], deadline: float, *, direct: bool) -> StoreTicket:
+        """A new reservation."""
+        ticket = StoreTicket(self._next(), owner, slots, deadline, direct)
+        self.stores[ticket.number] = ticket
+        return ticket
+
+    def open_load(self, owner: int, slots: list[Slot], deadline: float) -> LoadTicket:
+        """A new hold."""
+        ticket = LoadTicket(self._next(), owner, slots, deadline)
+        self.loads[ticket.number] = ticket
+        return ticket
+
+    def take_store(self, number: int, owner: int) -> StoreTicket | None:
+        """End a reservation; None when this owner has none of this number."""
+        ticket = self.stores.get(number)
+        return self.stores.pop(number) if ticket is not None and ticket.owner == owner else None
+
+    def take_load(self, number: int, owner: int) -> LoadTicket | None:
+        """End a hold; None when this owner has none of this number."""
+        ticket = self.loads.get(number)
+        return self.loads.pop(number) if ticket is not None and ticket.owner == owner else None
+
+    def frames_of(self, owner: int) -> int:
+        """Frames that one owner has reserved or holds."""
+        tickets: Iterator[StoreTicket | LoadTicket] = (
+            ticket for group in (self.stores, self.loads) for ticket in group.values() if ticket.owner == owner
+        )
+        return sum(slot.frames for ticket in tickets for slot in ticket.slots)
+
+    def overdue(self, now: float) -> tuple[list[StoreTicket], list[LoadTicket]]:
+        """Tickets past their deadline, lapsed reservations left out."""
+        stores = [ticket for ticket in self.stores.values() if ticket.deadline < now and not ticket.lapsed]
+        loads = [ticket for ticket in self.loads.values() if ticket.deadline < now]
+        return stores, loads
+
+    def _next(self) -> int:
+        self._last = (self._last + 1) % (1 << 63) or 1
+        return self._last

@@ -1,0 +1,63 @@
+"""The node's own threads: writing dirty pages below, ending what is overdue, verifying an arena taken over."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvstore.store import Store
+
+_SWEEP_SECONDS = 0.25
+_RETRY_SECONDS = 1.0
+"""How long to leave a tier alone that would take nothing."""
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Upkeep:
+    """Runs a store's background work until it is stopped."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._write_back, name="kvstore-write-back", daemon=True),
+            threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True),
+        ]
+        if store.kept_pages:
+            self._threads.append(threading.Thread(target=self._verify, name="kvstore-verify", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads, each behind what it is doing."""
+        self._stop.set()
+        self._store.wake()
+        for thread in self._threads:
+            thread.join()
+
+    def _write_back(self) -> None:
+        while not self._stop.is_set():
+            waiting = self._store.wait_for_dirty(_SWEEP_SECONDS)
+            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back):
+                self._stop.wait(_RETRY_SECONDS)
+
+    def _sweep(self) -> None:
+        while not self._stop.wait(_SWEEP_SECONDS):
+            _keep_going(self._store.sweep)
+
+    def _verify(self) -> None:
+        damaged = _keep_going(lambda: self._store.verify(self._stop))
+        if damaged:
+            _log.warning("%d pages of the arena that was taken over were damaged; they are misses now", damaged)
+
+
+def _keep_going(work: Callable[[], T]) -> T | None:
+    """Do one piece of work; a failure of it must not end the thread, or the node would rot silently."""
+    try:
+        return work()
+    except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the next piece may work
+        _log.exception("%s failed; it is tried again", getattr(work, "__qualname__", work))
+        return None

@@ -1,0 +1,1 @@
+"""Generated from proto/kvstore/v1 by `make proto`."""

@@ -1,0 +1,253 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PageTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAGE_TIER_ABSENT: _ClassVar[PageTier]
+    PAGE_TIER_ARENA: _ClassVar[PageTier]
+    PAGE_TIER_DISK: _ClassVar[PageTier]
+
+class StoreOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STORE_OUTCOME_RESERVED: _ClassVar[StoreOutcome]
+    STORE_OUTCOME_PRESENT: _ClassVar[StoreOutcome]
+    STORE_OUTCOME_REFUSED: _ClassVar[StoreOutcome]
+PAGE_TIER_ABSENT: PageTier
+PAGE_TIER_ARENA: PageTier
+PAGE_TIER_DISK: PageTier
+STORE_OUTCOME_RESERVED: StoreOutcome
+STORE_OUTCOME_PRESENT: StoreOutcome
+STORE_OUTCOME_REFUSED: StoreOutcome
+
+class AttachRequest(_message.Message):
+    __slots__ = ("lock_name",)
+    LOCK_NAME_FIELD_NUMBER: _ClassVar[int]
+    lock_name: str
+    def __init__(self, lock_name: _Optional[str] = ...) -> None: ...
+
+class AttachReply(_message.Message):
+    __slots__ = ("instance", "client")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    instance: int
+    client: int
+    def __init__(self, instance: _Optional[int] = ..., client: _Optional[int] = ...) -> None: ...
+
+class OpenNamespaceRequest(_message.Message):
+    __slots__ = ("layout",)
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    layout: str
+    def __init__(self, layout: _Optional[str] = ...) -> None: ...
+
+class OpenNamespaceReply(_message.Message):
+    __slots__ = ("fingerprint", "batch_pages", "arena_directory")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_PAGES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: bytes
+    batch_pages: int
+    arena_directory: str
+    def __init__(self, fingerprint: _Optional[bytes] = ..., batch_pages: _Optional[int] = ..., arena_directory: _Optional[str] = ...) -> None: ...
+
+class PageList(_message.Message):
+    __slots__ = ("fingerprint", "hashes")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: bytes
+    hashes: bytes
+    def __init__(self, fingerprint: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("queries",)
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    queries: _containers.RepeatedCompositeFieldContainer[PageList]
+    def __init__(self, queries: _Optional[_Iterable[_Union[PageList, _Mapping]]] = ...) -> None: ...
+
+class LookupReply(_message.Message):
+    __slots__ = ("tiers",)
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    tiers: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, tiers: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class PrepareStoreRequest(_message.Message):
+    __slots__ = ("pages", "client", "ttl_ms")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    pages: PageList
+    client: int
+    ttl_ms: int
+    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class PrepareStoreReply(_message.Message):
+    __slots__ = ("ticket", "outcomes", "offsets")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    outcomes: bytes
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CompleteStoreRequest(_message.Message):
+    __slots__ = ("ticket", "publish", "client")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    publish: bool
+    client: int
+    def __init__(self, ticket: _Optional[int] = ..., publish: bool = ..., client: _Optional[int] = ...) -> None: ...
+
+class StoreCounts(_message.Message):
+    __slots__ = ("stored", "present", "refused")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    stored: int
+    present: int
+    refused: int
+    def __init__(self, stored: _Optional[int] = ..., present: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+
+class PrepareLoadRequest(_message.Message):
+    __slots__ = ("pages", "client", "ttl_ms")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    pages: PageList
+    client: int
+    ttl_ms: int
+    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class PrepareLoadReply(_message.Message):
+    __slots__ = ("ticket", "tiers", "offsets")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    tiers: bytes
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[int] = ..., tiers: _Optional[bytes] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CompleteLoadRequest(_message.Message):
+    __slots__ = ("ticket", "client")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    client: int
+    def __init__(self, ticket: _Optional[int] = ..., client: _Optional[int] = ...) -> None: ...
+
+class CompleteLoadReply(_message.Message):
+    __slots__ = ("valid",)
+    VALID_FIELD_NUMBER: _ClassVar[int]
+    valid: bool
+    def __init__(self, valid: bool = ...) -> None: ...
+
+class LoadPages(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: PageList
+    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ...) -> None: ...
+
+class PageRun(_message.Message):
+    __slots__ = ("tiers", "checksums")
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    tiers: bytes
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tiers: _Optional[bytes] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StorePages(_message.Message):
+    __slots__ = ("ticket", "checksums")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PageCount(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    def __init__(self, pages: _Optional[int] = ...) -> None: ...
+
+class ClearRequest(_message.Message):
+    __slots__ = ("fingerprint",)
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: bytes
+    def __init__(self, fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class FlushRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FlushReply(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    def __init__(self, pages: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TierStatus(_message.Message):
+    __slots__ = ("name", "used_bytes", "limit_bytes", "pages", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    used_bytes: int
+    limit_bytes: int
+    pages: int
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class NamespaceStatus(_message.Message):
+    __slots__ = ("name", "fingerprint", "page_bytes", "arena_pages")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_PAGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fingerprint: bytes
+    page_bytes: int
+    arena_pages: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., arena_pages: _Optional[int] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("version", "instance", "pid", "uptime_seconds", "tiers", "namespaces", "clients", "arena_directory", "disk_directory")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    DISK_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    instance: int
+    pid: int
+    uptime_seconds: float
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceStatus]
+    clients: int
+    arena_directory: str
+    disk_directory: str
+    def __init__(self, version: _Optional[str] = ..., instance: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[int] = ..., arena_directory: _Optional[str] = ..., disk_directory: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,130 @@
+"""What both ends of the wire agree on beside the messages: how hashes are joined, errors coded, streams named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from kvstore import errors
+from kvstore.hashing import HASH_BYTES
+
+Bytes = npt.NDArray[np.uint8]
+
+LOAD_STREAM = "/kvstore.v1.Pages/Load"
+STORE_STREAM = "/kvstore.v1.Pages/Store"
+MESSAGE_BYTES = 2 << 20
+"""Largest raw message of a payload stream: larger ones are several times slower, smaller ones cost more calls."""
+REASON_KEY = "kvstore-reason"
+"""Trailing metadata: the name of the error class behind a failed call."""
+
+_CODES: dict[type[errors.KVStoreError], grpc.StatusCode] = {
+    errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.LayoutMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.LimitExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnknownNamespaceError: grpc.StatusCode.NOT_FOUND,
+    errors.NotAttachedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_REASONS = {error.__name__: error for error in _CODES}
+
+
+def join_hashes(hashes: Sequence[bytes]) -> bytes:
+    """Block hashes as one field.
+
+    Raises:
+        InvalidRequestError: a hash has not 32 bytes.
+    """
+    for place, block_hash in enumerate(hashes):
+        if not isinstance(block_hash, bytes) or len(block_hash) != HASH_BYTES:
+            got = f"{len(block_hash)} bytes" if isinstance(block_hash, bytes) else repr(type(block_hash).__name__)
+            raise errors.InvalidRequestError(f"hash {place} must be {HASH_BYTES} bytes long, got {got}")
+    return b"".join(hashes)
+
+
+def split_hashes(joined: bytes) -> list[bytes]:
+    """The block hashes of one field.
+
+    Raises:
+        InvalidRequestError: the field is not whole hashes.
+    """
+    if len(joined) % HASH_BYTES:
+        raise errors.InvalidRequestError(f"hashes take {HASH_BYTES} bytes each, the field has {len(joined)}")
+    return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
+
+
+def raw_messages(pages: Iterable[Bytes]) -> Iterator[bytes]:
+    """The bytes of ``pages``, back to back, in messages of ``MESSAGE_BYTES`` (the last one shorter)."""
+    waiting: list[memoryview] = []
+    size = 0
+    for page in pages:
+        rest = page.data
+        while rest:
+            piece, rest = rest[: MESSAGE_BYTES - size], rest[MESSAGE_BYTES - size :]
+            waiting.append(piece)
+            size += len(piece)
+            if size == MESSAGE_BYTES:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def fill(pages: Sequence[Bytes], messages: Iterator[bytes]) -> int:
+    """Write raw messages into ``pages``, one behind the other, until these are full.
+
+    Returns:
+        How many bytes came.
+
+    Raises:
+        InvalidRequestError: the last message carries more than fits.
+    """
+    total = sum(page.size for page in pages)
+    came = place = filled = 0
+    while came < total:
+        message = next(messages, None)
+        if message is None:
+            break
+        came += len(message)
+        if came > total:
+            raise errors.InvalidRequestError(f"the stream carries more than the {total} bytes of its pages")
+        data = np.frombuffer(message, np.uint8)
+        while data.size:
+            if filled == pages[place].size:
+                place, filled = place + 1, 0
+            take = min(data.size, pages[place].size - filled)
+            np.copyto(pages[place][filled : filled + take], data[:take])
+            data, filled = data[take:], filled + take
+    return came
+
+
+def code_of(error: errors.KVStoreError) -> grpc.StatusCode:
+    """The gRPC status that stands for an error."""
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            return _CODES[kind]
+    return grpc.StatusCode.INTERNAL
+
+
+def error_of(call: grpc.RpcError, node: str) -> errors.KVStoreError:
+    """The error that a failed call stands for. ``node`` names the other end for people."""
+    # Every RpcError that a channel raises is the finished call as well; the types don't say so.
+    finished = cast("grpc.Call", call)
+    code, details = finished.code(), finished.details() or ""
+    metadata = cast("Sequence[tuple[str, str | bytes]]", finished.trailing_metadata() or ())
+    for key, value in metadata:
+        if key == REASON_KEY and str(value) in _REASONS:
+            return _REASONS[str(value)](details)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.DeadlineError(f"{node} did not answer in time")
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return errors.UnavailableError(f"{node} can't be reached: {details}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return errors.LimitExceededError(f"{node}: {details}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.FormatError(f"{node} does not know this call: {details}")
+    return errors.UnavailableError(f"{node} failed: {details}")
