@@ -1,0 +1,29 @@
+"""A block: the engine's place for the KV of ``block_size`` consecutive tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from connector.blocks.hashing import BlockHash
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """What the pool knows of one block. Blocks are compared by identity: there is one for each id.
+
+    A block is *free* when ``ref_cnt`` is 0 and *cached* when it has a hash. A block may be both: it can still be hit
+    until it is given to someone else.
+    """
+
+    block_id: int
+    """Its place in the engine's KV tensors, 0 … number of blocks - 1."""
+    ref_cnt: int = 0
+    """How many requests hold it. Not kept for the null block."""
+    block_hash: BlockHash | None = None
+    """Set while the block is full and may be found by this hash."""
+    is_null: bool = False
+    """The null block stands for tokens that need no block. It is never cached, freed or given to a request as new."""
+
+    prev_free: Block | None = field(default=None, repr=False)
+    """Neighbours in the free queue, which alone may change them; None while the block is not in it."""
+    next_free: Block | None = field(default=None, repr=False)

@@ -1,0 +1,193 @@
+"""A background thread that carries out transfers one after the other, and the rule of who may touch their blocks.
+
+A transfer is in one of these states. Everybody changes them under the lane's lock; the copies and the calls to the node
+happen outside it.
+
+::
+
+    queued ──► calling ◄──► touching      the lane's thread has taken it up: it calls the node, or copies
+       │          │             │
+       └──────────┴─────► over ◄┘         nothing of it reads from or writes to the engine's blocks any more
+
+From *queued* and *calling* anyone can end a transfer, however long the node takes to answer: the thread finds it over
+when it wants to touch the blocks, and leaves them alone. While the thread is *touching* them, only :meth:`Lane.revoke`
+ends a transfer, and only one that merely reads. A copy is short and depends on no one; a call may hang.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from connector.plan import LoadPlan, StorePlan
+
+Plan = TypeVar("Plan", LoadPlan, StorePlan)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer(Generic[Plan]):
+    """One plan on its way through a lane."""
+
+    plan: Plan
+    deadline: float
+    """When it is given up, by the lane's clock."""
+    pages_done: int = 0
+    """How many leading pages are dealt with: loaded, or offered to the node."""
+    touching: bool = False
+    over: bool = False
+
+
+class Lane(Generic[Plan]):
+    """Carries out plans in order, on one thread, each before its deadline or not at all.
+
+    Args:
+        name: of the thread.
+        capacity: most transfers that wait for the thread.
+        deadline: seconds from :meth:`submit` after which a transfer is given up.
+        carry_out: called on the thread, one transfer at a time. It must not raise.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        deadline: float,
+        carry_out: Callable[[Transfer[Plan]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._capacity = capacity
+        self._deadline = deadline
+        self._carry_out: Callable[[Transfer[Plan]], None] = carry_out
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._queued: list[Transfer[Plan]] = []
+        self._current: Transfer[Plan] | None = None  # what the thread has taken up; it may be over meanwhile
+        self._ended: list[Transfer[Plan]] = []  # over and not reported
+        self._stopped = False
+        self._late = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def late(self) -> int:
+        """Transfers given up at their deadline."""
+        return self._late
+
+    def submit(self, plan: Plan) -> None:
+        """Takes a plan. When the queue is full or the lane is shut down, the transfer is over at once."""
+        with self._changed:
+            transfer = Transfer(plan, self._clock() + self._deadline)
+            if self._stopped or len(self._queued) >= self._capacity:
+                transfer.over = True
+                self._ended.append(transfer)
+                return
+            self._queued.append(transfer)
+            self._changed.notify_all()
+
+    @contextmanager
+    def touch(self, transfer: Transfer[Plan]) -> Iterator[bool]:
+        """Around a copy from or to the transfer's blocks, on the lane's thread. False: it is over, leave them alone."""
+        with self._changed:
+            allowed = transfer.touching = not transfer.over
+        try:
+            yield allowed
+        finally:
+            with self._changed:
+                transfer.touching = False
+                if self._stopped:
+                    self._end(transfer)
+                self._changed.notify_all()
+
+    def wanted(self, transfer: Transfer[Plan]) -> bool:
+        """Whether the transfer is not over: there is a point in going on."""
+        with self._changed:
+            return not transfer.over
+
+    def advance(self, transfer: Transfer[Plan], pages: int) -> bool:
+        """Counts pages as dealt with, unless the transfer is over (False): then they no longer matter."""
+        with self._changed:
+            if not transfer.over:
+                transfer.pages_done += pages
+            return not transfer.over
+
+    def take_ended(self) -> list[Transfer[Plan]]:
+        """The transfers that are over and were not returned before. Gives up what is past its deadline."""
+        with self._changed:
+            self._give_up_late()
+            ended, self._ended = self._ended, []
+            return ended
+
+    def revoke(self, request_ids: Collection[str]) -> None:
+        """Ends the transfers of these requests at once, also those that read from their blocks in this moment.
+
+        For transfers that only read: a copy under way may see other bytes from now on, and whoever made it finds the
+        transfer over and throws it away.
+        """
+        with self._changed:
+            for transfer in self._live():
+                if transfer.plan.request_id in request_ids:
+                    self._end(transfer)
+
+    def wait_idle(self) -> None:
+        """Waits until every transfer submitted so far is over: as long as a deadline and a copy take, at most."""
+        with self._changed:
+            pending = self._live()
+            while True:
+                self._give_up_late()
+                pending = [transfer for transfer in pending if not transfer.over]
+                if not pending:
+                    return
+                rest = min(transfer.deadline for transfer in pending) - self._clock()
+                self._changed.wait(rest if rest > 0 else None)  # past its deadline it is touching: until the copy ends
+
+    def shutdown(self, wait: float) -> None:
+        """Gives everything up and stops the thread. Waits for a call or copy under way, ``wait`` seconds at most.
+
+        A thread that hangs in a call for longer ends when the call does, and touches no block before.
+        """
+        with self._changed:
+            self._stopped = True
+            for transfer in self._live():
+                if not transfer.touching:
+                    self._end(transfer)
+            self._changed.notify_all()
+        self._thread.join(wait)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queued and not self._stopped:
+                    self._changed.wait()
+                if not self._queued:
+                    return
+                transfer = self._current = self._queued.pop(0)
+            self._carry_out(transfer)
+            with self._changed:
+                self._end(transfer)
+                self._current = None
+                self._changed.notify_all()
+
+    def _live(self) -> list[Transfer[Plan]]:
+        """The transfers that are not over."""
+        taken_up = [self._current] if self._current is not None and not self._current.over else []
+        return taken_up + self._queued
+
+    def _give_up_late(self) -> None:
+        now = self._clock()
+        for transfer in self._live():
+            if now >= transfer.deadline and not transfer.touching:
+                self._late += 1
+                self._end(transfer)
+
+    def _end(self, transfer: Transfer[Plan]) -> None:
+        if transfer.over:
+            return
+        transfer.over = True
+        if transfer in self._queued:
+            self._queued.remove(transfer)
+        self._ended.append(transfer)
+        self._changed.notify_all()

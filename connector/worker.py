@@ -1,0 +1,261 @@
+"""The worker half of the connector: carries out the scheduler half's plans, in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from connector.health import NodeHealth
+from connector.lane import Lane, Transfer
+from connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from gpu.pages import PagedKV
+    from kvstore import Namespace
+
+LOAD_DEADLINE = 5.0
+"""Seconds after which a request stops waiting for its pages and computes what did not come."""
+
+STORE_DEADLINE = 5.0
+"""Seconds after which a finished request's blocks are no longer held for a store."""
+
+QUEUED_LOADS = 1024
+"""Most loads that wait for the thread. One more fails at once."""
+
+QUEUED_STORES = 256
+"""Most stores that wait for the thread. One more is dropped."""
+
+SHUTDOWN_WAIT = 5.0
+"""Seconds for which each thread's last call, or copy, is waited for at shutdown."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatistics:
+    """Pages that were to move since the start, and what became of them."""
+
+    pages_loaded: Mapping[str, int] = field(default_factory=dict)
+    """By the tier they came from: ``"arena"``, ``"disk"``."""
+    pages_not_loaded: int = 0
+    """Gone, late, or not asked for because the node failed: load errors."""
+    pages_stored: int = 0
+    pages_present: int = 0
+    """To be stored, but kvstore had them already."""
+    pages_refused: int = 0
+    """kvstore had no room for them."""
+    pages_dropped: int = 0
+    """Given up: the queue was full, it was too late, their blocks were given away, or the node failed."""
+    loads_late: int = 0
+    """Loads given up at their deadline."""
+    stores_late: int = 0
+    load_failures: int = 0
+    """Loads that the node, or the copy, ended with an error."""
+    store_failures: int = 0
+    bytes_loaded: int = 0
+    bytes_stored: int = 0
+    load_seconds: float = 0.0
+    """Time that the load thread was busy, waiting for the node included."""
+    store_seconds: float = 0.0
+
+
+class WorkerConnector:
+    """Moves pages between kvstore and the engine's paged KV. Its methods belong to the engine's worker thread; none
+    raises for a failure of kvstore, none but :meth:`wait_for_save` and :meth:`shutdown` waits for I/O.
+
+    In each step, also in one that computes nothing: :meth:`start_load_kv` before the forward pass,
+    :meth:`start_save_kv` after it, :meth:`get_finished`, then :meth:`get_block_ids_with_load_errors`.
+
+    A load that fails at some page, is past its deadline or finds no place in the queue is *finished* like any other:
+    the blocks that were not filled are load errors, and the engine computes them. It is never reported while a copy
+    into its blocks is still running. A store that fails is only counted.
+
+    Args:
+        namespace: of the model's layout.
+        pages: the engine's paged KV; its ``page_bytes`` is the layout's.
+        load_deadline: seconds from :meth:`start_load_kv` on.
+        store_deadline: seconds from :meth:`start_save_kv` on.
+        clock: seconds, monotonic.
+
+    Raises:
+        InvalidRequestError: the engine's pages have another size than the layout says.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        pages: PagedKV,
+        *,
+        load_deadline: float = LOAD_DEADLINE,
+        store_deadline: float = STORE_DEADLINE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if pages.page_bytes != namespace.layout.page_bytes:
+            raise InvalidRequestError(
+                f"the engine's pages have {pages.page_bytes} bytes, the layout says {namespace.layout.page_bytes}"
+            )
+        self._namespace = namespace
+        self._pages = pages
+        self._load_health = NodeHealth("loading pages", clock)
+        self._store_health = NodeHealth("storing pages", clock)
+        self._load_errors: set[int] = set()
+        self._stores_under_way: Counter[str] = Counter()
+        self._ending: set[str] = set()  # finished requests that are reported when their stores are over
+        self._lock = threading.Lock()  # for the counters, which the lanes' threads change
+        self._counts: Counter[str] = Counter()
+        self._loaded_by_tier: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {"load": 0.0, "store": 0.0}
+        self._loads: Lane[LoadPlan] = Lane("kvstore-load", QUEUED_LOADS, load_deadline, self._carry_out_load, clock)
+        self._stores: Lane[StorePlan] = Lane(
+            "kvstore-store", QUEUED_STORES, store_deadline, self._carry_out_store, clock
+        )
+
+    def start_load_kv(self, plan: StepPlan) -> None:
+        """Begins the step's loads and gives up stores of blocks that it overwrites. Call it before the forward pass."""
+        self._stores.revoke(plan.preempted)
+        for load in plan.loads:
+            self._loads.submit(load)
+
+    def start_save_kv(self, plan: StepPlan) -> None:
+        """Begins the step's stores. Call it when the forward pass that computes their blocks has been queued."""
+        for store in plan.stores:
+            self._stores_under_way[store.request_id] += 1
+            self._stores.submit(store)
+        self._ending.update(plan.finished)
+
+    def wait_for_save(self) -> None:
+        """Waits until every store begun so far has been carried out or given up, ``store_deadline`` at most.
+
+        For the end of a run, and for engines that can't hold a finished request's blocks until it is reported.
+        """
+        self._stores.wait_idle()
+
+    def get_finished(self) -> tuple[set[str], set[str]]:
+        """What came to its end since the last call.
+
+        Returns:
+            ``finished_sending``: finished requests (``StepPlan.finished``) whose blocks are read no longer.
+            ``finished_recving``: requests whose load is over, well or badly; nothing writes to their blocks any more.
+        """
+        received: set[str] = set()
+        for load in self._loads.take_ended():
+            received.add(load.plan.request_id)
+            missing = load.plan.block_ids[load.pages_done :]
+            self._load_errors.update(missing)
+            self._count(pages_not_loaded=len(missing))
+        for store in self._stores.take_ended():
+            self._stores_under_way[store.plan.request_id] -= 1
+            self._count(pages_dropped=len(store.plan.hashes) - store.pages_done)
+        self._stores_under_way += Counter()  # drops those at zero
+        sent = {request_id for request_id in self._ending if not self._stores_under_way[request_id]}
+        self._ending -= sent
+        return sent, received
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that were not filled, of the requests that :meth:`get_finished` reported since the last call."""
+        errors, self._load_errors = self._load_errors, set()
+        return errors
+
+    def statistics(self) -> WorkerStatistics:
+        """Counters since the start."""
+        with self._lock:
+            return WorkerStatistics(
+                pages_loaded=dict(self._loaded_by_tier),
+                **self._counts,
+                loads_late=self._loads.late,
+                stores_late=self._stores.late,
+                load_failures=self._load_health.failures,
+                store_failures=self._store_health.failures,
+                load_seconds=self._seconds["load"],
+                store_seconds=self._seconds["store"],
+            )
+
+    def shutdown(self) -> None:
+        """Gives up what is under way and stops the threads, waiting :data:`SHUTDOWN_WAIT` for each at most.
+
+        Stores that have to arrive: :meth:`wait_for_save` before. A second call changes nothing.
+        """
+        self._loads.shutdown(SHUTDOWN_WAIT)
+        self._stores.shutdown(SHUTDOWN_WAIT)
+
+    def _carry_out_load(self, transfer: Transfer[LoadPlan]) -> None:
+        started = time.monotonic()
+        if self._load_health.available():
+            try:
+                self._load(transfer)
+            except Exception as error:  # noqa: BLE001 - whatever goes wrong here is a miss, never the engine's error
+                self._load_health.failed(error)
+            else:
+                self._load_health.succeeded()
+        self._spend("load", time.monotonic() - started)
+
+    def _load(self, transfer: Transfer[LoadPlan]) -> None:
+        hashes, block_ids = transfer.plan.hashes, transfer.plan.block_ids
+        for start in range(0, len(hashes), self._namespace.batch_pages):
+            batch = slice(start, start + self._namespace.batch_pages)
+            if not self._loads.wanted(transfer):
+                return
+            with self._namespace.prepare_load(hashes[batch]) as pending:
+                with self._loads.touch(transfer) as allowed:
+                    if not allowed:
+                        return
+                    self._pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)])
+                tiers = list(pending.tiers)
+                valid = pending.complete()
+            if not self._loads.advance(transfer, valid):
+                return
+            with self._lock:
+                self._loaded_by_tier.update(tiers[:valid])
+            self._count(bytes_loaded=valid * self._pages.page_bytes)
+            if valid < len(hashes[batch]):
+                return
+
+    def _carry_out_store(self, transfer: Transfer[StorePlan]) -> None:
+        started = time.monotonic()
+        if self._store_health.available():
+            try:
+                self._store(transfer)
+            except Exception as error:  # noqa: BLE001 - a store that fails is a miss later on, never the engine's error
+                self._store_health.failed(error)
+            else:
+                self._store_health.succeeded()
+        self._spend("store", time.monotonic() - started)
+
+    def _store(self, transfer: Transfer[StorePlan]) -> None:
+        hashes, block_ids = transfer.plan.hashes, transfer.plan.block_ids
+        for start in range(0, len(hashes), self._namespace.batch_pages):
+            batch = slice(start, start + self._namespace.batch_pages)
+            if not self._stores.wanted(transfer):
+                return
+            with self._namespace.prepare_store(hashes[batch]) as pending:
+                wanted = [
+                    (block_id, page)
+                    for block_id, page in zip(block_ids[batch], pending.pages, strict=True)
+                    if page is not None
+                ]
+                with self._stores.touch(transfer) as allowed:
+                    if not allowed:
+                        return
+                    self._pages.gather([block_id for block_id, _ in wanted], [page for _, page in wanted])
+                if not self._stores.wanted(transfer):
+                    return  # its blocks may have been given away, and overwritten, during the copy
+                result = pending.complete()
+            if not self._stores.advance(transfer, len(hashes[batch])):
+                return
+            self._count(
+                pages_stored=result.stored,
+                pages_present=result.present,
+                pages_refused=result.refused,
+                bytes_stored=result.stored * self._pages.page_bytes,
+            )
+
+    def _count(self, **pages: int) -> None:
+        with self._lock:
+            self._counts.update(pages)
+
+    def _spend(self, what: str, seconds: float) -> None:
+        with self._lock:
+            self._seconds[what] += seconds

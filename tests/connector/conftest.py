@@ -1,0 +1,207 @@
+"""A kvstore that does as it is told: it answers, hangs at an exact step, raises, or answers in part."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from kvstore.hashing import hash_blocks
+from kvstore.layout import Layout
+
+BLOCK_SIZE = 4
+PAGE_BYTES = 64
+BATCH_PAGES = 2
+PATIENCE = 20.0
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Gate:
+    """A step that a thread goes through: open unless a test closes it; then the thread stops there."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self._open = threading.Event()
+        self._open.set()
+        self.error: Exception | None = None
+
+    def close(self) -> None:
+        self._reached.clear()
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def wait_reached(self) -> None:
+        assert self._reached.wait(PATIENCE), "no thread came here"
+
+    def go_through(self) -> None:
+        self._reached.set()
+        assert self._open.wait(PATIENCE), "a test left a gate closed"
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass
+class Found:
+    prefix: int
+    present: tuple[bool, ...]
+
+
+class FakeClient:
+    """Its ``pages`` are the hashes that it has."""
+
+    def __init__(self) -> None:
+        self.pages: set[bytes] = set()
+        self.calls: list[list[tuple[bytes, ...]]] = []
+        self.gate = Gate()
+
+    def lookup(self, queries):
+        self.calls.append([tuple(hashes) for _, hashes in queries])
+        self.gate.go_through()
+        answers = []
+        for _, hashes in queries:
+            present = tuple(block_hash in self.pages for block_hash in hashes)
+            answers.append(Found((*present, False).index(False), present))
+        return answers
+
+
+@dataclass
+class Stored:
+    stored: int
+    present: int
+    refused: int
+
+
+class FakePending:
+    """Both kinds: what is not completed is given up when its context ends."""
+
+    def __init__(self, pages, tiers, finish, give_up) -> None:
+        self.pages, self.tiers = pages, tiers
+        self._finish, self._give_up = finish, give_up
+
+    def complete(self):
+        self._give_up = None
+        return self._finish()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._give_up is not None:
+            self._give_up()
+
+
+@dataclass
+class FakeNamespace:
+    """Keeps pages by hash. Each step of a load and of a store has a gate."""
+
+    layout: Layout = field(default_factory=lambda: Layout(model="test", block_size=BLOCK_SIZE, page_bytes=PAGE_BYTES))
+    batch_pages: int = BATCH_PAGES
+    pages: dict[bytes, np.ndarray] = field(default_factory=dict)
+    on_disk: set[bytes] = field(default_factory=set)
+    refuse: set[bytes] = field(default_factory=set)
+    valid: int | None = None
+    """How many pages of a load count as valid when it is completed; None: all."""
+    held: int = 0
+    """Pending loads and stores that are neither completed nor given up."""
+    prepare_load_gate: Gate = field(default_factory=Gate)
+    complete_load_gate: Gate = field(default_factory=Gate)
+    prepare_store_gate: Gate = field(default_factory=Gate)
+    complete_store_gate: Gate = field(default_factory=Gate)
+
+    def prepare_load(self, hashes: Sequence[bytes]) -> FakePending:
+        assert 0 < len(hashes) <= self.batch_pages
+        self.prepare_load_gate.go_through()
+        here = [block_hash in self.pages for block_hash in hashes]
+        hashes = hashes[: (*here, False).index(False)]
+        self.held += 1
+
+        def complete() -> int:
+            self.held -= 1
+            self.complete_load_gate.go_through()
+            return len(hashes) if self.valid is None else min(self.valid, len(hashes))
+
+        tiers = ["disk" if block_hash in self.on_disk else "arena" for block_hash in hashes]
+        return FakePending([self.pages[block_hash] for block_hash in hashes], tiers, complete, self._release)
+
+    def prepare_store(self, hashes: Sequence[bytes]) -> FakePending:
+        assert 0 < len(hashes) <= self.batch_pages
+        self.prepare_store_gate.go_through()
+        known, refused = set(self.pages), self.refuse
+        reserved = {h: np.zeros(PAGE_BYTES, np.uint8) for h in hashes if h not in known and h not in refused}
+        self.held += 1
+
+        def complete() -> Stored:
+            self.held -= 1
+            self.complete_store_gate.go_through()
+            self.pages.update(reserved)
+            return Stored(len(reserved), len(known & set(hashes)), len(refused & set(hashes)))
+
+        return FakePending([reserved.get(block_hash) for block_hash in hashes], [], complete, self._release)
+
+    def _release(self) -> None:
+        self.held -= 1
+
+
+class FakePagedKV:
+    """An engine's blocks: one row of bytes each, block n filled with n."""
+
+    page_bytes = PAGE_BYTES
+
+    def __init__(self) -> None:
+        self.blocks = np.repeat(np.arange(32, dtype=np.uint8)[:, None], PAGE_BYTES, axis=1)
+        self.scatter_gate = Gate()
+        self.gather_gate = Gate()
+
+    def scatter(self, pages, block_ids) -> None:
+        assert len(pages) == len(block_ids)
+        self.scatter_gate.go_through()
+        for page, block_id in zip(pages, block_ids, strict=True):
+            self.blocks[block_id] = page
+
+    def gather(self, block_ids, out) -> None:
+        for page, block_id in zip(out, block_ids, strict=True):
+            page[:] = self.blocks[block_id]
+        self.gather_gate.go_through()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def client() -> Iterator[FakeClient]:
+    client = FakeClient()
+    yield client
+    client.gate.open()
+
+
+@pytest.fixture
+def namespace() -> FakeNamespace:
+    return FakeNamespace()
+
+
+@pytest.fixture
+def kv() -> FakePagedKV:
+    return FakePagedKV()
+
+
+@pytest.fixture
+def hashes() -> list[bytes]:
+    """Of a prompt of 12 blocks."""
+    return list(hash_blocks(range(12 * BLOCK_SIZE), BLOCK_SIZE))

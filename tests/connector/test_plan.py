@@ -1,0 +1,52 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.errors import FormatError, InvalidRequestError
+
+names = st.text(max_size=8)
+pairs = st.lists(st.tuples(st.binary(min_size=32, max_size=32), st.integers(0, 2**31)), max_size=4)
+
+
+def plans(kind):
+    return st.lists(
+        st.builds(
+            lambda name, blocks: kind(name, tuple(key for key, _ in blocks), tuple(number for _, number in blocks)),
+            names,
+            pairs,
+        ),
+        max_size=3,
+    ).map(tuple)
+
+
+@given(st.builds(StepPlan, plans(LoadPlan), plans(StorePlan), st.lists(names).map(tuple), st.lists(names).map(tuple)))
+def test_a_plan_crosses_processes_unchanged(plan):
+    assert StepPlan.from_bytes(plan.to_bytes()) == plan
+
+
+@given(st.binary(max_size=40))
+def test_bytes_that_are_no_plan_are_refused(data):
+    try:
+        plan = StepPlan.from_bytes(data)
+    except FormatError:
+        return
+    assert isinstance(plan, StepPlan)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80", b"\x94\x90\x90\x90", StepPlan().to_bytes() + b"x", b"\x94\x91\x93\xa1a\xa1b\x90\x90\x90\x90"]
+)
+def test_damaged_plans_are_refused(data):
+    with pytest.raises(FormatError, match=f"{len(data)} bytes are no plan"):
+        StepPlan.from_bytes(data)
+
+
+def test_a_plan_has_a_block_for_each_hash():
+    with pytest.raises(InvalidRequestError, match="request a: 1 hashes for 2 blocks"):
+        LoadPlan("a", (b"h" * 32,), (1, 2))
+
+
+def test_an_empty_plan_is_false():
+    assert not StepPlan()
+    assert StepPlan(finished=("a",))
