@@ -152,6 +152,20 @@ class TierContract:
             assert answers == tier.contains([page.key for page in pages]) == read_pages(tier, pages)
             assert 8 <= sum(answers) < 40
 
+    def test_keys_are_found_by_prefix(self, open_tier: Callable[[], Tier]) -> None:
+        """A namespace's pages can be listed, the removed ones not among them, also after opening again."""
+        page = make_page(1, 100)
+        keys = [bytes([namespace]) * 32 + bytes([number]) * 32 for namespace in (1, 2) for number in range(3)]
+        with self.opened(open_tier) as tier:
+            assert tier.keys(b"") == []
+            assert all(tier.write([page._replace(key=key) for key in keys]))
+            tier.remove(keys[1:2])
+        with self.opened(open_tier) as tier:
+            assert sorted(tier.keys(bytes([1]) * 32)) == [keys[0], keys[2]]
+            assert sorted(tier.keys(bytes([2]) * 32)) == keys[3:]
+            assert tier.keys(bytes([3]) * 32) == []
+            assert sorted(tier.keys(b"")) == sorted(set(keys) - {keys[1]})
+
     def test_a_page_above_the_limit_is_refused(self, open_tier: Callable[[], Tier]) -> None:
         """It pushes nothing out."""
         small, large = make_page(1, 5000), make_page(2, (16 << 20) + 1)

@@ -53,13 +53,18 @@ class TierStatistics:
 class Tier(Protocol):
     """A bounded place for pages. All methods are safe to call from several threads at once; they block on I/O.
 
-    In doubt every answer is a miss: no method raises for a page that is damaged or gone, or for a failing device.
+    In doubt every answer is a miss: but for ``flush``, no method raises for a page that is damaged or gone, or for a
+    failing device.
     """
 
     name: str
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Which pages are here. Answers from memory, without I/O."""
+        ...
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint."""
         ...
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
@@ -83,7 +88,11 @@ class Tier(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when everything written so far would be found after the machine loses power."""
+        """Return when everything written so far would be found after the machine loses power.
+
+        Raises:
+            ResourceError: the device refuses; pages stay findable as long as the machine is up.
+        """
         ...
 
     def statistics(self) -> TierStatistics:

@@ -1,0 +1,204 @@
+"""Headers, records and checksums to bytes and back. No files here; the package's docstring draws the layout."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+ByteArray = npt.NDArray[np.uint8]
+"""A contiguous one-dimensional array of bytes."""
+
+BLOCK = 4096
+"""Everything starts at and is padded to a multiple of this: what O_DIRECT asks of any disk."""
+
+FORMAT_VERSION = 1
+KEY_BYTES = 64
+STAMP_BYTES = 16
+
+RAW = 0
+"""Codec of a payload that is stored as it is."""
+TOMBSTONE = 255
+"""Codec of a record without payload: from here on there is no page of this key."""
+
+MAX_PAYLOAD_BYTES = (1 << 32) - 1
+
+_SEGMENT_MAGIC = b"KVSEGMNT"
+_CHUNK_MAGIC = b"KVCHUNK1"
+_TRAILER_MAGIC = b"KVTRAIL1"
+
+_ENVELOPE = struct.Struct("<8sQ")  # magic, xxh3_64 of what follows
+_SEGMENT = struct.Struct("<II Q16s")  # version, 0, id, stamp
+_CHUNK = struct.Struct("<Q16sIIQ8x")  # id, stamp, sequence, records, payload bytes
+_RECORD = struct.Struct("<64sQQIB3x")  # key, offset, checksum, length, codec
+_TRAILER = struct.Struct("<Q16sQIIQ")  # id, stamp, footer's offset, records, 0, checksum of the table
+
+_TABLE_AT = _ENVELOPE.size + _CHUNK.size
+
+
+class Record(NamedTuple):
+    """Where one page lies, or (codec ``TOMBSTONE``) that it is gone."""
+
+    key: bytes
+    offset: int
+    """Of the payload, from the start of the file, in bytes; a multiple of ``BLOCK``."""
+    checksum: int
+    """xxh3_64 of the payload (unsigned)."""
+    length: int
+    """Of the payload, in bytes, without padding."""
+    codec: int = RAW
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """The first block of a segment."""
+
+    id: int
+    stamp: bytes
+    version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """What stands before the payloads of one append."""
+
+    segment: int
+    stamp: bytes
+    sequence: int
+    """The chunk's number in its segment; grows from chunk to chunk."""
+    payload_bytes: int
+    """Length of all payloads with their padding."""
+    records: tuple[Record, ...]
+
+    @property
+    def size(self) -> int:
+        """Length of the whole chunk in bytes: header and payloads."""
+        return chunk_header_bytes(len(self.records)) + self.payload_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """The last block of a sealed segment."""
+
+    segment: int
+    stamp: bytes
+    footer: int
+    """Where the table of all records starts, in bytes from the start of the file."""
+    records: int
+    checksum: int
+    """xxh3_64 of the table, without padding."""
+
+
+def padded(length: int) -> int:
+    """``length`` rounded up to whole blocks."""
+    return -(-length // BLOCK) * BLOCK
+
+
+def chunk_header_bytes(records: int) -> int:
+    """Length of the header of a chunk of so many records."""
+    return padded(_TABLE_AT + records * _RECORD.size)
+
+
+def chunk_bytes(lengths: Sequence[int]) -> int:
+    """Length of a chunk whose payloads have these lengths (0 for a tombstone)."""
+    return chunk_header_bytes(len(lengths)) + sum(map(padded, lengths))
+
+
+def footer_bytes(records: int) -> int:
+    """Length of table and trailer of a segment of so many records."""
+    return padded(records * _RECORD.size) + BLOCK
+
+
+def encode_records(records: Iterable[Record]) -> bytes:
+    """The table: 88 bytes a record, without padding."""
+    return b"".join(
+        _RECORD.pack(record.key, record.offset, record.checksum, record.length, record.codec) for record in records
+    )
+
+
+def decode_records(table: bytes) -> tuple[Record, ...]:
+    """The records of a table whose checksum was found right."""
+    return tuple(map(Record._make, _RECORD.iter_unpack(table)))
+
+
+def table_checksum(table: bytes) -> int:
+    """xxh3_64 of a footer's table."""
+    return xxhash.xxh3_64_intdigest(table)
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """One block."""
+    return _close(_SEGMENT_MAGIC, _SEGMENT.pack(header.version, 0, header.id, header.stamp), BLOCK)
+
+
+def decode_segment_header(block: bytes) -> SegmentHeader | None:
+    """The header in the first block of a file; None when it is damaged or something else. Any version passes."""
+    body = _open(_SEGMENT_MAGIC, block)
+    if body is None or len(block) != BLOCK:
+        return None
+    version, _, id_, stamp = _SEGMENT.unpack_from(body)
+    return SegmentHeader(id_, stamp, version)
+
+
+def encode_chunk_header(header: ChunkHeader) -> bytes:
+    """One or more blocks."""
+    body = _CHUNK.pack(header.segment, header.stamp, header.sequence, len(header.records), header.payload_bytes)
+    return _close(_CHUNK_MAGIC, body + encode_records(header.records), chunk_header_bytes(len(header.records)))
+
+
+def announced_chunk_header_bytes(block: bytes) -> int | None:
+    """How long the chunk header is that starts with this block, by its own word; None when none starts here."""
+    if len(block) < _TABLE_AT or not block.startswith(_CHUNK_MAGIC):
+        return None
+    records: int = _CHUNK.unpack_from(block, _ENVELOPE.size)[3]
+    return chunk_header_bytes(records)
+
+
+def decode_chunk_header(blocks: bytes) -> ChunkHeader | None:
+    """The chunk header in all its blocks; None when it is damaged."""
+    body = _open(_CHUNK_MAGIC, blocks)
+    if body is None:
+        return None
+    segment, stamp, sequence, count, payload_bytes = _CHUNK.unpack_from(body)
+    records = decode_records(body[_CHUNK.size : _CHUNK.size + count * _RECORD.size])
+    return ChunkHeader(segment, stamp, sequence, payload_bytes, records)
+
+
+def encode_trailer(trailer: Trailer) -> bytes:
+    """One block."""
+    body = _TRAILER.pack(trailer.segment, trailer.stamp, trailer.footer, trailer.records, 0, trailer.checksum)
+    return _close(_TRAILER_MAGIC, body, BLOCK)
+
+
+def decode_trailer(block: bytes) -> Trailer | None:
+    """The trailer in the last block of a file; None when it is damaged or there is none."""
+    body = _open(_TRAILER_MAGIC, block)
+    if body is None or len(block) != BLOCK:
+        return None
+    segment, stamp, footer, records, _, checksum = _TRAILER.unpack_from(body)
+    return Trailer(segment, stamp, footer, records, checksum)
+
+
+def record_table_bytes(records: int) -> int:
+    """Length of a table of so many records, without padding."""
+    return records * _RECORD.size
+
+
+def _close(magic: bytes, body: bytes, size: int) -> bytes:
+    """Magic, the checksum of the padded body, the padded body: ``size`` bytes in all."""
+    body = body.ljust(size - _ENVELOPE.size, b"\0")
+    return _ENVELOPE.pack(magic, xxhash.xxh3_64_intdigest(body)) + body
+
+
+def _open(magic: bytes, blocks: bytes) -> bytes | None:
+    """The padded body of what ``_close`` made; None when anything of it differs."""
+    if len(blocks) < BLOCK or not blocks.startswith(magic):
+        return None
+    body = blocks[_ENVELOPE.size :]
+    checksum: int = _ENVELOPE.unpack_from(blocks)[1]
+    return body if xxhash.xxh3_64_intdigest(body) == checksum else None
