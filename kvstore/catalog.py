@@ -157,10 +157,6 @@ class Catalog:
         """Up to ``most`` dirty slots, the one that has waited longest first."""
         return list(islice(self._dirty.values(), most))
 
-    def fits(self, length: int) -> bool:
-        """Whether an empty arena could hold a page of this length."""
-        return self._slabs.fits(frames_for(length))
-
     # -- coming ------------------------------------------------------------------------------------------------------
 
     def reserve(self, key: bytes, namespace: int, length: int, owner: int) -> tuple[Slot | None, Removal]:

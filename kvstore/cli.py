@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from rich.table import Table
 
 from kvstore.bytesize import format_size
 from kvstore.client.client import connect
+from kvstore.client.url import socket_url
 from kvstore.config import NodeConfig, default_disk, default_socket, load_config
 from kvstore.errors import InvalidRequestError, KVStoreError
 from kvstore.node import Node
@@ -38,6 +40,9 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # names are data: a terminal may not know all of their characters
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["demo"]:
         return _demo(given[1:])
@@ -89,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
     status = commands.add_parser("status", help="what a node holds and has done", allow_abbrev=False)
     status.add_argument(
-        "url", nargs="?", help="unix:///run/kvstore.sock or kv://host:port (default: the default socket)"
+        "url", nargs="?", help="unix:///run/kvstore.sock or kv://host:port (default: the socket that serve would use)"
     )
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(run=_status)
@@ -113,8 +118,12 @@ def _serve(options: argparse.Namespace) -> int:
     # Set before anything is opened: a stop that comes during start is a stop, too.
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    with _ArenaProgress() as progress:
-        node = Node(config, progress.update)
+    try:
+        with _ArenaProgress(stop) as progress:
+            node = Node(config, progress.update)
+    except _StoppedError:
+        print("kvstore: stopped before it was ready", file=sys.stderr)
+        return 0
     print(_ready_line(node), flush=True)
     stop.wait()
     print("kvstore: stopping", file=sys.stderr)
@@ -133,7 +142,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _ready_line(node: Node) -> str:
     config: NodeConfig = node.config
-    where = f"unix://{config.socket.absolute()}"
+    where = socket_url(config.socket)
     if node.port:
         where += f" and port {node.port}"
     kept = f", {node.store.kept_pages} pages kept" if node.store.arena.taken_over else ""
@@ -142,10 +151,19 @@ def _ready_line(node: Node) -> str:
     return f"kvstore: ready on {where} (pid {os.getpid()}; {arena}; {disk})"
 
 
-class _ArenaProgress:
-    """A bar on stderr while the arena's memory is populated; plain lines where stderr is no terminal."""
+class _StoppedError(Exception):
+    """A signal came during start."""
 
-    def __init__(self) -> None:
+
+class _ArenaProgress:
+    """A bar on stderr while the arena's memory is populated; plain lines where stderr is no terminal.
+
+    Args:
+        stop: set when the node is to be stopped; populating a large arena takes minutes.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
         self._console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("kvstore: populating the arena"),
@@ -159,7 +177,13 @@ class _ArenaProgress:
         self._tenth = 0
 
     def update(self, done: int, size: int) -> None:
-        """So many bytes of so many are done."""
+        """So many bytes of so many are done.
+
+        Raises:
+            _StoppedError: no more are wanted.
+        """
+        if self._stop.is_set():
+            raise _StoppedError
         if self._console.is_terminal:
             self._bar.update(self._task, completed=done, total=size)
         elif size >= 1 << 30 and done * 10 // size > self._tenth:
@@ -172,11 +196,12 @@ class _ArenaProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
 
 def _status(options: argparse.Namespace) -> int:
-    with connect(options.url or f"unix://{default_socket()}") as client:
+    with connect(options.url or socket_url(load_config(environment=os.environ).socket)) as client:
         status = client.status()
     if options.json:
         print(json.dumps(_plain(dataclasses.asdict(status)), indent=2))
@@ -205,6 +230,8 @@ def _print_status(status: Status) -> None:
         console.print(
             f"{namespace.name}: {namespace.arena_pages:,} pages of {format_size(namespace.page_bytes)} in the arena",
             highlight=False,
+            markup=False,  # a name is data: brackets in it mean nothing
+            soft_wrap=True,
         )
 
 

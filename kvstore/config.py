@@ -94,7 +94,11 @@ def parse_address(text: str) -> tuple[str, int]:
         ConfigError: no such address.
     """
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 0 <= int(port) <= 65535 or (":" in host and not host.startswith("[")):
+    if (
+        not (port.isascii() and port.isdigit())
+        or not 0 <= int(port) <= 65535
+        or (":" in host and not host.startswith("["))
+    ):
         raise ConfigError(f"not an address: {text!r}; write it as HOST:PORT, [::1]:PORT or PORT (0 to 65535)")
     return host.strip("[]") or "127.0.0.1", int(port)
 
@@ -154,7 +158,7 @@ def _convert(key: str, value: object, origin: str) -> object:
             return str(value).lower() in ("true", "1")
         if kind == "str" and isinstance(value, str | int) and not isinstance(value, bool):
             return str(value)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: no such user's home
         raise ConfigError(f"{origin}: {key}: {error}") from error
     raise ConfigError(f"{origin}: {key} can't be {value!r}")
 

@@ -39,11 +39,16 @@ def pack_tokens(token_ids: TokenIds) -> bytes:
         InvalidRequestError: an id is not an integer between 0 and 2³¹-1.
     """
     if isinstance(token_ids, np.ndarray):
+        if token_ids.ndim != 1 or (token_ids.size and token_ids.dtype.kind not in "iu"):
+            raise InvalidRequestError(
+                f"token ids must be integers in one dimension, got {token_ids.dtype} of shape {token_ids.shape}"
+            )
         if token_ids.size and (token_ids.min() < 0 or token_ids.max() > 0x7FFFFFFF):
             raise InvalidRequestError("token ids must lie between 0 and 2147483647")
         return token_ids.astype("<i4").tobytes()
     try:
-        packed = array("i", token_ids)
+        # Bytes are token ids as well, one each; array() would take them for numbers that are packed already.
+        packed = array("i", list(token_ids) if isinstance(token_ids, bytes | bytearray) else token_ids)
     except (OverflowError, TypeError) as error:
         raise InvalidRequestError(f"token ids must be integers between 0 and 2147483647: {error}") from error
     if packed and min(packed) < 0:
@@ -57,14 +62,17 @@ def encode_extra_keys(keys: Sequence[ExtraKey]) -> bytes:
     """A canonical encoding of one block's extra keys; empty for none.
 
     Raises:
-        InvalidRequestError: a key is neither str, int nor bytes.
+        InvalidRequestError: a key is neither str, int nor bytes, or can't be encoded.
     """
     if not keys:
         return b""
     for key in keys:
         if not isinstance(key, str | int | bytes):
             raise InvalidRequestError(f"an extra key must be str, int or bytes, got {key!r}")
-    return cast("bytes", msgpack.packb(list(keys), use_bin_type=True))
+    try:
+        return cast("bytes", msgpack.packb(list(keys), use_bin_type=True))
+    except (OverflowError, ValueError) as error:  # more than 64 bits; half of a surrogate pair
+        raise InvalidRequestError(f"extra keys {list(keys)!r} can't be encoded: {error}") from error
 
 
 def hash_block(parent: bytes, packed_tokens: bytes, extra: bytes = b"") -> bytes:
@@ -114,6 +122,6 @@ def _keys_by_block(extra_keys: Sequence[ExtraKey] | Sequence[Sequence[ExtraKey]]
     scalars = sum(isinstance(key, str | int | bytes) for key in extra_keys)
     if scalars == len(extra_keys):
         return [encode_extra_keys(cast("Sequence[ExtraKey]", extra_keys))]
-    if scalars:
-        raise InvalidRequestError("extra_keys must be all keys (whole prompt) or all sequences (one a block)")
+    if scalars or not all(isinstance(keys, Sequence) for keys in extra_keys):
+        raise InvalidRequestError("extra_keys must be str, int or bytes (whole prompt) or sequences of them (by block)")
     return [encode_extra_keys(keys) for keys in cast("Sequence[Sequence[ExtraKey]]", extra_keys)] + [b""]

@@ -54,10 +54,12 @@ class Layout:
             if field.type == "str":
                 if not isinstance(value, str):
                     raise InvalidRequestError(f"layout: {field.name} must be a string, got {value!r}")
-                if len(value.encode()) > MAX_NAME_BYTES:
-                    raise InvalidRequestError(
-                        f"layout: {field.name} has {len(value.encode())} bytes, the limit is {MAX_NAME_BYTES}"
-                    )
+                try:
+                    length = len(value.encode())
+                except UnicodeEncodeError as error:
+                    raise InvalidRequestError(f"layout: {field.name} can't be encoded: {error}") from error
+                if length > MAX_NAME_BYTES:
+                    raise InvalidRequestError(f"layout: {field.name} has {length} bytes, the limit is {MAX_NAME_BYTES}")
             elif isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidRequestError(f"layout: {field.name} must be an integer, got {value!r}")
             elif not lowest.get(field.name, 0) <= value < 1 << 31:
@@ -116,7 +118,7 @@ class Layout:
         """
         try:
             values: Any = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequestError(f"layout: not a JSON object: {error}") from error
         if not isinstance(values, dict):
             raise InvalidRequestError("layout: not a JSON object")

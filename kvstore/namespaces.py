@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.errors import LayoutMismatchError, LimitExceededError
+from kvstore.errors import LayoutMismatchError, LimitExceededError, UnknownNamespaceError
 from kvstore.layout import Layout
 
 MOST_NAMESPACES = 1024
 """Most namespaces one node keeps."""
+_LAST_NUMBER = 0xFFFF
 _log = logging.getLogger(__name__)
 
 
@@ -28,32 +30,42 @@ class KnownNamespace:
 
 
 class Namespaces:
-    """The register of namespaces, kept in a JSON file in each of ``directories`` (the first one's numbers hold).
+    """The register of namespaces, kept in a JSON file in each of ``directories``, the arena's folder first.
 
-    Not safe for threads.
+    Safe for threads; a number is never used twice.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._files = [directory / "namespaces.json" for directory in directories]
+        self._lock = threading.Lock()
         self._by_fingerprint: dict[bytes, KnownNamespace] = {}
         self._by_identity: dict[bytes, KnownNamespace] = {}
+        self._by_number: dict[int, KnownNamespace] = {}
         self._last = 0
-        for place, path in enumerate(self._files):
-            for number, layout in _read(path):
-                if layout.fingerprint not in self._by_fingerprint:
-                    self._add(number if place == 0 else self._last + 1, layout)
-        self.by_number = {known.number: known for known in self._by_fingerprint.values()}
+        for number, layout in _read(self._files[0]):
+            self._add(number, layout)
+        self.in_headers: Mapping[int, KnownNamespace] = dict(self._by_number)
+        """What the numbers in the arena's headers stand for. The registers of other folders don't say that."""
+        for path in self._files[1:]:
+            for _, layout in _read(path):
+                if layout.identity not in self._by_identity and self._last < _LAST_NUMBER:
+                    self._add(self._last + 1, layout)
 
     def __len__(self) -> int:
         return len(self._by_fingerprint)
 
     def known(self) -> list[KnownNamespace]:
         """Every namespace."""
-        return list(self._by_fingerprint.values())
+        with self._lock:
+            return list(self._by_fingerprint.values())
 
     def get(self, fingerprint: bytes) -> KnownNamespace | None:
         """The namespace with this fingerprint."""
         return self._by_fingerprint.get(fingerprint)
+
+    def is_open(self, number: int) -> bool:
+        """Whether the namespace of this number was not dropped yet."""
+        return number in self._by_number
 
     def open(self, layout: Layout) -> KnownNamespace:
         """The namespace of a layout, new or known.
@@ -62,37 +74,38 @@ class Namespaces:
             LayoutMismatchError: the same name is known with another page size.
             LimitExceededError: the node keeps as many namespaces as it may.
         """
-        known = self._by_fingerprint.get(layout.fingerprint)
-        if known is not None:
-            return known
-        other = self._by_identity.get(layout.identity)
-        if other is not None:
+        with self._lock:
+            known = self._by_identity.get(layout.identity)
+            if known is None:
+                if len(self) >= MOST_NAMESPACES or self._last >= _LAST_NUMBER:
+                    raise LimitExceededError(f"the node keeps {len(self)} namespaces, the limit is {MOST_NAMESPACES}")
+                known = self._add(self._last + 1, layout)
+                self.save()
+        if known.fingerprint != layout.fingerprint:
             raise LayoutMismatchError(
-                f"namespace {layout.name!r} exists with page_bytes {other.layout.page_bytes}, not {layout.page_bytes};"
+                f"namespace {layout.name!r} exists with page_bytes {known.layout.page_bytes}, not {layout.page_bytes};"
                 " a layout that differs needs another name (its `format` or `revision`), or clear the old one first"
             )
-        if len(self) >= MOST_NAMESPACES or self._last >= 0xFFFF:
-            raise LimitExceededError(f"the node keeps {len(self)} namespaces, the limit is {MOST_NAMESPACES}")
-        known = self._add(self._last + 1, layout)
-        self.by_number[known.number] = known
-        self._write()
         return known
 
     def forget(self, known: KnownNamespace) -> None:
-        """Drop a namespace that has no pages any more."""
-        del self._by_fingerprint[known.fingerprint]
-        del self._by_identity[known.layout.identity]
-        del self.by_number[known.number]
-        self._write()
+        """Drop a namespace. Whoever drops its pages does so behind this, when no new ones can come any more.
 
-    def _add(self, number: int, layout: Layout) -> KnownNamespace:
-        known = KnownNamespace(number, layout, layout.fingerprint)
-        self._by_fingerprint[known.fingerprint] = known
-        self._by_identity[layout.identity] = known
-        self._last = max(self._last, number)
-        return known
+        Raises:
+            UnknownNamespaceError: it was dropped already.
+        """
+        with self._lock:
+            if self._by_number.pop(known.number, None) is None:
+                raise UnknownNamespaceError(f"namespace {known.layout.name!r} was cleared")
+            del self._by_fingerprint[known.fingerprint]
+            del self._by_identity[known.layout.identity]
+            self.save()
 
-    def _write(self) -> None:
+    def save(self) -> None:
+        """Write the register into all of its folders.
+
+        Called behind a takeover, not before: namespaces of other folders have numbers that the old headers don't know.
+        """
         entries = [
             {"number": known.number, "layout": json.loads(known.layout.to_json())}
             for known in self._by_fingerprint.values()
@@ -109,14 +122,29 @@ class Namespaces:
             except OSError as error:
                 _log.warning("%s can't be written, pages of new namespaces are lost at a restart: %s", path, error)
 
+    def _add(self, number: int, layout: Layout) -> KnownNamespace:
+        known = KnownNamespace(number, layout, layout.fingerprint)
+        self._by_fingerprint[known.fingerprint] = known
+        self._by_identity[layout.identity] = known
+        self._by_number[number] = known
+        self._last = max(self._last, number)
+        return known
+
 
 def _read(path: Path) -> list[tuple[int, Layout]]:
     """The entries of a register. One that can't be read is empty: its pages are then not found."""
     try:
         entries = json.loads(path.read_text())["namespaces"]
-        return [(int(entry["number"]), Layout.from_json(json.dumps(entry["layout"]))) for entry in entries]
+        return _each_once([(int(entry["number"]), Layout.from_json(json.dumps(entry["layout"]))) for entry in entries])
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         _log.warning("%s can't be read, its pages will not be found: %s", path, error)
         return []
+
+
+def _each_once(entries: list[tuple[int, Layout]]) -> list[tuple[int, Layout]]:
+    numbers = {number for number, _ in entries if 0 < number <= _LAST_NUMBER}
+    if not len(entries) == len(numbers) == len({layout.identity for _, layout in entries}):
+        raise ValueError("a number or a layout is there twice, or a number is out of range")
+    return entries

@@ -18,13 +18,16 @@ from kvstore.config import NodeConfig, parse_address
 from kvstore.errors import InUseError, ResourceError
 from kvstore.opening import open_store
 from kvstore.service.cache import CacheServicer
-from kvstore.service.pages import PagesHandler
-from kvstore.service.standard import STANDARD_FILES, Health, Reflection
+from kvstore.service.pages import MOST_STREAMS, PagesHandler
+from kvstore.service.standard import MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
 from kvstore.upkeep import Upkeep
 from kvstore.v1 import cache_pb2, cache_pb2_grpc
+from kvstore.wire import MOST_MESSAGE_BYTES, unix_target
 
-_HANDLERS = 16
-"""Calls answered at once. A call that brings pages up from disk takes one of them while it reads."""
+_CONTROL_CALLS = 16
+"""Control calls answered at once. One that brings pages up from disk takes its place while it reads."""
+_HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_REFLECTIONS
+"""Threads, started when needed: as many as the long calls can keep, and those for the control calls."""
 _WAITING_CALLS = 256
 """Calls that may wait for a handler; more are refused with RESOURCE_EXHAUSTED."""
 _SERVICES = ("kvstore.v1.Cache", "kvstore.v1.Pages")
@@ -54,16 +57,20 @@ class Node:
         self._upkeep = Upkeep(self.store)
         self._health = Health(_SERVICES)
         self.instance = secrets.randbits(63)
+        self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call"),
+            self._handlers,
             handlers=[
                 PagesHandler(self.store),
                 self._health,
                 Reflection([cache_pb2.DESCRIPTOR.serialized_pb, *STANDARD_FILES]),
             ],
             maximum_concurrent_rpcs=_HANDLERS + _WAITING_CALLS,
-            # Two nodes must never share a port by accident.
-            options=[("grpc.so_reuseport", 0)],
+            options=[
+                # Two nodes must never share a port by accident.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+            ],
         )
         disk = str(config.disk) if config.disk_limit else ""
         cache_pb2_grpc.add_CacheServicer_to_server(CacheServicer(self.store, self.instance, disk), self._server)  # type: ignore[no-untyped-call]
@@ -75,20 +82,25 @@ class Node:
             raise
 
     def stop(self) -> bool:
-        """Refuse new calls, let those under way end, write back, and give everything up.
+        """Refuse new calls, let those under way end, write back, and give everything up. Once; again does nothing.
 
         Returns:
             Whether all of it was done before ``drain_seconds`` were over.
         """
+        if self._socket_lock < 0:
+            return True
         deadline = time.monotonic() + self.config.drain_seconds
         self._health.stop()
-        self._server.stop(self.config.drain_seconds).wait(self.config.drain_seconds)
+        # Half of the time at most for calls under way: a peer that stands still must not keep pages from the disk.
+        self._server.stop(self.config.drain_seconds / 2).wait(self.config.drain_seconds / 2)
+        self._handlers.shutdown(wait=False)
         # Writing back may hang with the disk that it writes to, so it is waited for, not done, here.
         closing = threading.Thread(target=self._close, args=(deadline,), name="kvstore-close", daemon=True)
         closing.start()
         closing.join(max(0.1, deadline - time.monotonic()))
         self.config.socket.unlink(missing_ok=True)
         os.close(self._socket_lock)
+        self._socket_lock = -1
         return not closing.is_alive()
 
     def _close(self, deadline: float) -> None:
@@ -100,7 +112,7 @@ class Node:
         self.config.socket.unlink(missing_ok=True)  # a killed node's; its lock is ours
         old = os.umask(0o177)
         try:
-            self._listen(f"unix:{self.config.socket.absolute()}")
+            self._listen(unix_target(self.config.socket))
         finally:
             os.umask(old)
         if not self.config.listen:
@@ -131,7 +143,8 @@ def _own_socket(path: Path) -> int:
     except OSError as error:
         if isinstance(error, ResourceError):
             raise
-        raise ResourceError(f"socket {path}: {error.strerror}") from error
+        reason = f"{path.parent} is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise ResourceError(f"socket {path}: {reason}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

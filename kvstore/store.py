@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -45,6 +45,7 @@ from kvstore.arena.arena import Arena
 from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.residency import Residency
+from kvstore.bringup import BringUps
 from kvstore.bytesize import format_size
 from kvstore.catalog import Slot, SlotState
 from kvstore.errors import (
@@ -62,20 +63,9 @@ from kvstore.tiers.tier import PageWrite, Tier
 
 Bytes = npt.NDArray[np.uint8]
 
-
-@dataclass(slots=True)
-class _Run:
-    """The leading pages of one ``prepare_load`` on their way."""
-
-    known: KnownNamespace
-    keys: list[bytes]
-    tiers: bytearray
-    slots: list[Slot | None]
-    """Held slots; None: must come up from below."""
-    reserved: dict[int, Slot] = field(default_factory=dict)
-    """Place in the run → slot that this call fills."""
-    awaited: dict[int, threading.Event] = field(default_factory=dict)
-    """Place in the run → end of another call's bringing up."""
+_WRITE_BYTES = 8 << 20
+"""Most bytes that are held for one write to the tiers below, unless it is one page."""
+_WRITE_PAGES = 512
 
 
 class Store:
@@ -95,17 +85,21 @@ class Store:
         self._residency = Residency(arena)
         self._catalog = self._residency.catalog
         self._tickets = Tickets()
-        self._bringing: dict[bytes, threading.Event] = {}
+        self._bringups = BringUps(arena, self._residency, self.tiers)
+        self._half_frames = arena.arena_bytes // FRAME_BYTES // 2
+        """As much as one owner may have in hand."""
         self._lock = threading.Lock()
         self._dirtied = threading.Condition(self._lock)
         self._writing = threading.Lock()
         self._closed = False
+        self._ended = False
         self.kept_pages = 0
         """Pages that were found in the arena of an earlier node."""
         if arena.taken_over:
             self.kept_pages = self._residency.take_over(
                 self.namespaces, self._clients, self._below, tiers=bool(self.tiers)
             )
+        self.namespaces.save()
 
     # -- namespaces and clients --------------------------------------------------------------------------------------
 
@@ -114,15 +108,14 @@ class Store:
 
         Raises:
             LayoutMismatchError: the same name is known with another page size.
-            LimitExceededError: too many namespaces, or pages larger than the arena.
+            LimitExceededError: too many namespaces, or pages larger than half of the arena.
         """
-        if not self._catalog.fits(layout.page_bytes):
+        if frames_for(layout.page_bytes) > self._half_frames:
             raise LimitExceededError(
-                f"page_bytes is {layout.page_bytes} ({format_size(layout.page_bytes)}), the arena holds"
-                f" {format_size(self.arena.arena_bytes)} in all"
+                f"page_bytes is {layout.page_bytes} ({format_size(layout.page_bytes)}), the limit is half of the arena,"
+                f" {format_size(self._half_frames * FRAME_BYTES)}"
             )
-        with self._lock:
-            return self.namespaces.open(layout)
+        return self.namespaces.open(layout)
 
     def batch_pages(self, known: KnownNamespace) -> int:
         """Most pages that one ``prepare_store`` or ``prepare_load`` of this namespace may name."""
@@ -198,43 +191,41 @@ class Store:
         frames = frames_for(known.layout.page_bytes)
         outcomes = bytearray()
         slots: list[Slot] = []
-        present: list[Slot] = []
         with self._lock:
             self._check_open()
-            room = self.arena.arena_bytes // FRAME_BYTES // 2 - self._tickets.frames_of(owner)
+            room = self._half_frames - self._tickets.frames_of(owner)
             full = False
-            for key, under in zip(keys, below, strict=True):
-                resident = self._catalog.find(key)
-                if resident is not None:
-                    # Held until the end of this call: a prefix's tail must not push its own head out.
-                    self._catalog.hold(resident)
-                    present.append(resident)
-                if resident is not None or under:
+            resident = [self._catalog.find(key) for key in keys]
+            present = [slot for slot in resident if slot is not None]
+            for slot in present:  # until the end of this call: a batch must not push out its own pages
+                self._catalog.hold(slot)
+            for key, here, under in zip(keys, resident, below, strict=True):
+                if here is not None or under:
                     outcomes.append(PRESENT)
                     continue
-                slot = None if full or room < frames else self._residency.reserve(key, known, owner)
-                if slot is None:
+                reserved = None if full or room < frames else self._residency.reserve(key, known, owner)
+                if reserved is None:
                     full = True
                     outcomes.append(REFUSED)
                     continue
                 room -= frames
-                slots.append(slot)
+                slots.append(reserved)
                 outcomes.append(RESERVED)
-            for resident in present:
-                self._catalog.release(resident)
+            for slot in present:
+                self._catalog.release(slot)
             self._catalog.touch(present)
             self._count("present", outcomes.count(PRESENT))
             self._count("refused", outcomes.count(REFUSED))
             if not slots:
                 return Reserved(0, bytes(outcomes), [])
             deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
-            ticket = self._tickets.open_store(owner, slots, deadline, direct=direct)
+            ticket = self._tickets.open_store(owner, slots, keys, deadline, direct=direct)
             return Reserved(ticket.number, bytes(outcomes), [slot.frame for slot in slots])
 
     def take_over_writing(self, owner: int, ticket: int) -> list[Slot] | None:
         """Begin to write an indirect ticket's payloads from one of the node's own threads.
 
-        From now on the ticket does not lapse: the caller completes it in any case.
+        From now on the ticket does not lapse, and the calling thread alone can complete it: it does so in any case.
 
         Returns:
             The slots to fill, in order; None when the ticket is not open any more.
@@ -244,6 +235,7 @@ class Store:
             if found is None or found.owner != owner or found.direct:
                 return None
             found.direct = True
+            found.writer = threading.get_ident()
             found.deadline = math.inf
             return list(found.slots)
 
@@ -262,20 +254,20 @@ class Store:
             found = self._tickets.take_store(ticket, owner)
             if found is None:
                 return Published(0, 0, 0)
-            if found.lapsed or not publish:
+            pages = len(found.slots)
+            if found.lapsed or not publish or not self.namespaces.is_open(found.slots[0].namespace):
                 self._give_up(found)
-                self._count("refused", len(found.slots))
-                return Published(0, 0, len(found.slots))
-            published = []
-            for place, slot in enumerate(found.slots):
-                checksum = checksums[place] if checksums else None
-                if self._residency.publish(slot, checksum, dirty=bool(self.tiers)):
-                    published.append(slot)
-            self._catalog.touch(published)
-            self._count("stored", len(published))
-            self._count("present", len(found.slots) - len(published))
+                self._count("refused", pages)
+                self._give_arena_up()
+                return Published(0, 0, pages)
+            stored = self._residency.publish(found.slots, checksums or [None] * pages, dirty=bool(self.tiers))
+            # With what was here before: a prefix's old head must not count as older than its new tail.
+            self._catalog.touch([slot for slot in map(self._catalog.find, found.batch) if slot is not None])
+            self._count("stored", stored)
+            self._count("present", pages - stored)
             self._dirtied.notify_all()
-            return Published(len(published), len(found.slots) - len(published), 0)
+            self._give_arena_up()
+            return Published(stored, pages - stored, 0)
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
@@ -295,18 +287,29 @@ class Store:
         deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
         with self._lock:
             self._check_open()
-            run = self._begin_run(known, keys, below)
-        sums: dict[int, int] = {}
+            run = self._bringups.begin(known, keys, below)
         try:
-            sums = self._read_below(run)
-        finally:
+            sums: dict[int, int] = {}
+            try:
+                sums = self._bringups.read(run)
+            finally:
+                with self._lock:
+                    self._bringups.publish(run, sums)
+                    self._give_arena_up()
+            self._bringups.wait(run, deadline)
+        except BaseException:
             with self._lock:
-                self._publish_run(run, sums)
-        # Not before its own pages are published: another call may be waiting for these.
-        for event in run.awaited.values():
-            event.wait(max(0.0, deadline - time.monotonic()))
+                self._bringups.give_up(run)
+            raise
         with self._lock:
-            return self._end_run(owner, run, deadline, asked=len(keys))
+            held = self._bringups.end(run)
+            self._count("asked", len(keys))
+            self._count("hit", len(held))
+            self._count("missed", len(keys) - len(held))
+            if not held:
+                return Held(0, b"", [])
+            ticket = self._tickets.open_load(owner, held, deadline)
+            return Held(ticket.number, bytes(run.tiers[: len(held)]), [slot.frame for slot in held])
 
     def complete_load(self, owner: int, ticket: int) -> bool:
         """End a hold. False: it had lapsed, and the bytes may have changed while they were copied."""
@@ -357,31 +360,26 @@ class Store:
 
     def clear(self, fingerprint: bytes) -> int:
         """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere."""
-        known = self._known(fingerprint)
+        self._check_open()
+        self.namespaces.forget(self._known(fingerprint))
         with self._lock:
-            keys = {slot.key for slot in self._catalog.resident() if slot.namespace == known.number}
+            keys = {slot.key for slot in self._catalog.resident() if slot.key.startswith(fingerprint)}
         for tier in self.tiers:
             keys.update(tier.keys(fingerprint))
-        dropped = self._drop(sorted(keys))
-        with self._lock:
-            if not self._catalog.pages_of(known.number):
-                self.namespaces.forget(known)
-        return dropped
+        return self._drop(sorted(keys))
 
     def flush(self, deadline: float = math.inf) -> int:
         """Write everything that is dirty now, and return when it is durable: the pages that became so.
 
         Args:
             deadline: when to stop writing, on the clock of ``time.monotonic``.
+
+        Raises:
+            ResourceError: the system refuses to say that it is durable.
+            UnavailableError: the store is closed.
         """
-        with self._lock:
-            todo = {slot.frame: slot for slot in self._catalog.dirty(self._catalog.dirty_pages)}
-        while any(slot.dirty for slot in todo.values()) and time.monotonic() < deadline:
-            if not self.write_back():
-                break
-        for tier in self.tiers:
-            tier.flush()
-        return sum(slot.state is SlotState.RESIDENT and not slot.dirty for slot in todo.values())
+        self._check_open()
+        return self._flush(deadline)
 
     # -- work of the node's own threads ------------------------------------------------------------------------------
 
@@ -401,46 +399,30 @@ class Store:
         """Write one batch of dirty pages, oldest first, to the tiers below. Returns how many are clean now."""
         with self._writing:
             with self._lock:
-                batch = self._dirty_batch()
-                for slot in batch:
-                    self._catalog.hold(slot)
-            written: list[bool] = [False] * len(batch)
-            sums: list[int | None] = [None] * len(batch)
-            try:
-                views = [self.arena.view(slot.frame, slot.length) for slot in batch]
-                for place, (slot, view) in enumerate(zip(batch, views, strict=True)):
-                    sums[place] = slot.checksum if slot.checksum is not None else checksum_of(view)
-                pages = [
-                    PageWrite(slot.key, checksum or 0, view)
-                    for slot, checksum, view in zip(batch, sums, views, strict=True)
-                ]
-                for tier in self.tiers:
-                    written = [a or b for a, b in zip(written, tier.write(pages), strict=True)]
-            finally:
-                with self._lock:
-                    self._residency.note_checksums(batch, sums)
-                    for slot, done in zip(batch, written, strict=True):
-                        if done:
-                            self._catalog.mark_clean(slot)
-                        else:
-                            self._catalog.defer(slot)
-                        self._catalog.release(slot)
-        return sum(written)
+                batch, _ = self._hold_batch(self._catalog.dirty(_WRITE_PAGES))
+            return self._write(batch)
 
     def sweep(self) -> None:
         """End what is past its deadline, and what dead clients left open."""
         dead = self._clients.dead()
+
+        def gone(owner: int) -> bool:
+            # A call may come through behind its client's end, and open a ticket for nobody.
+            return owner in dead or (owner != NODE and owner not in self._clients)
+
         with self._lock:
+            if self._closed:
+                return
             stores, loads = self._tickets.overdue(time.monotonic())
             for load in loads:
                 self._tickets.take_load(load.number, load.owner)
                 self._end_holds(load)
             for store in stores:
                 self._lapse(store)
-            for store in [ticket for ticket in self._tickets.stores.values() if ticket.owner in dead]:
+            for store in [ticket for ticket in self._tickets.stores.values() if gone(ticket.owner)]:
                 self._tickets.take_store(store.number, store.owner)
                 self._give_up(store)
-            for load in [ticket for ticket in self._tickets.loads.values() if ticket.owner in dead]:
+            for load in [ticket for ticket in self._tickets.loads.values() if gone(ticket.owner)]:
                 self._tickets.take_load(load.number, load.owner)
                 self._end_holds(load)
         for number in dead:
@@ -505,10 +487,11 @@ class Store:
                 return
             self._closed = True
             self._dirtied.notify_all()
-        self.flush(deadline)
-        for tier in self.tiers:
-            tier.close()
-        self.arena.close()
+        with ExitStack() as closing:
+            closing.callback(self._end)
+            for tier in self.tiers:
+                closing.callback(tier.close)
+            self._flush(deadline)
 
     def __enter__(self) -> Self:
         return self
@@ -553,6 +536,19 @@ class Store:
     def _count(self, counter: str, pages: int = 1) -> None:
         self.arena.count(counter, pages)
 
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+            self._give_arena_up()
+
+    def _give_arena_up(self) -> None:
+        """At the end, unless a thread of this process may still write into a slot: then when the last one is done."""
+        if self._ended and not self._bringups.reserved and not self._tickets.written_here():
+            # What is reserved or held from now on is another node's to give.
+            self._tickets.stores.clear()
+            self._tickets.loads.clear()
+            self.arena.close()
+
     def _lapse(self, ticket: StoreTicket) -> None:
         """A reservation is past its deadline: it can't be published any more."""
         self._count("lapsed", len(ticket.slots))
@@ -573,106 +569,85 @@ class Store:
         for slot in ticket.slots:
             self._catalog.release(slot)
 
-    def _begin_run(self, known: KnownNamespace, keys: list[bytes], below: bytes) -> _Run:
-        """Hold what is in the arena, and reserve slots for what must come up, up to the first page that is nowhere."""
-        run = _Run(known, keys, bytearray(), [])
-        for key, under in zip(keys, below, strict=True):
-            slot = self._catalog.find(key)
-            if slot is None and not under:
-                break
-            if slot is not None:
-                self._catalog.hold(slot)
-            run.slots.append(slot)
-            run.tiers.append(ARENA if slot is not None else BELOW)
-        # Only now that the whole run is held: making room must not push out what comes further on in it.
-        for place, held in enumerate(run.slots):
-            if held is not None:
-                continue
-            key = keys[place]
-            if key in self._bringing:
-                run.awaited[place] = self._bringing[key]
-                continue
-            slot = self._residency.reserve(key, known, NODE)
-            if slot is None:
-                break
-            run.reserved[place] = slot
-            self._bringing[key] = threading.Event()
-        return run
-
-    def _read_below(self, run: _Run) -> dict[int, int]:
-        """Fill the reserved slots. Returns the checksum of each place that could be read."""
-        sums: dict[int, int] = {}
-        missing = dict(run.reserved)
-        for tier in self.tiers:
-            if not missing:
-                break
-            places = list(missing)
-            views = [self.arena.view(slot.frame, slot.length) for slot in missing.values()]
-            for place, checksum in zip(places, tier.read([run.keys[p] for p in places], views), strict=True):
-                if checksum is not None:
-                    sums[place] = checksum
-                    del missing[place]
-        return sums
-
-    def _publish_run(self, run: _Run, sums: dict[int, int]) -> None:
-        """Publish and hold what came up."""
-        for place, slot in run.reserved.items():
-            key = run.keys[place]
-            if place not in sums:
-                self._residency.free_written(slot)
-            else:
-                self._residency.publish(slot, sums[place], dirty=False)
-            run.slots[place] = resident = self._catalog.find(key)
-            if resident is not None:
-                self._catalog.hold(resident)
-            self._bringing.pop(key).set()
-
-    def _end_run(self, owner: int, run: _Run, deadline: float, asked: int) -> Held:
-        """Keep the holds on the leading pages that are here now, and end the others."""
-        held: list[Slot] = []
-        whole = True
-        for place, slot in enumerate(run.slots):
-            if slot is None and whole and place in run.awaited:
-                slot = self._catalog.find(run.keys[place])
-                if slot is not None:
-                    self._catalog.hold(slot)
-            whole = whole and slot is not None
-            if slot is not None and whole:
-                held.append(slot)
-            elif slot is not None:
-                self._catalog.release(slot)
-        self._catalog.touch([slot for slot in held if slot.state is SlotState.RESIDENT])
-        self._count("asked", asked)
-        self._count("hit", len(held))
-        self._count("missed", asked - len(held))
-        if not held:
-            return Held(0, b"", [])
-        ticket = self._tickets.open_load(owner, held, deadline)
-        return Held(ticket.number, bytes(run.tiers[: len(held)]), [slot.frame for slot in held])
-
     def _drop(self, keys: Sequence[bytes]) -> int:
+        dropped = self._drop_here(keys)
+        # Not while pages are being written below, which may be some of these.
+        with self._writing:
+            for tier in self.tiers:
+                dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
+                tier.remove(keys)
+        if self.tiers:  # until now, pages could come up from there
+            dropped |= self._drop_here(keys)
+        return len(dropped)
+
+    def _drop_here(self, keys: Sequence[bytes]) -> set[bytes]:
         dropped = set()
         with self._lock:
+            self._check_open()
+            self._bringups.drop(keys)
             for key in keys:
                 slot = self._catalog.find(key)
                 if slot is not None:
                     self._residency.drop(slot)
                     dropped.add(key)
-        for tier in self.tiers:
-            dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
-            tier.remove(keys)
-        return len(dropped)
+        return dropped
 
-    def _dirty_batch(self) -> list[Slot]:
-        """The dirty pages that wait longest: as many as one write takes, and never more than an eighth of the arena."""
-        budget = min(8 << 20, self.arena.arena_bytes // 8)
+    def _flush(self, deadline: float) -> int:
+        with self._lock:
+            todo = self._catalog.dirty(self._catalog.dirty_pages)
+        done = 0
+        while done < len(todo) and time.monotonic() < deadline:
+            with self._writing:
+                with self._lock:
+                    batch, seen = self._hold_batch(todo[done : done + _WRITE_PAGES])
+                self._write(batch)
+            done += seen
+        for tier in self.tiers:
+            tier.flush()
+        return sum(slot.state is SlotState.RESIDENT and not slot.dirty for slot in todo)
+
+    def _hold_batch(self, slots: Sequence[Slot]) -> tuple[list[Slot], int]:
+        """Hold the dirty ones of ``slots``, as many as one write takes, and never more than an eighth of the arena.
+
+        Returns:
+            These, and how many of ``slots`` that deals with.
+        """
+        budget = min(_WRITE_BYTES, self.arena.arena_bytes // 8)
         batch: list[Slot] = []
-        for slot in self._catalog.dirty(512):
+        for seen, slot in enumerate(slots):
+            if not slot.dirty:
+                continue
             if batch and budget < slot.length:
-                break
+                return batch, seen
+            self._catalog.hold(slot)
             batch.append(slot)
             budget -= slot.length
-        return batch
+        return batch, len(slots)
+
+    def _write(self, batch: Sequence[Slot]) -> int:
+        """Write held pages to the tiers below, and end the holds. Returns how many are clean now."""
+        written: list[bool] = [False] * len(batch)
+        sums: list[int | None] = [None] * len(batch)
+        try:
+            views = [self.arena.view(slot.frame, slot.length) for slot in batch]
+            for place, (slot, view) in enumerate(zip(batch, views, strict=True)):
+                sums[place] = slot.checksum if slot.checksum is not None else checksum_of(view)
+            pages = [
+                PageWrite(slot.key, checksum or 0, view)
+                for slot, checksum, view in zip(batch, sums, views, strict=True)
+            ]
+            for tier in self.tiers:
+                written = [a or b for a, b in zip(written, tier.write(pages), strict=True)]
+        finally:
+            with self._lock:
+                self._residency.note_checksums(batch, sums)
+                for slot, done in zip(batch, written, strict=True):
+                    if done:
+                        self._catalog.mark_clean(slot)
+                    else:
+                        self._catalog.defer(slot)
+                    self._catalog.release(slot)
+        return sum(written)
 
 
 def checksum_of(payload: Bytes) -> int:

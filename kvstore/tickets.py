@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.catalog import Slot
 
@@ -23,7 +24,11 @@ class StoreTicket:
     """On the clock of ``time.monotonic``."""
     direct: bool
     """Whether the writer has the slots' memory before it: then only its own word, or its death, frees them."""
+    batch: list[bytes] = field(default_factory=list)
+    """The keys that the writer named, head of the prefix first; those of the slots are among them."""
     lapsed: bool = False
+    writer: int | None = None
+    """The thread of this process that writes the payloads and alone may end the ticket; None: whoever asks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,9 +53,11 @@ class Tickets:
         self.stores: dict[int, StoreTicket] = {}
         self.loads: dict[int, LoadTicket] = {}
 
-    def open_store(self, owner: int, slots: list[Slot], deadline: float, *, direct: bool) -> StoreTicket:
+    def open_store(
+        self, owner: int, slots: list[Slot], batch: list[bytes], deadline: float, *, direct: bool
+    ) -> StoreTicket:
         """A new reservation."""
-        ticket = StoreTicket(self._next(), owner, slots, deadline, direct)
+        ticket = StoreTicket(self._next(), owner, slots, deadline, direct, batch)
         self.stores[ticket.number] = ticket
         return ticket
 
@@ -61,9 +68,11 @@ class Tickets:
         return ticket
 
     def take_store(self, number: int, owner: int) -> StoreTicket | None:
-        """End a reservation; None when this owner has none of this number."""
+        """End a reservation; None when this owner has none of this number, or another thread is writing it."""
         ticket = self.stores.get(number)
-        return self.stores.pop(number) if ticket is not None and ticket.owner == owner else None
+        if ticket is None or ticket.owner != owner or ticket.writer not in (None, threading.get_ident()):
+            return None
+        return self.stores.pop(number)
 
     def take_load(self, number: int, owner: int) -> LoadTicket | None:
         """End a hold; None when this owner has none of this number."""
@@ -76,6 +85,10 @@ class Tickets:
             ticket for group in (self.stores, self.loads) for ticket in group.values() if ticket.owner == owner
         )
         return sum(slot.frames for ticket in tickets for slot in ticket.slots)
+
+    def written_here(self) -> bool:
+        """Whether a thread of this process may be writing into a reserved slot."""
+        return any(ticket.direct and ticket.owner == NODE for ticket in self.stores.values())
 
     def overdue(self, now: float) -> tuple[list[StoreTicket], list[LoadTicket]]:
         """Tickets past their deadline, lapsed reservations left out."""

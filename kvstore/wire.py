@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import cast
 
 import grpc
@@ -18,6 +20,8 @@ LOAD_STREAM = "/kvstore.v1.Pages/Load"
 STORE_STREAM = "/kvstore.v1.Pages/Store"
 MESSAGE_BYTES = 2 << 20
 """Largest raw message of a payload stream: larger ones are several times slower, smaller ones cost more calls."""
+MOST_MESSAGE_BYTES = 8 << 20
+"""Largest message that either end takes: room for the hashes of the largest lookup."""
 REASON_KEY = "kvstore-reason"
 """Trailing metadata: the name of the error class behind a failed call."""
 
@@ -102,12 +106,24 @@ def fill(pages: Sequence[Bytes], messages: Iterator[bytes]) -> int:
     return came
 
 
+def unix_target(path: Path) -> str:
+    """gRPC's name of a Unix socket."""
+    return "unix:" + urllib.parse.quote(str(path.absolute()))
+
+
 def code_of(error: errors.KVStoreError) -> grpc.StatusCode:
     """The gRPC status that stands for an error."""
-    for kind in type(error).__mro__:
-        if kind in _CODES:
-            return _CODES[kind]
-    return grpc.StatusCode.INTERNAL
+    return _CODES.get(_kind_of(error), grpc.StatusCode.INTERNAL)
+
+
+def reason_of(error: errors.KVStoreError) -> str:
+    """What ``REASON_KEY`` says of an error."""
+    return _kind_of(error).__name__
+
+
+def _kind_of(error: errors.KVStoreError) -> type[errors.KVStoreError]:
+    """The nearest class of an error that has a status of its own."""
+    return next((kind for kind in type(error).__mro__ if kind in _CODES), type(error))
 
 
 def error_of(call: grpc.RpcError, node: str) -> errors.KVStoreError:
@@ -123,8 +139,6 @@ def error_of(call: grpc.RpcError, node: str) -> errors.KVStoreError:
         return errors.DeadlineError(f"{node} did not answer in time")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return errors.UnavailableError(f"{node} can't be reached: {details}")
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return errors.LimitExceededError(f"{node}: {details}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.FormatError(f"{node} does not know this call: {details}")
     return errors.UnavailableError(f"{node} failed: {details}")

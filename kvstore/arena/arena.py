@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -64,30 +65,30 @@ class Arena:
     """
 
     def __init__(self, directory: Path, arena_bytes: int, progress: Progress = lambda done, size: None) -> None:
-        unit = fmt.unit_bytes_for(arena_bytes)
-        arena_bytes = arena_bytes // unit * unit
-        if arena_bytes < unit:
+        self.unit_bytes = fmt.unit_bytes_for(arena_bytes)
+        self.units = arena_bytes // self.unit_bytes
+        self.arena_bytes = self.units * self.unit_bytes
+        if not self.units:
             raise ResourceError(f"an arena needs at least {format_size(fmt.FRAME_BYTES)}")
         self.directory = directory
         self._lock_fd = own_directory(directory)
         try:
             (directory / "clients").mkdir(mode=0o700, exist_ok=True)
-            self.taken_over = self._take_over(arena_bytes)
+            self.taken_over = self._take_over()
             if not self.taken_over:
-                self._make(arena_bytes, progress)
-            self._map(arena_bytes)
-            if self.taken_over:
-                _populate(self._pages_map, progress)
+                self._make(lambda done, size: progress(done // 2, size))
+            self._map()
+            # Allocated memory is not yet zeroed, and not yet in this process's page tables: the first copies would pay.
+            before = 0 if self.taken_over else self.arena_bytes
+            share = 1 if self.taken_over else 2
+            _populate(self._pages_map, lambda done, size: progress((before + done) // share, size))
         except BaseException:
-            os.close(self._lock_fd)
+            self.close()
             raise
 
-    def _map(self, arena_bytes: int) -> None:
-        self.arena_bytes = arena_bytes
-        self.unit_bytes = fmt.unit_bytes_for(arena_bytes)
-        self.units = arena_bytes // self.unit_bytes
-        self._pages_map = _map_file(self.directory / "pages", arena_bytes)
-        self._headers_map = _map_file(self.directory / "headers", fmt.headers_bytes(arena_bytes))
+    def _map(self) -> None:
+        self._pages_map = _map_file(self.directory / "pages", self.arena_bytes)
+        self._headers_map = _map_file(self.directory / "headers", fmt.headers_bytes(self.arena_bytes))
         self.pages: Bytes = np.frombuffer(self._pages_map, np.uint8)
         self._headers = np.frombuffer(self._headers_map, fmt.HEADER, offset=fmt.SLOTS_OFFSET)
         # One aligned 64-bit store a generation: a memoryview of words compiles to a single move on x86-64.
@@ -115,13 +116,17 @@ class Arena:
             self._words[word] += 1
         self._headers[frame]["owner"] = owner
 
-    def publish(self, frame: int, block_hash: bytes, namespace: int, length: int, checksum: int | None) -> None:
+    def sequences(self, pages: int) -> range:
+        """Numbers for the order of publication of one batch, head of the prefix first: its tail counts as older."""
+        self._sequence += pages
+        return range(self._sequence, self._sequence - pages, -1)
+
+    def publish(
+        self, frame: int, block_hash: bytes, namespace: int, length: int, checksum: int | None, sequence: int
+    ) -> None:
         """From now on the slot holds this page, complete."""
-        self._sequence += 1
         start = fmt.SLOTS_OFFSET + frame * fmt.HEADER_BYTES + fmt.BODY_OFFSET
-        fmt.HEADER_BODY.pack_into(
-            self._headers_map, start, block_hash, checksum or 0, self._sequence, length, namespace, 0
-        )
+        fmt.HEADER_BODY.pack_into(self._headers_map, start, block_hash, checksum or 0, sequence, length, namespace, 0)
         self._words[frame * 8 + fmt.GENERATION_WORD] += 1
 
     def set_checksum(self, frame: int, checksum: int) -> None:
@@ -142,7 +147,7 @@ class Arena:
         return dict(zip(fmt.COUNTERS, self._counters.tolist(), strict=True))
 
     def found(self) -> tuple[list[FoundSlab], list[FoundSlot]]:
-        """The slabs and slots that an earlier node left, slots in the order in which their pages were published."""
+        """The slabs and slots that an earlier node left, slots in the order in which their pages should leave."""
         slabs: list[FoundSlab] = []
         slots: list[FoundSlot] = []
         unit_frames = self.unit_bytes // fmt.FRAME_BYTES
@@ -189,7 +194,7 @@ class Arena:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    def _take_over(self, arena_bytes: int) -> bool:
+    def _take_over(self) -> bool:
         """Whether the folder holds complete files of this size and format."""
         pages, headers = self.directory / "pages", self.directory / "headers"
         try:
@@ -201,20 +206,22 @@ class Arena:
         return (
             superblock is not None
             and not superblock.retired
-            and superblock.arena_bytes == arena_bytes
-            and superblock.unit_bytes == fmt.unit_bytes_for(arena_bytes)
-            and sizes == (arena_bytes, fmt.headers_bytes(arena_bytes))
+            and superblock.arena_bytes == self.arena_bytes
+            and superblock.unit_bytes == self.unit_bytes
+            and sizes == (self.arena_bytes, fmt.headers_bytes(self.arena_bytes))
         )
 
-    def _make(self, arena_bytes: int, progress: Progress) -> None:
+    def _make(self, progress: Progress) -> None:
+        headers_bytes = fmt.headers_bytes(self.arena_bytes)
+        size = self.arena_bytes + headers_bytes
+        old = [path for path in (self.directory / "pages", self.directory / "headers") if path.exists()]
+        # Before the old files go: a size that can't be had must not cost the pages that are there.
+        check_room(self.directory, size, reusable=sum(path.stat().st_blocks * 512 for path in old))
         self._retire_old()
-        size = arena_bytes + fmt.headers_bytes(arena_bytes)
-        check_room(self.directory, size)
-        unit = fmt.unit_bytes_for(arena_bytes)
-        superblock = fmt.Superblock(arena_bytes, unit, secrets.token_bytes(16))
+        superblock = fmt.Superblock(self.arena_bytes, self.unit_bytes, secrets.token_bytes(16))
         try:
-            _allocate(self.directory / "headers", fmt.headers_bytes(arena_bytes))
-            _allocate(self.directory / "pages", arena_bytes, progress)
+            _allocate(self.directory / "headers", headers_bytes)
+            _allocate(self.directory / "pages", self.arena_bytes, progress)
         except OSError as error:
             self._remove_files()
             raise ResourceError(f"{self.directory}: can't allocate {format_size(size)}: {error.strerror}") from error
@@ -224,10 +231,9 @@ class Arena:
     def _retire_old(self) -> None:
         """Tell whoever maps the old files that they were replaced, and unlink them."""
         with contextlib.suppress(OSError), (self.directory / "headers").open("r+b") as file:
-            superblock = fmt.Superblock.unpack(file.read(fmt.FRAME_BYTES))
-            if superblock is not None:
-                file.seek(0)
-                file.write(superblock._replace(retired=1).pack())
+            if file.read(len(fmt.MAGIC)) == fmt.MAGIC:
+                file.seek(fmt.RETIRED_OFFSET)
+                file.write(fmt.RETIRED)
         self._remove_files()
 
     def _remove_files(self) -> None:
@@ -243,12 +249,18 @@ def own_directory(directory: Path) -> int:
 
     Raises:
         InUseError: another process has it; the message names its pid.
-        ResourceError: the folder can't be made, or is somebody else's.
+        ResourceError: the folder can't be made, is somebody else's, or is everybody's.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if directory.stat().st_uid != os.geteuid():
-            raise ResourceError(f"{directory} belongs to user {directory.stat().st_uid}, not to {os.geteuid()}")
+        status = directory.stat()
+        if status.st_uid != os.geteuid():
+            raise ResourceError(f"{directory} belongs to user {status.st_uid}, not to {os.geteuid()}")
+        above = directory.absolute().parent
+        if above.stat().st_uid not in (0, os.geteuid()):  # who could put another folder in its place
+            raise ResourceError(f"{above} belongs to user {above.stat().st_uid}, not to {os.geteuid()} or root")
+        if status.st_mode & stat.S_ISVTX:  # /dev/shm itself, say: made private, it would be taken from everybody else
+            raise ResourceError(f"{directory} is shared by all users: name a folder inside it")
         directory.chmod(0o700)
         lock_fd = os.open(directory / "node.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

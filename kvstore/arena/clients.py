@@ -32,10 +32,10 @@ class Clients:
         self._numbers: set[int] = set()
         self._last = 0
         for path in directory.iterdir():
-            if path.name.isdigit() and is_locked(path):
-                self._numbers.add(int(path.name))
-            else:
+            if not is_locked(path):
                 path.unlink(missing_ok=True)
+            elif path.name.isdigit():
+                self._numbers.add(int(path.name))
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -78,14 +78,16 @@ class Clients:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds ``path`` locked."""
+    """Whether some process holds ``path`` locked; in doubt it does, since what a live client may write is not free."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:  # this process has no descriptor left, say
+        return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:
         return True
     finally:
         with contextlib.suppress(OSError):

@@ -56,6 +56,9 @@ BODY_OFFSET = 8
 UNIT = np.dtype([("slab", "<u4"), ("slot_frames", "<u4")])  # first unit of the slab; 0 frames: the unit is free
 
 _SUPERBLOCK = struct.Struct("<8sIIQQ16sQ")
+RETIRED_OFFSET = 48
+"""Where the superblock's ``retired`` lies, in every version."""
+RETIRED = struct.pack("<Q", 1)
 
 
 class Superblock(NamedTuple):

@@ -38,14 +38,22 @@ class Residency:
                 self._arena.set_units(self._slabs.unit_table())
         return slot
 
-    def publish(self, slot: Slot, checksum: int | None, *, dirty: bool) -> bool:
-        """Make a written page findable. False: it is here already, the other copy is kept."""
-        if not self.catalog.publish(slot, dirty=dirty):
-            self._arena.begin_change(slot.frame, 0)
-            return False
-        slot.checksum = checksum
-        self._arena.publish(slot.frame, slot.key[-HASH_BYTES:], slot.namespace, slot.length, checksum)
-        return True
+    def publish(self, slots: Sequence[Slot], checksums: Sequence[int | None], *, dirty: bool) -> int:
+        """Make written pages findable, head of the prefix first.
+
+        Returns:
+            How many: of those that are here already, the other copy is kept.
+        """
+        published = 0
+        for slot, checksum, sequence in zip(slots, checksums, self._arena.sequences(len(slots)), strict=True):
+            if not self.catalog.publish(slot, dirty=dirty):
+                self._arena.begin_change(slot.frame, 0)
+                continue
+            published += 1
+            slot.checksum = checksum
+            block_hash = slot.key[-HASH_BYTES:]
+            self._arena.publish(slot.frame, block_hash, slot.namespace, slot.length, checksum, sequence)
+        return published
 
     def free_written(self, slot: Slot) -> None:
         """Free a reserved or lapsed slot: nobody writes into it any more."""
@@ -88,28 +96,29 @@ class Residency:
             How many pages were kept.
         """
         slabs, found = self._arena.found()
-        slots: dict[int, Slot] = {}
+        pages: dict[bytes, Slot] = {}
         for each in found:
-            known = namespaces.by_number.get(each.namespace)
-            slot = Slot(each.frame, each.frames, b"", each.namespace, each.length, each.owner, checksum=each.checksum)
-            if each.complete and known is not None and known.layout.page_bytes == each.length:
-                slot.key = known.fingerprint + each.hash
-            elif each.complete or each.owner not in clients:
-                self._arena.begin_change(each.frame, 0)
-                continue
-            slots[each.frame] = slot
-        unit_frames = self._arena.unit_bytes // FRAME_BYTES
-        for slab in slabs:
-            first, last = slab.first_unit * unit_frames, (slab.first_unit + slab.units) * unit_frames
-            used = {frame for frame in slots if first <= frame < last}
-            self._slabs.restore(slab.first_unit, slab.units, slab.slot_frames, used)
-        below = is_below([slot.key for slot in slots.values()])
-        for slot, under in zip(slots.values(), below, strict=True):
-            if not slot.key:
-                self.catalog.quarantine(slot)
-                self.quarantined.append(slot)
+            known = namespaces.in_headers.get(each.namespace)
+            key = known.fingerprint + each.hash if known is not None else b""
+            if not each.complete and each.owner in clients:
+                self.quarantined.append(Slot(each.frame, each.frames, b"", 0, 0, each.owner))
+            elif each.complete and known and known.layout.page_bytes == each.length and key not in pages:
+                pages[key] = Slot(each.frame, each.frames, key, known.number, each.length, checksum=each.checksum)
             else:
-                self.catalog.adopt(slot, dirty=tiers and not under)
+                self._arena.begin_change(each.frame, 0)
+        unit_frames = self._arena.unit_bytes // FRAME_BYTES
+        used: dict[int, set[int]] = {unit: set() for unit in range(self._arena.units)}
+        for slot in (*pages.values(), *self.quarantined):
+            used[slot.frame // unit_frames].add(slot.frame)
+        for slab in slabs:
+            units = range(slab.first_unit, slab.first_unit + slab.units)
+            self._slabs.restore(
+                slab.first_unit, slab.units, slab.slot_frames, set().union(*(used[unit] for unit in units))
+            )
+        for slot in self.quarantined:
+            self.catalog.quarantine(slot)
+        for slot, under in zip(pages.values(), is_below(list(pages)), strict=True):
+            self.catalog.adopt(slot, dirty=tiers and not under)
         return len(self.catalog)
 
     def _write_down(self, removal: Removal) -> None:

@@ -12,14 +12,19 @@ from kvstore.errors import ResourceError
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def check_room(directory: Path, size: int) -> None:
+def check_room(directory: Path, size: int, reusable: int = 0) -> None:
     """Refuse an arena of ``size`` bytes that can't be held.
+
+    Args:
+        directory: where it is to be.
+        size: all its files.
+        reusable: bytes of files there that will be deleted first.
 
     Raises:
         ResourceError: the file system or the process's memory limit is smaller; the message names both numbers.
     """
     stat = os.statvfs(directory)
-    free = stat.f_bavail * stat.f_frsize
+    free = stat.f_bavail * stat.f_frsize + reusable
     if free < size:
         raise ResourceError(
             f"{directory}: the arena needs {format_size(size)}, only {format_size(free)} are free there;"

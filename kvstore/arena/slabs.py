@@ -87,10 +87,6 @@ class Slabs:
         """How many slabs this page size has."""
         return len(self._by_size.get(slot_frames, ()))
 
-    def fits(self, slot_frames: int) -> bool:
-        """Whether the arena, empty, could hold one slot of this size."""
-        return 0 < slot_frames <= self.units * self.unit_frames
-
     def shape(self, slot_frames: int) -> int:
         """Units of a slab for slots of this size."""
         least = -(-slot_frames // self.unit_frames)

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path as FilePath
 from types import TracebackType
 from typing import Self, TypeVar
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from kvstore.answers import MOST_LOOKUP_PAGES
 from kvstore.client.buffers import Pages, page_arrays
 from kvstore.client.control import Connection, RemoteControl
+from kvstore.client.deadline import locked, time_left
 from kvstore.client.embedded import EmbeddedStore
 from kvstore.client.path import Control, OpenedNamespace, Path
 from kvstore.client.pending import PendingLoad, PendingStore
@@ -29,6 +29,7 @@ from kvstore.errors import (
     DeadlineError,
     InvalidRequestError,
     LimitExceededError,
+    NotAttachedError,
     ResourceError,
     UnavailableError,
     UnknownNamespaceError,
@@ -39,6 +40,9 @@ from kvstore.wire import join_hashes
 
 Bytes = npt.NDArray[np.uint8]
 Answer = TypeVar("Answer")
+LONGEST_TIMEOUT = 86400.0
+_REOPENINGS = 3
+"""How often one call opens a namespace again: it may be cleared once more in between."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,15 +56,15 @@ def connect(url: str, *, timeout: float = 5.0) -> Client:
 
     Args:
         url: where the pages are.
-        timeout: seconds that any one method may take before it raises :class:`DeadlineError`.
+        timeout: seconds that any one method may take before it raises :class:`DeadlineError`; a day at most.
 
     Raises:
-        InvalidRequestError: not such a URL, or a timeout that is not above 0.
+        InvalidRequestError: not such a URL, or a timeout out of its range.
         InUseError: an embedded folder that another process has open.
         ResourceError: an embedded folder that can't be used.
     """
-    if not timeout > 0:
-        raise InvalidRequestError(f"timeout must be above 0 seconds, got {timeout}")
+    if not 0 < timeout <= LONGEST_TIMEOUT:
+        raise InvalidRequestError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {timeout}")
     where = parse_url(url)
     if isinstance(where, NodeConfig):
         store = EmbeddedStore(where)
@@ -88,6 +92,7 @@ class Client:
         self._control = control
         self._make_path = make_path
         self._path: Path | None = None
+        self._directory = ""
         self._lock = threading.Lock()
 
     def namespace(self, layout: Layout) -> Namespace:
@@ -99,8 +104,7 @@ class Client:
             UnavailableError: the node can't be reached.
             DeadlineError: it did not answer in time.
         """
-        opened, path = self._open(layout, time.monotonic() + self.timeout)
-        return Namespace(self, opened, path)
+        return Namespace(self, *self._open(layout, time.monotonic() + self.timeout))
 
     def lookup(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup]:
         """Look pages up in several namespaces by one call.
@@ -117,25 +121,17 @@ class Client:
             UnavailableError: the node can't be reached.
             DeadlineError: it did not answer in time.
         """
-        pages = 0
-        for _, hashes in queries:
-            join_hashes(hashes)
-            pages += len(hashes)
-        if pages > MOST_LOOKUP_PAGES:
-            raise LimitExceededError(f"a lookup of {pages} pages, the limit is {MOST_LOOKUP_PAGES}")
+        _check_hashes([block_hash for _, hashes in queries for block_hash in hashes], MOST_LOOKUP_PAGES)
         deadline = time.monotonic() + self.timeout
 
-        def ask() -> list[bytes]:
-            asked = [(namespace.fingerprint, hashes) for namespace, hashes in queries]
-            return self._control.lookup(asked, time_left(deadline))
-
-        try:
-            answers = ask()
-        except UnknownNamespaceError:
-            for namespace, _ in queries:
-                self._open(namespace.layout, deadline)
-            answers = ask()
-        return [Lookup.of(tiers) for tiers in answers]
+        asked = [(namespace.fingerprint, hashes) for namespace, hashes in queries]
+        for _ in range(_REOPENINGS):
+            try:
+                return [Lookup.of(tiers) for tiers in self._control.lookup(asked, time_left(deadline))]
+            except UnknownNamespaceError:
+                for namespace, _ in queries:
+                    self._open(namespace.layout, deadline)
+        return [Lookup.of(tiers) for tiers in self._control.lookup(asked, time_left(deadline))]
 
     def flush(self) -> int:
         """Return when everything stored so far would survive a loss of power: the pages that became durable."""
@@ -157,12 +153,11 @@ class Client:
         return pages if isinstance(pages, np.ndarray) else None
 
     def close(self) -> None:
-        """Let go of the node. An embedded store is written back first."""
+        """Let go of the node; calls under way fail. An embedded store ends them first, and writes back."""
+        self._control.close()  # before the lock: whoever has it may be waiting for the node
         with self._lock:
-            path, self._path = self._path, None
-        if path is not None:
-            path.close()
-        self._control.close()
+            if self._path is not None:
+                self._path.close()
 
     def __enter__(self) -> Self:
         return self
@@ -174,9 +169,12 @@ class Client:
 
     def _open(self, layout: Layout, deadline: float) -> tuple[OpenedNamespace, Path]:
         opened = self._control.open_namespace(layout, time_left(deadline))
-        with self._lock:
-            if self._path is None:
-                self._path = self._make_path(opened.arena_directory, time_left(deadline))
+        with locked(self._lock, deadline):
+            if self._path is None or self._directory != opened.arena_directory:
+                old, self._path = self._path, self._make_path(opened.arena_directory, time_left(deadline))
+                self._directory = opened.arena_directory
+                if old is not None:
+                    old.close()
             return opened, self._path
 
 
@@ -186,14 +184,16 @@ class Namespace:
     def __init__(self, client: Client, opened: OpenedNamespace, path: Path) -> None:
         self.layout = opened.layout
         self.fingerprint = opened.fingerprint
-        self.batch_pages = opened.batch_pages
-        """Most pages that ``prepare_store`` and ``prepare_load`` take."""
         self._client = client
-        self._opened = opened
-        self._path = path
+        self._opened = opened, path
         self._lock = threading.Lock()
         self._loaded: dict[str, int] = {}
         self._moved = StoreResult()
+
+    @property
+    def batch_pages(self) -> int:
+        """Most pages that ``prepare_store`` and ``prepare_load`` take; less when the node comes back smaller."""
+        return self._opened[0].batch_pages
 
     def lookup(self, hashes: Sequence[bytes]) -> Lookup:
         """Which pages are here. Errors as :meth:`Client.lookup`."""
@@ -220,16 +220,21 @@ class Namespace:
         arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
         deadline = time.monotonic() + self._client.timeout
         result = StoreResult()
-        for start in range(0, len(hashes), self.batch_pages):
-            end = start + self.batch_pages
-            store = partial(self._path.store, self._opened, hashes[start:end], arrays[start:end])
+        start = 0
+
+        def store(opened: OpenedNamespace, path: Path, left: float) -> StoreResult:
+            end = start + opened.batch_pages
+            return path.store(opened, hashes[start:end], arrays[start:end], left)
+
+        while start < len(hashes):
             try:
-                result += self._retried(store, deadline)
+                stored = self._retried(store, deadline)
             except (UnavailableError, DeadlineError):
                 if not start:
                     raise
-                result += StoreResult(refused=len(hashes) - start)
-                break
+                stored = StoreResult(refused=len(hashes) - start)
+            result += stored
+            start += stored.stored + stored.present + stored.refused
         self._count_stored(result)
         return result
 
@@ -253,19 +258,22 @@ class Namespace:
         arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
         deadline = time.monotonic() + self._client.timeout
         loaded = 0
-        for start in range(0, len(hashes), self.batch_pages):
-            end = start + self.batch_pages
-            load = partial(self._path.load, self._opened, hashes[start:end], arrays[start:end])
+
+        def load(opened: OpenedNamespace, path: Path, left: float) -> tuple[list[str], bool]:
+            end = loaded + opened.batch_pages
+            tiers = path.load(opened, hashes[loaded:end], arrays[loaded:end], left)
+            return tiers, len(tiers) == len(arrays[loaded:end])
+
+        whole = True
+        while whole and loaded < len(hashes):
             try:
-                tiers = self._retried(load, deadline)
+                tiers, whole = self._retried(load, deadline)
             except (UnavailableError, DeadlineError):
-                if not start:
+                if not loaded:
                     raise
                 break
             self._count_loaded(tiers)
             loaded += len(tiers)
-            if len(tiers) < len(arrays[start:end]):
-                break
         return loaded
 
     def prepare_store(self, hashes: Sequence[bytes]) -> PendingStore:
@@ -280,9 +288,9 @@ class Namespace:
             UnavailableError: the node can't be reached.
             DeadlineError: it did not answer in time.
         """
-        self._check_batch(hashes)
+        _check_hashes(hashes, self.batch_pages)
         deadline = time.monotonic() + self._client.timeout
-        pending = self._retried(partial(self._path.prepare_store, self._opened, hashes), deadline)
+        pending = self._retried(lambda opened, path, left: path.prepare_store(opened, hashes, left), deadline)
         pending.observe(self._count_stored)
         return pending
 
@@ -298,25 +306,25 @@ class Namespace:
             UnavailableError: the node can't be reached.
             DeadlineError: it did not answer in time.
         """
-        self._check_batch(hashes)
+        _check_hashes(hashes, self.batch_pages)
         deadline = time.monotonic() + self._client.timeout
-        pending = self._retried(partial(self._path.prepare_load, self._opened, hashes), deadline)
+        pending = self._retried(lambda opened, path, left: path.prepare_load(opened, hashes, left), deadline)
         pending.observe(self._count_loaded)
         return pending
 
     def touch(self, hashes: Sequence[bytes]) -> int:
-        """Mark pages as used, head of the prefix first. Returns how many are in the arena."""
-        join_hashes(hashes)
-        return self._client._control.touch(self.fingerprint, hashes, self._client.timeout)  # noqa: SLF001
+        """Mark pages as used, head of the prefix first: 131,072 at most. Returns how many are in the arena."""
+        _check_hashes(hashes, MOST_LOOKUP_PAGES)
+        return self._controlled(lambda control, left: control.touch(self.fingerprint, hashes, left))
 
     def evict(self, hashes: Sequence[bytes]) -> int:
-        """Drop pages from every tier. Returns how many were somewhere."""
-        join_hashes(hashes)
-        return self._client._control.evict(self.fingerprint, hashes, self._client.timeout)  # noqa: SLF001
+        """Drop pages from every tier: 131,072 at most. Returns how many were somewhere."""
+        _check_hashes(hashes, MOST_LOOKUP_PAGES)
+        return self._controlled(lambda control, left: control.evict(self.fingerprint, hashes, left))
 
     def clear(self) -> int:
         """Drop the namespace with all its pages. Returns how many these were."""
-        return self._client._control.clear(self.fingerprint, self._client.timeout)  # noqa: SLF001
+        return self._controlled(lambda control, left: control.clear(self.fingerprint, left))
 
     def statistics(self) -> NamespaceStatistics:
         """What this object has moved so far."""
@@ -324,18 +332,20 @@ class Namespace:
             moved = self._moved
             return NamespaceStatistics(dict(self._loaded), moved.stored, moved.present, moved.refused)
 
-    def _check_batch(self, hashes: Sequence[bytes]) -> None:
-        join_hashes(hashes)
-        if len(hashes) > self.batch_pages:
-            raise LimitExceededError(f"{len(hashes)} pages in one batch, the limit is {self.batch_pages}")
+    def _controlled(self, call: Callable[[Control, float], Answer]) -> Answer:
+        """A call that moves no pages."""
+        deadline = time.monotonic() + self._client.timeout
+        return self._retried(lambda opened, path, left: call(self._client._control, left), deadline)  # noqa: SLF001
 
-    def _retried(self, call: Callable[[float], Answer], deadline: float) -> Answer:
-        """A call with the time left; when the node forgot the namespace, once more behind opening it."""
-        try:
-            return call(time_left(deadline))
-        except UnknownNamespaceError:
-            self._client._open(self.layout, deadline)  # noqa: SLF001
-            return call(time_left(deadline))
+    def _retried(self, call: Callable[[OpenedNamespace, Path, float], Answer], deadline: float) -> Answer:
+        """A call with the time left, and again behind opening the namespace when the node came back another one:
+        without the namespace, with its arena elsewhere, or with a smaller one and smaller batches."""
+        for _ in range(_REOPENINGS):
+            try:
+                return call(*self._opened, time_left(deadline))
+            except (UnknownNamespaceError, NotAttachedError, LimitExceededError):
+                self._opened = self._client._open(self.layout, deadline)  # noqa: SLF001
+        return call(*self._opened, time_left(deadline))
 
     def _count_stored(self, result: StoreResult) -> None:
         with self._lock:
@@ -347,13 +357,7 @@ class Namespace:
                 self._loaded[tier] = self._loaded.get(tier, 0) + 1
 
 
-def time_left(deadline: float) -> float:
-    """Seconds until ``deadline`` (on the clock of ``time.monotonic``).
-
-    Raises:
-        DeadlineError: it has passed.
-    """
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise DeadlineError("the deadline passed before the work was done")
-    return left
+def _check_hashes(hashes: Sequence[bytes], limit: int) -> None:
+    join_hashes(hashes)
+    if len(hashes) > limit:
+        raise LimitExceededError(f"{len(hashes)} pages in one call, the limit is {limit}")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
 
 from kvstore.client.path import OpenedNamespace
+from kvstore.errors import UnavailableError
 from kvstore.layout import Layout
 from kvstore.status import NamespaceStatus, Status, TierStatus
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import CacheStub
-from kvstore.wire import error_of, join_hashes
+from kvstore.wire import MOST_MESSAGE_BYTES, error_of, join_hashes
 
 Reply = TypeVar("Reply")
 _OPTIONS = [
@@ -20,8 +22,12 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     # A node that comes back is found again within a second, not within two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # In spite of its name: how long one attempt to connect may take. A node that is slow is slow, not away.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    # An error's text may name a namespace, and its name is as long as a layout allows.
+    ("grpc.max_metadata_size", 64 << 10),
 ]
 
 
@@ -37,6 +43,7 @@ class Connection:
         self.name = name
         self.channel = grpc.insecure_channel(target, options=_OPTIONS)
         self.stub = CacheStub(self.channel)  # type: ignore[no-untyped-call]
+        self._closed = False
 
     def call(self, method: Callable[..., Reply], request: Any, timeout: float) -> Reply:
         """One unary call.
@@ -44,13 +51,24 @@ class Connection:
         Raises:
             KVStoreError: what the node answered, or that it did not.
         """
-        try:
+        with self.errors():
             return method(request, timeout=timeout)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise the project's errors for those of gRPC."""
+        try:
+            yield
         except grpc.RpcError as error:
             raise error_of(error, self.name) from error
+        except ValueError as error:
+            if not self._closed:
+                raise
+            raise UnavailableError(f"the client of {self.name} is closed") from error
 
     def close(self) -> None:
         """End the channel; calls under way fail."""
+        self._closed = True
         self.channel.close()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -15,6 +17,7 @@ from kvstore.client.path import OpenedNamespace, copy_in, copy_out
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.config import NodeConfig
+from kvstore.errors import UnavailableError
 from kvstore.layout import Layout
 from kvstore.opening import open_store
 from kvstore.status import Status, status_of
@@ -27,6 +30,9 @@ Bytes = npt.NDArray[np.uint8]
 class EmbeddedStore:
     """Control and path of a store of this process's own.
 
+    It is given up behind the last operation under way, never before: a slot that this process still writes to must
+    not become another process's.
+
     Raises:
         InUseError: another process has the folder; the message names it.
         ResourceError: the folder can't be used, or the memory is not there.
@@ -38,6 +44,8 @@ class EmbeddedStore:
         self._upkeep = Upkeep(self._store)
         self._instance = secrets.randbits(63)
         self._started = time.monotonic()
+        self._guard = threading.Lock()
+        self._uses = 0
         self._closed = False
 
     @property
@@ -47,37 +55,45 @@ class EmbeddedStore:
 
     def open_namespace(self, layout: Layout, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
-        known = self._store.open_namespace(layout)
-        directory = str(self._store.arena.directory)
-        return OpenedNamespace(layout, known.fingerprint, self._store.batch_pages(known), directory)
+        with self._used():
+            known = self._store.open_namespace(layout)
+            directory = str(self._store.arena.directory)
+            return OpenedNamespace(layout, known.fingerprint, self._store.batch_pages(known), directory)
 
     def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
         """For each (fingerprint, hashes) one byte a page."""
-        return self._store.lookup(queries)
+        with self._used():
+            return self._store.lookup(queries)
 
     def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """Mark pages as used."""
-        return self._store.touch(fingerprint, hashes)
+        with self._used():
+            return self._store.touch(fingerprint, hashes)
 
     def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """Drop pages from every tier."""
-        return self._store.evict(fingerprint, hashes)
+        with self._used():
+            return self._store.evict(fingerprint, hashes)
 
     def clear(self, fingerprint: bytes, timeout: float) -> int:
         """Drop a namespace with all its pages."""
-        return self._store.clear(fingerprint)
+        with self._used():
+            return self._store.clear(fingerprint)
 
     def flush(self, timeout: float) -> int:
         """Return when everything stored is durable."""
-        return self._store.flush(time.monotonic() + timeout)
+        with self._used():
+            return self._store.flush(time.monotonic() + timeout)
 
     def status(self, timeout: float) -> Status:
         """What the store says of itself."""
-        return status_of(self._store, self._instance, time.monotonic() - self._started, self._disk)
+        with self._used():
+            return status_of(self._store, self._instance, time.monotonic() - self._started, self._disk)
 
     def prepare_store(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingStore:
         """Reserve slots, lent as they lie in the arena."""
-        reserved = self._store.prepare_store(NODE, namespace.fingerprint, hashes, timeout, direct=True)
+        with self._used(until_finished=True):
+            reserved = self._store.prepare_store(NODE, namespace.fingerprint, hashes, timeout, direct=True)
         frames = iter(reserved.frames)
         pages = [
             self._store.arena.view(next(frames), namespace.layout.page_bytes) if outcome == RESERVED else None
@@ -87,12 +103,13 @@ class EmbeddedStore:
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
         """Hold slots, lent as they lie in the arena."""
-        held = self._store.prepare_load(NODE, namespace.fingerprint, hashes, timeout)
+        with self._used(until_finished=True):
+            held = self._store.prepare_load(NODE, namespace.fingerprint, hashes, timeout)
         pages = [self._store.arena.view(frame, namespace.layout.page_bytes) for frame in held.frames]
         for page in pages:
             page.flags.writeable = False
         tiers = [TIER_NAMES[tier] or "" for tier in held.tiers]
-        return PendingLoad(pages, tiers, lambda: not held.ticket or self._store.complete_load(NODE, held.ticket))
+        return PendingLoad(pages, tiers, partial(self._finish_load, held.ticket))
 
     def store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
@@ -107,14 +124,47 @@ class EmbeddedStore:
         return copy_out(self.prepare_load(namespace, hashes, timeout), into)
 
     def close(self) -> None:
-        """Write back, and give the folder up."""
-        if self._closed:
-            return
-        self._closed = True
+        """Write back, and give the folder up, behind the last operation under way."""
+        with self._guard:
+            first, self._closed = not self._closed, True
+            unused = not self._uses
+        if first and unused:
+            self._give_up()
+
+    def _give_up(self) -> None:
         self._upkeep.stop()
         self._store.close()
 
+    @contextmanager
+    def _used(self, *, until_finished: bool = False) -> Iterator[None]:
+        """An operation; one that is prepared lasts until it is finished."""
+        with self._guard:
+            if self._closed:
+                raise UnavailableError(f"the store in {self._store.arena.directory} is closed")
+            self._uses += 1
+        finished = True
+        try:
+            yield
+            finished = not until_finished
+        finally:
+            if finished:
+                self._done()
+
+    def _done(self) -> None:
+        with self._guard:
+            self._uses -= 1
+            last = self._closed and not self._uses
+        if last:
+            self._give_up()
+
     def _finish_store(self, ticket: int, publish: bool) -> StoreResult:
-        if not ticket:
-            return StoreResult()
-        return StoreResult(*self._store.complete_store(NODE, ticket, publish=publish))
+        try:
+            return StoreResult(*self._store.complete_store(NODE, ticket, publish=publish)) if ticket else StoreResult()
+        finally:
+            self._done()
+
+    def _finish_load(self, ticket: int) -> bool:
+        try:
+            return not ticket or self._store.complete_load(NODE, ticket)
+        finally:
+            self._done()

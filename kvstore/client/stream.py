@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import grpc
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, RESERVED, TIER_NAMES
 from kvstore.client.control import Connection
+from kvstore.client.deadline import time_left
 from kvstore.client.path import OpenedNamespace
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
-from kvstore.errors import UnavailableError
+from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.store import checksum_of
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.wire import LOAD_STREAM, STORE_STREAM, error_of, fill, join_hashes, raw_messages
+from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, join_hashes, raw_messages
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,17 +43,17 @@ class StreamPath:
         ticket, outcomes = self._reserve(namespace, hashes, timeout)
         page_bytes = namespace.layout.page_bytes
         pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in outcomes]
-        return PendingStore(
-            pages, outcomes, partial(self._finish, ticket, [page for page in pages if page is not None], timeout)
-        )
+        reserved = [page for page in pages if page is not None]
+        return PendingStore(pages, outcomes, partial(self._finish, ticket, reserved, lambda: timeout))
 
     def store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
     ) -> StoreResult:
         """Store whole pages, sent from where they are."""
+        left = partial(time_left, time.monotonic() + timeout)
         ticket, outcomes = self._reserve(namespace, hashes, timeout)
         wanted = [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
-        return PendingStore([], outcomes, partial(self._finish, ticket, wanted, timeout)).complete()
+        return PendingStore([], outcomes, partial(self._finish, ticket, wanted, left)).complete()
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
         """Receive the leading pages."""
@@ -67,20 +70,14 @@ class StreamPath:
         request = pb.LoadPages(pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)))
         tiers: list[str] = []
         try:
-            messages = self._load(request, timeout=timeout)
-            for header in messages:
-                run = pb.PageRun.FromString(header)
-                targets = into[len(tiers) : len(tiers) + len(run.checksums)]
-                if fill(targets, messages) < sum(target.size for target in targets):
-                    return tiers
-                for target, checksum, tier in zip(targets, run.checksums, run.tiers, strict=True):
-                    if checksum_of(target) != checksum:
-                        messages.cancel()
-                        return tiers
-                    tiers.append(TIER_NAMES[tier] or "")
-        except grpc.RpcError as error:
+            with self._connection.errors():
+                messages = self._load(request, timeout=min(timeout, LONGEST_TICKET))
+                while _receive_run(messages, into[len(tiers) :], tiers):
+                    pass
+                messages.cancel()  # behind its end this does nothing
+        except KVStoreError:
             if not tiers:
-                raise error_of(error, self._connection.name) from error
+                raise
         return tiers
 
     def close(self) -> None:
@@ -97,20 +94,41 @@ class StreamPath:
         )
         return reply.ticket, reply.outcomes
 
-    def _finish(self, ticket: int, pages: Sequence[Bytes], timeout: float, publish: bool) -> StoreResult:
+    def _finish(
+        self, ticket: int, pages: Sequence[Bytes], finish_in: Callable[[], float], publish: bool
+    ) -> StoreResult:
         if not ticket:
             return StoreResult()
         if not publish:
             request = pb.CompleteStoreRequest(ticket=ticket, publish=False)
-            self._connection.call(self._connection.stub.CompleteStore, request, timeout)
+            self._connection.call(self._connection.stub.CompleteStore, request, finish_in())
             return StoreResult(refused=len(pages))
-        try:
-            counts = self._store(_store_messages(ticket, pages), timeout=timeout)
-        except grpc.RpcError as error:
-            raise error_of(error, self._connection.name) from error
+        with self._connection.errors():
+            counts = self._store(_store_messages(ticket, pages), timeout=min(finish_in(), LONGEST_TICKET))
         if counts.stored + counts.present + counts.refused != len(pages):
             raise UnavailableError(f"{self._connection.name} lost the reservation")
         return StoreResult(counts.stored, counts.present, counts.refused)
+
+
+def _receive_run(messages: Iterator[bytes], into: Sequence[Bytes], tiers: list[str]) -> bool:
+    """Receive one run of pages into place, and add the tiers of those that are whole. False: there is no more."""
+    header = next(messages, None)
+    if header is None:
+        return False
+    try:
+        run = pb.PageRun.FromString(header)
+        targets = into[: len(run.checksums)]
+        if not len(run.checksums) == len(run.tiers) == len(targets) or not targets:
+            return False
+        if fill(targets, messages) < sum(target.size for target in targets):
+            return False
+    except (DecodeError, InvalidRequestError):
+        return False  # whatever this is, it is not the pages
+    for target, checksum, tier in zip(targets, run.checksums, run.tiers, strict=True):
+        if checksum_of(target) != checksum or tier >= len(TIER_NAMES):
+            return False
+        tiers.append(TIER_NAMES[tier] or "")
+    return True
 
 
 def _store_messages(ticket: int, pages: Sequence[Bytes]) -> Iterator[bytes]:

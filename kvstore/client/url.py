@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvstore.config import DEFAULT_PORT, NodeConfig, default_arena_directory, load_config
 from kvstore.errors import ConfigError, InvalidRequestError
+from kvstore.wire import unix_target
 
 _FORMS = "unix:///run/kvstore.sock, kv://host:port or embedded:///var/lib/kvstore"
 
@@ -20,6 +21,11 @@ class RemoteUrl:
     """What gRPC connects to."""
     local: bool
     """Whether it is a Unix socket."""
+
+
+def socket_url(path: Path) -> str:
+    """The URL of the node that serves on this socket."""
+    return f"unix://{urllib.parse.quote(str(path.absolute()))}"
 
 
 def parse_url(url: str) -> RemoteUrl | NodeConfig:
@@ -41,7 +47,7 @@ def parse_url(url: str) -> RemoteUrl | NodeConfig:
     if parts.query or parts.fragment or parts.username:
         raise InvalidRequestError(f"{url!r}: a {parts.scheme or 'kvstore'} URL takes no options; write {_FORMS}")
     if parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1:
-        return RemoteUrl(f"unix:{urllib.parse.unquote(parts.path)}", local=True)
+        return RemoteUrl(unix_target(Path(urllib.parse.unquote(parts.path))), local=True)
     if parts.scheme == "kv" and parts.hostname and parts.path in ("", "/"):
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return RemoteUrl(f"{host}:{port if port is not None else DEFAULT_PORT}", local=False)

@@ -1,15 +1,17 @@
-"""What every handler does with an error."""
+"""What every handler does with an error, and how many calls of a long kind are let in."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from kvstore.errors import KVStoreError
-from kvstore.wire import REASON_KEY, code_of
+from kvstore.errors import KVStoreError, UnavailableError
+from kvstore.wire import REASON_KEY, code_of, reason_of
 
 Servicer = TypeVar("Servicer")
 Request = TypeVar("Request")
@@ -18,7 +20,7 @@ Reply = TypeVar("Reply")
 
 def abort(context: grpc.ServicerContext, error: KVStoreError) -> NoReturn:
     """End a call with the status that stands for an error."""
-    context.set_trailing_metadata(((REASON_KEY, type(error).__name__),))
+    context.set_trailing_metadata(((REASON_KEY, reason_of(error)),))
     context.abort(code_of(error), str(error))
     raise AssertionError("abort returned")
 
@@ -36,3 +38,31 @@ def answering(
             abort(context, error)
 
     return handler
+
+
+class Places:
+    """Room for so many calls of one kind at once. Each keeps a thread as long as its peer likes.
+
+    Args:
+        kind: what these calls are, for people.
+        limit: most of them at once.
+    """
+
+    def __init__(self, kind: str, limit: int) -> None:
+        self._kind = kind
+        self._limit = limit
+        self._free = threading.Semaphore(limit)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """One of the places.
+
+        Raises:
+            UnavailableError: there is none.
+        """
+        if not self._free.acquire(blocking=False):
+            raise UnavailableError(f"{self._limit} {self._kind} are open, the limit is {self._limit}; try again later")
+        try:
+            yield
+        finally:
+            self._free.release()

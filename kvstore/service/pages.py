@@ -1,7 +1,8 @@
 """The payload streams: pages as raw messages, for clients that do not share the arena.
 
 The slots are held (or reserved) while a stream runs. A reader that is too slow for its hold is cut off instead of
-being sent bytes that may have changed; gRPC's flow control keeps what waits for it to a message or two.
+being sent bytes that may have changed; gRPC's flow control keeps what waits for it to a message or two. Every stream
+has a deadline, at which gRPC ends it here, too, whatever the other side does: nobody keeps slots by standing still.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, Published
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
-from kvstore.service.calls import abort
+from kvstore.service.calls import Places, abort
 from kvstore.store import Store, checksum_of
 from kvstore.tickets import NODE
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, raw_messages, split_hashes
+
+MOST_STREAMS = 64
+"""Most payload streams at once."""
 
 
 class _Method(NamedTuple):
@@ -31,6 +35,7 @@ class PagesHandler(grpc.GenericRpcHandler):
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._places = Places("payload streams", MOST_STREAMS)
         self._methods = _Method(
             grpc.unary_stream_rpc_method_handler(
                 self._load, request_deserializer=pb.LoadPages.FromString, response_serializer=None
@@ -48,11 +53,12 @@ class PagesHandler(grpc.GenericRpcHandler):
 
     def _load(self, request: pb.LoadPages, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            yield from self._runs(request, context)
+            with self._places.taken():
+                yield from self._runs(request, _seconds(context))
         except KVStoreError as error:
             abort(context, error)
 
-    def _runs(self, request: pb.LoadPages, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _runs(self, request: pb.LoadPages, seconds: float) -> Iterator[bytes]:
         fingerprint, hashes = request.pages.fingerprint, split_hashes(request.pages.hashes)
         if len(hashes) > MOST_LOOKUP_PAGES:
             raise LimitExceededError(f"a load of {len(hashes)} pages, the limit is {MOST_LOOKUP_PAGES}")
@@ -62,7 +68,7 @@ class PagesHandler(grpc.GenericRpcHandler):
         batch = self._store.batch_pages(known)
         for start in range(0, len(hashes), batch):
             asked = hashes[start : start + batch]
-            held = self._store.prepare_load(NODE, fingerprint, asked, context.time_remaining() or LONGEST_TICKET)
+            held = self._store.prepare_load(NODE, fingerprint, asked, seconds)
             if not held.ticket:
                 return
             try:
@@ -83,19 +89,21 @@ class PagesHandler(grpc.GenericRpcHandler):
 
     def _save(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> pb.StoreCounts:
         try:
-            done = self._receive(messages)
+            with self._places.taken():
+                _seconds(context)
+                done = self._receive(messages)
         except KVStoreError as error:
             abort(context, error)
         return pb.StoreCounts(stored=done.stored, present=done.present, refused=done.refused)
 
     def _receive(self, messages: Iterator[bytes]) -> Published:
         try:
-            request = pb.StorePages.FromString(next(messages, b""))
-        except DecodeError as error:
+            request = pb.StorePages.FromString(next(messages))
+        except (StopIteration, DecodeError) as error:
             raise InvalidRequestError("a store stream begins with a StorePages message") from error
         slots = self._store.take_over_writing(NODE, request.ticket)
-        if slots is None:
-            raise InvalidRequestError(f"no reservation with ticket {request.ticket} is open: it lapsed, or never was")
+        if slots is None:  # it lapsed, or an earlier node gave it
+            return Published(0, 0, refused=len(request.checksums))
         complete = False
         try:
             if len(request.checksums) != len(slots):
@@ -116,3 +124,16 @@ class PagesHandler(grpc.GenericRpcHandler):
                 NODE, request.ticket, publish=complete, checksums=list(request.checksums) if complete else None
             )
         return done
+
+
+def _seconds(context: grpc.ServicerContext) -> float:
+    """How long a stream may take.
+
+    Raises:
+        InvalidRequestError: it has no deadline, or one too far away.
+    """
+    seconds = context.time_remaining()
+    if seconds is None or int(seconds) > LONGEST_TICKET:  # gRPC rounds up on the way
+        got = "none" if seconds is None or seconds > 1e9 else f"one of {seconds:.0f} s"
+        raise InvalidRequestError(f"a payload stream needs a deadline of at most {LONGEST_TICKET:.0f} s, it has {got}")
+    return seconds

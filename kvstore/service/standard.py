@@ -13,6 +13,13 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from kvstore.errors import UnavailableError
+from kvstore.service.calls import Places, abort
+
+MOST_WATCHES = 16
+"""Most health watches at once."""
+MOST_REFLECTIONS = 8
+"""Most reflection streams at once."""
 _FieldKind = descriptor_pb2.FieldDescriptorProto
 _STRING, _BYTES, _INT32, _ENUM, _MESSAGE = (
     _FieldKind.TYPE_STRING,
@@ -21,7 +28,7 @@ _STRING, _BYTES, _INT32, _ENUM, _MESSAGE = (
     _FieldKind.TYPE_ENUM,
     _FieldKind.TYPE_MESSAGE,
 )
-NOT_SERVING, SERVING = 2, 1
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 
 class Health(grpc.GenericRpcHandler):
@@ -33,6 +40,7 @@ class Health(grpc.GenericRpcHandler):
 
     def __init__(self, services: Sequence[str]) -> None:
         self._services = {"", *services}
+        self._places = Places("health watches", MOST_WATCHES)
         self._changed = threading.Condition()
         self._status = SERVING
         request, reply = (_HEALTH_CLASSES[name] for name in ("HealthCheckRequest", "HealthCheckResponse"))
@@ -54,7 +62,7 @@ class Health(grpc.GenericRpcHandler):
         """Say from now on that the node is going away, and end all watches."""
         with self._changed:
             self._status = NOT_SERVING
-            self._changed.notify_all()
+        self._look_again()
 
     def _check(self, request: Any, context: grpc.ServicerContext) -> Any:
         if request.service not in self._services:
@@ -62,14 +70,28 @@ class Health(grpc.GenericRpcHandler):
         return self._reply(status=self._status)
 
     def _watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            with self._places.taken():
+                yield from self._states(request, context)
+        except UnavailableError as error:
+            abort(context, error)
+
+    def _states(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         if request.service not in self._services:
-            yield self._reply(status=3)  # SERVICE_UNKNOWN
+            yield self._reply(status=SERVICE_UNKNOWN)
             return
-        yield self._reply(status=self._status)
+        context.add_callback(self._look_again)
         with self._changed:
-            while self._status == SERVING and context.is_active():
-                self._changed.wait(1.0)
-        yield self._reply(status=self._status)
+            seen = self._status
+        yield self._reply(status=seen)
+        if seen == SERVING:
+            with self._changed:
+                self._changed.wait_for(lambda: self._status != SERVING or not context.is_active())
+            yield self._reply(status=self._status)
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
 
 class Reflection(grpc.GenericRpcHandler):
@@ -81,6 +103,7 @@ class Reflection(grpc.GenericRpcHandler):
 
     def __init__(self, files: Sequence[bytes]) -> None:
         self._pool = descriptor_pool.DescriptorPool()
+        self._places = Places("reflection streams", MOST_REFLECTIONS)
         self._services: list[str] = []
         for data in files:
             described = descriptor_pb2.FileDescriptorProto.FromString(data)
@@ -100,22 +123,28 @@ class Reflection(grpc.GenericRpcHandler):
         return self._handlers.get(handler_call_details.method)
 
     def _info(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        for request in requests:
-            reply = self._reply(valid_host=request.host, original_request=request)
-            kind = request.WhichOneof("message_request")
-            if kind == "list_services":
-                for name in self._services:
-                    reply.list_services_response.service.add(name=name)
-            else:
-                self._describe(request, kind, reply)
-            yield reply
+        try:
+            with self._places.taken():
+                yield from map(self._answer, requests)
+        except UnavailableError as error:
+            abort(context, error)
+
+    def _answer(self, request: Any) -> Any:
+        reply = self._reply(valid_host=request.host, original_request=request)
+        kind = request.WhichOneof("message_request")
+        if kind == "list_services":
+            for name in self._services:
+                reply.list_services_response.service.add(name=name)
+        else:
+            self._describe(request, kind, reply)
+        return reply
 
     def _describe(self, request: Any, kind: str | None, reply: Any) -> None:
         try:
             if kind == "file_by_filename":
                 found = self._pool.FindFileByName(request.file_by_filename)
             elif kind == "file_containing_symbol":
-                found = self._pool.FindFileContainingSymbol(request.file_containing_symbol)
+                found = self._file_of(request.file_containing_symbol)
             else:
                 reply.error_response.error_code = grpc.StatusCode.UNIMPLEMENTED.value[0]
                 reply.error_response.error_message = "there are no extensions here"
@@ -125,6 +154,17 @@ class Reflection(grpc.GenericRpcHandler):
             reply.error_response.error_message = str(error)
             return
         reply.file_descriptor_response.file_descriptor_proto.append(found.serialized_pb)
+
+    def _file_of(self, symbol: str) -> Any:
+        """The file of a message, an enum, a service or, which the pool does not find by itself, a service's method."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            name, _, method = symbol.rpartition(".")
+            service = self._pool.FindServiceByName(name)
+            if method not in service.methods_by_name:
+                raise
+            return service.file
 
 
 def _field(

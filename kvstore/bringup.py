@@ -1,0 +1,149 @@
+"""Bringing pages up from the tiers below: decided under the store's lock, read outside of it.
+
+A page is read by one call at a time; others that want it wait for that one. Every call publishes what it read before it
+waits for anybody, so calls that want each other's pages don't wait forever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.answers import ARENA, BELOW
+from kvstore.arena.arena import Arena
+from kvstore.arena.residency import Residency
+from kvstore.catalog import Slot, SlotState
+from kvstore.namespaces import KnownNamespace
+from kvstore.tickets import NODE
+from kvstore.tiers.tier import Tier
+
+
+@dataclass(slots=True, eq=False)
+class _Coming:
+    """One page on its way up."""
+
+    slot: Slot
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """The leading pages of one ``prepare_load``, each held, on its way, or missing."""
+
+    keys: list[bytes]
+    tiers: bytearray
+    """Where each page was: ``ARENA`` or ``BELOW``."""
+    slots: list[Slot | None]
+    """Held slots; None: not here, at least not yet."""
+    own: dict[int, _Coming] = field(default_factory=dict)
+    """Place in the run → page that this call reads."""
+    awaited: dict[int, _Coming] = field(default_factory=dict)
+    """Place in the run → page that a call (another one, or this one for an earlier place) reads."""
+
+
+class BringUps:
+    """The pages on their way into one arena. The store's lock guards all methods but ``read`` and ``wait``."""
+
+    def __init__(self, arena: Arena, residency: Residency, tiers: Sequence[Tier]) -> None:
+        self._arena = arena
+        self._residency = residency
+        self._catalog = residency.catalog
+        self._tiers = tiers
+        self._coming: dict[bytes, _Coming] = {}
+        self.reserved = 0
+        """Slots that threads of this process may be reading into."""
+
+    def begin(self, known: KnownNamespace, keys: list[bytes], below: bytes) -> Run:
+        """Hold what is in the arena, and reserve slots for what must come up, up to the first page that is nowhere."""
+        run = Run(keys, bytearray(), [])
+        for key, under in zip(keys, below, strict=True):
+            slot = self._catalog.find(key)
+            if slot is None and not under:
+                break
+            if slot is not None:
+                self._catalog.hold(slot)
+            run.slots.append(slot)
+            run.tiers.append(ARENA if slot is not None else BELOW)
+        # Only now that the whole run is held: making room must not push out what comes further on in it.
+        for place, held in enumerate(run.slots):
+            if held is not None:
+                continue
+            key = keys[place]
+            if key in self._coming:
+                run.awaited[place] = self._coming[key]
+                continue
+            slot = self._residency.reserve(key, known, NODE)
+            if slot is None:
+                break
+            run.own[place] = self._coming[key] = _Coming(slot)
+            self.reserved += 1
+        return run
+
+    def read(self, run: Run) -> dict[int, int]:
+        """Fill the reserved slots. Returns the checksum of each place that could be read."""
+        sums: dict[int, int] = {}
+        missing = {place: coming.slot for place, coming in run.own.items()}
+        for tier in self._tiers:
+            if not missing:
+                break
+            places = list(missing)
+            views = [self._arena.view(slot.frame, slot.length) for slot in missing.values()]
+            for place, checksum in zip(places, tier.read([run.keys[p] for p in places], views), strict=True):
+                if checksum is not None:
+                    sums[place] = checksum
+                    del missing[place]
+        return sums
+
+    def publish(self, run: Run, sums: dict[int, int]) -> None:
+        """Publish and hold what was read, unless it was dropped meanwhile."""
+        came: list[int] = []
+        for place, coming in run.own.items():
+            if place in sums and self._coming.get(run.keys[place]) is coming:
+                came.append(place)
+            else:
+                self._residency.free_written(coming.slot)
+        self._residency.publish([run.own[place].slot for place in came], [sums[place] for place in came], dirty=False)
+        self.reserved -= len(run.own)
+        for place, coming in run.own.items():
+            key = run.keys[place]
+            run.slots[place] = resident = self._catalog.find(key)
+            if resident is not None:
+                self._catalog.hold(resident)
+            if self._coming.get(key) is coming:
+                del self._coming[key]
+            coming.done.set()
+
+    def wait(self, run: Run, deadline: float) -> None:
+        """Wait for the pages that other calls read. This call's own must be published before."""
+        for coming in run.awaited.values():
+            coming.done.wait(max(0.0, deadline - time.monotonic()))
+
+    def end(self, run: Run) -> list[Slot]:
+        """The leading pages that are here now, held; the other holds end."""
+        leading: list[Slot] = []
+        whole = True
+        for place, slot in enumerate(run.slots):
+            if slot is None and whole and place in run.awaited:
+                slot = self._catalog.find(run.keys[place])
+                if slot is not None:
+                    self._catalog.hold(slot)
+            whole = whole and slot is not None
+            if slot is not None and whole:
+                leading.append(slot)
+            elif slot is not None:
+                self._catalog.release(slot)
+        self._catalog.touch([slot for slot in leading if slot.state is SlotState.RESIDENT])
+        return leading
+
+    def give_up(self, run: Run) -> None:
+        """End all holds: the call failed."""
+        for slot in run.slots:
+            if slot is not None:
+                self._catalog.release(slot)
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Somebody drops these pages from every tier: those on their way are not published when they arrive."""
+        for key in keys:
+            self._coming.pop(key, None)

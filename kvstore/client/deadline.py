@@ -1,0 +1,37 @@
+"""The time that one method of a client may take, shared by everything that the method does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvstore.errors import DeadlineError
+
+
+def time_left(deadline: float) -> float:
+    """Seconds until ``deadline`` (on the clock of ``time.monotonic``).
+
+    Raises:
+        DeadlineError: it has passed.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineError("the deadline passed before the work was done")
+    return left
+
+
+@contextmanager
+def locked(lock: threading.Lock, deadline: float) -> Iterator[None]:
+    """Hold a lock that others may keep while they wait for the node.
+
+    Raises:
+        DeadlineError: the lock was not to be had in time.
+    """
+    if not lock.acquire(timeout=time_left(deadline)):
+        raise DeadlineError("the deadline passed while another thread waited for the node")
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,129 @@
+"""Who is attached, and who of them lives: the kernel says so."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.arena import clients
+from kvstore.arena.clients import Clients, is_locked
+from kvstore.errors import InvalidRequestError, LimitExceededError
+
+
+@pytest.fixture
+def folder(shm: Path) -> Path:
+    (shm / "clients").mkdir()
+    return shm
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "clients").iterdir()}
+
+
+def test_a_client_gets_a_number_and_its_file_that_name(folder: Path, kv: SimpleNamespace) -> None:
+    attached = Clients(folder / "clients")
+    one, other = kv.LocalClient(folder), kv.LocalClient(folder)
+    assert [attached.attach(one.name), attached.attach(other.name)] == [1, 2]
+    assert names(folder) == {"1", "2"}
+    assert len(attached) == 2
+    assert 1 in attached
+    assert 3 not in attached
+    assert attached.dead() == []
+    one.die()
+    assert attached.dead() == [1]
+    attached.forget(1)
+    assert 1 not in attached
+    assert names(folder) == {"2"}
+    other.die()
+
+
+def test_a_killed_process_is_dead(folder: Path, child_client: Callable[[Path], Any]) -> None:
+    attached = Clients(folder / "clients")
+    client = child_client(folder)
+    number = attached.attach(client.name)
+    assert attached.dead() == []
+    client.die()
+    assert attached.dead() == [number]
+
+
+@pytest.mark.parametrize("name", ["", "1", "new-", "../x", "new-" + "0" * 31, "new-" + "0" * 33, "new-" + "G" * 32])
+def test_what_is_no_lock_files_name_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="lock file"):
+        Clients(folder / "clients").attach(name)
+
+
+def test_a_file_that_nobody_holds_is_refused(folder: Path, kv: SimpleNamespace) -> None:
+    attached = Clients(folder / "clients")
+    client = kv.LocalClient(folder)
+    client.die()
+    with pytest.raises(InvalidRequestError, match="not a locked file"):
+        attached.attach(client.name)
+    with pytest.raises(InvalidRequestError, match="not a locked file"):
+        attached.attach("new-" + "0" * 32)
+
+
+def test_there_are_not_more_than_the_limit(folder: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MOST_CLIENTS", 2)
+    attached = Clients(folder / "clients")
+    here = [kv.LocalClient(folder) for _ in range(3)]
+    attached.attach(here[0].name)
+    attached.attach(here[1].name)
+    with pytest.raises(LimitExceededError, match="2 clients are attached, the limit is 2"):
+        attached.attach(here[2].name)
+    here[0].die()
+    attached.forget(1)
+    assert attached.attach(here[2].name) == 3
+    for client in here:
+        client.die()
+
+
+def test_a_number_comes_again_only_behind_all_others(
+    folder: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "_LAST_NUMBER", 3)
+    attached = Clients(folder / "clients")
+    here = [kv.LocalClient(folder) for _ in range(5)]
+    assert [attached.attach(client.name) for client in here[:3]] == [1, 2, 3]
+    for number in (1, 3):
+        attached.forget(number)
+    assert [attached.attach(client.name) for client in here[3:]] == [1, 3]
+    for client in here:
+        client.die()
+
+
+def test_a_new_node_knows_who_still_lives(folder: Path, kv: SimpleNamespace) -> None:
+    before = Clients(folder / "clients")
+    here = [kv.LocalClient(folder) for _ in range(3)]
+    for client in here:
+        before.attach(client.name)
+    here[1].die()
+    (folder / "clients" / "rubbish").touch()
+    attaching, gone = kv.LocalClient(folder), kv.LocalClient(folder)
+    gone.die()
+    after = Clients(folder / "clients")
+    assert [number in after for number in (1, 2, 3)] == [True, False, True]
+    assert names(folder) == {"1", "3", attaching.name}
+    assert after.attach(attaching.name) == 2
+    for client in (*here, attaching):
+        client.die()
+
+
+def test_in_doubt_a_client_lives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that has no descriptor left must not give the slots of its clients away."""
+    path = folder / "clients" / "1"
+    path.touch()
+    assert not is_locked(path)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert is_locked(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(clients.fcntl, "flock", refuse)
+    assert is_locked(path)
+    assert not is_locked(folder / "clients" / "2")

@@ -1,0 +1,117 @@
+"""One client a URL: to a node by its mapped arena, to a node by streams, and to a store in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore.answers import StoreStatistics
+from kvstore.store import Store
+
+PAGE_BYTES = 5000
+"""Neither a multiple of a frame nor of a cache line."""
+
+
+@dataclass
+class Place:
+    """Where a test's pages go."""
+
+    url: str
+    store: Store
+    opened: list[kvstore.Client] = field(default_factory=list)
+
+    def connect(self, timeout: float = 10.0) -> kvstore.Client:
+        if self.opened and self.url.startswith("embedded:"):
+            self.opened[0].timeout = timeout  # there is one client, this process's own
+            return self.opened[0]
+        client = kvstore.connect(self.url, timeout=timeout)
+        self.opened.append(client)
+        return client
+
+    def snapshot(self) -> StoreStatistics:
+        """Everything that the store counts, at rest: a change means that something was done."""
+        self.store.flush()
+        return self.store.statistics()
+
+    def check_integrity(self) -> None:
+        with self.store._writing:  # or the write-back's own holds would be counted
+            self.store.check_integrity()
+
+    def used_bytes(self) -> int:
+        return self.store.statistics().arena_used_bytes
+
+    def counter(self, name: str) -> int:
+        return self.store.statistics().counters[name]
+
+
+def _place(url: str, start_node, short_folder: Path, shm_folder: Path, **settings: object) -> Place:
+    if url == "embedded":
+        options = {"arena": 16 << 20, "disk_limit": 64 << 20} | settings
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        address = f"embedded://{short_folder}/e?arena_dir={shm_folder}/e&{query}"
+        client = kvstore.connect(address, timeout=10.0)
+        return Place(address, client._control._store, [client])
+    node = start_node(**settings)
+    address = f"unix://{node.config.socket}" if url == "unix" else f"kv://127.0.0.1:{node.port}"
+    return Place(address, node.store)
+
+
+@pytest.fixture(params=["unix", "kv", "embedded"])
+def make_place(request, start_node, short_folder: Path, shm_folder: Path) -> Iterator[Callable[..., Place]]:
+    """Make a place with settings of a node; its integrity is checked when the test ends."""
+    places: list[Place] = []
+
+    def make(**settings: object) -> Place:
+        places.append(_place(request.param, start_node, short_folder, shm_folder, **settings))
+        return places[-1]
+
+    yield make
+    for place in places:
+        place.check_integrity()
+        for client in place.opened:
+            client.close()
+
+
+@pytest.fixture
+def place(make_place) -> Place:
+    return make_place()
+
+
+@pytest.fixture
+def client(place: Place) -> kvstore.Client:
+    return place.connect()
+
+
+@pytest.fixture
+def layout() -> kvstore.Layout:
+    return kvstore.Layout(model="tiny", block_size=16, page_bytes=PAGE_BYTES)
+
+
+@pytest.fixture
+def pages(client: kvstore.Client, layout: kvstore.Layout) -> kvstore.Namespace:
+    return client.namespace(layout)
+
+
+@pytest.fixture
+def hashes() -> Callable[..., list[bytes]]:
+    """Block hashes of a prompt by its name, the same each time."""
+
+    def make(count: int, name: int = 0) -> list[bytes]:
+        return kvstore.hash_blocks(np.arange(count * 16) % 50_000 + name, 16)
+
+    return make
+
+
+@pytest.fixture
+def payload() -> Callable[..., np.ndarray]:
+    """Random bytes, ``(pages, page_bytes)``, the same for the same seed."""
+
+    def make(count: int, seed: int = 0, page_bytes: int = PAGE_BYTES) -> np.ndarray:
+        return np.random.default_rng(seed).integers(0, 256, (count, page_bytes), dtype=np.uint8)
+
+    return make

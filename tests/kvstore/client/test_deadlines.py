@@ -1,0 +1,161 @@
+"""A node that hangs: every method gives up in time, and all is well when the node goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore.errors import DeadlineError, UnavailableError
+
+TIMEOUT = 0.3
+MUCH_LATER = 5.0
+"""Far more than the timeout, and less than anything that waits for the node again and again."""
+
+
+@pytest.fixture(params=["unix", "kv"])
+def hanging(request, node_process) -> Iterator[tuple[object, str]]:
+    """A node process that a test may pause, and its URL."""
+    node = node_process()
+    yield node, node.url if request.param == "unix" else node.kv_url
+    node.resume()
+
+
+def methods(client: kvstore.Client, pages: kvstore.Namespace, hashes, payload) -> dict[str, Callable[[], object]]:
+    into = np.zeros((4, 5000), np.uint8)
+    return {
+        "namespace": lambda: client.namespace(pages.layout),
+        "client.lookup": lambda: client.lookup([(pages, hashes(4)), (pages, hashes(2))]),
+        "status": client.status,
+        "flush": client.flush,
+        "lookup": lambda: pages.lookup(hashes(4)),
+        "load": lambda: pages.load(hashes(4), into),
+        "store": lambda: pages.store(hashes(4, name=1), payload(4)),
+        "prepare_load": lambda: pages.prepare_load(hashes(4)),
+        "prepare_store": lambda: pages.prepare_store(hashes(4, name=2)),
+        "touch": lambda: pages.touch(hashes(4)),
+        "evict": lambda: pages.evict(hashes(4, name=3)),
+        "clear": client.namespace(kvstore.Layout(model="doomed", block_size=16, page_bytes=64)).clear,
+    }
+
+
+def test_every_method_raises_in_time_and_works_again(hanging, layout, hashes, payload, eventually):
+    node, url = hanging
+    with kvstore.connect(url) as patient, kvstore.connect(url, timeout=TIMEOUT) as client:
+        pages = patient.namespace(layout)
+        pages.store(hashes(4), payload(4))
+        hasty = client.namespace(layout)
+        hasty.lookup(hashes(4))
+        calls = methods(client, hasty, hashes, payload)
+        node.pause()
+        for name, call in calls.items():
+            started = time.monotonic()
+            with pytest.raises(DeadlineError):
+                call()
+            assert time.monotonic() - started < MUCH_LATER, name
+        node.resume()
+        into = np.zeros((4, 5000), np.uint8)
+        assert pages.load(hashes(4), into) == 4
+        assert np.array_equal(into, payload(4))
+        # What the late calls reserved is nobody's: it goes back by itself.
+        eventually(lambda: client.status().tier("arena").used_bytes == client.status().tier("arena").pages * 8192)
+        assert hasty.store(hashes(4, name=9), payload(4, seed=9)).stored == 4
+        assert hasty.load(hashes(4, name=9), into) == 4
+
+
+def test_pending_pages_of_a_hanging_node(hanging, layout, hashes, payload, eventually):
+    node, url = hanging
+    with kvstore.connect(url, timeout=TIMEOUT) as client, kvstore.connect(url) as patient:
+        pages = client.namespace(layout)
+        pages.store(hashes(4), payload(4))
+        storing, giving_up = pages.prepare_store(hashes(4, name=1)), pages.prepare_store(hashes(4, name=2))
+        loading = pages.prepare_load(hashes(4))
+        node.pause()
+        with pytest.raises(DeadlineError):
+            storing.complete()
+        with pytest.raises(DeadlineError):
+            giving_up.abort()
+        expected = 0 if url.startswith("unix:") else 4
+        assert loading.complete() == expected, "nobody can say whether the hold lasted"
+        node.resume()
+        theirs = patient.namespace(layout)
+        assert theirs.lookup(hashes(4, name=2)).prefix == 0
+        # Published late or not at all, never in part.
+        assert theirs.lookup(hashes(4, name=1)).prefix in (0, 4)
+        eventually(lambda: patient.status().tier("arena").used_bytes == patient.status().tier("arena").pages * 8192)
+        assert pages.load(hashes(4), np.zeros((4, 5000), np.uint8)) == 4
+
+
+def test_threads_do_not_wait_for_each_others_deadlines(hanging, layout, hashes, payload):
+    node, url = hanging
+    with kvstore.connect(url, timeout=TIMEOUT) as client:
+        pages = client.namespace(layout)
+        node.pause()
+        with pytest.raises(DeadlineError):  # over the mapping the client must attach again from now on
+            pages.store(hashes(1), payload(1))
+        start = threading.Barrier(30)
+
+        def store(number: int) -> float:
+            start.wait(10)
+            started = time.monotonic()
+            with pytest.raises(DeadlineError):
+                pages.store(hashes(1, name=number), payload(1))
+            return time.monotonic() - started
+
+        with ThreadPoolExecutor(30) as pool:
+            assert max(pool.map(store, range(30))) < MUCH_LATER
+        node.resume()
+
+
+def test_a_fresh_client_of_a_hanging_node_waits_no_longer(hanging, layout):
+    node, url = hanging
+    node.pause()
+    with kvstore.connect(url, timeout=TIMEOUT) as client:
+        for call in (client.status, lambda: client.namespace(layout)):
+            started = time.monotonic()
+            with pytest.raises(DeadlineError):
+                call()
+            assert time.monotonic() - started < MUCH_LATER
+
+
+def test_closing_does_not_wait_for_a_hanging_node(hanging, layout, hashes, payload):
+    node, url = hanging
+    client = kvstore.connect(url, timeout=60.0)
+    pages = client.namespace(layout)
+    node.pause()
+    with ThreadPoolExecutor(1) as pool:
+        storing = pool.submit(pages.store, hashes(1), payload(1))
+        started = time.monotonic()
+        client.close()
+        with pytest.raises(UnavailableError):
+            storing.result(timeout=30)
+        assert time.monotonic() - started < MUCH_LATER
+
+
+def test_one_deadline_for_all_batches_of_a_call(hanging, layout, hashes, payload):
+    """A store of many batches stops at its one deadline, and says what it did not do."""
+    node, url = hanging
+    with kvstore.connect(url, timeout=1.0) as client:
+        pages = client.namespace(layout)
+        count = 3 * pages.batch_pages
+        path = pages._opened[1]
+        original, calls = path.store, []
+
+        def store(*arguments: object) -> kvstore.StoreResult:
+            calls.append(arguments[-1])
+            if len(calls) == 2:
+                node.pause()
+            return original(*arguments)
+
+        path.store = store
+        assert pages.store(hashes(count), payload(count)) == kvstore.StoreResult(
+            stored=pages.batch_pages, refused=2 * pages.batch_pages
+        )
+        assert len(calls) == 2
+        assert calls[1] < calls[0] <= 1.0, "what is left of the time"
+        node.resume()

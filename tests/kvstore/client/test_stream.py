@@ -1,0 +1,123 @@
+"""Streams from a node that sends something else than the pages: in doubt it is a miss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+import kvstore
+import kvstore.service.pages
+from kvstore.errors import UnavailableError
+from kvstore.store import checksum_of
+from kvstore.v1 import cache_pb2 as pb
+
+
+@pytest.fixture
+def node(start_node):
+    return start_node()
+
+
+@pytest.fixture
+def far_pages(node, layout) -> Iterator[kvstore.Namespace]:
+    with kvstore.connect(f"kv://127.0.0.1:{node.port}") as client:
+        yield client.namespace(layout)
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 3])
+def test_a_page_damaged_on_the_way_ends_the_prefix(far_pages, hashes, payload, monkeypatch, damaged):
+    data = payload(4)
+    far_pages.store(hashes(4), data)
+    original = kvstore.service.pages.raw_messages
+
+    def flipped(pages) -> Iterator[bytes]:
+        pages = [page.copy() for page in pages]
+        pages[damaged][2500] ^= 1
+        return original(pages)
+
+    monkeypatch.setattr(kvstore.service.pages, "raw_messages", flipped)
+    into = np.zeros_like(data)
+    assert far_pages.load(hashes(4), into) == damaged
+    assert np.array_equal(into[:damaged], data[:damaged])
+    with far_pages.prepare_load(hashes(4)) as loading:
+        assert len(loading.pages) == damaged
+        assert loading.complete() == damaged
+    monkeypatch.undo()
+    assert far_pages.load(hashes(4), into) == 4
+    assert far_pages.statistics().loaded["arena"] == 2 * damaged + 4
+
+
+def run_of(data: np.ndarray, **changed: object) -> bytes:
+    values = {"tiers": b"\1" * len(data), "checksums": [checksum_of(page) for page in data]} | changed
+    return pb.PageRun(**values).SerializeToString()
+
+
+NONSENSE = {
+    "garbage": lambda data: [b"\xff" * 50],
+    "an empty header": lambda data: [b"", data.tobytes()],
+    "fewer tiers": lambda data: [run_of(data, tiers=b"\1"), data.tobytes()],
+    "no tiers": lambda data: [run_of(data, tiers=b""), data.tobytes()],
+    "no checksums": lambda data: [run_of(data, checksums=[]), data.tobytes()],
+    "more pages than asked for": lambda data: [run_of(np.vstack([data, data])), data.tobytes(), data.tobytes()],
+    "an unknown tier": lambda data: [run_of(data, tiers=b"\7" * len(data)), data.tobytes()],
+    "too few bytes": lambda data: [run_of(data), data.tobytes()[:-1]],
+    "too many bytes": lambda data: [run_of(data), data.tobytes() + b"x"],
+    "no payload": lambda data: [run_of(data)],
+    "other pages": lambda data: [run_of(data), data[::-1].tobytes()],
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_an_answer_that_makes_no_sense_is_a_miss(far_pages, hashes, payload, monkeypatch, nonsense):
+    data = payload(4)
+    far_pages.store(hashes(4), data)
+    answer = NONSENSE[nonsense](data)
+    monkeypatch.setattr(kvstore.service.pages.PagesHandler, "_runs", lambda self, request, seconds: iter(answer))
+    assert far_pages.load(hashes(4), np.zeros_like(data)) == 0
+    assert far_pages.prepare_load(hashes(4)).complete() == 0
+
+
+def test_what_came_before_the_stream_broke_is_kept(far_pages, hashes, payload, monkeypatch):
+    data = payload(4)
+
+    def broken(self, request, seconds) -> Iterator[bytes]:
+        yield run_of(data[:2])
+        yield data[:2].tobytes()
+        raise UnavailableError("the node is stopping")
+
+    monkeypatch.setattr(kvstore.service.pages.PagesHandler, "_runs", broken)
+    into = np.zeros_like(data)
+    assert far_pages.load(hashes(4), into) == 2
+    assert np.array_equal(into[:2], data[:2])
+
+
+def test_a_node_without_room_for_a_stream_is_unavailable(node, far_pages, hashes, payload, monkeypatch):
+    def refused(self, request, seconds) -> Iterator[bytes]:
+        raise UnavailableError("64 payload streams are open, the limit is 64")
+        yield
+
+    monkeypatch.setattr(kvstore.service.pages.PagesHandler, "_runs", refused)
+    with pytest.raises(UnavailableError, match="limit is 64"):
+        far_pages.load(hashes(1), bytearray(5000))
+
+
+def test_counts_that_do_not_add_up_are_no_answer(far_pages, hashes, payload, monkeypatch):
+    monkeypatch.setattr(
+        kvstore.service.pages.PagesHandler, "_receive", lambda self, messages: kvstore.answers.Published(1, 0, 0)
+    )
+    with pytest.raises(UnavailableError, match="lost the reservation"):
+        far_pages.store(hashes(4), payload(4))
+
+
+def test_a_layout_of_a_stream_is_checked_by_both_ends(node, far_pages, hashes, payload):
+    """A raw stream under this client's ticket with pages of another size stores nothing, and the client can go on."""
+    storing = far_pages.prepare_store(hashes(2))
+    [ticket] = list(node.store._tickets.stores)
+    with grpc.insecure_channel(f"127.0.0.1:{node.port}") as channel:
+        header = pb.StorePages(ticket=ticket, checksums=[1, 2]).SerializeToString()
+        with pytest.raises(grpc.RpcError, match="after 4 of 10000 bytes"):
+            channel.stream_unary("/kvstore.v1.Pages/Store")(iter([header, b"tiny"]), timeout=10)
+    assert storing.complete() == kvstore.StoreResult(refused=2)
+    assert far_pages.store(hashes(2), payload(2)).stored == 2

@@ -1,0 +1,293 @@
+"""States of slots, who leaves for whom, and what is counted."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.arena.format import FRAME_BYTES
+from kvstore.arena.slabs import Slabs
+from kvstore.catalog import Catalog, Event, Removal, Slot, SlotState
+from kvstore.eviction import LeastRecentlyUsed
+
+ALLOWED = {
+    ("FREE", "RESERVE"): "RESERVED",
+    ("RESERVED", "PUBLISH"): "RESIDENT",
+    ("RESERVED", "ABORT"): "FREE",
+    ("RESERVED", "LAPSE"): "LAPSED",
+    ("LAPSED", "LET_GO"): "FREE",
+    ("RESIDENT", "RETIRE_UNHELD"): "FREE",
+    ("RESIDENT", "RETIRE_HELD"): "RETIRED",
+    ("RETIRED", "LAST_HOLD_ENDED"): "FREE",
+}
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(SlotState, Event)))
+def test_a_slot_follows_the_table(state: SlotState, event: Event) -> None:
+    slot = Slot(0, 1, b"", 1, 1, state=state)
+    after = ALLOWED.get((state.name, event.name))
+    if after is not None:
+        slot.apply(event)
+        assert slot.state is SlotState[after]
+    else:
+        with pytest.raises(AssertionError, match=f"{event.value!r} can't happen to a {state.value} slot"):
+            slot.apply(event)
+        assert slot.state is state
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(64, "big")
+
+
+class Pages:
+    """A catalog over ``frames`` frames, and pages put into it by number."""
+
+    def __init__(self, frames: int = 8) -> None:
+        self.catalog = Catalog(Slabs(frames, 1), LeastRecentlyUsed)
+        self.writing: list[Slot] = []
+        self.held: list[Slot] = []
+
+    def reserve(self, number: int, frames: int = 1, namespace: int = 1) -> tuple[Slot | None, Removal]:
+        slot, removal = self.catalog.reserve(key(number), namespace, frames * FRAME_BYTES, 0)
+        if slot is not None:
+            self.writing.append(slot)
+        self.check()
+        return slot, removal
+
+    def put(self, number: int, frames: int = 1, *, dirty: bool = False, namespace: int = 1) -> Removal:
+        slot, removal = self.reserve(number, frames, namespace)
+        assert slot is not None, "no room"
+        self.publish(slot, dirty=dirty)
+        return removal
+
+    def publish(self, slot: Slot, *, dirty: bool = False) -> bool:
+        self.writing.remove(slot)
+        published = self.catalog.publish(slot, dirty=dirty)
+        self.check()
+        return published
+
+    def end(self, slot: Slot, how: Callable[[Slot], None]) -> None:
+        self.writing.remove(slot)
+        how(slot)
+        self.check()
+
+    def find(self, number: int) -> Slot:
+        slot = self.catalog.find(key(number))
+        assert slot is not None, f"page {number} is not here"
+        return slot
+
+    def hold(self, number: int) -> Slot:
+        slot = self.find(number)
+        self.catalog.hold(slot)
+        self.held.append(slot)
+        self.check()
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        self.held.remove(slot)
+        self.catalog.release(slot)
+        self.check()
+
+    def here(self) -> set[int]:
+        return {int.from_bytes(slot.key, "big") for slot in self.catalog.resident()}
+
+    def check(self) -> None:
+        self.catalog.check_integrity(self.held, self.writing)
+
+
+def left(removal: Removal) -> list[int]:
+    return [int.from_bytes(slot.key, "big") for slot in removal.left]
+
+
+def test_a_reserved_page_is_not_found_until_it_is_published() -> None:
+    pages = Pages()
+    slot, _ = pages.reserve(1)
+    assert slot is not None
+    assert pages.catalog.find(key(1)) is None
+    assert pages.publish(slot)
+    assert pages.catalog.find(key(1)) is slot
+    assert (len(pages.catalog), pages.catalog.pages_of(1), pages.catalog.used_frames) == (1, 1, 1)
+
+
+def test_of_two_writers_of_one_page_the_first_is_kept() -> None:
+    pages = Pages()
+    first, _ = pages.reserve(1)
+    second, _ = pages.reserve(1)
+    assert first is not None
+    assert second is not None
+    assert first.frame != second.frame
+    assert pages.publish(second)
+    assert not pages.publish(first)
+    assert pages.find(1) is second
+    assert pages.catalog.used_frames == 1
+
+
+def test_an_aborted_slot_is_free_at_once() -> None:
+    pages = Pages(frames=1)
+    slot, _ = pages.reserve(1)
+    assert slot is not None
+    assert pages.reserve(2) == (None, Removal())
+    pages.end(slot, pages.catalog.abort)
+    assert pages.reserve(2)[0] is not None
+
+
+def test_a_lapsed_slot_is_nobodys_until_its_writer_lets_go() -> None:
+    pages = Pages(frames=1)
+    slot, _ = pages.reserve(1)
+    assert slot is not None
+    pages.catalog.lapse(slot)
+    pages.check()
+    with pytest.raises(AssertionError):
+        pages.catalog.publish(slot, dirty=False)
+    with pytest.raises(AssertionError):
+        pages.catalog.abort(slot)
+    assert pages.reserve(2)[0] is None
+    pages.end(slot, pages.catalog.let_go)
+    assert pages.reserve(2)[0] is not None
+
+
+def test_only_resident_pages_can_be_held() -> None:
+    pages = Pages()
+    slot, _ = pages.reserve(1)
+    assert slot is not None
+    with pytest.raises(AssertionError):
+        pages.catalog.hold(slot)
+    with pytest.raises(AssertionError):
+        pages.catalog.release(slot)
+
+
+def test_a_held_page_leaves_in_two_steps() -> None:
+    """Not findable from the moment on when it is retired, but in its place until the last hold ends."""
+    pages = Pages(frames=1)
+    pages.put(1)
+    first, second = pages.hold(1), pages.hold(1)
+    removal = pages.catalog.retire(first)
+    pages.check()
+    assert (left(removal), first.state) == ([1], SlotState.RETIRED)
+    assert pages.catalog.find(key(1)) is None
+    assert pages.reserve(2)[0] is None
+    with pytest.raises(AssertionError):
+        pages.catalog.hold(first)
+    pages.release(first)
+    assert pages.reserve(2)[0] is None
+    pages.release(second)
+    assert pages.reserve(2)[0] is not None
+
+
+def test_held_pages_do_not_leave_for_others() -> None:
+    pages = Pages(frames=3)
+    for number in range(3):
+        pages.put(number)
+    pages.hold(0)
+    pages.hold(1)
+    assert left(pages.put(3)) == [2]
+    slot = pages.hold(3)
+    assert pages.reserve(4) == (None, Removal())
+    pages.release(slot)
+    assert left(pages.put(4)) == [3]
+
+
+def test_the_page_used_longest_ago_leaves_and_the_tail_before_the_head() -> None:
+    pages = Pages(frames=4)
+    for number in range(4):
+        pages.put(number)
+    pages.catalog.touch([pages.find(number) for number in (0, 1, 2)])
+    assert [left(pages.put(number)) for number in range(4, 8)] == [[3], [2], [1], [0]]
+
+
+def test_a_clean_page_leaves_before_older_dirty_ones() -> None:
+    pages = Pages(frames=4)
+    for number in range(3):
+        pages.put(number, dirty=True)
+    pages.put(3)
+    removal = pages.put(4, dirty=True)
+    assert (left(removal), removal.overrun) == ([3], 0)
+    removal = pages.put(5)
+    assert (left(removal), removal.overrun) == ([0], 1)
+
+
+def test_a_clean_page_far_behind_does_not_leave_in_a_dirty_ones_place() -> None:
+    """Up to 31 dirty pages are passed over, not more."""
+    for dirty, leaves in ((31, 100), (32, 0)):
+        pages = Pages(frames=dirty + 1)
+        for number in range(dirty):
+            pages.put(number, dirty=True)
+        pages.put(100)
+        assert left(pages.put(200)) == [leaves], f"{dirty} dirty pages"
+
+
+def test_dirty_pages_are_named_oldest_first_until_they_are_clean() -> None:
+    pages = Pages()
+    for number in range(4):
+        pages.put(number, dirty=number != 2)
+    catalog = pages.catalog
+    assert [slot.key for slot in catalog.dirty(2)] == [key(0), key(1)]
+    catalog.defer(pages.find(0))
+    catalog.defer(pages.find(2))
+    catalog.mark_clean(pages.find(1))
+    pages.check()
+    assert [slot.key for slot in catalog.dirty(9)] == [key(3), key(0)]
+    assert catalog.dirty_pages == 2
+    removal = catalog.retire(pages.find(3))
+    pages.check()
+    assert (removal.overrun, catalog.dirty_pages) == (1, 1)
+
+
+def test_a_page_size_takes_units_from_colder_ones() -> None:
+    """All of the arena is small pages; large ones come, and take the place of those used longest ago."""
+    pages = Pages(frames=16)
+    for number in range(16):
+        pages.put(number)
+    pages.catalog.touch([pages.find(number) for number in range(8)])
+    removal = pages.put(100, frames=4, namespace=2)
+    gone = set(left(removal))
+    assert len(gone) >= 4
+    assert gone <= set(range(8, 16)), "pages that were used just now left"
+    assert pages.catalog.pages_of(2) == 1
+    assert pages.here() == set(range(16)) - gone | {100}
+
+
+def test_units_in_use_are_not_taken() -> None:
+    pages = Pages(frames=8)
+    for number in range(8):
+        pages.put(number)
+    pages.hold(3)
+    slot, removal = pages.reserve(100, frames=4)
+    assert slot is not None
+    assert 3 not in left(removal)
+    assert pages.reserve(101, frames=8) == (None, Removal())
+    assert 3 in pages.here()
+
+
+def test_a_hot_size_does_not_lose_its_units_to_a_cold_one() -> None:
+    """A size that has pages of its own replaces these, as long as they are colder than the others'."""
+    pages = Pages(frames=8)
+    for number in range(4):
+        pages.put(number)
+    pages.put(100, frames=4)
+    for number in range(101, 400):
+        pages.catalog.touch([pages.find(each) for each in range(4)])
+        assert left(pages.put(number, frames=4)) == [number - 1]
+    assert pages.here() == {0, 1, 2, 3, 399}
+
+
+def test_a_size_grows_at_the_expense_of_one_that_nobody_uses() -> None:
+    pages = Pages(frames=8)
+    for number in range(4):
+        pages.put(number)
+    for number in range(1000, 2000):
+        pages.put(number, frames=2)
+    assert pages.here() == {1996, 1997, 1998, 1999}
+
+
+def test_integrity_finds_what_does_not_add_up() -> None:
+    pages = Pages()
+    pages.put(1)
+    slot = pages.hold(1)
+    with pytest.raises(AssertionError, match="1 holds, not 0"):
+        pages.catalog.check_integrity()
+    with pytest.raises(AssertionError, match="writer"):
+        pages.catalog.check_integrity([slot], [slot])
+    slot.dirty = True
+    with pytest.raises(AssertionError, match="dirty"):
+        pages.check()
