@@ -112,6 +112,7 @@ class Lane(Generic[Plan]):
         with self._changed:
             if not transfer.over:
                 transfer.pages_done += pages
+                assert transfer.pages_done <= len(transfer.plan.hashes), "pages were counted twice"
             return not transfer.over
 
     def take_ended(self) -> list[Transfer[Plan]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -194,8 +194,9 @@ class WorkerConnector:
 
     def _load(self, transfer: Transfer[LoadPlan]) -> None:
         hashes, block_ids = transfer.plan.hashes, transfer.plan.block_ids
-        for start in range(0, len(hashes), self._namespace.batch_pages):
-            batch = slice(start, start + self._namespace.batch_pages)
+        size = self._namespace.batch_pages  # once: it changes when a node comes back with another arena
+        for start in range(0, len(hashes), size):
+            batch = slice(start, start + size)
             if not self._loads.wanted(transfer):
                 return
             with self._namespace.prepare_load(hashes[batch]) as pending:
@@ -212,6 +213,7 @@ class WorkerConnector:
             self._count(bytes_loaded=valid * self._pages.page_bytes)
             if valid < len(hashes[batch]):
                 return
+        self._touch_whole(hashes)
 
     def _carry_out_store(self, transfer: Transfer[StorePlan]) -> None:
         started = time.monotonic()
@@ -226,8 +228,9 @@ class WorkerConnector:
 
     def _store(self, transfer: Transfer[StorePlan]) -> None:
         hashes, block_ids = transfer.plan.hashes, transfer.plan.block_ids
-        for start in range(0, len(hashes), self._namespace.batch_pages):
-            batch = slice(start, start + self._namespace.batch_pages)
+        size = self._namespace.batch_pages  # once: it changes when a node comes back with another arena
+        for start in range(0, len(hashes), size):
+            batch = slice(start, start + size)
             if not self._stores.wanted(transfer):
                 return
             with self._namespace.prepare_store(hashes[batch]) as pending:
@@ -251,6 +254,12 @@ class WorkerConnector:
                 pages_refused=result.refused,
                 bytes_stored=result.stored * self._pages.page_bytes,
             )
+        self._touch_whole(hashes)
+
+    def _touch_whole(self, hashes: Sequence[bytes]) -> None:
+        """Use pages of several batches once more, as a whole: a prefix's head must not count as older than its tail."""
+        if len(hashes) > self._namespace.batch_pages:
+            self._namespace.touch(hashes)
 
     def _count(self, **pages: int) -> None:
         with self._lock:

@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 
 from kvstore.answers import ARENA, BELOW
 from kvstore.arena.arena import Arena
+from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.residency import Residency
 from kvstore.catalog import Slot, SlotState
 from kvstore.namespaces import KnownNamespace
 from kvstore.tickets import NODE
 from kvstore.tiers.tier import Tier
+
+MOST_RUNS = 32
+"""Most calls that read from below or wait for it. What is in the arena is answered while a disk hangs, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +45,8 @@ class Run:
     """Place in the run → page that this call reads."""
     awaited: dict[int, _Coming] = field(default_factory=dict)
     """Place in the run → page that a call (another one, or this one for an earlier place) reads."""
+    counted: bool = False
+    """Whether this call is one of ``MOST_RUNS``."""
 
 
 class BringUps:
@@ -54,11 +60,13 @@ class BringUps:
         self._coming: dict[bytes, _Coming] = {}
         self.reserved = 0
         """Slots that threads of this process may be reading into."""
+        self._reserved_frames = 0
+        self._runs = 0
 
     def begin(self, known: KnownNamespace, keys: list[bytes], below: bytes) -> Run:
         """Hold what is in the arena, and reserve slots for what must come up, up to the first page that is nowhere."""
         run = Run(keys, bytearray(), [])
-        for key, under in zip(keys, below, strict=True):
+        for key, under in zip(keys, below, strict=False):
             slot = self._catalog.find(key)
             if slot is None and not under:
                 break
@@ -70,16 +78,27 @@ class BringUps:
         for place, held in enumerate(run.slots):
             if held is not None:
                 continue
+            if not run.counted and self._runs >= MOST_RUNS:
+                break
             key = keys[place]
             if key in self._coming:
                 run.awaited[place] = self._coming[key]
-                continue
-            slot = self._residency.reserve(key, known, NODE)
-            if slot is None:
-                break
-            run.own[place] = self._coming[key] = _Coming(slot)
-            self.reserved += 1
+            else:
+                slot = self._residency.reserve(key, known, NODE) if self._has_room(known) else None
+                if slot is None:
+                    break
+                run.own[place] = self._coming[key] = _Coming(slot)
+                self.reserved += 1
+                self._reserved_frames += slot.frames
+            if not run.counted:
+                run.counted = True
+                self._runs += 1
         return run
+
+    def _has_room(self, known: KnownNamespace) -> bool:
+        """Whether one more page on its way leaves half of the arena to others: a disk that hangs must not take all."""
+        frames = frames_for(known.layout.page_bytes)
+        return (self._reserved_frames + frames) * 2 * FRAME_BYTES <= self._arena.arena_bytes
 
     def read(self, run: Run) -> dict[int, int]:
         """Fill the reserved slots. Returns the checksum of each place that could be read."""
@@ -106,6 +125,7 @@ class BringUps:
                 self._residency.free_written(coming.slot)
         self._residency.publish([run.own[place].slot for place in came], [sums[place] for place in came], dirty=False)
         self.reserved -= len(run.own)
+        self._reserved_frames -= sum(coming.slot.frames for coming in run.own.values())
         for place, coming in run.own.items():
             key = run.keys[place]
             run.slots[place] = resident = self._catalog.find(key)
@@ -122,6 +142,7 @@ class BringUps:
 
     def end(self, run: Run) -> list[Slot]:
         """The leading pages that are here now, held; the other holds end."""
+        self._uncount(run)
         leading: list[Slot] = []
         whole = True
         for place, slot in enumerate(run.slots):
@@ -139,9 +160,14 @@ class BringUps:
 
     def give_up(self, run: Run) -> None:
         """End all holds: the call failed."""
+        self._uncount(run)
         for slot in run.slots:
             if slot is not None:
                 self._catalog.release(slot)
+
+    def _uncount(self, run: Run) -> None:
+        self._runs -= run.counted
+        run.counted = False
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Somebody drops these pages from every tier: those on their way are not published when they arrive."""

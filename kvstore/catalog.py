@@ -34,7 +34,7 @@ from kvstore.arena.slabs import Slab, Slabs
 from kvstore.eviction import EvictionPolicy
 
 _EVICTIONS_A_LOOK = 64
-"""Evictions of one size, for each of its slabs, between two looks at the slabs of other sizes."""
+"""Evictions of one size, for each of its slabs, from a look that found no colder slab of another size to the next."""
 _CLEAN_WINDOW = 32
 """How far behind the oldest page a clean one may be to leave in its place."""
 
@@ -127,7 +127,7 @@ class Catalog:
         self._resident: dict[bytes, Slot] = {}
         self._dirty: OrderedDict[int, Slot] = OrderedDict()
         self._namespaces: dict[int, int] = {}
-        self._evictions_since_look: dict[int, int] = {}
+        self._evictions_to_look: dict[int, int] = {}
         self.used_frames = 0
         """Frames in slots that are in use, padding included."""
 
@@ -260,17 +260,16 @@ class Catalog:
 
     def _make_room(self, frames: int, removal: Removal) -> bool:
         """Let one page of this slot size leave, or empty slabs of other sizes that are colder. False: nothing can."""
-        own_slabs = self._slabs.slabs_of_size(frames)
         victim = self._victim(frames)
-        # Looking for colder slabs walks over all of them: only now and then while this size has pages of its own.
-        evicted = self._evictions_since_look.get(frames, 0)
-        if victim is None or evicted >= _EVICTIONS_A_LOOK * own_slabs:
-            self._evictions_since_look[frames] = 0
+        to_look = self._evictions_to_look.get(frames, 0)
+        if victim is None or to_look <= 0:
             if self._take_slabs(frames, victim, removal):
                 return True
+            # Looking walks over all slabs: only now and then while this size's own pages are the coldest.
+            to_look = _EVICTIONS_A_LOOK * self._slabs.slabs_of_size(frames)
         if victim is None:
             return False
-        self._evictions_since_look[frames] = self._evictions_since_look.get(frames, 0) + 1
+        self._evictions_to_look[frames] = to_look - 1
         self._retire(victim, removal)
         return True
 

@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(options: argparse.Namespace) -> int:
     names = ("socket", "listen", "arena", "arena_dir", "disk", "disk_limit")
     flags = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    config = load_config(Path(options.config) if options.config else None, os.environ, flags)
+    config = load_config(Path(options.config) if options.config is not None else None, os.environ, flags)
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -134,7 +134,11 @@ def _serve(options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     if not clean:
-        print(f"kvstore: not everything was written back within {config.drain_seconds:g} s", file=sys.stderr)
+        print(
+            f"kvstore: not every page was written back to disk within {config.drain_seconds:g} s;"
+            " those that were not are in the arena only",
+            file=sys.stderr,
+        )
         sys.stderr.flush()
         os._exit(EXIT_UNCLEAN)  # a thread still hangs in the disk: waiting for it is what was not to be done
     return 0
@@ -201,7 +205,10 @@ class _ArenaProgress:
 
 
 def _status(options: argparse.Namespace) -> int:
-    with connect(options.url or socket_url(load_config(environment=os.environ).socket)) as client:
+    url = options.url or socket_url(load_config(environment=os.environ).socket)
+    if url.startswith("embedded:"):  # to look at it would be to open it
+        raise InvalidRequestError(f"{url}: an embedded store answers its own process only; name a node")
+    with connect(url) as client:
         status = client.status()
     if options.json:
         print(json.dumps(_plain(dataclasses.asdict(status)), indent=2))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.errors import LayoutMismatchError, LimitExceededError, UnknownNamespaceError
+from kvstore.errors import LayoutMismatchError, LimitExceededError, UnavailableError, UnknownNamespaceError
 from kvstore.layout import Layout
 
 MOST_NAMESPACES = 1024
@@ -42,6 +42,7 @@ class Namespaces:
         self._by_identity: dict[bytes, KnownNamespace] = {}
         self._by_number: dict[int, KnownNamespace] = {}
         self._last = 0
+        self._closed = False
         for number, layout in _read(self._files[0]):
             self._add(number, layout)
         self.in_headers: Mapping[int, KnownNamespace] = dict(self._by_number)
@@ -75,6 +76,7 @@ class Namespaces:
             LimitExceededError: the node keeps as many namespaces as it may.
         """
         with self._lock:
+            self._check_open()
             known = self._by_identity.get(layout.identity)
             if known is None:
                 if len(self) >= MOST_NAMESPACES or self._last >= _LAST_NUMBER:
@@ -95,6 +97,7 @@ class Namespaces:
             UnknownNamespaceError: it was dropped already.
         """
         with self._lock:
+            self._check_open()
             if self._by_number.pop(known.number, None) is None:
                 raise UnknownNamespaceError(f"namespace {known.layout.name!r} was cleared")
             del self._by_fingerprint[known.fingerprint]
@@ -121,6 +124,15 @@ class Namespaces:
                 fresh.replace(path)
             except OSError as error:
                 _log.warning("%s can't be written, pages of new namespaces are lost at a restart: %s", path, error)
+
+    def close(self) -> None:
+        """Write to the folders no more: they may be another node's from now on."""
+        with self._lock:
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("the node is stopping")
 
     def _add(self, number: int, layout: Layout) -> KnownNamespace:
         known = KnownNamespace(number, layout, layout.fingerprint)

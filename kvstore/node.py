@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import secrets
+import socket
 import threading
 import time
 from concurrent import futures
@@ -55,6 +56,7 @@ class Node:
             os.close(self._socket_lock)
             raise
         self._upkeep = Upkeep(self.store)
+        self._written_back = False
         self._health = Health(_SERVICES)
         self.instance = secrets.randbits(63)
         self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
@@ -85,7 +87,7 @@ class Node:
         """Refuse new calls, let those under way end, write back, and give everything up. Once; again does nothing.
 
         Returns:
-            Whether all of it was done before ``drain_seconds`` were over.
+            Whether all of it was done, every page written back, before ``drain_seconds`` were over.
         """
         if self._socket_lock < 0:
             return True
@@ -101,11 +103,16 @@ class Node:
         self.config.socket.unlink(missing_ok=True)
         os.close(self._socket_lock)
         self._socket_lock = -1
-        return not closing.is_alive()
+        return not closing.is_alive() and self._written_back
 
     def _close(self, deadline: float) -> None:
         self._upkeep.stop()
-        self.store.close(deadline)
+        try:
+            self.store.close(deadline)
+        except ResourceError as error:
+            _log.warning("stopping: %s", error)
+        else:
+            self._written_back = True
 
     def _bind(self) -> int:
         """Listen. Returns the TCP port, 0 without one."""
@@ -120,7 +127,9 @@ class Node:
         host, port = parse_address(self.config.listen)
         if host not in ("127.0.0.1", "::1", "localhost"):
             _log.warning("listening on %s without TLS: whoever reaches that address can read and write pages", host)
-        return self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        _check_port(host, port, address)
+        return self._listen(address)
 
     def _listen(self, address: str) -> int:
         try:
@@ -132,6 +141,18 @@ class Node:
         return port
 
 
+def _check_port(host: str, port: int, address: str) -> None:
+    """Find out why a port can't be had, which gRPC would not say."""
+    try:
+        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            probe.listen(1)
+    except OSError as error:
+        raise ResourceError(f"can't listen on {address}: {error.strerror or error}") from error
+
+
 def _own_socket(path: Path) -> int:
     """Lock a socket's path for this process. Returns the lock's descriptor."""
     lock = path.with_name(path.name + ".lock")
@@ -139,6 +160,9 @@ def _own_socket(path: Path) -> int:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.exists() and not path.is_socket():
             raise ResourceError(f"{path} exists and is no socket; it is left alone")
+        user = path.parent.stat().st_uid
+        if user not in (0, os.geteuid()):  # who could put another socket in its place
+            raise ResourceError(f"{path.parent} belongs to user {user}, not to {os.geteuid()} or root")
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if isinstance(error, ResourceError):
@@ -151,6 +175,22 @@ def _own_socket(path: Path) -> int:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
         os.close(fd)
         raise InUseError(f"socket {path} is served by process {owner or 'unknown'}") from error
+    if _is_answered(path):
+        os.close(fd)
+        raise InUseError(f"socket {path} is served by a process that is no kvstore node; it is left alone")
     os.ftruncate(fd, 0)
     os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
+
+
+def _is_answered(path: Path) -> bool:
+    """Whether some process listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+    return True

@@ -52,6 +52,7 @@ from kvstore.errors import (
     InvalidRequestError,
     LimitExceededError,
     NotAttachedError,
+    ResourceError,
     UnavailableError,
     UnknownNamespaceError,
 )
@@ -115,6 +116,7 @@ class Store:
                 f"page_bytes is {layout.page_bytes} ({format_size(layout.page_bytes)}), the limit is half of the arena,"
                 f" {format_size(self._half_frames * FRAME_BYTES)}"
             )
+        self._check_open()
         return self.namespaces.open(layout)
 
     def batch_pages(self, known: KnownNamespace) -> int:
@@ -124,6 +126,7 @@ class Store:
 
     def attach(self, lock_name: str) -> int:
         """Take in a client that maps the arena; see :mod:`kvstore.arena.clients`. Returns its name in this arena."""
+        self._check_open()
         return self._arena_tag() | self._clients.attach(lock_name)
 
     def owner_of(self, client: int) -> int:
@@ -274,7 +277,8 @@ class Store:
     def prepare_load(self, owner: int, fingerprint: bytes, hashes: Sequence[bytes], ttl: float) -> Held:
         """Bring the leading pages up into the arena and hold them there. Blocks on I/O of the tiers below.
 
-        The answer is shorter than ``hashes`` from the first page that is nowhere, is damaged below, or finds no room.
+        The answer is shorter than ``hashes`` from the first page that is nowhere, is damaged below, or finds no room,
+        and where it would pass half of the arena in this owner's hands.
 
         Raises:
             UnknownNamespaceError: the namespace was not opened, or was cleared.
@@ -287,13 +291,16 @@ class Store:
         deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
         with self._lock:
             self._check_open()
-            run = self._bringups.begin(known, keys, below)
+            room = max(0, self._half_frames - self._tickets.frames_of(owner))
+            run = self._bringups.begin(known, keys[: room // frames_for(known.layout.page_bytes)], below)
         try:
             sums: dict[int, int] = {}
             try:
                 sums = self._bringups.read(run)
             finally:
                 with self._lock:
+                    if not self.namespaces.is_open(known.number):  # cleared meanwhile
+                        sums = {}
                     self._bringups.publish(run, sums)
                     self._give_arena_up()
             self._bringups.wait(run, deadline)
@@ -375,7 +382,7 @@ class Store:
             deadline: when to stop writing, on the clock of ``time.monotonic``.
 
         Raises:
-            ResourceError: the system refuses to say that it is durable.
+            ResourceError: some of them are not, since the tiers below would not take them, or not in time.
             UnavailableError: the store is closed.
         """
         self._check_open()
@@ -427,8 +434,10 @@ class Store:
                 self._end_holds(load)
         for number in dead:
             self._clients.forget(number)
+        self._clients.remove_abandoned()
         with self._lock:
-            self._residency.release_quarantine(self._clients)
+            if not self._closed:
+                self._residency.release_quarantine(self._clients)
 
     def verify(self, stop: threading.Event) -> int:
         """Check every page that was taken over against its checksum; drop the damaged ones. Returns how many were."""
@@ -481,7 +490,11 @@ class Store:
             self._catalog.check_integrity(holders, writers + self._residency.quarantined)
 
     def close(self, deadline: float = math.inf) -> None:
-        """Write back what is dirty, and give everything up. The arena's pages stay for the next node."""
+        """Write back what is dirty, and give everything up. The arena's pages stay for the next node.
+
+        Raises:
+            ResourceError: not everything could be written back. Everything was given up all the same.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -537,7 +550,7 @@ class Store:
         self.arena.count(counter, pages)
 
     def _end(self) -> None:
-        with self._lock:
+        with self._writing, self._lock:  # who writes pages below writes their checksums into headers afterwards
             self._ended = True
             self._give_arena_up()
 
@@ -547,6 +560,8 @@ class Store:
             # What is reserved or held from now on is another node's to give.
             self._tickets.stores.clear()
             self._tickets.loads.clear()
+            self._clients.close()
+            self.namespaces.close()
             self.arena.close()
 
     def _lapse(self, ticket: StoreTicket) -> None:
@@ -604,7 +619,10 @@ class Store:
             done += seen
         for tier in self.tiers:
             tier.flush()
-        return sum(slot.state is SlotState.RESIDENT and not slot.dirty for slot in todo)
+        left = sum(slot.dirty for slot in todo)
+        if left:
+            raise ResourceError(f"{left} of {len(todo)} pages are not on disk: no tier below would take them (in time)")
+        return self._below([slot.key for slot in todo]).count(BELOW)
 
     def _hold_batch(self, slots: Sequence[Slot]) -> tuple[list[Slot], int]:
         """Hold the dirty ones of ``slots``, as many as one write takes, and never more than an eighth of the arena.

@@ -33,6 +33,7 @@ _CODES: dict[type[errors.KVStoreError], grpc.StatusCode] = {
     errors.NotAttachedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.ResourceError: grpc.StatusCode.INTERNAL,
 }
 _REASONS = {error.__name__: error for error in _CODES}
 
@@ -43,6 +44,8 @@ def join_hashes(hashes: Sequence[bytes]) -> bytes:
     Raises:
         InvalidRequestError: a hash has not 32 bytes.
     """
+    if not isinstance(hashes, Sequence):
+        raise errors.InvalidRequestError(f"hashes must be a list or tuple of bytes, got {type(hashes).__name__}")
     for place, block_hash in enumerate(hashes):
         if not isinstance(block_hash, bytes) or len(block_hash) != HASH_BYTES:
             got = f"{len(block_hash)} bytes" if isinstance(block_hash, bytes) else repr(type(block_hash).__name__)

@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if importlib.util.find_spec("torch") is None:
         sys.stderr.write("kvstore demo: torch is missing; pip install 'kvstore-offload[engine]'\n")
         return 1
+    for number in (signal.SIGTERM, signal.SIGHUP):  # or folders in shared memory, and a node, would stay behind
+        signal.signal(number, signal.default_int_handler)
     try:
         report = run_demo(Console(stderr=True), DemoSize())
     except KVStoreError as error:

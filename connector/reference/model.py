@@ -19,6 +19,9 @@ from gpu.layout import PAGE_FORMAT
 from kvstore.errors import ConfigError
 from kvstore.layout import Layout
 
+DTYPE = torch.float32
+"""Of weights, KV and logits, whatever torch's default is."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaConfig:
@@ -53,7 +56,7 @@ class LlamaConfig:
 
     def layout(self, block_size: int, *, tenant: str = "") -> Layout:
         """What makes this model's pages interchangeable: its name says everything that its weights come from."""
-        page_bytes = self.num_layers * 2 * block_size * self.num_kv_heads * self.head_size * torch.float32.itemsize
+        page_bytes = self.num_layers * 2 * block_size * self.num_kv_heads * self.head_size * DTYPE.itemsize
         return Layout(
             model=f"reference-llama-{self.num_layers}x{self.hidden_size}x{self.intermediate_size}",
             revision=(
@@ -62,7 +65,7 @@ class LlamaConfig:
             ),
             block_size=block_size,
             page_bytes=page_bytes,
-            dtype="float32",
+            dtype=str(DTYPE).removeprefix("torch."),
             layers=self.num_layers,
             kv_heads=self.num_kv_heads,
             head_size=self.head_size,
@@ -73,7 +76,7 @@ class LlamaConfig:
     def new_kv_cache(self, num_blocks: int, block_size: int) -> list[torch.Tensor]:
         """One tensor of zeros a layer, ``(2, num_blocks, block_size, kv_heads, head_size)`` float32."""
         shape = (2, num_blocks, block_size, self.num_kv_heads, self.head_size)
-        return [torch.zeros(shape) for _ in range(self.num_layers)]
+        return [torch.zeros(shape, dtype=DTYPE) for _ in range(self.num_layers)]
 
 
 class _Attention(nn.Module):
@@ -147,7 +150,7 @@ class Llama(nn.Module):
         with torch.device("meta"):  # no default weights: making them would take longer than making ours
             self.model = _Decoder(config)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.to_empty(device="cpu")
+        self.to(DTYPE).to_empty(device="cpu")
         self._draw_weights()
         half = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
         self._frequencies = 1.0 / config.rope_theta**half

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import secrets
@@ -26,6 +27,7 @@ Progress = Callable[[int, int], None]
 
 _MADV_POPULATE_WRITE = 23
 _POPULATE_STEP = 64 << 20
+_log = logging.getLogger(__name__)
 
 
 class FoundSlot(NamedTuple):
@@ -217,13 +219,17 @@ class Arena:
         old = [path for path in (self.directory / "pages", self.directory / "headers") if path.exists()]
         # Before the old files go: a size that can't be had must not cost the pages that are there.
         check_room(self.directory, size, reusable=sum(path.stat().st_blocks * 512 for path in old))
+        if old:
+            _log.warning("%s: another size or format than before: the pages in it are dropped", self.directory)
         self._retire_old()
         superblock = fmt.Superblock(self.arena_bytes, self.unit_bytes, secrets.token_bytes(16))
         try:
             _allocate(self.directory / "headers", headers_bytes)
             _allocate(self.directory / "pages", self.arena_bytes, progress)
-        except OSError as error:
-            self._remove_files()
+        except BaseException as error:
+            self._remove_files()  # or the memory would stay allocated, for nobody
+            if not isinstance(error, OSError):
+                raise
             raise ResourceError(f"{self.directory}: can't allocate {format_size(size)}: {error.strerror}") from error
         with (self.directory / "headers").open("r+b") as file:
             file.write(superblock.pack())

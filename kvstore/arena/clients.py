@@ -13,13 +13,15 @@ import fcntl
 import os
 import re
 import threading
+import time
 from pathlib import Path
 
-from kvstore.errors import InvalidRequestError, LimitExceededError
+from kvstore.errors import InvalidRequestError, LimitExceededError, UnavailableError
 
 MOST_CLIENTS = 1024
 """Most clients attached at once."""
 _LAST_NUMBER = 0xFFFF
+_ABANDONED_SECONDS = 10.0
 _LOCK_NAME = re.compile(r"new-[0-9a-f]{32}")
 
 
@@ -29,19 +31,25 @@ class Clients:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.Lock()
-        self._numbers: set[int] = set()
+        # Of each lock file its own descriptor: somebody may delete the file while its client lives, and writes.
+        self._files: dict[int, int] = {}
         self._last = 0
+        self._closed = False
         for path in directory.iterdir():
-            if not is_locked(path):
+            fd = _open(path)
+            if fd is None or not is_locked(fd):
                 path.unlink(missing_ok=True)
             elif path.name.isdigit():
-                self._numbers.add(int(path.name))
+                self._files[int(path.name)] = fd
+                continue
+            if fd is not None:
+                os.close(fd)
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._files)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._numbers
+        return number in self._files
 
     def attach(self, lock_name: str) -> int:
         """Take a client in that holds the lock on ``clients/<lock_name>``. Returns its number.
@@ -49,47 +57,84 @@ class Clients:
         Raises:
             InvalidRequestError: there is no such file, or nobody holds it locked.
             LimitExceededError: too many clients are attached.
+            UnavailableError: the arena was given up.
         """
         path = self._directory / lock_name
-        if not _LOCK_NAME.fullmatch(lock_name) or not path.exists() or not is_locked(path):
+        fd = _open(path) if _LOCK_NAME.fullmatch(lock_name) else None
+        if fd is None or not is_locked(fd):
+            if fd is not None:
+                os.close(fd)
             raise InvalidRequestError(f"lock file {lock_name!r}: not a locked file in the arena's clients folder")
+        try:
+            return self._take_in(path, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _take_in(self, path: Path, fd: int) -> int:
         with self._lock:
-            if len(self._numbers) >= MOST_CLIENTS:
-                raise LimitExceededError(f"{len(self._numbers)} clients are attached, the limit is {MOST_CLIENTS}")
+            if self._closed:
+                raise UnavailableError("the node is stopping")
+            if len(self._files) >= MOST_CLIENTS:
+                raise LimitExceededError(f"{len(self._files)} clients are attached, the limit is {MOST_CLIENTS}")
             number = self._last % _LAST_NUMBER + 1
-            while number in self._numbers:
+            while number in self._files:
                 number = number % _LAST_NUMBER + 1
             self._last = number
-            path.rename(self._directory / str(number))
-            self._numbers.add(number)
-        return number
+            try:
+                path.rename(self._directory / str(number))
+            except FileNotFoundError as error:  # its client gave up in this moment
+                raise InvalidRequestError(f"lock file {path.name!r} is gone") from error
+            self._files[number] = fd
+            return number
 
     def dead(self) -> list[int]:
         """The attached clients that have died or detached."""
         with self._lock:
-            numbers = list(self._numbers)
-        return [number for number in numbers if not is_locked(self._directory / str(number))]
+            return [number for number, fd in self._files.items() if not is_locked(fd)]
 
     def forget(self, number: int) -> None:
         """A dead client has nothing in the arena any more."""
         with self._lock:
-            self._numbers.discard(number)
-            (self._directory / str(number)).unlink(missing_ok=True)
+            fd = self._files.pop(number, None)
+            if fd is not None and not self._closed:
+                (self._directory / str(number)).unlink(missing_ok=True)
+        if fd is not None:
+            os.close(fd)
+
+    def remove_abandoned(self) -> None:
+        """Delete lock files whose clients died before they were taken in."""
+        now = time.time()
+        for path in self._directory.glob("new-*"):
+            with contextlib.suppress(FileNotFoundError):
+                fd = _open(path)
+                # Young ones are left alone: their clients have yet to lock them.
+                if fd is not None and not is_locked(fd) and now - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
+                if fd is not None:
+                    os.close(fd)
+
+    def close(self) -> None:
+        """Touch the folder no more: it may be another node's from now on."""
+        with self._lock:
+            self._closed = True
+            for fd in self._files.values():
+                os.close(fd)
+            self._files.clear()
 
 
-def is_locked(path: Path) -> bool:
-    """Whether some process holds ``path`` locked; in doubt it does, since what a live client may write is not free."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except OSError:  # this process has no descriptor left, say
-        return True
+def is_locked(fd: int) -> bool:
+    """Whether some process holds a file locked; in doubt it does: what a live client may write is not free."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+    fcntl.flock(fd, fcntl.LOCK_UN)
     return False
+
+
+def _open(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None

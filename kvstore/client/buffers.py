@@ -44,6 +44,8 @@ def _array(buffer: Any, name: str, *, writable: bool) -> Bytes:
         view = memoryview(buffer)
     except TypeError as error:
         raise InvalidRequestError(f"{name} is no buffer: {type(buffer).__name__}") from error
+    if "O" in view.format:
+        raise InvalidRequestError(f"{name} holds Python objects, not bytes")
     if not view.c_contiguous:
         raise InvalidRequestError(f"{name} is not contiguous")
     if writable and view.readonly:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -63,8 +64,8 @@ def connect(url: str, *, timeout: float = 5.0) -> Client:
         InUseError: an embedded folder that another process has open.
         ResourceError: an embedded folder that can't be used.
     """
-    if not 0 < timeout <= LONGEST_TIMEOUT:
-        raise InvalidRequestError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {timeout}")
+    if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
+        raise InvalidRequestError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {timeout!r}")
     where = parse_url(url)
     if isinstance(where, NodeConfig):
         store = EmbeddedStore(where)
@@ -100,10 +101,12 @@ class Client:
 
         Raises:
             LayoutMismatchError: the node knows the same name with another page size.
-            LimitExceededError: too many namespaces, or pages larger than the node's arena.
+            LimitExceededError: too many namespaces, or pages larger than half of the node's arena.
             UnavailableError: the node can't be reached.
             DeadlineError: it did not answer in time.
         """
+        if not isinstance(layout, Layout):
+            raise InvalidRequestError(f"a namespace is opened by its Layout, got {layout!r}")
         return Namespace(self, *self._open(layout, time.monotonic() + self.timeout))
 
     def lookup(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup]:
@@ -208,8 +211,9 @@ class Namespace:
                 contiguous buffer of all of them.
 
         Returns:
-            How many pages were stored, were here before, and were refused: these add up to ``len(hashes)``. When the
-            node is lost on the way, what it had not confirmed counts as refused.
+            How many pages were stored, were here before, and were refused: these add up to ``len(hashes)``. What had
+            to leave again for later pages of the same call counts as refused and, when the node is lost on the way,
+            what it had not confirmed.
 
         Raises:
             InvalidRequestError: hashes or pages of a wrong length or number; nothing was stored.
@@ -220,7 +224,7 @@ class Namespace:
         arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
         deadline = time.monotonic() + self._client.timeout
         result = StoreResult()
-        start = 0
+        start = batches = 0
 
         def store(opened: OpenedNamespace, path: Path, left: float) -> StoreResult:
             end = start + opened.batch_pages
@@ -233,8 +237,11 @@ class Namespace:
                 if not start:
                     raise
                 stored = StoreResult(refused=len(hashes) - start)
+            batches += 1
             result += stored
             start += stored.stored + stored.present + stored.refused
+        if batches > 1 and len(hashes) <= MOST_LOOKUP_PAGES:
+            result = self._settled(hashes, result, deadline)
         self._count_stored(result)
         return result
 
@@ -257,7 +264,7 @@ class Namespace:
         join_hashes(hashes)
         arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
         deadline = time.monotonic() + self._client.timeout
-        loaded = 0
+        loaded = batches = 0
 
         def load(opened: OpenedNamespace, path: Path, left: float) -> tuple[list[str], bool]:
             end = loaded + opened.batch_pages
@@ -272,8 +279,12 @@ class Namespace:
                 if not loaded:
                     raise
                 break
+            batches += 1
             self._count_loaded(tiers)
             loaded += len(tiers)
+        if batches > 1:
+            with contextlib.suppress(UnavailableError, DeadlineError):
+                self._touch_whole(hashes[: min(loaded, MOST_LOOKUP_PAGES)], deadline)
         return loaded
 
     def prepare_store(self, hashes: Sequence[bytes]) -> PendingStore:
@@ -346,6 +357,23 @@ class Namespace:
             except (UnknownNamespaceError, NotAttachedError, LimitExceededError):
                 self._opened = self._client._open(self.layout, deadline)  # noqa: SLF001
         return call(*self._opened, time_left(deadline))
+
+    def _settled(self, hashes: Sequence[bytes], result: StoreResult, deadline: float) -> StoreResult:
+        """The result of several batches: later ones may have pushed out what earlier ones had stored."""
+        try:
+            if self._touch_whole(hashes, deadline) == len(hashes):
+                return result
+            here = sum(self.lookup(hashes).present)
+        except (UnavailableError, DeadlineError):
+            return result  # as it was confirmed batch by batch
+        left = max(0, result.stored + result.present - here)
+        from_stored = min(left, result.stored)
+        return StoreResult(result.stored - from_stored, result.present - (left - from_stored), result.refused + left)
+
+    def _touch_whole(self, hashes: Sequence[bytes], deadline: float) -> int:
+        """Use a prefix of several batches once more, as a whole: its head must not count as older than its tail."""
+        control = self._client._control  # noqa: SLF001
+        return self._retried(lambda opened, path, left: control.touch(self.fingerprint, hashes, left), deadline)
 
     def _count_stored(self, result: StoreResult) -> None:
         with self._lock:

@@ -64,6 +64,7 @@ class Attachment:
             # Mapped before the node takes this client in: a folder replaced in between makes the call fail.
             self.pages = _map_pages(directory)
             self.client = connection.call(connection.stub.Attach, pb.AttachRequest(lock_name=name), timeout).client
+            self._check_size(directory, connection.name)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -75,6 +76,10 @@ class Attachment:
         self._uses = 0
         self._retired = False
         self._guard = threading.Lock()
+
+    def _check_size(self, directory: FilePath, name: str) -> None:
+        if self.pages.size != (directory / "pages").stat().st_size:
+            raise NotAttachedError(f"{name}: the arena was still being made when it was mapped")
 
     def view(self, offset: int, length: int) -> Bytes:
         """``length`` bytes of the arena, writable."""
@@ -102,6 +107,7 @@ class Attachment:
 
     def _close_if_unused(self) -> None:
         if self._retired and not self._uses and self._lock_fd >= 0:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)  # a forked child may have the descriptor as well
             os.close(self._lock_fd)
             self._lock_fd = -1
 

@@ -116,12 +116,17 @@ class FakeNamespace:
     refuse: set[bytes] = field(default_factory=set)
     valid: int | None = None
     """How many pages of a load count as valid when it is completed; None: all."""
+    touched: list[tuple[bytes, ...]] = field(default_factory=list)
     held: int = 0
     """Pending loads and stores that are neither completed nor given up."""
     prepare_load_gate: Gate = field(default_factory=Gate)
     complete_load_gate: Gate = field(default_factory=Gate)
     prepare_store_gate: Gate = field(default_factory=Gate)
     complete_store_gate: Gate = field(default_factory=Gate)
+
+    def touch(self, hashes: Sequence[bytes]) -> int:
+        self.touched.append(tuple(hashes))
+        return sum(block_hash in self.pages for block_hash in hashes)
 
     def prepare_load(self, hashes: Sequence[bytes]) -> FakePending:
         assert 0 < len(hashes) <= self.batch_pages

@@ -122,6 +122,34 @@ class TestLoads:
         assert worker.statistics().pages_not_loaded == 3
         assert worker.statistics().load_failures == 0
 
+    @pytest.mark.parametrize("size", [1, 5])
+    def test_a_node_that_comes_back_with_another_batch_size_skips_no_page(
+        self, worker, load, settled, stocked, hashes, kv, size
+    ):
+        """Neither are pages counted that were never copied."""
+        prepare = stocked.prepare_load
+
+        def come_back(asked):
+            pending = prepare(asked)
+            stocked.batch_pages = size
+            return pending
+
+        stocked.prepare_load = come_back
+        del stocked.pages[hashes[5]]
+        load(count=6)
+        settled()
+        received, errors = outcome(worker)
+        filled = {block_id for block_id in range(20, 26) if int(kv.blocks[block_id, 0]) >= 100}
+        assert received == {"a"}
+        assert errors >= set(range(20, 26)) - filled
+
+    def test_a_prefix_of_several_batches_is_used_as_a_whole(self, worker, load, settled, stocked, hashes):
+        """Batch by batch, its head would count as older than its tail."""
+        load(count=stocked.batch_pages)
+        load("b", count=stocked.batch_pages + 1)
+        settled()
+        assert stocked.touched == [tuple(hashes[: stocked.batch_pages + 1])]
+
     def test_copies_of_pages_that_changed_meanwhile_are_load_errors(self, worker, load, settled, stocked):
         stocked.valid = 1
         load(count=4)

@@ -259,6 +259,20 @@ def test_units_in_use_are_not_taken() -> None:
     assert 3 in pages.here()
 
 
+def test_units_that_are_being_written_are_not_taken() -> None:
+    pages = Pages(frames=8)
+    slot, _ = pages.reserve(0)
+    assert slot is not None
+    lapsed, _ = pages.reserve(1)
+    assert lapsed is not None
+    pages.catalog.lapse(lapsed)
+    for number in range(2, 8):
+        pages.put(number)
+    assert set(left(pages.put(100, frames=4))) <= set(range(2, 8))
+    assert pages.reserve(101, frames=8) == (None, Removal())
+    assert pages.publish(slot)
+
+
 def test_a_hot_size_does_not_lose_its_units_to_a_cold_one() -> None:
     """A size that has pages of its own replaces these, as long as they are colder than the others'."""
     pages = Pages(frames=8)
@@ -272,12 +286,13 @@ def test_a_hot_size_does_not_lose_its_units_to_a_cold_one() -> None:
 
 
 def test_a_size_grows_at_the_expense_of_one_that_nobody_uses() -> None:
-    pages = Pages(frames=8)
-    for number in range(4):
+    """Page by page, the oldest of all sizes leaves: what was stored last fills the arena."""
+    pages = Pages(frames=64)
+    for number in range(64):
         pages.put(number)
-    for number in range(1000, 2000):
+    for number in range(1000, 1032):
         pages.put(number, frames=2)
-    assert pages.here() == {1996, 1997, 1998, 1999}
+    assert pages.here() == set(range(1000, 1032))
 
 
 def test_integrity_finds_what_does_not_add_up() -> None:

@@ -213,14 +213,14 @@ def test_when_everything_is_held_a_store_is_refused_and_counted(open_store: Open
     holds = []
     for number in range(16):
         kv.put(store, known, [number])
-        holds.append(kv.hold(store, known, [number], owner=6))
+        holds.append(kv.hold(store, known, [number], owner=100 + number))
     client = 7
     answer = store.prepare_store(client, known.fingerprint, kv.hashes_of([20, 3, 21]), 10.0, direct=True)
     assert (answer.ticket, list(answer.outcomes), answer.frames) == (0, [REFUSED, PRESENT, REFUSED], [])
     assert counts(store, "stored", "present", "refused", "evicted") == (16, 1, 2, 0)
     assert kv.found(store, known, [20, 21]) == []
-    for held in holds[:2]:
-        assert store.complete_load(6, held.ticket)
+    for owner, held in enumerate(holds[:2], 100):
+        assert store.complete_load(owner, held.ticket)
     answer = store.prepare_store(client, known.fingerprint, kv.hashes_of([20, 21, 22]), 10.0, direct=True)
     assert list(answer.outcomes) == [RESERVED, RESERVED, REFUSED]
     store.check_integrity()
@@ -624,6 +624,25 @@ def test_a_page_dropped_while_it_comes_up_does_not_come_back(
     store.check_integrity()
 
 
+def test_a_page_that_comes_up_while_it_is_dropped_does_not_stay(
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any, threads: ThreadPoolExecutor
+) -> None:
+    """It came when the arena had been looked through, and the tier below had it still."""
+    store = open_store(16, [tier])
+    known = store.open_namespace(kv.layout("a", FRAME))
+    below(store, known, kv, tier, [1])
+    remove = tier.remove
+
+    def load_and_remove(keys: list[bytes]) -> int:
+        assert kv.get(store, known, [1]) == 1
+        return int(remove(keys))
+
+    tier.remove = load_and_remove
+    assert store.evict(known.fingerprint, kv.hashes_of([1])) == 1
+    assert kv.found(store, known, [1]) == []
+    store.check_integrity()
+
+
 # -- bringing up ---------------------------------------------------------------------------------------------------
 
 
@@ -801,14 +820,56 @@ def test_a_load_without_room_is_shorter(open_store: OpenStore, kv: SimpleNamespa
     holds = []
     for number in range(100, 114):
         kv.put(store, known, [number])
-        holds.append(kv.hold(store, known, [number], owner=6))
+        holds.append(kv.hold(store, known, [number], owner=number))
     held = kv.hold(store, known, [1, 2, 3, 100])
     assert len(held.frames) == 2
     store.check_integrity()
     assert store.complete_load(NODE, held.ticket)
-    for each in holds:
-        assert store.complete_load(6, each.ticket)
+    for owner, each in enumerate(holds, 100):
+        assert store.complete_load(owner, each.ticket)
     assert kv.get(store, known, [1, 2, 3]) == 3
+
+
+def test_one_owner_holds_half_of_the_arena_at_most(open_store: OpenStore, kv: SimpleNamespace) -> None:
+    store = open_store(16)
+    known = store.open_namespace(kv.layout("a", FRAME))
+    for number in range(16):
+        kv.put(store, known, [number])
+    sizes = [len(kv.hold(store, known, list(range(first, first + 4)), owner=3).frames) for first in range(0, 12, 4)]
+    assert sizes == [4, 4, 0]
+    assert len(kv.hold(store, known, [8, 9], owner=4).frames) == 2
+    store.check_integrity()
+
+
+def test_a_disk_that_hangs_takes_half_of_the_arena_and_some_calls_at_most(
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the arena is loaded and stored meanwhile."""
+    monkeypatch.setattr("kvstore.bringup.MOST_RUNS", 3)
+    store = open_store(16, [tier])
+    known = store.open_namespace(kv.layout("a", FRAME))
+    below(store, known, kv, tier, list(range(12)))
+    kv.put(store, known, [100])
+    tier.read_gate.close()
+    hanging = []
+    for first in (0, 4, 8):
+        begun = len(tier.asked)
+        hanging.append(threads.submit(kv.get, store, known, list(range(first, first + 4))))
+        if first < 8:
+            tier.read_gate.wait_reached()
+            tier.read_gate.close()
+            assert len(tier.asked) == begun + 4
+    assert result(hanging.pop()) == 0, "no room for more on their way"
+    assert kv.get(store, known, [100, 11]) == 1
+    assert kv.put(store, known, [101]) == (1, 0, 0)
+    third = threads.submit(kv.get, store, known, [0])
+    while store._bringups._runs < 3:
+        assert not third.done()
+    assert kv.get(store, known, [1]) == 0, "a fourth call does not wait"
+    tier.read_gate.open()
+    assert [result(each) for each in (*hanging, third)] == [4, 4, 1]
+    assert kv.get(store, known, [1]) == 1
+    store.check_integrity()
 
 
 def test_bringing_up_does_not_push_out_the_rest_of_the_prefix(
@@ -905,8 +966,9 @@ def test_flush_writes_everything_that_can_be_written(open_store: OpenStore, kv: 
     for number in range(12):
         kv.put(store, known, [number])
     tier.refuse = lambda key: key[-1] < 8
-    assert store.flush() == 4
-    assert store.statistics().dirty_pages == 8
+    with pytest.raises(ResourceError, match="8 of 12 pages are not on disk"):
+        store.flush()
+    assert (len(tier.pages), tier.flushes, store.statistics().dirty_pages) == (4, 1, 8)
     assert len(tier.writes) == 3, "each page is tried once"
 
 
@@ -922,7 +984,9 @@ def test_flush_stops_at_its_deadline(open_store: OpenStore, kv: SimpleNamespace,
         return write(pages)
 
     tier.write = slow
-    assert store.flush(clock.now + 1.5) == 8
+    with pytest.raises(ResourceError, match="4 of 12 pages are not on disk"):
+        store.flush(clock.now + 1.5)
+    assert len(tier.pages) == 8
 
 
 def test_what_the_system_does_not_make_durable_is_an_error(
@@ -963,6 +1027,27 @@ def test_checksums_are_made_once_and_kept(open_store: OpenStore, kv: SimpleNames
     store.complete_load(NODE, held.ticket)
     assert store.verify(threading.Event()) == 1
     assert kv.found(store, known, [1]) == []
+
+
+def test_checksums_of_a_hold_that_lapses_meanwhile_are_not_used(
+    open_store: OpenStore, kv: SimpleNamespace, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be another page's by then."""
+    store = open_store()
+    known = store.open_namespace(kv.layout("a", FRAME))
+    kv.put(store, known, [1])
+    held = kv.hold(store, known, [1], ttl=5.0)
+
+    def slowly(payload: Any) -> int:
+        clock.now += 5.1
+        store.sweep()
+        return 7
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvstore.store.checksum_of", slowly)
+        assert store.checksums(NODE, held.ticket) is None
+    held = kv.hold(store, known, [1])
+    assert store.checksums(NODE, held.ticket) != [7]
 
 
 def test_a_writers_checksums_are_taken_over(open_store: OpenStore, kv: SimpleNamespace) -> None:
@@ -1015,6 +1100,8 @@ def test_a_closed_store_has_written_back_and_given_up_everything(
         lambda: store.evict(known.fingerprint, []),
         lambda: store.clear(known.fingerprint),
         store.flush,
+        lambda: store.attach("new-" + "0" * 32),
+        lambda: store.open_namespace(kv.layout("a", FRAME)),
     ):
         with pytest.raises(UnavailableError, match="stopping"):
             call()

@@ -26,10 +26,10 @@ from kvstore.arena.arena import Arena
 from kvstore.store import Store
 from kvstore.tickets import NODE
 
-FRAMES = 24
+FRAMES = 16
 FRAME = 4096
 SIZES = {"one": 4000, "three": 3 * FRAME}
-NUMBERS = range(12)
+NUMBERS = range(18)
 TTL = 10.0
 
 names = st.sampled_from(sorted(SIZES))
@@ -90,12 +90,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
 
     def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.every_page_has_its_bytes()
-            self.kv.kill(self.store)
-        if self.client is not None:
-            self.client.die()
-        shutil.rmtree(self.folder)
+        try:
+            if hasattr(self, "store"):
+                self.every_page_has_its_bytes()
+                self.kv.kill(self.store)
+            if self.client is not None:
+                self.client.die()
+        finally:
+            shutil.rmtree(self.folder)
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
@@ -129,6 +131,25 @@ class StoreMachine(RuleBasedStateMachine):
                     self.epochs[name],
                 )
             )
+
+    @rule(name=names, first=st.sampled_from(NUMBERS), pages=st.integers(4, 12))
+    def store_a_prompt(self, name: str, first: int, pages: int) -> None:
+        """All at once, page after page: what makes an arena full."""
+        known = self.spaces[name]
+        for number in range(first, min(first + pages, len(NUMBERS))):
+            hashes = [self.kv.hash_of(number)]
+            reserved = self.store.prepare_store(NODE, known.fingerprint, hashes, TTL, direct=True)
+            if reserved.ticket:
+                content = np.frombuffer(self.payload((name, number)), np.uint8)
+                self.store.arena.view(reserved.frames[0], len(content))[:] = content
+                assert self.store.complete_store(NODE, reserved.ticket, publish=True) == (1, 0, 0)
+                self.stored.add((name, number))
+
+    @rule(name=names, first=st.sampled_from(NUMBERS), pages=st.integers(4, 12))
+    def load_a_prompt(self, name: str, first: int, pages: int) -> None:
+        for number in range(first, min(first + pages, len(NUMBERS))):
+            if not self.load_one(name, number):
+                break
 
     @precondition(lambda self: self.writings)
     @rule(data=st.data(), publish=st.booleans())
@@ -306,11 +327,7 @@ class StoreMachine(RuleBasedStateMachine):
     def every_page_has_its_bytes(self) -> None:
         for name in SIZES:
             for number in self.found(name):
-                held = self.store.prepare_load(77, self.spaces[name].fingerprint, [self.kv.hash_of(number)], TTL)
-                for frame in held.frames:
-                    content = self.store.arena.view(frame, SIZES[name]).tobytes()
-                    assert content == self.payload((name, number)), "wrong bytes"
-                self.store.complete_load(77, held.ticket)
+                self.load_one(name, number)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -318,6 +335,14 @@ class StoreMachine(RuleBasedStateMachine):
         tiers = [self.tier] if self.has_tier else []
         self.store = Store(Arena(self.folder, FRAMES * FRAME), tiers, [self.folder])
         self.spaces = {name: self.store.open_namespace(self.kv.layout(name, size)) for name, size in SIZES.items()}
+
+    def load_one(self, name: str, number: int) -> bool:
+        held = self.store.prepare_load(77, self.spaces[name].fingerprint, [self.kv.hash_of(number)], TTL)
+        for frame in held.frames:
+            content = self.store.arena.view(frame, SIZES[name]).tobytes()
+            assert content == self.payload((name, number)), "wrong bytes"
+        assert self.store.complete_load(77, held.ticket) == bool(held.ticket)
+        return bool(held.ticket)
 
     def owner(self) -> int:
         if self.client is None:
@@ -366,7 +391,7 @@ def test_a_store_against_a_model(kv: SimpleNamespace, clock: Any) -> None:
     run_state_machine_as_test(
         lambda: StoreMachine(kv, clock),
         settings=settings(
-            max_examples=150,
+            max_examples=250,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -39,6 +39,9 @@ class MemoryNode:
         self.before_lookup()
         return [_Lookup(tuple(h in self.stored for h in hashes)) for _, hashes in queries]
 
+    def touch(self, hashes: Sequence[bytes]) -> int:
+        return sum(block_hash in self.stored for block_hash in hashes)
+
     def prepare_load(self, hashes: Sequence[bytes]) -> _Load:
         self.before_load()
         assert len(hashes) <= self.batch_pages

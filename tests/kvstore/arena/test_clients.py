@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvstore.arena import clients
-from kvstore.arena.clients import Clients, is_locked
-from kvstore.errors import InvalidRequestError, LimitExceededError
+from kvstore.arena.clients import Clients
+from kvstore.errors import InvalidRequestError, LimitExceededError, UnavailableError
 
 
 @pytest.fixture
@@ -112,18 +112,56 @@ def test_a_new_node_knows_who_still_lives(folder: Path, kv: SimpleNamespace) -> 
         client.die()
 
 
-def test_in_doubt_a_client_lives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that has no descriptor left must not give the slots of its clients away."""
-    path = folder / "clients" / "1"
-    path.touch()
-    assert not is_locked(path)
+def test_in_doubt_a_client_lives(folder: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that can't ask the kernel must not give the slots of its clients away."""
+    attached = Clients(folder / "clients")
+    client = kv.LocalClient(folder)
+    number = attached.attach(client.name)
+    client.die()
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(os, "open", refuse)
-    assert is_locked(path)
-    monkeypatch.undo()
-    monkeypatch.setattr(clients.fcntl, "flock", refuse)
-    assert is_locked(path)
-    assert not is_locked(folder / "clients" / "2")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        patch.setattr(clients.fcntl, "flock", refuse)
+        assert attached.dead() == []
+    assert attached.dead() == [number]
+
+
+def test_a_client_whose_file_was_deleted_lives(folder: Path, kv: SimpleNamespace) -> None:
+    attached = Clients(folder / "clients")
+    client = kv.LocalClient(folder)
+    number = attached.attach(client.name)
+    (folder / "clients" / str(number)).unlink()
+    assert attached.dead() == []
+    client.die()
+    assert attached.dead() == [number]
+    attached.forget(number)
+
+
+def test_files_of_clients_that_died_before_they_attached_are_removed(folder: Path, kv: SimpleNamespace) -> None:
+    """Not of those that may just be about to lock theirs."""
+    attached = Clients(folder / "clients")
+    living, young, old = (kv.LocalClient(folder) for _ in range(3))
+    young.die()
+    old.die()
+    for client in (living, old):
+        os.utime(folder / "clients" / client.name, (0, 0))
+    attached.remove_abandoned()
+    assert names(folder) == {living.name, young.name}
+    living.die()
+
+
+def test_a_folder_that_was_given_up_is_not_touched(folder: Path, kv: SimpleNamespace) -> None:
+    """It may be another node's by now, and this number another client's."""
+    attached = Clients(folder / "clients")
+    client, other = kv.LocalClient(folder), kv.LocalClient(folder)
+    number = attached.attach(client.name)
+    attached.close()
+    with pytest.raises(UnavailableError):
+        attached.attach(other.name)
+    attached.forget(number)
+    assert names(folder) == {str(number), other.name}
+    client.die()
+    other.die()

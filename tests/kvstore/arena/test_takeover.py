@@ -165,6 +165,23 @@ def test_a_lapsed_slot_is_in_quarantine_too(open_store: OpenStore, kv: SimpleNam
     assert again.statistics().arena_used_bytes == 0
 
 
+def test_a_sweep_that_ends_behind_the_store_frees_no_slot(
+    open_store: OpenStore, kv: SimpleNamespace, shm: Path
+) -> None:
+    """The headers are another node's to write by then."""
+    store = open_store(16)
+    known = store.open_namespace(kv.layout("a", FRAME))
+    client = kv.LocalClient(shm / "arena")
+    owner = store.owner_of(store.attach(client.name))
+    [frame] = store.prepare_store(owner, known.fingerprint, kv.hashes_of([1]), 9.0, direct=True).frames
+    kv.kill(store)
+    again = open_store(16)
+    again._clients.remove_abandoned = again.close  # type: ignore[method-assign]
+    again.sweep()
+    assert header(again, frame)["owner"] == owner
+    client.die()
+
+
 def test_a_page_that_was_dropped_does_not_come_back(open_store: OpenStore, kv: SimpleNamespace) -> None:
     store = open_store(16)
     known, other = (store.open_namespace(kv.layout(model, FRAME)) for model in "ab")
@@ -179,6 +196,23 @@ def test_a_page_that_was_dropped_does_not_come_back(open_store: OpenStore, kv: S
     assert kv.found(again, known, [1, 2]) == [2]
     assert kv.found(again, again.open_namespace(kv.layout("b", FRAME)), [1, 2]) == []
     assert again.statistics().arena_used_bytes == FRAME
+
+
+def test_units_that_went_from_size_to_size_have_no_ghosts(open_store: OpenStore, kv: SimpleNamespace) -> None:
+    """Headers of slots that were there before, when their frames belonged to other slots, say nothing any more."""
+    store = open_store(256)
+    small, large = store.open_namespace(kv.layout("s", FRAME)), store.open_namespace(kv.layout("l", 3 * FRAME))
+    for number in range(256):
+        kv.put(store, small, [number])
+    for number in range(300):
+        kv.put(store, large, [number])
+    assert store.evict(large.fingerprint, kv.hashes_of(range(300))) > 60
+    kv.put(store, small, [1000, 1001])
+    here = kv.found(store, small, list(range(1002)))
+    kv.kill(store)
+    again = open_store(256)
+    assert kv.found(again, small, list(range(1002))) == here
+    assert all(kv.get(again, small, [number]) == 1 for number in here)
 
 
 def test_pages_of_a_namespace_that_is_not_known_are_dropped(

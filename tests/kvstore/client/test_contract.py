@@ -17,6 +17,7 @@ from kvstore.errors import (
     LimitExceededError,
     UnavailableError,
 )
+from kvstore.layout import MAX_NAME_BYTES
 
 MOST_LOOKUP_PAGES = 131_072
 
@@ -268,7 +269,7 @@ class TestRefusals:
         assert again.lookup(hashes(3)).prefix == 3
 
     def test_the_longest_names_are_named_in_full(self, client):
-        name = "ü" * 512
+        name = "ü" * (MAX_NAME_BYTES // 2)
         names = {"model": name, "revision": name, "dtype": name, "format": name, "tenant": name}
         client.namespace(kvstore.Layout(**names, block_size=16, page_bytes=100))
         with pytest.raises(LayoutMismatchError, match=r"page_bytes 100, not 200"):
@@ -320,6 +321,33 @@ class TestSeveralNamespaces:
         for name, call in calls.items():
             other.namespace(pages.layout).clear()
             assert call() == 0, name
+
+    @pytest.mark.parametrize("method", ["store", "load"])
+    def test_a_namespace_cleared_behind_the_last_batch_of_a_call(self, place, pages, hashes, payload, method):
+        count = pages.batch_pages + 1
+        keys, data = hashes(count), payload(count)
+        into = np.zeros_like(data)
+        if method == "load":
+            pages.store(keys, data)
+        other = place.connect().namespace(pages.layout)
+        path = pages._opened[1]
+        original, calls = getattr(path, method), []
+
+        def then_cleared(*arguments: object) -> object:
+            answer = original(*arguments)
+            calls.append(1)
+            if len(calls) == 2:
+                other.clear()
+            return answer
+
+        setattr(path, method, then_cleared)
+        if method == "load":
+            assert pages.load(keys, into) == count
+            assert np.array_equal(into, data)
+        else:
+            result = pages.store(keys, data)
+            assert result.stored + result.present + result.refused == count
+        assert pages.lookup(keys).prefix == 0
 
 
 class TestPending:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kvstore
+from kvstore.client.control import Connection
 from kvstore.errors import DeadlineError, UnavailableError
 
 TIMEOUT = 0.3
@@ -135,6 +136,34 @@ def test_closing_does_not_wait_for_a_hanging_node(hanging, layout, hashes, paylo
         with pytest.raises(UnavailableError):
             storing.result(timeout=30)
         assert time.monotonic() - started < MUCH_LATER
+
+
+@pytest.mark.parametrize("scheme", ["unix", "kv"])
+def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hashes, payload, monkeypatch):
+    """What the first call over the wire used up, the second one does not get again."""
+    node = start_node()
+    url = f"unix://{node.config.socket}" if scheme == "unix" else f"kv://127.0.0.1:{node.port}"
+    given: list[float] = []
+    original = Connection.call
+
+    def call(self, method, request, timeout):
+        given.append(timeout)
+        return original(self, method, request, timeout)
+
+    with kvstore.connect(url, timeout=20.0) as client:
+        pages = client.namespace(layout)
+        path = pages._opened[1]
+        monkeypatch.setattr(Connection, "call", call)
+        if scheme == "kv":
+            send = path._store
+            path._store = lambda messages, timeout: given.append(timeout) or send(messages, timeout=timeout)
+        pages.store(hashes(4), payload(4))
+        assert len(given) == 2
+        assert given[1] < given[0] <= 20.0
+        if scheme == "unix":
+            pages.load(hashes(4), np.zeros((4, 5000), np.uint8))
+            assert len(given) == 4
+            assert given[3] < given[2] <= 20.0
 
 
 def test_one_deadline_for_all_batches_of_a_call(hanging, layout, hashes, payload):

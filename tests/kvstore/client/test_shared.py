@@ -104,7 +104,7 @@ def test_a_closed_client_leaves_nothing_behind(node, layout, hashes, payload, ev
         with kvstore.connect(f"unix://{node.config.socket}") as client:
             client.namespace(layout).store(hashes(1), payload(1))
             assert node.store.statistics().clients == 1
-            assert open_files() == before + 2, "the lock and the mapping"
+            assert open_files() > before
         eventually(lambda: node.store.statistics().clients == 0)
     del client
     assert open_files() == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,34 @@ def test_an_embedded_folder_has_one_owner(short_folder, shm_folder):
     with kvstore.connect(url), pytest.raises(InUseError, match=r"in use by process \d+"):
         kvstore.connect(url)
     kvstore.connect(url).close()
+
+
+def test_an_embedded_store_is_given_up_behind_the_last_call_under_way(short_folder, shm_folder, layout, eventually):
+    """What this process still does to the arena must not happen in another one's."""
+    url = f"embedded://{short_folder}/e?arena=1MiB&disk_limit=0&arena_dir={shm_folder}/a"
+    client = kvstore.connect(url)
+    pages = client.namespace(layout)
+    under_way, go_on = threading.Event(), threading.Event()
+    store = client._control._store
+    original = store.evict
+
+    def slow(*arguments: object) -> int:
+        under_way.set()
+        assert go_on.wait(30)
+        return original(*arguments)
+
+    store.evict = slow
+    pages.store([b"x" * 32], bytes(5000))
+    with ThreadPoolExecutor(1) as pool:
+        evicting = pool.submit(pages.evict, [b"x" * 32])
+        assert under_way.wait(30)
+        client.close()
+        with pytest.raises(InUseError):
+            kvstore.connect(url)
+        go_on.set()
+        assert evicting.result() == 1
+    with kvstore.connect(url) as again:
+        assert again.namespace(layout).lookup([b"x" * 32]).prefix == 0
 
 
 def test_an_embedded_folder_that_cannot_be_used(short_folder, shm_folder):

@@ -13,6 +13,7 @@ import pytest
 import kvstore
 import kvstore.node
 from kvstore import errors
+from kvstore.layout import MAX_NAME_BYTES
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import code_of, reason_of
 
@@ -25,9 +26,9 @@ OVER_THE_WIRE = {
     errors.ConfigError: (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequestError),
     errors.UnavailableError: (grpc.StatusCode.UNAVAILABLE, errors.UnavailableError),
     errors.DeadlineError: (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineError),
+    errors.ResourceError: (grpc.StatusCode.INTERNAL, errors.ResourceError),
     # What no call of a client can cause is the node's own trouble.
     errors.InUseError: (grpc.StatusCode.INTERNAL, errors.UnavailableError),
-    errors.ResourceError: (grpc.StatusCode.INTERNAL, errors.UnavailableError),
     errors.FormatError: (grpc.StatusCode.INTERNAL, errors.UnavailableError),
     errors.KVStoreError: (grpc.StatusCode.INTERNAL, errors.UnavailableError),
     # These two are answered by the client itself: it opens the namespace, or attaches, again.
@@ -246,7 +247,7 @@ class TestNamespaces:
             ("{}", "'block_size' is missing"),
             ({"model": ""}, "model must not be empty"),
             ({"model": 7}, "model must be a string, got 7"),
-            ({"model": "x" * 1025}, "1025 bytes, the limit is 1024"),
+            ({"model": "x" * (MAX_NAME_BYTES + 1)}, f"{MAX_NAME_BYTES + 1} bytes, the limit is {MAX_NAME_BYTES}"),
             ({"page_bytes": 0}, "page_bytes must lie between 1 and"),
             ({"page_bytes": 1 << 31}, f"got {1 << 31}"),
             ({"page_bytes": 1e3}, "page_bytes must be an integer, got 1000.0"),
