@@ -220,3 +220,22 @@ class TestStopping:
             client.status()
         node.stop()
         eventually(lambda: {each for each in threading.enumerate() if each.name.startswith("kvstore")} <= before)
+
+
+def test_a_socket_of_some_other_program_is_left_alone(start_node, short_folder):
+    path = short_folder / "foreign"
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(path))
+        foreign.listen()
+        with pytest.raises(InUseError, match="no kvstore node"):
+            start_node(socket=path)
+        assert path.is_socket()
+
+
+def test_a_stop_that_could_not_write_everything_back_says_so(start_node, monkeypatch: pytest.MonkeyPatch):
+    node = start_node()
+    known = node.store.open_namespace(kvstore.Layout(model="m", block_size=16, page_bytes=64))
+    monkeypatch.setattr(node.store.tiers[0], "write", lambda pages: [False] * len(pages))
+    reserved = node.store.prepare_store(0, known.fingerprint, [b"h" * 32], 10.0, direct=True)
+    assert node.store.complete_store(0, reserved.ticket, publish=True).stored == 1
+    assert not node.stop()
