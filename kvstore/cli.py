@@ -139,9 +139,10 @@ def _serve(options: argparse.Namespace) -> int:
             " those that were not are in the arena only",
             file=sys.stderr,
         )
-        sys.stderr.flush()
-        os._exit(EXIT_UNCLEAN)  # a thread still hangs in the disk: waiting for it is what was not to be done
-    return 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by returning: the interpreter would wait for threads that hang in the disk, with nothing left for them to do.
+    os._exit(0 if clean else EXIT_UNCLEAN)
 
 
 def _ready_line(node: Node) -> str:

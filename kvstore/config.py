@@ -31,8 +31,11 @@ def default_socket() -> Path:
 
 
 def default_disk() -> Path:
-    """``$XDG_CACHE_HOME/kvstore``, by default ``~/.cache/kvstore``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvstore"
+    """``$XDG_CACHE_HOME/kvstore``, by default ``~/.cache/kvstore``; for a user without a home a folder in /tmp."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvstore"
+    except RuntimeError:
+        return Path(f"/tmp/kvstore-{os.geteuid()}/disk")  # noqa: S108
 
 
 def default_arena_directory(name: Path) -> Path:

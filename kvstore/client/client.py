@@ -42,7 +42,7 @@ from kvstore.wire import join_hashes
 Bytes = npt.NDArray[np.uint8]
 Answer = TypeVar("Answer")
 LONGEST_TIMEOUT = 86400.0
-_REOPENINGS = 3
+_REOPENINGS = 8
 """How often one call opens a namespace again: it may be cleared once more in between."""
 _log = logging.getLogger(__name__)
 
@@ -335,7 +335,10 @@ class Namespace:
 
     def clear(self) -> int:
         """Drop the namespace with all its pages. Returns how many these were."""
-        return self._controlled(lambda control, left: control.clear(self.fingerprint, left))
+        try:
+            return self._controlled(lambda control, left: control.clear(self.fingerprint, left))
+        except UnknownNamespaceError:  # somebody else clears it, again and again: nothing is left to do
+            return 0
 
     def statistics(self) -> NamespaceStatistics:
         """What this object has moved so far."""

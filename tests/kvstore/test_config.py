@@ -136,6 +136,15 @@ def test_defaults_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert default_socket() == Path("/tmp/kvstore-1000/kvstore.sock")
     assert default_disk() == Path("/home/me/.cache/kvstore")
+
+
+def test_a_user_without_a_home_has_a_default_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert default_disk().name == "disk"
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert default_socket() == Path("/run/kvstore.sock")
 
