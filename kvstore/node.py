@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
@@ -18,6 +17,7 @@ from kvstore.arena.arena import Progress
 from kvstore.config import NodeConfig, parse_address
 from kvstore.errors import InUseError, ResourceError
 from kvstore.opening import open_store
+from kvstore.process_lock import ProcessLock
 from kvstore.service.cache import CacheServicer
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.standard import MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
@@ -53,7 +53,7 @@ class Node:
         try:
             self.store = open_store(config, progress)
         except BaseException:
-            os.close(self._socket_lock)
+            self._socket_lock.release()
             raise
         self._upkeep = Upkeep(self.store)
         self._written_back = False
@@ -89,7 +89,7 @@ class Node:
         Returns:
             Whether all of it was done, every page written back, before ``drain_seconds`` were over.
         """
-        if self._socket_lock < 0:
+        if not self._socket_lock.held:
             return True
         deadline = time.monotonic() + self.config.drain_seconds
         self._health.stop()
@@ -101,8 +101,7 @@ class Node:
         closing.start()
         closing.join(max(0.1, deadline - time.monotonic()))
         self.config.socket.unlink(missing_ok=True)
-        os.close(self._socket_lock)
-        self._socket_lock = -1
+        self._socket_lock.release()
         return not closing.is_alive() and self._written_back
 
     def _close(self, deadline: float) -> None:
@@ -153,9 +152,8 @@ def _check_port(host: str, port: int, address: str) -> None:
         raise ResourceError(f"can't listen on {address}: {error.strerror or error}") from error
 
 
-def _own_socket(path: Path) -> int:
-    """Lock a socket's path for this process. Returns the lock's descriptor."""
-    lock = path.with_name(path.name + ".lock")
+def _own_socket(path: Path) -> ProcessLock:
+    """Lock a socket's path for this process."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.exists() and not path.is_socket():
@@ -163,24 +161,16 @@ def _own_socket(path: Path) -> int:
         user = path.parent.stat().st_uid
         if user not in (0, os.geteuid()):  # who could put another socket in its place
             raise ResourceError(f"{path.parent} belongs to user {user}, not to {os.geteuid()} or root")
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = ProcessLock(path.with_name(path.name + ".lock"), f"socket {path} is served")
     except OSError as error:
         if isinstance(error, ResourceError):
             raise
         reason = f"{path.parent} is no folder" if isinstance(error, FileExistsError) else error.strerror
         raise ResourceError(f"socket {path}: {reason}") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise InUseError(f"socket {path} is served by process {owner or 'unknown'}") from error
     if _is_answered(path):
-        os.close(fd)
+        lock.release()
         raise InUseError(f"socket {path} is served by a process that is no kvstore node; it is left alone")
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-    return fd
+    return lock
 
 
 def _is_answered(path: Path) -> bool:

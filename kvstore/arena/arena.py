@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import mmap
 import os
@@ -19,7 +18,8 @@ import numpy.typing as npt
 from kvstore.arena import format as fmt
 from kvstore.arena.room import check_room
 from kvstore.bytesize import format_size
-from kvstore.errors import InUseError, ResourceError
+from kvstore.errors import ResourceError
+from kvstore.process_lock import ProcessLock
 
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[int, int], None]
@@ -73,7 +73,7 @@ class Arena:
         if not self.units:
             raise ResourceError(f"an arena needs at least {format_size(fmt.FRAME_BYTES)}")
         self.directory = directory
-        self._lock_fd = own_directory(directory)
+        self._lock = _own_directory(directory)
         try:
             (directory / "clients").mkdir(mode=0o700, exist_ok=True)
             self.taken_over = self._take_over()
@@ -192,9 +192,7 @@ class Arena:
 
     def close(self) -> None:
         """Give the folder up. The files stay, with their pages, for the next node."""
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self._lock.release()
 
     def _take_over(self) -> bool:
         """Whether the folder holds complete files of this size and format."""
@@ -250,8 +248,8 @@ class Arena:
             path.unlink(missing_ok=True)
 
 
-def own_directory(directory: Path) -> int:
-    """Make a private folder and lock it for this process. Returns the lock's descriptor; closing it gives it up.
+def _own_directory(directory: Path) -> ProcessLock:
+    """Make a private folder and lock it for this process.
 
     Raises:
         InUseError: another process has it; the message names its pid.
@@ -268,20 +266,11 @@ def own_directory(directory: Path) -> int:
         if status.st_mode & stat.S_ISVTX:  # /dev/shm itself, say: made private, it would be taken from everybody else
             raise ResourceError(f"{directory} is shared by all users: name a folder inside it")
         directory.chmod(0o700)
-        lock_fd = os.open(directory / "node.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return ProcessLock(directory / "node.lock", f"{directory} is in use")
     except OSError as error:
         if isinstance(error, ResourceError):
             raise
         raise ResourceError(f"{directory} can't be used: {error.strerror}") from error
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
-        os.close(lock_fd)
-        raise InUseError(f"{directory} is in use by process {owner or 'unknown'}") from error
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, b"%d\n" % os.getpid(), 0)
-    return lock_fd
 
 
 def _allocate(path: Path, size: int, progress: Progress = lambda done, size: None) -> None:

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import ConfigError, ResourceError
+from kvstore.process_lock import ProcessLock
 from kvstore.segments import record
-from kvstore.segments.lock import LOCK_BYTES, DirectoryLock
 from kvstore.segments.plan import CHUNK_BYTES, oldest_to_drop
 from kvstore.segments.record import BLOCK, Record
 from kvstore.segments.recovery import RecoveredSegment, recover
 from kvstore.segments.segment import Entry, Segment, segment_id, segment_name
 
+_LOCK_NAME = "lock"
+LOCK_BYTES = 4096
+"""What the lock's file counts against the limit: the one block that holds the process's id."""
 MAX_SEGMENT_BYTES = 256 << 20
 MIN_SEGMENT_BYTES = 512 << 10
 MIN_LIMIT_BYTES = 2 * MIN_SEGMENT_BYTES
@@ -84,7 +87,7 @@ class SegmentLog:
         self._older_bytes = 0  # footprints of all segments but the one being written, counted when these change
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = DirectoryLock(directory)
+            self._lock = ProcessLock(directory / _LOCK_NAME, f"{directory} is in use")
             try:
                 self._recovered, self._next_id = self._recover()
             except BaseException:

@@ -75,9 +75,9 @@ class TestOwning:
         second = start_node(listen="0", **settings)
         assert second.port not in (0, first.port)
 
-    def test_a_name_that_is_no_host(self, start_node):
-        with pytest.raises(ResourceError, match=r"can't listen on no\.such\.host\.invalid:80"):
-            start_node(listen="no.such.host.invalid:80")
+    def test_an_address_that_this_machine_does_not_have(self, start_node):
+        with pytest.raises(ResourceError, match=r"can't listen on 203\.0\.113\.7:80: Cannot assign"):
+            start_node(listen="203.0.113.7:80")
 
     def test_a_failed_start_leaves_nothing_in_use(self, start_node):
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ResourceError):
