@@ -13,7 +13,6 @@ FRAME_BYTES = 4096
 """Slots start at, and are padded to, multiples of this many bytes."""
 HEADER_BYTES = 64
 MAX_UNITS = 1024
-MAX_FRAMES = 1 << 32
 
 COUNTERS_OFFSET = 1024
 """Where the node's persistent counters lie: unsigned 64-bit numbers, in the order of ``COUNTERS``."""

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.answers import MOST_LOOKUP_PAGES
+from kvstore.answers import ABSENT, MOST_LOOKUP_PAGES
 from kvstore.client.buffers import Pages, page_arrays
 from kvstore.client.control import Connection, RemoteControl
 from kvstore.client.deadline import locked, time_left
@@ -363,10 +363,14 @@ class Namespace:
 
     def _settled(self, hashes: Sequence[bytes], result: StoreResult, deadline: float) -> StoreResult:
         """The result of several batches: later ones may have pushed out what earlier ones had stored."""
+        control = self._client._control  # noqa: SLF001
+        asked = [(self.fingerprint, hashes)]
         try:
             if self._touch_whole(hashes, deadline) == len(hashes):
                 return result
-            here = sum(self.lookup(hashes).present)
+            # Not by the public method, which has a timeout of its own: this one's deadline holds for all of it.
+            tiers = self._retried(lambda opened, path, left: control.lookup(asked, left)[0], deadline)
+            here = len(hashes) - tiers.count(ABSENT)
         except (UnavailableError, DeadlineError):
             return result  # as it was confirmed batch by batch
         left = max(0, result.stored + result.present - here)

@@ -54,3 +54,21 @@ def test_a_long_prefix_that_was_loaded_leaves_from_its_tail(pages, hashes, paylo
     pages.store(foreign, payload(44, seed=1, page_bytes=PAGE_BYTES))
     left = pages.lookup(whole)
     assert 0 < left.prefix == sum(left.present) < 40
+
+
+def test_all_calls_of_one_store_share_its_deadline(pages, hashes, payload, monkeypatch):
+    control = pages._client._control
+    given = []
+
+    def recording(call):
+        def recorded(*arguments):
+            given.append((call.__name__, arguments[-1]))
+            return call(*arguments)
+
+        return recorded
+
+    for name in ("touch", "lookup"):
+        monkeypatch.setattr(control, name, recording(getattr(control, name)))
+    pages.store(hashes(150), payload(150, page_bytes=PAGE_BYTES))
+    assert [name for name, _ in given] == ["touch", "lookup"]
+    assert given[0][1] >= given[1][1], "the lookup has what the touch has left of the time"
