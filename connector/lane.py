@@ -11,7 +11,8 @@ happen outside it.
 
 From *queued* and *calling* anyone can end a transfer, however long the node takes to answer: the thread finds it over
 when it wants to touch the blocks, and leaves them alone. While the thread is *touching* them, only :meth:`Lane.revoke`
-ends a transfer, and only one that merely reads. A copy is short and depends on no one; a call may hang.
+and :meth:`Lane.withdraw` end a transfer, and only one that merely reads. A copy is short and depends on no one; a call
+may hang.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from connector.plan import LoadPlan, StorePlan
@@ -132,6 +133,37 @@ class Lane(Generic[Plan]):
             for transfer in self._live():
                 if transfer.plan.request_id in request_ids:
                     self._end(transfer)
+
+    def withdraw(self, block_ids: Collection[int]) -> int:
+        """Takes these blocks' pages out of every transfer, at once, as :meth:`revoke` does; the others go on.
+
+        Returns:
+            How many pages were taken out of transfers that go on. A transfer of which nothing is left ends.
+        """
+        withdrawn = set(block_ids)
+        pages = 0
+        with self._changed:
+            for transfer in self._live():
+                plan, done = transfer.plan, transfer.pages_done
+                if withdrawn.isdisjoint(plan.block_ids[done:]):
+                    continue
+                kept = [index for index in range(done, len(plan.hashes)) if plan.block_ids[index] not in withdrawn]
+                if self._stopped or not kept:
+                    self._end(transfer)
+                    continue
+                pages += len(plan.hashes) - done - len(kept)
+                # The thread must not go on with a batch that has such a page: another transfer takes over, unreported.
+                transfer.over = True
+                rest = replace(
+                    plan,
+                    hashes=tuple(plan.hashes[index] for index in kept),
+                    block_ids=tuple(plan.block_ids[index] for index in kept),
+                )
+                if transfer is self._current:
+                    self._queued.insert(0, Transfer(rest, transfer.deadline))
+                else:
+                    self._queued[self._queued.index(transfer)] = Transfer(rest, transfer.deadline)
+        return pages
 
     def wait_idle(self) -> None:
         """Waits until every transfer submitted so far is over: as long as a deadline and a copy take, at most."""

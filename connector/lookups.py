@@ -17,7 +17,7 @@ MISS_TTL = 1.0
 """Seconds for which a miss is remembered."""
 
 HASHES_A_CALL = 16384
-"""Most hashes in one call to the node (512 KiB). Of a longer prefix the rest is not asked for."""
+"""Most hashes in one call to the node (512 KiB). Of a longer prefix the rest is not asked for, in no group."""
 
 QUEUED_LOOKUPS = 256
 """Most requests that wait for the thread. One more is a miss."""
@@ -47,21 +47,32 @@ class LookupStatistics:
 
 @dataclass(slots=True)
 class Answer:
-    """What is known of one request's prefix."""
+    """What is known of one request's prefix. Everything is by cache group."""
 
-    hashes: tuple[bytes, ...]
-    first: int
+    hashes: tuple[tuple[bytes, ...], ...]
+    first: tuple[int, ...]
     """The first block that the engine does not have itself, when it last asked."""
     asked_at: float
-    present: tuple[bool, ...] | None = None
+    present: tuple[tuple[bool, ...], ...] | None = None
     """Which of the pages kvstore has; None: not answered yet."""
     expires_at: float = 0.0
     late: bool = False
 
     @property
     def hit(self) -> bool:
-        """Whether kvstore has at least the first page that the engine misses."""
-        return self.present is not None and self.first < len(self.present) and self.present[self.first]
+        """Whether kvstore has any page behind what the engine has itself.
+
+        Any, because it depends on the kind of a group which of them are needed: a window needs the last ones alone.
+        """
+        return self.present is not None and any(
+            True in present[first:] for present, first in zip(self.present, self.first, strict=True)
+        )
+
+    def offered(self, group: int, index: int) -> bytes | None:
+        """The hash of a page that kvstore has; None: it does not."""
+        if self.present is None or not 0 <= group < len(self.present) or not 0 <= index < len(self.present[group]):
+            return None
+        return self.hashes[group][index] if self.present[group][index] else None
 
 
 class Lookups:
@@ -74,50 +85,56 @@ class Lookups:
 
     Args:
         client: whose ``lookup`` is called.
-        namespace: where the pages are.
+        namespaces: where the pages are, one a cache group.
         budget: seconds from the first :meth:`ask` of a request after which silence is a miss.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, client: Client, namespace: Namespace, budget: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, client: Client, namespaces: Sequence[Namespace], budget: float, clock: Callable[[], float]
+    ) -> None:
         self._client = client
-        self._namespace = namespace
+        self._namespaces = tuple(namespaces)
         self._budget = budget
         self._clock = clock
         self._health = NodeHealth("looking up pages", clock)
         self._changed = threading.Condition()
         self._answers: dict[str, Answer] = {}
         self._queue: dict[str, Answer] = {}
-        self._misses: dict[bytes, float] = {}  # first missing hash → when to ask again; in order of time
+        # Group and hash of the first page that the engine missed, where kvstore had none from there on → when to ask
+        # again; in order of time.
+        self._misses: dict[tuple[int, bytes], float] = {}
         self._call_started: float | None = None
         self._stopped = False
         self._statistics = LookupStatistics()
         self._thread = threading.Thread(target=self._run, name="kvstore-lookup", daemon=True)
         self._thread.start()
 
-    def ask(self, request_id: str, block_hashes: Sequence[bytes], limit: int, first: int) -> tuple[bool, ...] | None:
-        """Which of the first ``limit`` pages kvstore has.
+    def ask(
+        self, request_id: str, hashes: Sequence[Sequence[bytes]], first: tuple[int, ...]
+    ) -> tuple[tuple[bool, ...], ...] | None:
+        """Which of a request's pages kvstore has.
 
         Args:
             request_id: whose prefix it is. Only the first ask of a request sends hashes.
-            block_hashes: of the request's full blocks.
-            limit: how many of them matter, more than ``first``.
-            first: how many leading blocks the engine has itself. They are asked for all the same, so that it is known
-                what need not be stored; but whether the answer is a hit is decided behind them.
+            hashes: of the blocks that matter, by group.
+            first: how many leading blocks of each group the engine has itself, in at least one group fewer than matter.
+                They are asked for all the same, so that it is known what need not be stored; but whether the answer is
+                a hit is decided behind them.
 
         Returns:
-            One bool a page; shorter, or empty, for a miss. None: not known yet, ask again.
+            By group, one bool a page; shorter, or empty, for a miss. None: not known yet, ask again.
         """
         with self._changed:
             now = self._clock()
             answer = self._answers.get(request_id)
             if answer is not None:
                 answer.first = first
-                if answer.present is not None and not answer.hit and now >= answer.expires_at:
+                if answer.present is not None and now >= answer.expires_at and not answer.hit:
                     del self._answers[request_id]
                     answer = None
             if answer is None:
-                return self._enqueue(request_id, block_hashes, limit, first, now)
+                return self._enqueue(request_id, hashes, first, now)
             if answer.present is not None:
                 return answer.present
             if now - answer.asked_at < self._budget and not self._stopped:
@@ -125,7 +142,7 @@ class Lookups:
             if not answer.late:
                 answer.late = True
                 self._count("late")
-            return ()
+            return self._miss()
 
     def take(self, request_id: str) -> Answer | None:
         """What is known of a request, which is then forgotten here. None: not asked, or not answered."""
@@ -138,11 +155,11 @@ class Lookups:
         """Drops what is known, or asked, of a request."""
         self.take(request_id)
 
-    def expect(self, hashes: Sequence[bytes]) -> None:
-        """These pages are being stored: they are missing no longer."""
+    def expect(self, group: int, hashes: Sequence[bytes]) -> None:
+        """These pages of a group are being stored: they are missing no longer."""
         with self._changed:
             for block_hash in hashes:
-                self._misses.pop(block_hash, None)
+                self._misses.pop((group, block_hash), None)
 
     def statistics(self) -> LookupStatistics:
         """Counters since the start."""
@@ -158,16 +175,16 @@ class Lookups:
         self._thread.join(SHUTDOWN_WAIT)
 
     def _enqueue(
-        self, request_id: str, block_hashes: Sequence[bytes], limit: int, first: int, now: float
-    ) -> tuple[bool, ...] | None:
-        if self._misses.get(block_hashes[first], now) > now:
+        self, request_id: str, hashes: Sequence[Sequence[bytes]], first: tuple[int, ...], now: float
+    ) -> tuple[tuple[bool, ...], ...] | None:
+        if all(self._misses.get(page, now) > now for page in _first_missed(hashes, first)):
             self._count("remembered")
-            return ()
+            return self._miss()
         hangs = self._call_started is not None and now - self._call_started >= self._budget
         if self._stopped or hangs or not self._health.available() or len(self._queue) >= QUEUED_LOOKUPS:
             self._count("skipped")
-            return ()
-        answer = Answer(tuple(block_hashes[: min(limit, HASHES_A_CALL)]), first, now)
+            return self._miss()
+        answer = Answer(_shortened(hashes), first, now)
         self._answers[request_id] = self._queue[request_id] = answer
         if len(self._answers) > REMEMBERED:
             oldest = next(iter(self._answers))
@@ -188,12 +205,13 @@ class Lookups:
                 self._health.succeeded()
                 self._settle(batch, present)
 
-    def _call(self, asked: Sequence[tuple[bytes, ...]]) -> list[tuple[bool, ...]]:
-        found = self._client.lookup([(self._namespace, hashes) for hashes in asked])
-        present = [tuple(lookup.present) for lookup in found]
-        if [len(known) for known in present] != [len(hashes) for hashes in asked]:
+    def _call(self, asked: Sequence[tuple[tuple[bytes, ...], ...]]) -> list[tuple[tuple[bool, ...], ...]]:
+        queries = [query for hashes in asked for query in zip(self._namespaces, hashes, strict=True)]
+        present = [tuple(lookup.present) for lookup in self._client.lookup(queries)]
+        if [len(known) for known in present] != [len(hashes) for _, hashes in queries]:
             raise FormatError("the node answered for another number of pages than it was asked for")
-        return present
+        groups = len(self._namespaces)
+        return [tuple(present[start : start + groups]) for start in range(0, len(present), groups)]
 
     def _next_batch(self) -> dict[str, Answer] | None:
         """Requests for the next call; None: stop."""
@@ -205,7 +223,7 @@ class Lookups:
             batch: dict[str, Answer] = {}
             hashes = 0
             for request_id, answer in self._queue.items():
-                hashes += len(answer.hashes)
+                hashes += sum(map(len, answer.hashes))
                 if batch and hashes > HASHES_A_CALL:
                     break
                 batch[request_id] = answer
@@ -214,7 +232,7 @@ class Lookups:
             self._call_started = self._clock()
             return batch
 
-    def _settle(self, batch: dict[str, Answer], present: Sequence[tuple[bool, ...]] | None) -> None:
+    def _settle(self, batch: dict[str, Answer], present: Sequence[tuple[tuple[bool, ...], ...]] | None) -> None:
         """Writes down the answers of one call; None: it failed, and who asked may ask again."""
         with self._changed:
             self._call_started = None
@@ -229,12 +247,13 @@ class Lookups:
             for answer, known in zip(batch.values(), present, strict=True):
                 answer.present = known
                 answer.expires_at = now + MISS_TTL
-                if answer.first < len(known) and not known[answer.first]:
-                    self._remember_miss(answer.hashes[answer.first], now)
+                if not answer.hit:
+                    for page in _first_missed(answer.hashes, answer.first):
+                        self._remember_miss(page, now)
 
-    def _remember_miss(self, block_hash: bytes, now: float) -> None:
-        self._misses.pop(block_hash, None)
-        self._misses[block_hash] = now + MISS_TTL
+    def _remember_miss(self, page: tuple[int, bytes], now: float) -> None:
+        self._misses.pop(page, None)
+        self._misses[page] = now + MISS_TTL
         oldest = next(iter(self._misses))
         while self._misses[oldest] <= now or len(self._misses) > REMEMBERED:
             del self._misses[oldest]
@@ -242,3 +261,21 @@ class Lookups:
 
     def _count(self, field: str, by: int = 1) -> None:
         self._statistics = replace(self._statistics, **{field: getattr(self._statistics, field) + by})
+
+    def _miss(self) -> tuple[tuple[bool, ...], ...]:
+        return ((),) * len(self._namespaces)
+
+
+def _first_missed(hashes: Sequence[Sequence[bytes]], first: Sequence[int]) -> list[tuple[int, bytes]]:
+    """Group and hash of the first page in each group that the engine does not have itself."""
+    return [
+        (group, of_group[start])
+        for group, (of_group, start) in enumerate(zip(hashes, first, strict=True))
+        if start < len(of_group)
+    ]
+
+
+def _shortened(hashes: Sequence[Sequence[bytes]]) -> tuple[tuple[bytes, ...], ...]:
+    """As much of a prefix as one call may name: each group's share of it, so that all end near the same token."""
+    total = max(HASHES_A_CALL, sum(map(len, hashes)))
+    return tuple(tuple(of_group[: len(of_group) * HASHES_A_CALL // total]) for of_group in hashes)

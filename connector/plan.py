@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,28 +13,30 @@ from kvstore.hashing import HASH_BYTES
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Pages to fetch from kvstore into a request's blocks.
+    """Pages of one cache group to fetch from kvstore into a request's blocks.
 
     Raises:
-        InvalidRequestError: another number of hashes than blocks.
+        InvalidRequestError: another number of hashes than blocks, or a group below 0.
     """
 
     request_id: str
     hashes: tuple[bytes, ...]
-    """Block hashes of neighbouring blocks, in the order of the tokens."""
+    """Block hashes in the order of the tokens, not always from the first one on: a window's are the last ones."""
     block_ids: tuple[int, ...]
     """Where each page goes."""
+    group: int = 0
+    """Which of the model's cache groups."""
 
     def __post_init__(self) -> None:
-        _check_lengths(self.request_id, self.hashes, self.block_ids)
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """Full blocks of a request to copy to kvstore.
+    """Full blocks of a request, of one cache group, to copy to kvstore.
 
     Raises:
-        InvalidRequestError: another number of hashes than blocks.
+        InvalidRequestError: another number of hashes than blocks, or a group below 0.
     """
 
     request_id: str
@@ -43,9 +44,11 @@ class StorePlan:
     """Block hashes in the order of the tokens; blocks that kvstore has are left out."""
     block_ids: tuple[int, ...]
     """Where each page comes from."""
+    group: int = 0
+    """Which of the model's cache groups."""
 
     def __post_init__(self) -> None:
-        _check_lengths(self.request_id, self.hashes, self.block_ids)
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +61,19 @@ class StepPlan:
     """Requests whose blocks are given away from this step on: what is still to be stored of them must not be."""
     finished: tuple[str, ...] = ()
     """Requests that are over and whose blocks the engine holds for their stores, those of this plan included."""
+    overwritten: tuple[int, ...] = ()
+    """Blocks that get other content from this step on: what is still to be stored from them must not be."""
 
     def __bool__(self) -> bool:
-        return bool(self.loads or self.stores or self.preempted or self.finished)
+        return bool(self.loads or self.stores or self.preempted or self.finished or self.overwritten)
 
     def to_bytes(self) -> bytes:
         """The plan in msgpack."""
         transfers = [
-            [(plan.request_id, b"".join(plan.hashes), plan.block_ids) for plan in plans]
+            [(plan.request_id, b"".join(plan.hashes), plan.block_ids, plan.group) for plan in plans]
             for plans in (self.loads, self.stores)
         ]
-        packed: bytes = msgpack.packb([*transfers, self.preempted, self.finished])
+        packed: bytes = msgpack.packb([*transfers, self.preempted, self.finished, self.overwritten])
         return packed
 
     @classmethod
@@ -79,23 +84,28 @@ class StepPlan:
             FormatError: no such plan.
         """
         try:
-            loads, stores, preempted, finished = msgpack.unpackb(data)
+            loads, stores, preempted, finished, overwritten = msgpack.unpackb(data)
             return cls(
                 tuple(LoadPlan(*_fields(load)) for load in loads),
                 tuple(StorePlan(*_fields(store)) for store in stores),
                 tuple(map(str, preempted)),
                 tuple(map(str, finished)),
+                tuple(map(int, overwritten)),
             )
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise FormatError(f"{len(data)} bytes are no plan of a step: {error}") from error
 
 
-def _fields(packed: Any) -> tuple[str, tuple[bytes, ...], tuple[int, ...]]:
-    request_id, joined, block_ids = packed
+def _fields(packed: Any) -> tuple[str, tuple[bytes, ...], tuple[int, ...], int]:
+    request_id, joined, block_ids, group = packed
     hashes = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
-    return str(request_id), hashes, tuple(map(int, block_ids))
+    return str(request_id), hashes, tuple(map(int, block_ids)), int(group)
 
 
-def _check_lengths(request_id: str, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-    if len(hashes) != len(block_ids):
-        raise InvalidRequestError(f"request {request_id}: {len(hashes)} hashes for {len(block_ids)} blocks")
+def _check(plan: LoadPlan | StorePlan) -> None:
+    if len(plan.hashes) != len(plan.block_ids):
+        raise InvalidRequestError(
+            f"request {plan.request_id}: {len(plan.hashes)} hashes for {len(plan.block_ids)} blocks"
+        )
+    if plan.group < 0:
+        raise InvalidRequestError(f"request {plan.request_id}: a cache group must be at least 0, got {plan.group}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,19 +18,22 @@ LOOKUP_BUDGET = 0.020
 """Seconds for which a request may be told to wait for its lookup."""
 
 
+NULL_BLOCK_ID = 0
+"""Stands in a request's blocks for one that it does not have, such as those before a window."""
+
+
 @dataclass(slots=True)
 class _Transfers:
     """What moved, or moves, between kvstore and the blocks of one request."""
 
-    present: list[bool] = field(default_factory=list)
-    """Which leading pages kvstore is known to have."""
-    loading: tuple[int, ...] = ()
-    """Blocks that a load fills, and the place of the first one in the prefix."""
-    loading_from: int = 0
+    present: dict[int, list[bool]] = field(default_factory=dict)
+    """Which pages kvstore is known to have, by group, from the first block on."""
+    loading: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Blocks that a load fills → group and place in the prefix."""
     loaded: bool = False
     """A load was planned. There is no second one for the same request: if the first failed, the second may as well."""
-    num_saved: int = 0
-    """Leading blocks that were looked at for storing."""
+    num_saved: dict[int, int] = field(default_factory=dict)
+    """Leading blocks that were looked at for storing, by group."""
     stores: bool = False
     """A store was planned: a worker may still read from the request's blocks."""
 
@@ -38,10 +41,11 @@ class _Transfers:
 class SchedulerConnector:
     """Runs on the engine's scheduler thread; no call waits for I/O, and no failure of kvstore is an error here.
 
-    The order of calls for a request, as in vLLM:
+    The order of calls for a request, in the words of vLLM where it has them:
 
-    1. :meth:`get_num_new_matched_tokens`, as often as the scheduler looks at the waiting request;
-    2. allocate, then :meth:`update_state_after_alloc` with the blocks to be filled;
+    1. :meth:`get_presence` (or, for models of one group, :meth:`get_num_new_matched_tokens`), as often as the scheduler
+       looks at the waiting request;
+    2. allocate, then :meth:`blocks_allocated`, and :meth:`update_state_after_alloc` with the blocks to be filled;
     3. :meth:`build_connector_meta` once a step, for the worker half;
     4. :meth:`update_connector_output` with what the worker half reported. Blocks that are being filled belong to the
        load until the request is in ``finished_recving``, also when it is aborted meanwhile;
@@ -50,7 +54,7 @@ class SchedulerConnector:
 
     Args:
         client: connected to the node.
-        namespace: of the model's layout; its block size is the engine's.
+        namespaces: of the layouts of the model's cache groups, one each; a layout's block size is its group's.
         lookup_budget: seconds from a request's first ask for which it may be told to ask again.
         clock: seconds, monotonic.
     """
@@ -58,25 +62,64 @@ class SchedulerConnector:
     def __init__(
         self,
         client: Client,
-        namespace: Namespace,
+        namespaces: Sequence[Namespace],
         *,
         lookup_budget: float = LOOKUP_BUDGET,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._block_size = namespace.layout.block_size
-        self._lookups = Lookups(client, namespace, lookup_budget, clock)
+        self._block_sizes = tuple(namespace.layout.block_size for namespace in namespaces)
+        self._lookups = Lookups(client, namespaces, lookup_budget, clock)
         self._transfers: dict[str, _Transfers] = {}
         self._held: set[str] = set()
         # Planned since the last step.
         self._loads: list[LoadPlan] = []
-        self._stores: dict[str, list[tuple[bytes, int]]] = {}
+        self._stores: dict[tuple[str, int], dict[int, bytes]] = {}  # request and group → block id → hash
         self._preempted: list[str] = []
         self._finished: list[str] = []
+        self._overwritten: dict[int, None] = {}
+
+    def get_presence(
+        self, request_id: str, hashes_by_group: Sequence[Sequence[bytes]], num_computed_tokens: int = 0
+    ) -> dict[int, tuple[bool, ...]] | None:
+        """Which of a request's pages kvstore has. Plans nothing; may be asked any number of times.
+
+        Args:
+            request_id: whose prefix it is.
+            hashes_by_group: for each group the hashes, 32 bytes each, of the request's blocks from the first one on,
+                as far as they may be loaded: the block of the last token is left out, which has to be computed.
+            num_computed_tokens: leading tokens that the engine has itself. While an answer has no page behind them,
+                it is asked for again after a while.
+
+        Returns:
+            By group, whether each of these pages is there. All False for a request whose load was planned before. None:
+            not known yet; ask again (this ends after ``lookup_budget``, with nothing there).
+
+        Raises:
+            InvalidRequestError: hashes for another number of groups.
+        """
+        if len(hashes_by_group) != len(self._block_sizes):
+            raise InvalidRequestError(
+                f"request {request_id}: hashes for {len(hashes_by_group)} groups, the model has"
+                f" {len(self._block_sizes)}"
+            )
+        first = tuple(num_computed_tokens // block_size for block_size in self._block_sizes)
+        transfers = self._transfers.get(request_id)
+        present: tuple[tuple[bool, ...], ...] | None = ((),) * len(first)
+        if (transfers is None or not transfers.loaded) and any(
+            start < len(hashes) for start, hashes in zip(first, hashes_by_group, strict=True)
+        ):
+            present = self._lookups.ask(request_id, hashes_by_group, first)
+        if present is None:
+            return None
+        return {
+            group: known[: len(hashes)] + (False,) * (len(hashes) - len(known))
+            for group, (known, hashes) in enumerate(zip(present, hashes_by_group, strict=True))
+        }
 
     def get_num_new_matched_tokens(
         self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens kvstore can add to what the engine has. Plans nothing; may be asked any number of times.
+        """How many tokens kvstore can add to what the engine has, for a model of one group without a window.
 
         Args:
             request_id: whose prefix it is.
@@ -88,88 +131,116 @@ class SchedulerConnector:
             ``(n, True)``: n more tokens, whole blocks, to be loaded in the background; at least one token is left to
             compute. ``(0, False)``: nothing. ``(None, False)``: not known yet; ask again (this ends after
             ``lookup_budget``).
-        """
-        first, partial = divmod(num_computed_tokens, self._block_size)
-        limit = min((num_tokens - 1) // self._block_size, len(block_hashes))
-        transfers = self._transfers.get(request_id)
-        if partial or first >= limit or (transfers is not None and transfers.loaded):
-            return 0, False
-        present = self._lookups.ask(request_id, block_hashes, limit, first)
-        if present is None:
-            return None, False
-        matched = _leading(present[first:limit])
-        return matched * self._block_size, matched > 0
 
-    def update_state_after_alloc(self, request_id: str, block_ids: Sequence[int], num_external_tokens: int) -> None:
+        Raises:
+            InvalidRequestError: the model has several groups.
+        """
+        block_size = self._block_sizes[0]
+        first, partial = divmod(num_computed_tokens, block_size)
+        if partial:
+            return 0, False
+        limit = max(0, (num_tokens - 1) // block_size)
+        presence = self.get_presence(request_id, [block_hashes[:limit]], num_computed_tokens)
+        if presence is None:
+            return None, False
+        matched = _leading(presence[0][first:])
+        return matched * block_size, matched > 0
+
+    def blocks_allocated(self, block_ids: Iterable[int]) -> None:
+        """These blocks were given to a request in this step: what they held is overwritten from this step on.
+
+        Stores that still read from them are given up. Needed where blocks are freed while their request runs, as those
+        before a window are; with :meth:`request_preempted` and :meth:`request_finished` alone it is known otherwise.
+
+        Args:
+            block_ids: of any group. Tell them before :meth:`save_blocks` of the same step.
+        """
+        overwritten = dict.fromkeys(block_ids)
+        for planned in self._stores.values():
+            for block_id in planned.keys() & overwritten.keys():
+                del planned[block_id]
+        self._overwritten.update(overwritten)
+
+    def update_state_after_alloc(self, request_id: str, loads: Mapping[int, Sequence[tuple[int, int]]]) -> None:
         """The request has blocks now, and waits for those that kvstore is to fill.
 
         Args:
             request_id: asked for before.
-            block_ids: the blocks to be filled from kvstore, in order. Empty where nothing is loaded.
-            num_external_tokens: tokens to load, at most as many as :meth:`get_num_new_matched_tokens` offered.
+            loads: by group the pages to fill, each by its block's place in the request, from 0 on, and its block id, in
+                the order of the tokens. Empty where nothing is loaded.
 
         Raises:
-            InvalidRequestError: more tokens than were offered, or another number of blocks than they fill.
+            InvalidRequestError: a page that the answer to :meth:`get_presence` did not have. Nothing is loaded.
         """
-        num_blocks, partial = divmod(num_external_tokens, self._block_size)
-        if partial or num_external_tokens < 0 or num_blocks != len(block_ids):
-            raise InvalidRequestError(
-                f"request {request_id}: {num_external_tokens} tokens do not fill {len(block_ids)} blocks"
-                f" of {self._block_size}"
-            )
         answer = self._lookups.take(request_id)
         transfers = self._transfers.setdefault(request_id, _Transfers())
         if answer is not None and answer.present is not None:
-            transfers.present = list(answer.present)
-        if not num_blocks:
-            return
-        offered = 0 if answer is None else _leading(transfers.present[answer.first :])
-        if answer is None or num_blocks > offered:
-            raise InvalidRequestError(
-                f"request {request_id}: {num_external_tokens} tokens to load, {offered * self._block_size} were offered"
-            )
-        transfers.loaded = True
-        transfers.loading = tuple(block_ids)
-        transfers.loading_from = answer.first
-        hashes = answer.hashes[answer.first : answer.first + num_blocks]
-        self._loads.append(LoadPlan(request_id, hashes, transfers.loading))
+            transfers.present = {group: list(present) for group, present in enumerate(answer.present)}
+        plans = []
+        for group, pages in loads.items():
+            hashes = []
+            for index, _ in pages:
+                block_hash = None if answer is None else answer.offered(group, index)
+                if block_hash is None:
+                    raise InvalidRequestError(
+                        f"request {request_id}: block {index} of group {group} is to be loaded and was not offered"
+                    )
+                hashes.append(block_hash)
+            if pages:
+                plans.append(LoadPlan(request_id, tuple(hashes), tuple(block_id for _, block_id in pages), group))
+        if plans:
+            transfers.loaded = True
+            transfers.loading = {
+                block_id: (group, index) for group, pages in loads.items() for index, block_id in pages
+            }
+            self._loads.extend(plans)
 
-    def save_blocks(self, request_id: str, block_hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def save_blocks(self, request_id: str, group: int, block_hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
         """Plans to store what is not in kvstore yet of a request's full blocks.
 
         Args:
-            request_id: it holds the blocks until it is preempted or finished.
+            request_id: it holds the blocks until it is preempted or finished, but for those that
+                :meth:`blocks_allocated` names.
+            group: which cache group's blocks.
             block_hashes: of all full blocks from the first token on, whose KV is computed when the worker half is given
                 the plan.
-            block_ids: one for each. Blocks that came from kvstore or were given before may be among them: they are not
-                stored again.
+            block_ids: one for each, :data:`NULL_BLOCK_ID` where the request has no block. Each place is looked at once:
+                blocks that came from kvstore or were given before may be among them, and are not stored again.
 
         Raises:
-            InvalidRequestError: another number of hashes than blocks.
+            InvalidRequestError: another number of hashes than blocks, or a group that the model does not have.
         """
         if len(block_hashes) != len(block_ids):
             raise InvalidRequestError(f"request {request_id}: {len(block_hashes)} hashes for {len(block_ids)} blocks")
+        if not 0 <= group < len(self._block_sizes):
+            raise InvalidRequestError(
+                f"request {request_id}: group must lie between 0 and {len(self._block_sizes) - 1}, got {group}"
+            )
         transfers = self._transfers.setdefault(request_id, _Transfers())
-        known = transfers.present
-        new = [
-            (block_hashes[index], block_ids[index])
-            for index in range(transfers.num_saved, len(block_ids))
-            if index >= len(known) or not known[index]
-        ]
-        transfers.num_saved = max(transfers.num_saved, len(block_ids))
+        known = transfers.present.get(group, ())
+        num_saved = transfers.num_saved.get(group, 0)
+        new = {
+            block_ids[index]: block_hashes[index]
+            for index in range(num_saved, len(block_ids))
+            if block_ids[index] != NULL_BLOCK_ID and not (index < len(known) and known[index])
+        }
+        transfers.num_saved[group] = max(num_saved, len(block_ids))
         if new:
             transfers.stores = True
-            self._stores.setdefault(request_id, []).extend(new)
-            self._lookups.expect([block_hash for block_hash, _ in new])
+            self._stores.setdefault((request_id, group), {}).update(new)
+            self._lookups.expect(group, list(new.values()))
 
     def build_connector_meta(self) -> StepPlan:
         """Everything planned since the last call, for the worker half. Give it also to steps that compute nothing."""
         stores = tuple(
-            StorePlan(request_id, tuple(block_hash for block_hash, _ in new), tuple(block_id for _, block_id in new))
-            for request_id, new in self._stores.items()
+            StorePlan(request_id, tuple(new.values()), tuple(new), group)
+            for (request_id, group), new in self._stores.items()
+            if new
         )
-        plan = StepPlan(tuple(self._loads), stores, tuple(self._preempted), tuple(self._finished))
-        self._loads, self._stores, self._preempted, self._finished = [], {}, [], []
+        plan = StepPlan(
+            tuple(self._loads), stores, tuple(self._preempted), tuple(self._finished), tuple(self._overwritten)
+        )
+        self._loads, self._stores, self._preempted, self._finished, self._overwritten = [], {}, [], [], {}
         return plan
 
     def request_preempted(self, request_id: str) -> None:
@@ -178,7 +249,8 @@ class SchedulerConnector:
         Stores that still read from the blocks are given up; when the request is scheduled again it starts over here.
         """
         self._lookups.forget(request_id)
-        self._stores.pop(request_id, None)
+        for group in range(len(self._block_sizes)):
+            self._stores.pop((request_id, group), None)
         transfers = self._transfers.pop(request_id, None)
         if transfers is not None and transfers.stores:
             self._preempted.append(request_id)
@@ -212,11 +284,10 @@ class SchedulerConnector:
             transfers = self._transfers.get(request_id)
             if transfers is None:
                 continue
-            for offset, block_id in enumerate(transfers.loading):
-                if block_id in load_errors:
-                    del transfers.present[transfers.loading_from + offset :]
-                    break
-            transfers.loading = ()
+            for block_id in transfers.loading.keys() & load_errors:
+                group, index = transfers.loading[block_id]
+                del transfers.present[group][index:]
+            transfers.loading = {}
 
     def has_pending_block_frees(self) -> bool:
         """Whether blocks of finished requests wait for ``finished_sending``: the engine must go on stepping."""

@@ -74,34 +74,39 @@ class WorkerConnector:
     into its blocks is still running. A store that fails is only counted.
 
     Args:
-        namespace: of the model's layout.
-        pages: the engine's paged KV; its ``page_bytes`` is the layout's.
+        namespaces: of the layouts of the model's cache groups, one each.
+        pages: the engine's paged KV, one a group; its ``page_bytes`` is the layout's.
         load_deadline: seconds from :meth:`start_load_kv` on.
         store_deadline: seconds from :meth:`start_save_kv` on.
         clock: seconds, monotonic.
 
     Raises:
-        InvalidRequestError: the engine's pages have another size than the layout says.
+        InvalidRequestError: a group's pages have another size than its layout says, or not each group has pages.
     """
 
     def __init__(
         self,
-        namespace: Namespace,
-        pages: PagedKV,
+        namespaces: Sequence[Namespace],
+        pages: Sequence[PagedKV],
         *,
         load_deadline: float = LOAD_DEADLINE,
         store_deadline: float = STORE_DEADLINE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if pages.page_bytes != namespace.layout.page_bytes:
-            raise InvalidRequestError(
-                f"the engine's pages have {pages.page_bytes} bytes, the layout says {namespace.layout.page_bytes}"
-            )
-        self._namespace = namespace
-        self._pages = pages
+        if len(namespaces) != len(pages):
+            raise InvalidRequestError(f"{len(namespaces)} namespaces for the pages of {len(pages)} groups")
+        for group, (namespace, kv) in enumerate(zip(namespaces, pages, strict=True)):
+            if kv.page_bytes != namespace.layout.page_bytes:
+                raise InvalidRequestError(
+                    f"group {group}: the engine's pages have {kv.page_bytes} bytes,"
+                    f" the layout says {namespace.layout.page_bytes}"
+                )
+        self._groups = tuple(zip(namespaces, pages, strict=True))
         self._load_health = NodeHealth("loading pages", clock)
         self._store_health = NodeHealth("storing pages", clock)
         self._load_errors: set[int] = set()
+        self._loads_under_way: Counter[str] = Counter()
+        self._not_loaded: dict[str, set[int]] = {}  # load errors of requests with other loads under way
         self._stores_under_way: Counter[str] = Counter()
         self._ending: set[str] = set()  # finished requests that are reported when their stores are over
         self._lock = threading.Lock()  # for the counters, which the lanes' threads change
@@ -116,7 +121,10 @@ class WorkerConnector:
     def start_load_kv(self, plan: StepPlan) -> None:
         """Begins the step's loads and gives up stores of blocks that it overwrites. Call it before the forward pass."""
         self._stores.revoke(plan.preempted)
+        if plan.overwritten:
+            self._count(pages_dropped=self._stores.withdraw(plan.overwritten))
         for load in plan.loads:
+            self._loads_under_way[load.request_id] += 1
             self._loads.submit(load)
 
     def start_save_kv(self, plan: StepPlan) -> None:
@@ -138,14 +146,20 @@ class WorkerConnector:
 
         Returns:
             ``finished_sending``: finished requests (``StepPlan.finished``) whose blocks are read no longer.
-            ``finished_recving``: requests whose load is over, well or badly; nothing writes to their blocks any more.
+            ``finished_recving``: requests whose loads, of all groups, are over, well or badly; nothing writes to their
+            blocks any more.
         """
         received: set[str] = set()
         for load in self._loads.take_ended():
-            received.add(load.plan.request_id)
+            request_id = load.plan.request_id
             missing = load.plan.block_ids[load.pages_done :]
-            self._load_errors.update(missing)
+            self._not_loaded.setdefault(request_id, set()).update(missing)
             self._count(pages_not_loaded=len(missing))
+            self._loads_under_way[request_id] -= 1
+            if not self._loads_under_way[request_id]:
+                received.add(request_id)
+                del self._loads_under_way[request_id]
+                self._load_errors.update(self._not_loaded.pop(request_id))
         for store in self._stores.take_ended():
             self._stores_under_way[store.plan.request_id] -= 1
             self._count(pages_dropped=len(store.plan.hashes) - store.pages_done)
@@ -194,26 +208,27 @@ class WorkerConnector:
 
     def _load(self, transfer: Transfer[LoadPlan]) -> None:
         hashes, block_ids = transfer.plan.hashes, transfer.plan.block_ids
-        size = self._namespace.batch_pages  # once: it changes when a node comes back with another arena
+        namespace, pages = self._groups[transfer.plan.group]
+        size = namespace.batch_pages  # once: it changes when a node comes back with another arena
         for start in range(0, len(hashes), size):
             batch = slice(start, start + size)
             if not self._loads.wanted(transfer):
                 return
-            with self._namespace.prepare_load(hashes[batch]) as pending:
+            with namespace.prepare_load(hashes[batch]) as pending:
                 with self._loads.touch(transfer) as allowed:
                     if not allowed:
                         return
-                    self._pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)])
+                    pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)])
                 tiers = list(pending.tiers)
                 valid = pending.complete()
             if not self._loads.advance(transfer, valid):
                 return
             with self._lock:
                 self._loaded_by_tier.update(tiers[:valid])
-            self._count(bytes_loaded=valid * self._pages.page_bytes)
+            self._count(bytes_loaded=valid * pages.page_bytes)
             if valid < len(hashes[batch]):
                 return
-        self._touch_whole(hashes)
+        _touch_whole(namespace, hashes)
 
     def _carry_out_store(self, transfer: Transfer[StorePlan]) -> None:
         started = time.monotonic()
@@ -228,12 +243,13 @@ class WorkerConnector:
 
     def _store(self, transfer: Transfer[StorePlan]) -> None:
         hashes, block_ids = transfer.plan.hashes, transfer.plan.block_ids
-        size = self._namespace.batch_pages  # once: it changes when a node comes back with another arena
+        namespace, pages = self._groups[transfer.plan.group]
+        size = namespace.batch_pages  # once: it changes when a node comes back with another arena
         for start in range(0, len(hashes), size):
             batch = slice(start, start + size)
             if not self._stores.wanted(transfer):
                 return
-            with self._namespace.prepare_store(hashes[batch]) as pending:
+            with namespace.prepare_store(hashes[batch]) as pending:
                 wanted = [
                     (block_id, page)
                     for block_id, page in zip(block_ids[batch], pending.pages, strict=True)
@@ -242,7 +258,7 @@ class WorkerConnector:
                 with self._stores.touch(transfer) as allowed:
                     if not allowed:
                         return
-                    self._pages.gather([block_id for block_id, _ in wanted], [page for _, page in wanted])
+                    pages.gather([block_id for block_id, _ in wanted], [page for _, page in wanted])
                 if not self._stores.wanted(transfer):
                     return  # its blocks may have been given away, and overwritten, during the copy
                 result = pending.complete()
@@ -252,14 +268,9 @@ class WorkerConnector:
                 pages_stored=result.stored,
                 pages_present=result.present,
                 pages_refused=result.refused,
-                bytes_stored=result.stored * self._pages.page_bytes,
+                bytes_stored=result.stored * pages.page_bytes,
             )
-        self._touch_whole(hashes)
-
-    def _touch_whole(self, hashes: Sequence[bytes]) -> None:
-        """Use pages of several batches once more, as a whole: a prefix's head must not count as older than its tail."""
-        if len(hashes) > self._namespace.batch_pages:
-            self._namespace.touch(hashes)
+        _touch_whole(namespace, hashes)
 
     def _count(self, **pages: int) -> None:
         with self._lock:
@@ -268,3 +279,9 @@ class WorkerConnector:
     def _spend(self, what: str, seconds: float) -> None:
         with self._lock:
             self._seconds[what] += seconds
+
+
+def _touch_whole(namespace: Namespace, hashes: Sequence[bytes]) -> None:
+    """Use pages of several batches once more, as a whole: a prefix's head must not count as older than its tail."""
+    if len(hashes) > namespace.batch_pages:
+        namespace.touch(hashes)

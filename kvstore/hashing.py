@@ -7,9 +7,9 @@ starts from a constant of the block size. There is no random seed anywhere: ever
 from __future__ import annotations
 
 import hashlib
-import sys
-from array import array
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import cast
 
 import msgpack
@@ -23,6 +23,11 @@ HASH_BYTES = 32
 
 ExtraKey = str | int | bytes
 """One thing besides the tokens that a block's KV depends on: LoRA name, multimodal identifier, salt."""
+
+TaggedKey = tuple[ExtraKey, ...]
+"""Several that belong together, the first of them saying what they are: ``("lora", name, path)``."""
+
+_KEY_TYPES = (str, int, bytes)
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
@@ -47,32 +52,45 @@ def pack_tokens(token_ids: TokenIds) -> bytes:
             raise InvalidRequestError("token ids must lie between 0 and 2147483647")
         return token_ids.astype("<i4").tobytes()
     try:
-        # Bytes are token ids as well, one each; array() would take them for numbers that are packed already.
-        packed = array("i", list(token_ids) if isinstance(token_ids, bytes | bytearray) else token_ids)
-    except (OverflowError, TypeError) as error:
-        raise InvalidRequestError(f"token ids must be integers between 0 and 2147483647: {error}") from error
-    if packed and min(packed) < 0:
-        raise InvalidRequestError(f"token ids must lie between 0 and 2147483647, got {min(packed)}")
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+        ids = token_ids if isinstance(token_ids, list | tuple) else list(token_ids)
+    except TypeError as error:
+        raise InvalidRequestError(f"token ids must be a sequence of integers, got {token_ids!r}") from error
+    try:
+        # Piece by piece: what is unpacked for the call then never leaves the processor's caches.
+        data = b"".join([_pack(ids[start : start + 1024]) for start in range(0, len(ids), 1024)])
+    except struct.error:
+        data = b""
+    # Ascii: no id's last byte has its highest bit set, which is the sign.
+    if len(data) != 4 * len(ids) or not data[3::4].isascii():
+        wrong = next(token for token in ids if not _is_token(token))
+        raise InvalidRequestError(f"token ids must be integers between 0 and 2147483647, got {wrong!r}")
+    return data
 
 
-def encode_extra_keys(keys: Sequence[ExtraKey]) -> bytes:
-    """A canonical encoding of one block's extra keys; empty for none.
+def encode_extra_keys(keys: Sequence[ExtraKey | TaggedKey]) -> bytes:
+    """A canonical encoding of one block's extra keys: one MessagePack array, tagged keys arrays in it. Empty for none.
 
     Raises:
-        InvalidRequestError: a key is neither str, int nor bytes, or can't be encoded.
+        InvalidRequestError: a key is neither str, int, bytes nor a tuple of them, or can't be encoded.
     """
-    if not keys:
-        return b""
-    for key in keys:
-        if not isinstance(key, str | int | bytes):
-            raise InvalidRequestError(f"an extra key must be str, int or bytes, got {key!r}")
-    try:
-        return cast("bytes", msgpack.packb(list(keys), use_bin_type=True))
-    except (OverflowError, ValueError) as error:  # more than 64 bits; half of a surrogate pair
-        raise InvalidRequestError(f"extra keys {list(keys)!r} can't be encoded: {error}") from error
+    return next(encode_by_block([keys]))
+
+
+def encode_by_block(keys_by_block: Iterable[Sequence[ExtraKey | TaggedKey]]) -> Iterator[bytes]:
+    """:func:`encode_extra_keys` for many blocks in turn, each when it is asked for."""
+    pack = msgpack.Packer(use_bin_type=True).pack
+    for keys in keys_by_block:
+        if not keys:
+            yield b""
+            continue
+        for key in keys:
+            for part in key if isinstance(key, tuple) else (key,):
+                if not isinstance(part, _KEY_TYPES):
+                    raise InvalidRequestError(f"an extra key must be str, int, bytes or a tuple of them, got {key!r}")
+        try:
+            yield pack(tuple(keys))
+        except (OverflowError, ValueError) as error:  # more than 64 bits; half of a surrogate pair
+            raise InvalidRequestError(f"extra keys {list(keys)!r} can't be encoded: {error}") from error
 
 
 def hash_block(parent: bytes, packed_tokens: bytes, extra: bytes = b"") -> bytes:
@@ -80,10 +98,31 @@ def hash_block(parent: bytes, packed_tokens: bytes, extra: bytes = b"") -> bytes
     return hashlib.sha256(parent + packed_tokens + extra).digest()
 
 
+def hash_run(parent: bytes, packed_tokens: bytes, block_bytes: int, extras: Iterable[bytes]) -> list[bytes]:
+    """The chained hashes of full blocks in a row.
+
+    Args:
+        parent: the hash of the block before them.
+        packed_tokens: theirs, as :func:`pack_tokens` gives them: a multiple of ``block_bytes``.
+        block_bytes: packed tokens a block.
+        extras: for each of them, as :func:`encode_extra_keys` gives it; what is beyond them is left alone.
+    """
+    hashes: list[bytes] = []
+    add = hashes.append
+    new = hashlib.sha256().copy  # OpenSSL starts faster from a copy
+    # Extras come second: none is asked for when the tokens are at their end.
+    for (tokens,), extra in zip(struct.iter_unpack(f"{block_bytes}s", packed_tokens), extras, strict=False):
+        state = new()
+        state.update(parent + tokens + extra)
+        parent = state.digest()
+        add(parent)
+    return hashes
+
+
 def hash_blocks(
     token_ids: TokenIds,
     block_size: int,
-    extra_keys: Sequence[ExtraKey] | Sequence[Sequence[ExtraKey]] = (),
+    extra_keys: Sequence[ExtraKey] | Sequence[Sequence[ExtraKey | TaggedKey]] = (),
 ) -> list[bytes]:
     """The chained hashes of a prompt's full blocks.
 
@@ -91,7 +130,8 @@ def hash_blocks(
         token_ids: the prompt. Tokens behind the last full block are left out.
         block_size: tokens a block, at least 1.
         extra_keys: what besides tokens the KV depends on. A flat sequence (``("lora-a", "salt")``) holds for the
-            whole prompt; a sequence of sequences gives the keys of each block in turn, blocks behind its end have none.
+            whole prompt; a sequence of sequences gives the keys of each block in turn (``[[("lora", "a", "/a")]]``),
+            blocks behind its end have none.
 
     Returns:
         One hash of 32 bytes for each of the ``len(token_ids) // block_size`` full blocks.
@@ -101,27 +141,31 @@ def hash_blocks(
     """
     if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
         raise InvalidRequestError(f"block_size must be an integer of at least 1, got {block_size!r}")
-    by_block = _keys_by_block(extra_keys)
     data = pack_tokens(token_ids)
     width = 4 * block_size
-    parent = root_hash(block_size)
-    hashes: list[bytes] = []
-    for block, start in enumerate(range(0, len(data) - width + 1, width)):
-        extra = by_block[min(block, len(by_block) - 1)] if by_block else b""
-        parent = hash_block(parent, data[start : start + width], extra)
-        hashes.append(parent)
-    return hashes
+    full = len(data) - len(data) % width
+    return hash_run(root_hash(block_size), data[:full], width, _encoded(extra_keys))
 
 
-def _keys_by_block(extra_keys: Sequence[ExtraKey] | Sequence[Sequence[ExtraKey]]) -> list[bytes]:
-    """Encoded keys by block; the last entry holds for every block behind it."""
+def _pack(ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def _is_token(value: int) -> bool:
+    try:
+        return struct.pack("<i", value)[3] < 0x80
+    except struct.error:
+        return False
+
+
+def _encoded(extra_keys: Sequence[ExtraKey] | Sequence[Sequence[ExtraKey | TaggedKey]]) -> Iterator[bytes]:
+    """Encoded keys of each block, without an end."""
     if isinstance(extra_keys, str | bytes):
         raise InvalidRequestError(f"extra_keys must be a sequence of keys, not one key: {extra_keys!r}")
-    if not extra_keys:
-        return []
     scalars = sum(isinstance(key, str | int | bytes) for key in extra_keys)
     if scalars == len(extra_keys):
-        return [encode_extra_keys(cast("Sequence[ExtraKey]", extra_keys))]
+        return repeat(encode_extra_keys(cast("Sequence[ExtraKey]", extra_keys)))
     if scalars or not all(isinstance(keys, Sequence) for keys in extra_keys):
         raise InvalidRequestError("extra_keys must be str, int or bytes (whole prompt) or sequences of them (by block)")
-    return [encode_extra_keys(keys) for keys in cast("Sequence[Sequence[ExtraKey]]", extra_keys)] + [b""]
+    by_block = list(encode_by_block(cast("Sequence[Sequence[ExtraKey | TaggedKey]]", extra_keys)))
+    return chain(by_block, repeat(b""))

@@ -1,4 +1,4 @@
-"""A block: the engine's place for the KV of ``block_size`` consecutive tokens."""
+"""A block: the engine's place for the KV of ``block_size`` consecutive tokens, in each layer of one group."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ class Block:
     """
 
     block_id: int
-    """Its place in the engine's KV tensors, 0 … number of blocks - 1."""
+    """Its place in the engine's KV tensors, 0 … number of blocks - 1. -1: a page that is in kvstore, not here."""
     ref_cnt: int = 0
     """How many requests hold it. Not kept for the null block."""
     block_hash: BlockHash | None = None
     """Set while the block is full and may be found by this hash."""
+    group_id: int = 0
+    """In which group it is found by its hash; says nothing without one."""
     is_null: bool = False
     """The null block stands for tokens that need no block. It is never cached, freed or given to a request as new."""
 

@@ -1,8 +1,8 @@
-"""From a block hash to the blocks that carry it."""
+"""From a block hash to the blocks of one group that carry it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from connector.blocks.block import Block
 from connector.blocks.hashing import BlockHash
@@ -33,12 +33,23 @@ class CachedBlocks:
         found = self._by_hash.get(block_hash)
         return next(iter(found.values())) if isinstance(found, dict) else found
 
+    def get_leading(self, block_hashes: Iterable[BlockHash]) -> list[Block]:
+        """The blocks of these hashes, up to the first hash without one."""
+        get = self._by_hash.get
+        leading: list[Block] = []
+        for block_hash in block_hashes:
+            found = get(block_hash)
+            if found is None:
+                break
+            leading.append(next(iter(found.values())) if isinstance(found, dict) else found)
+        return leading
+
     def insert(self, block_hash: BlockHash, block: Block) -> None:
         """Lets the block be found by this hash. It must not be already."""
-        found = self._by_hash.get(block_hash)
-        if found is None:
-            self._by_hash[block_hash] = block
-        elif isinstance(found, dict):
+        found = self._by_hash.setdefault(block_hash, block)
+        if found is block:
+            return
+        if isinstance(found, dict):
             found[block.block_id] = block
         else:
             self._by_hash[block_hash] = {found.block_id: found, block.block_id: block}

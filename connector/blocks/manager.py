@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from connector.blocks.attention import FullAttentionManager
 from connector.blocks.block import Block
-from connector.blocks.groups import CacheConfig
+from connector.blocks.config import KVCacheConfig
+from connector.blocks.coordinator import make_coordinator
+from connector.blocks.events import KVCacheEvent
+from connector.blocks.kv_cache_blocks import KVCacheBlocks
 from connector.blocks.pool import BlockPool
 from connector.blocks.request import Request
+from connector.blocks.residency import ResidencySampler
+from connector.blocks.sources import Presence
+from connector.blocks.specs import Limits
+from connector.blocks.statistics import PrefixCacheRecorder, PrefixCacheStats
 from kvstore.errors import InvalidRequestError
 
 
-@dataclass(frozen=True, slots=True)
-class KVCacheBlocks:
-    """Blocks by cache group, in the order of a request's tokens. What the manager hands out and takes back."""
-
-    blocks: tuple[Sequence[Block], ...]
-
-    def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
-        return KVCacheBlocks(tuple((*mine, *others) for mine, others in zip(self.blocks, other.blocks, strict=True)))
-
-    def get_block_ids(self) -> tuple[list[int], ...]:
-        """The blocks' ids, one list a group."""
-        return tuple([block.block_id for block in group] for group in self.blocks)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCacheStatistics:
-    """What the prefix cache was asked and what it had, counted when a request is first given blocks."""
-
-    requests: int = 0
-    queries: int = 0
-    """Tokens of those requests."""
-    hits: int = 0
-    """Tokens of them that were in cached blocks of this engine."""
-
-
 class KVCacheManager:
-    """Gives blocks to requests, and finds what is already computed.
+    """Gives blocks to requests, and finds what is already computed, here and in the level below.
 
-    For each request, in this order: :meth:`get_computed_blocks`; what that misses may be looked up in kvstore;
-    :meth:`allocate_slots` for the prompt and again for each step; :meth:`free`. With pages on their way from kvstore,
-    ``allocate_slots(..., delay_cache_blocks=True)`` and, when they have come or failed, :meth:`complete_load`.
+    For each request, in this order:
 
-    Block ids, hits and the order of eviction are those of vLLM V1's manager after the same calls.
+    1. :meth:`get_computed_blocks`; with kvstore below, ask it for the pages that are missing here, and
+       :meth:`get_computed_blocks_with` its answer.
+    2. :meth:`allocate_slots`. With pages to be loaded: ``delay_cache_blocks=True``, then :meth:`get_blocks_to_load`,
+       and when they have come or failed :meth:`complete_load`.
+    3. :meth:`allocate_slots` again for each step.
+    4. :meth:`free` when it is over or preempted; :meth:`pop_blocks_for_free` and later :meth:`free_popped` while a copy
+       still uses its blocks. At any moment, whether it is waiting, loading or running.
+
+    Before a step is scheduled: :meth:`new_step_starts`.
+
+    Block ids, hits, events and the order of eviction are those of vLLM 0.32's manager after the same calls. What is
+    left out of it: the tails of prompts that end inside a block and their copy-on-write, zeroing, sparse retention of
+    checkpoints, drafting by several modules. A watermark for admissions is ``reserved_blocks`` here. A failed load of
+    a hybrid or windowed model is not cut at the first bad block but at the last length before it at which every group
+    has what it needs.
 
     A block counts as cached from the call on in which its slots are allocated, *before* the engine has computed it. The
     engine must write it in the step that it schedules with that call, before any other request of the step reads it.
@@ -53,21 +46,70 @@ class KVCacheManager:
     Not thread-safe: it belongs to the scheduler's thread.
 
     Args:
-        config: how many blocks of what size.
+        kv_cache_config: how many blocks, and the groups that share them.
+        max_model_len: most tokens of a request, prompt and answer.
+        max_in_flight_tokens: most tokens that are scheduled and not settled. None: ``max_model_len``.
         enable_caching: False: every lookup misses, no block is found again.
+        use_eagle: drafting heads use the last hidden states: the last block of a hit is computed again.
+        enable_kv_cache_events: note changes of the prefix cache for :meth:`take_events`.
+        dcp_world_size: ranks that share each block while decoding.
+        pcp_world_size: ranks that share each block in prefill. Both make blocks hold so many times the tokens.
+        residency: told when blocks come and go.
+
+    Raises:
+        ConfigError: the groups can't do what is asked of them.
     """
 
-    def __init__(self, config: CacheConfig, *, enable_caching: bool = True) -> None:
-        self.config = config
-        self.pool = BlockPool(config.num_blocks, enable_caching=enable_caching)
-        self._attention = FullAttentionManager(config.groups[0], self.pool)
-        self._nothing = KVCacheBlocks(((),))
-        self._statistics = PrefixCacheStatistics()
+    def __init__(
+        self,
+        kv_cache_config: KVCacheConfig,
+        max_model_len: int,
+        *,
+        max_in_flight_tokens: int | None = None,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        enable_kv_cache_events: bool = False,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+        residency: ResidencySampler | None = None,
+    ) -> None:
+        self.config = kv_cache_config
+        self.max_model_len = max_model_len
+        num_groups = len(kv_cache_config.kv_cache_groups)
+        self.pool = BlockPool(
+            kv_cache_config.num_blocks,
+            num_groups,
+            enable_caching=enable_caching and num_groups > 0,
+            enable_kv_cache_events=enable_kv_cache_events,
+            residency=residency,
+        )
+        limits = Limits(
+            max_model_len=max_model_len,
+            max_in_flight_tokens=max_in_flight_tokens,
+            context_parallel_size=dcp_world_size * pcp_world_size,
+        )
+        self._coordinator = make_coordinator(
+            kv_cache_config, self.pool, limits, use_eagle=use_eagle, enable_caching=enable_caching
+        )
+        self._nothing = KVCacheBlocks(((),) * num_groups)
+        self._popped: Counter[int] = Counter()  # by block id: held for copies, by no request
+        self._recorder = PrefixCacheRecorder()
+        self._asked_below: set[str] = set()  # requests that wait for slots, and what they miss here was asked below
 
     @property
-    def block_size(self) -> int:
-        """Tokens a block."""
-        return self._attention.block_size
+    def block_sizes(self) -> tuple[int, ...]:
+        """Tokens a block, by group, over all ranks that share it."""
+        return self._coordinator.block_sizes
+
+    @property
+    def hash_block_size(self) -> int:
+        """Tokens between two of a request's hashes."""
+        return self._coordinator.hash_block_size
+
+    @property
+    def scheduler_block_size(self) -> int:
+        """Hits end at multiples of it."""
+        return self._coordinator.scheduler_block_size
 
     @property
     def usage(self) -> float:
@@ -78,15 +120,40 @@ class KVCacheManager:
         """The longest prefix of a request that is in cached blocks. Changes and holds nothing.
 
         Full blocks only. When all tokens hit, the last one has to be computed again, to have logits: the hit ends at
-        least one token, and hence one block, earlier.
+        least one token, and hence one block, earlier. Nothing is looked up for a request that says so.
 
         Returns:
-            The blocks, and how many tokens they hold. Valid until the next call that allocates or evicts.
+            The blocks, with null blocks where a group needs none, and how many tokens they stand for. Valid until the
+            next call that allocates or evicts.
         """
-        if not self.pool.enable_caching:
+        if not self._looks_up(request):
             return self._nothing, 0
-        hit = self._attention.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
-        return KVCacheBlocks((hit,)) if hit else self._nothing, len(hit) * self.block_size
+        blocks, length = self._coordinator.find_longest_hit(request, request.num_tokens - 1)
+        return self._blocks(blocks), length
+
+    def get_computed_blocks_with(self, request: Request, presence: Presence) -> tuple[KVCacheBlocks, int, int]:
+        """The longest prefix of a request that is in cached blocks or in the level below. Changes and holds nothing.
+
+        Each group takes its own blocks first, so that a hit may be made of some that are here and some to be loaded, in
+        any order.
+
+        Args:
+            request: whose prefix it is.
+            presence: which pages the level below has of the request's blocks, by group.
+
+        Returns:
+            The blocks, ``pool.remote_block`` standing for pages to be loaded; how many tokens hit without the level
+            below; and how many more hit because of it. For :meth:`allocate_slots`; valid until the next call that
+            allocates or evicts.
+        """
+        blocks, num_local = self.get_computed_blocks(request)
+        if not self._looks_up(request):
+            return blocks, num_local, 0
+        self._asked_below.add(request.request_id)
+        with_below, length = self._coordinator.find_longest_hit(request, request.num_tokens - 1, presence)
+        if length <= num_local:
+            return blocks, num_local, 0
+        return self._blocks(with_below), num_local, length - num_local
 
     def allocate_slots(
         self,
@@ -94,55 +161,110 @@ class KVCacheManager:
         num_new_tokens: int,
         num_new_computed_tokens: int = 0,
         new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
         delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
     ) -> KVCacheBlocks | None:
         """Gives a request the slots that its next step needs.
 
+        Blocks that the request has left behind (outside a window, say) are freed first. ::
+
+            | computed | new computed | external | new | look-ahead |
+            |   has    |    a hit     |  loaded  |    computed      |
+
         Args:
             request: ``num_computed_tokens`` of it have slots already.
-            num_new_tokens: tokens to compute in this step. May be 0 while the request only waits for external ones.
-            num_new_computed_tokens: tokens in ``new_computed_blocks``. For a request without blocks only.
-            new_computed_blocks: what :meth:`get_computed_blocks` found; held from now on.
-            num_external_computed_tokens: tokens behind those whose KV comes from kvstore. They get blocks of their own.
-            delay_cache_blocks: the external tokens are still on their way: no new block is cached until
+            num_new_tokens: tokens to compute in this step, drafts included. May be 0 while the request only waits for
+                external ones.
+            num_new_computed_tokens: tokens that hit here. For a request without blocks only.
+            new_computed_blocks: what :meth:`get_computed_blocks` or :meth:`get_computed_blocks_with` found; held from
+                now on.
+            num_lookahead_tokens: more slots, for tokens that a drafting head is about to propose.
+            num_external_computed_tokens: tokens behind those that hit here, whose KV comes from elsewhere. Their blocks
+                are those in ``new_computed_blocks``, or new ones where that ends before them.
+            delay_cache_blocks: the external tokens are still on their way: no block is cached until
                 :meth:`complete_load` says that they have come.
+            num_encoder_tokens: an encoder's tokens, for cross-attention groups.
+            full_sequence_must_fit: no room as well where the whole request, as far as it is known, would find none.
+            reserved_blocks: free blocks that must be left.
 
         Returns:
-            The blocks added for ``num_new_tokens`` (the external tokens' blocks are in :meth:`get_block_ids` alone),
-            or None when there is no room; then nothing has changed.
+            The blocks added for the tokens to compute (those of external tokens are in :meth:`get_block_ids` alone), or
+            None when there is no room; then nothing has changed, but that blocks left behind are free.
 
         Raises:
             InvalidRequestError: the numbers do not fit together; nothing has changed.
         """
         request_id = request.request_id
-        hit: Sequence[Block] = new_computed_blocks.blocks[0] if new_computed_blocks is not None else ()
-        num_computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
-        num_slots = num_computed + num_new_tokens
-        num_to_cache = 0 if delay_cache_blocks else min(num_slots, request.num_tokens)
-        is_new = not self._attention.holds(request_id)
-        self._check_numbers(
-            request, num_new_tokens, num_new_computed_tokens, len(hit), num_external_computed_tokens, num_to_cache
-        )
+        coordinator = self._coordinator
+        num_external = num_external_computed_tokens
+        num_computed = request.num_computed_tokens + num_new_computed_tokens + num_external
+        num_main = min(num_computed, self.max_model_len) + num_new_tokens
+        num_slots = min(num_main + num_lookahead_tokens, self.max_model_len)
+        num_to_cache = min(num_main, request.num_tokens)
+        computed_blocks = self._nothing if new_computed_blocks is None else new_computed_blocks
+        is_new = not coordinator.holds(request_id)
+        numbers = (num_new_tokens, num_new_computed_tokens, num_external, num_lookahead_tokens, num_encoder_tokens)
+        problem = self._problem(request, numbers, computed_blocks, is_new=is_new)
+        if problem is None and not delay_cache_blocks:
+            problem = self._problem_of_hashes(request, num_to_cache)
+        if problem is not None:
+            raise InvalidRequestError(f"request {request_id}: {problem}")
 
-        if self._attention.get_num_blocks_to_allocate(request_id, num_slots, hit) > self.pool.num_free_blocks:
+        if full_sequence_must_fit:
+            num_full = min(request.num_tokens, self.max_model_len)
+            required = coordinator.get_num_blocks_to_allocate(
+                request_id,
+                num_full,
+                computed_blocks.blocks,
+                min(num_computed, self.max_model_len),
+                num_full,
+                num_encoder_tokens,
+                for_admission=True,
+            )
+            if required > self.pool.num_free_blocks:
+                return None
+        coordinator.remove_skipped_blocks(
+            request_id, max(0, min(num_computed, self.max_model_len) - request.num_in_flight_tokens)
+        )
+        required = coordinator.get_num_blocks_to_allocate(
+            request_id, num_slots, computed_blocks.blocks, num_computed, num_main, num_encoder_tokens
+        )
+        if required > self.pool.num_free_blocks - reserved_blocks:
             return None
-        if is_new:
-            self._attention.add_computed_blocks(request_id, hit)
-            self._count(request.num_tokens, num_new_computed_tokens)
-        # Two steps that give out the same blocks as one would; the second alone is the answer.
-        self._attention.allocate_new_blocks(request_id, num_computed)
-        new = self._attention.allocate_new_blocks(request_id, num_slots)
-        self.cache_blocks(request, num_to_cache)
-        return KVCacheBlocks((new,)) if new else self._nothing
+
+        if computed_blocks is not self._nothing or num_external:
+            coordinator.add_computed_blocks(request_id, computed_blocks.blocks, num_computed, num_external)
+        if is_new and self._looks_up(request):
+            asked_below = num_external > 0 or request_id in self._asked_below
+            self._recorder.record(
+                request.num_tokens,
+                num_new_computed_tokens,
+                num_external if asked_below else None,
+                preempted=request.num_preemptions > 0,
+            )
+        self._asked_below.discard(request_id)
+        new_blocks = coordinator.allocate_new_blocks(request_id, num_slots, num_main, num_encoder_tokens)
+        if not delay_cache_blocks:
+            self.cache_blocks(request, num_to_cache)
+        return self._blocks(new_blocks)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Lets the request's full blocks below ``num_computed_tokens`` be found by others. Their content must be there.
 
         Blocks that were cached before are left as they are.
         """
-        if self.pool.enable_caching:
-            self._attention.cache_blocks(request, num_computed_tokens)
+        self._coordinator.cache_blocks(request, num_computed_tokens)
+
+    def get_blocks_to_load(self, request_id: str) -> tuple[Sequence[tuple[int, Block]], ...]:
+        """The blocks that wait for pages of the level below, by group, each with its place in the request.
+
+        They hold nothing, are found by no one and belong to the request until :meth:`complete_load`.
+        """
+        return tuple(manager.blocks_to_load(request_id) for manager in self._coordinator.managers)
 
     def complete_load(self, request: Request, invalid_block_ids: Iterable[int] = ()) -> int:
         """Ends the wait for external tokens: what came is cached, what did not is computed.
@@ -152,28 +274,70 @@ class KVCacheManager:
             invalid_block_ids: blocks that were not filled. Ids of other requests are ignored.
 
         Returns:
-            How many leading tokens are there now, up to the first invalid block: the request's ``num_computed_tokens``
-            from now on. Blocks behind keep their place and are not cached. With 0 the request holds no blocks any
-            longer and starts over.
+            How many leading tokens are there now: all, or as many as lie before the first invalid block and have in
+            every group what the next token needs. It is the request's ``num_computed_tokens`` from now on. Invalid
+            blocks are not cached; they and those behind them are written again, or were given back where others can
+            find them. With 0 the request holds no blocks any longer and starts over.
         """
-        invalid = frozenset(invalid_block_ids)
-        num_computed_tokens = request.num_computed_tokens
-        for index, block in enumerate(self._attention.blocks(request.request_id)):
-            if block.block_id in invalid:
-                num_computed_tokens = min(num_computed_tokens, index * self.block_size)
-                break
-        if num_computed_tokens:
-            self.cache_blocks(request, num_computed_tokens)
-        else:
-            self.free(request)
-        return num_computed_tokens
+        request_id = request.request_id
+        num_computed = request.num_computed_tokens
+        wanted = set(invalid_block_ids)
+        invalid = {
+            block.block_id
+            for blocks, block_size in zip(self._coordinator.get_blocks(request_id), self.block_sizes, strict=True)
+            for block in blocks[: -(-num_computed // block_size)]
+            if block.block_id in wanted and not block.is_null
+        }
+        if invalid:
+            self.pool.evict_blocks(invalid)
+            num_computed = self._coordinator.find_longest_held(request_id, num_computed, invalid)
+            if not num_computed:
+                self.free(request)
+                return 0
+        self._coordinator.complete_load(request_id, num_computed)
+        self.cache_blocks(request, num_computed)
+        return num_computed
+
+    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int) -> None:
+        """Frees the blocks of a request that no token behind ``processed_computed_tokens`` needs.
+
+        Args:
+            request_id: unknown ones hold nothing.
+            processed_computed_tokens: leading tokens whose steps are over.
+        """
+        self._coordinator.remove_skipped_blocks(request_id, processed_computed_tokens)
 
     def free(self, request: Request) -> None:
         """Takes the request's blocks back, tail first. Full ones can be hit until they are given to someone else.
 
-        Not while something still copies from or to them: hold on until the connector has reported the request.
+        Not while something still copies from or to them: see :meth:`pop_blocks_for_free`.
         """
-        self._attention.free(request.request_id)
+        self._asked_below.discard(request.request_id)
+        self._coordinator.free(request.request_id)
+
+    def pop_blocks_for_free(self, request: Request) -> list[Block]:
+        """Forgets the request, and keeps its blocks from everyone else until :meth:`free_popped`.
+
+        Returns:
+            Its blocks of all groups, in the order of its tokens.
+        """
+        self._asked_below.discard(request.request_id)
+        blocks = [block for block in self._coordinator.pop_blocks(request.request_id) if not block.is_null]
+        self._popped.update(block.block_id for block in blocks)
+        return blocks
+
+    def free_popped(self, blocks: Sequence[Block]) -> None:
+        """Takes blocks back that :meth:`pop_blocks_for_free` returned, all or some of them, tail first.
+
+        Raises:
+            InvalidRequestError: a block is not waiting for it; nothing has changed.
+        """
+        counts = Counter(block.block_id for block in blocks)
+        for block_id, count in counts.items():
+            if count > self._popped[block_id]:
+                raise InvalidRequestError(f"block {block_id} is freed {count} times, popped {self._popped[block_id]}")
+        self._popped -= counts
+        self.pool.free_blocks(reversed(blocks))
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Lets these blocks be found no longer; who holds them keeps them.
@@ -184,22 +348,48 @@ class KVCacheManager:
         self.pool.evict_blocks(block_ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets everything cached. Refused (False, nothing has changed) while a request holds blocks."""
-        return self.pool.reset_prefix_cache()
+        """Forgets everything cached. Refused (False, nothing has changed) while blocks are held."""
+        if not self.pool.reset_prefix_cache():
+            return False
+        self._recorder.record_reset()
+        return True
+
+    def new_step_starts(self) -> None:
+        """What was scheduled before has been computed: recurrent states of it may be read."""
+        self._coordinator.new_step_starts()
+
+    def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
+        """By group, how many leading blocks of a request every request with blocks holds; 0 where leading blocks do
+        not last until a request ends. (vLLM 0.32 answers 0 in every group.)"""
+        return self._coordinator.get_num_common_prefix_blocks(request_id, self._popped)
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """What changed in the prefix cache since the last call, in order; nothing unless events are enabled."""
+        return self.pool.take_events()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """The blocks that a request holds; none when it holds none."""
-        blocks = self._attention.blocks(request_id)
-        return KVCacheBlocks((tuple(blocks),)) if blocks else self._nothing
+        """The blocks that a request holds, null blocks included; none when it holds none."""
+        return self._blocks(tuple(tuple(blocks) for blocks in self._coordinator.get_blocks(request_id)))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The ids of the blocks that a request holds, one list a group."""
-        return self.get_blocks(request_id).get_block_ids()
+        return tuple([block.block_id for block in blocks] for blocks in self._coordinator.get_blocks(request_id))
 
-    def make_prefix_cache_stats(self) -> PrefixCacheStatistics:
+    def estimate_cached_tokens(self, request: Request) -> int:
+        """How many leading tokens of a request could be hit at most, judged by its own blocks: the last cached one of
+        the group that is furthest behind."""
+        lengths = []
+        for manager in self._coordinator.managers:
+            if manager.holds_encoder_tokens:
+                continue
+            blocks = manager.blocks(request.request_id)
+            last = next((i for i in range(len(blocks) - 1, -1, -1) if blocks[i].block_hash is not None), -1)
+            lengths.append((last + 1) * manager.block_size)
+        return min(lengths, default=0)
+
+    def make_prefix_cache_stats(self) -> PrefixCacheStats:
         """What was counted since the last call."""
-        statistics, self._statistics = self._statistics, PrefixCacheStatistics()
-        return statistics
+        return self._recorder.take()
 
     def check_integrity(self) -> None:
         """Recounts everything; for tests and idle moments.
@@ -207,38 +397,38 @@ class KVCacheManager:
         Raises:
             AssertionError: blocks, requests, queue and hashes disagree; the message says which.
         """
-        self.pool.check_integrity()
-        self._attention.check_integrity()
+        self._coordinator.check_integrity(self._popped)
 
-    def _count(self, queries: int, hits: int) -> None:
-        # Here and not at the lookup, which a request that waits for room repeats in each step.
-        if self.pool.enable_caching:
-            before = self._statistics
-            self._statistics = PrefixCacheStatistics(before.requests + 1, before.queries + queries, before.hits + hits)
+    def _looks_up(self, request: Request) -> bool:
+        return self.pool.enable_caching and not request.skip_reading_prefix_cache
 
-    def _check_numbers(
-        self, request: Request, new: int, new_computed: int, hit_blocks: int, external: int, to_cache: int
-    ) -> None:
-        name = f"request {request.request_id}"
-        if min(new, new_computed, external) < 0:
-            raise InvalidRequestError(
-                f"{name}: numbers of tokens must not be negative: {new}, {new_computed}, {external}"
-            )
-        if new + new_computed + external == 0:
-            raise InvalidRequestError(f"{name}: at least one token must be new or computed elsewhere, got 0")
-        if new_computed != hit_blocks * self.block_size:
-            raise InvalidRequestError(
-                f"{name}: {new_computed} computed tokens do not fill {hit_blocks} blocks of {self.block_size}"
-            )
-        if self._attention.holds(request.request_id):
-            if hit_blocks or external:
-                raise InvalidRequestError(f"{name} holds blocks: it can't be given computed ones any longer")
-        elif request.num_computed_tokens:
-            raise InvalidRequestError(
-                f"{name} holds no blocks and says that {request.num_computed_tokens} tokens are computed"
-            )
-        full_blocks = to_cache // self.block_size
-        if self.pool.enable_caching and len(request.block_hashes) < full_blocks:
-            raise InvalidRequestError(
-                f"{name}: {len(request.block_hashes)} block hashes for {full_blocks} full blocks to be cached"
-            )
+    def _blocks(self, blocks: tuple[Sequence[Block], ...]) -> KVCacheBlocks:
+        return KVCacheBlocks(blocks) if any(blocks) else self._nothing
+
+    def _problem(
+        self, request: Request, numbers: tuple[int, int, int, int, int], computed: KVCacheBlocks, *, is_new: bool
+    ) -> str | None:
+        """What is wrong with the arguments of :meth:`allocate_slots`."""
+        new, new_computed, external, _, _ = numbers
+        if min(numbers) < 0:
+            return f"numbers of tokens must not be negative: {numbers}"
+        if not (new or new_computed or external):
+            return "at least one token must be new or computed elsewhere, got 0"
+        if computed is not self._nothing:
+            for block_size, blocks in zip(self.block_sizes, computed.blocks, strict=True):
+                if blocks and len(blocks) * block_size not in (new_computed, new_computed + external):
+                    return f"{new_computed} computed tokens do not fill {len(blocks)} blocks of {block_size}"
+        elif new_computed:
+            return f"{new_computed} computed tokens do not fill 0 blocks"
+        if not is_new:
+            if new_computed or external:
+                return "it holds blocks and can't be given computed ones any longer"
+        elif request.num_computed_tokens and self.config.kv_cache_groups:
+            return f"it holds no blocks and says that {request.num_computed_tokens} tokens are computed"
+        return None
+
+    def _problem_of_hashes(self, request: Request, num_to_cache: int) -> str | None:
+        num_hashes = num_to_cache // self._coordinator.hash_block_size
+        if self.pool.enable_caching and len(request.block_hashes) < num_hashes:
+            return f"{len(request.block_hashes)} block hashes for {num_hashes} full blocks to be cached"
+        return None

@@ -7,29 +7,49 @@ from itertools import pairwise
 
 from connector.blocks.block import Block
 from connector.blocks.cached_blocks import CachedBlocks
+from connector.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from connector.blocks.free_queue import FreeQueue
 from connector.blocks.hashing import BlockHash
+from connector.blocks.residency import ResidencySampler
 from kvstore.errors import InvalidRequestError
 
 
 class BlockPool:
-    """All blocks of an engine. Block 0 is the null block.
+    """All blocks of an engine, shared by its groups: a block belongs to one group from when it is given out until it
+    is given to another one. Block 0 is the null block.
 
     A block that comes back with a hash stays findable and waits at the end of the queue; one without a hash can't be
     hit again and is the next to be given out. Knows nothing of requests.
 
     Args:
-        num_blocks: at least 2, the null block included.
+        num_blocks: at least 1, the null block included.
+        num_groups: whose blocks are found apart from each other.
         enable_caching: whether blocks are found by hash at all.
+        enable_kv_cache_events: whether changes are noted for :meth:`take_events`.
+        residency: told when blocks come and go.
     """
 
-    def __init__(self, num_blocks: int, *, enable_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        num_groups: int = 1,
+        *,
+        enable_caching: bool = True,
+        enable_kv_cache_events: bool = False,
+        residency: ResidencySampler | None = None,
+    ) -> None:
         self.enable_caching = enable_caching
+        self.enable_kv_cache_events = enable_kv_cache_events
         self.blocks = tuple(Block(block_id) for block_id in range(num_blocks))
         self.null_block = self.blocks[0]
         self.null_block.is_null = True
+        self.remote_block = Block(-1)
+        """Stands, in the result of a lookup, for a page that is to be loaded from the level below. Of no pool."""
+        self.cached = tuple(CachedBlocks() for _ in range(num_groups))
+        """What can be found, by group. To be read only."""
         self._free = FreeQueue(self.blocks[1:])
-        self._cached = CachedBlocks()
+        self._residency = residency
+        self._events: list[KVCacheEvent] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -38,21 +58,22 @@ class BlockPool:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Different hashes that can be hit."""
-        return len(self._cached)
+        """Different hashes that can be hit, over all groups."""
+        return sum(map(len, self.cached))
 
     @property
     def usage(self) -> float:
         """The share of blocks that requests hold, 0.0 … 1.0. The null block does not count."""
-        return 1.0 - self.num_free_blocks / (len(self.blocks) - 1)
+        usable = len(self.blocks) - 1
+        return 1.0 - self.num_free_blocks / usable if usable else 0.0
 
     def free_block_ids(self) -> list[int]:
         """The free blocks' ids in order of eviction."""
         return [block.block_id for block in self._free]
 
-    def get_cached_block(self, block_hash: BlockHash) -> Block | None:
-        """The block with this hash, or None. Of several, the one that has had it longest."""
-        return self._cached.get(block_hash)
+    def get_cached_block(self, block_hash: BlockHash, group_id: int = 0) -> Block | None:
+        """The group's block with this hash, or None. Of several, the one that has had it longest."""
+        return self.cached[group_id].get(block_hash)
 
     def get_new_blocks(self, num_blocks: int) -> list[Block]:
         """Gives out the blocks that are first in the order of eviction. What they held can't be hit any longer.
@@ -64,18 +85,25 @@ class BlockPool:
             raise InvalidRequestError(f"{num_blocks} blocks asked for, {self.num_free_blocks} are free")
         blocks = self._free.popleft_n(num_blocks)
         for block in blocks:
-            self._evict(block)
+            if block.block_hash is not None:
+                self._evict(block)
             block.ref_cnt = 1
+        if self._residency is not None:
+            for block in blocks:
+                # A sampled block that lost its hash earlier has been reported then; any other is over now.
+                self._residency.on_evicted(block.block_id)
+                self._residency.on_allocated(block.block_id)
         return blocks
 
-    def touch(self, blocks: Iterable[Block]) -> None:
-        """Holds cached blocks for one more request."""
+    def touch(self, blocks: Sequence[Block]) -> None:
+        """Holds blocks for one more request."""
         for block in blocks:
-            if block.is_null:
-                continue
             if block.ref_cnt == 0:
                 self._free.remove(block)
             block.ref_cnt += 1
+        if self._residency is not None:
+            for block in blocks:
+                self._residency.on_accessed(block.block_id)
 
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
         """Lets go of blocks for one request.
@@ -95,21 +123,24 @@ class BlockPool:
         self._free.prepend_n(unhashed)
         self._free.append_n(hashed)
 
-    def cache_full_blocks(self, blocks: Sequence[Block], block_hashes: Sequence[BlockHash]) -> None:
-        """Lets full blocks be found.
+    def cache_blocks(self, blocks: Iterable[Block], block_hashes: Iterable[BlockHash], group_id: int) -> None:
+        """Lets full blocks be found. Those that are found already stay as they are.
 
         Args:
-            blocks: full ones that have no hash yet; their content must be written in this step at the latest.
+            blocks: full ones, none of them the null block; their content must be written in this step at the latest.
             block_hashes: one for each.
+            group_id: in which they are found.
         """
-        if not self.enable_caching:
-            return
+        insert = self.cached[group_id].insert
         for block, block_hash in zip(blocks, block_hashes, strict=True):
-            if block.is_null:
-                continue
-            assert block.block_hash is None, f"block {block.block_id} is already cached"
-            block.block_hash = block_hash
-            self._cached.insert(block_hash, block)
+            if block.block_hash is None:
+                block.block_hash = block_hash
+                block.group_id = group_id
+                insert(block_hash, block)
+
+    def note_stored(self, event: BlockStored) -> None:
+        """Notes what :meth:`cache_blocks` was called for."""
+        self._events.append(event)
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Lets these blocks be found no longer. Who holds them keeps them; those without a hash are left alone.
@@ -122,16 +153,30 @@ class BlockPool:
             if not 0 <= block_id < len(self.blocks):
                 raise InvalidRequestError(f"block ids lie between 0 and {len(self.blocks) - 1}, got {block_id}")
         for block_id in wanted:
-            self._evict(self.blocks[block_id])
+            block = self.blocks[block_id]
+            if self._residency is not None:
+                self._residency.on_evicted(block_id)
+            if block.block_hash is not None:
+                self._evict(block)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every hash. Refused (False, nothing has changed) while a request holds blocks."""
         if self.num_free_blocks != len(self.blocks) - 1:
             return False
-        self._cached.clear()
+        for cached in self.cached:
+            cached.clear()
         for block in self.blocks:
             block.block_hash = None
+        if self._residency is not None:
+            self._residency.reset()
+        if self.enable_kv_cache_events:
+            self._events.append(AllBlocksCleared())
         return True
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """What changed since the last call, in order; nothing without ``enable_kv_cache_events``."""
+        events, self._events = self._events, []
+        return events
 
     def check_integrity(self) -> None:
         """Recounts everything.
@@ -140,14 +185,20 @@ class BlockPool:
             AssertionError: queue, reference counts and hashes disagree; the message says which.
         """
         self._check_free_queue()
-        findable = list(self._cached)
-        for block_hash, block in findable:
-            _check(self.blocks[block.block_id] is block, f"block {block.block_id} is cached but not of this pool")
-            _check(block.block_hash == block_hash, f"block {block.block_id} is found by a hash that it does not carry")
+        num_findable = 0
+        for group_id, cached in enumerate(self.cached):
+            for block_hash, block in cached:
+                num_findable += 1
+                _check(self.blocks[block.block_id] is block, f"block {block.block_id} is cached but not of this pool")
+                _check(
+                    block.block_hash == block_hash and block.group_id == group_id,
+                    f"block {block.block_id} is found in group {group_id} by a hash that it does not carry there",
+                )
         hashed = sum(block.block_hash is not None for block in self.blocks)
-        _check(len(findable) == hashed, f"{hashed} blocks carry a hash, {len(findable)} can be found")
-        null = self.null_block
+        _check(num_findable == hashed, f"{hashed} blocks carry a hash, {num_findable} can be found")
+        null, remote = self.null_block, self.remote_block
         _check(null.is_null and null.block_id == 0 and null.block_hash is None, "the null block has been used")
+        _check(remote.ref_cnt == 0 and remote.block_hash is None, "the block for remote pages has been used")
 
     def _check_free_queue(self) -> None:
         free = list(self._free)
@@ -165,9 +216,29 @@ class BlockPool:
         _check(0 not in free_ids, "the null block is free")
 
     def _evict(self, block: Block) -> None:
-        if block.block_hash is not None:
-            self._cached.remove(block.block_hash, block)
-            block.block_hash = None
+        block_hash = block.block_hash
+        assert block_hash is not None
+        self.cached[block.group_id].remove(block_hash, block)
+        block.block_hash = None
+        if self.enable_kv_cache_events:
+            self._events.append(BlockRemoved(block_hash, block.group_id))
+
+
+def check_counts(held: Sequence[int], pool: BlockPool) -> None:
+    """Compares reference counts with who holds what.
+
+    Args:
+        held: for each block id, how often it is held.
+        pool: whose blocks these are.
+
+    Raises:
+        AssertionError: they disagree.
+    """
+    for block in pool.blocks[1:]:
+        _check(
+            held[block.block_id] == block.ref_cnt,
+            f"block {block.block_id} counts {block.ref_cnt} holders, {held[block.block_id]} hold it",
+        )
 
 
 def _check(holds: bool, otherwise: str) -> None:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from connector.blocks import CacheConfig, FullAttentionSpec, KVCacheManager
-from connector.reference.attention import BatchedSequence
+from connector.blocks.config import KVCacheConfig
+from connector.blocks.manager import KVCacheManager
+from connector.blocks.specs import KVCacheSpec, Limits, MambaCacheMode, MambaSpec
+from connector.reference.batch import BatchedSequence
+from connector.reference.kv_cache import KVCache
 from connector.reference.model import Llama
 from connector.reference.request import Answer, Request, answer_of
 from connector.reference.scheduler import Scheduler, Step
 from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
 from connector.worker import LOAD_DEADLINE, STORE_DEADLINE, WorkerConnector
-from gpu.pages import PagedKV
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from kvstore import Client, Namespace
 
 _logger = logging.getLogger("kvstore.connector")
+
+_NO_LIMIT = 1 << 30
+"""Tokens of a request: whatever the blocks allow, which with windows or recurrence alone is any number."""
 
 _IDLE_WAIT = 0.0005
 """Seconds between two looks at loads or stores that everything waits for."""
@@ -34,8 +39,8 @@ class Engine:
 
     Args:
         model: what computes.
-        num_blocks: blocks of its paged KV, at least 2 (block 0 is the null block).
-        block_size: tokens a block.
+        num_blocks: blocks of its cache, which all its groups share; at least 2 (block 0 is the null block).
+        block_size: tokens a block; see :meth:`LlamaConfig.cache_groups`.
         token_budget: most tokens a step; longer prompts are computed in chunks of it.
         max_requests: most requests that hold blocks at once.
         client: connected to kvstore, and the caller's to close. None, or a node that can't be reached: the engine keeps
@@ -43,6 +48,9 @@ class Engine:
         lookup_budget: seconds for which a request waits for its lookup, at most.
         load_deadline: seconds for which a request waits for its pages, at most.
         store_deadline: seconds for which a finished request's blocks are held for its stores, at most.
+        mamba_cache_mode: which states of recurrent layers are kept: one a block, or (``"align"``) the one behind each
+            step, and steps end at block boundaries.
+        enable_caching: False: every prompt is computed from its first token on, and nothing is loaded.
 
     Raises:
         ConfigError: fewer than 2 blocks.
@@ -61,23 +69,34 @@ class Engine:
         lookup_budget: float = LOOKUP_BUDGET,
         load_deadline: float = LOAD_DEADLINE,
         store_deadline: float = STORE_DEADLINE,
+        mamba_cache_mode: MambaCacheMode = "all",
+        enable_caching: bool = True,
     ) -> None:
         self.model = model
-        self.block_size = block_size
-        layout = model.config.layout(block_size)
-        group = FullAttentionSpec(block_size=block_size, page_bytes=layout.page_bytes)
-        self.manager = KVCacheManager(CacheConfig(num_blocks=num_blocks, groups=(group,)))
-        self._capacity = (num_blocks - 1) * block_size
-        self._kv_cache = model.config.new_kv_cache(num_blocks, block_size)
+        self._token_budget = token_budget
+        config = KVCacheConfig(num_blocks, model.config.cache_groups(block_size, mamba_cache_mode))
+        self.manager = KVCacheManager(
+            config,
+            max_model_len=_NO_LIMIT,
+            max_in_flight_tokens=token_budget,
+            enable_caching=enable_caching,
+        )
+        self._cache = KVCache(config)
         self._connector: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
-        namespace = None if client is None else _namespace(client, layout)
-        if client is not None and namespace is not None:
-            self._connector = SchedulerConnector(client, namespace, lookup_budget=lookup_budget)
+        namespaces = None if client is None else _namespaces(client, self.layouts)
+        if client is not None and namespaces is not None:
+            self._connector = SchedulerConnector(client, namespaces, lookup_budget=lookup_budget)
+            pages = [self._cache.pages(group) for group in range(len(namespaces))]
             self._worker = WorkerConnector(
-                namespace, PagedKV(self._kv_cache), load_deadline=load_deadline, store_deadline=store_deadline
+                namespaces, pages, load_deadline=load_deadline, store_deadline=store_deadline
             )
         self._scheduler = Scheduler(self.manager, self._connector, token_budget=token_budget, max_requests=max_requests)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Of the pages of each cache group."""
+        return self.model.config.layouts(self._cache.groups)
 
     @property
     def has_unfinished(self) -> bool:
@@ -115,12 +134,14 @@ class Engine:
             )
         if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab_size:
             raise InvalidRequestError(f"request {request_id}: token ids must lie between 0 and {vocab_size - 1}")
-        if len(prompt_token_ids) + max_tokens > self._capacity:
+        num_blocks = self._blocks_needed(len(prompt_token_ids) + max_tokens)
+        capacity = self.manager.config.num_blocks - 1
+        if num_blocks > capacity:
             raise InvalidRequestError(
                 f"request {request_id}: {len(prompt_token_ids)} tokens and an answer of {max_tokens} do not fit:"
-                f" the engine's blocks hold {self._capacity} tokens"
+                f" they need {num_blocks} blocks, the engine has {capacity}"
             )
-        self._scheduler.add(Request(request_id, prompt_token_ids, max_tokens, self.block_size))
+        self._scheduler.add(Request(request_id, prompt_token_ids, max_tokens, self.manager.hash_block_size))
 
     def abort(self, request_id: str) -> Answer | None:
         """End a request, at any moment. Returns what it has so far; None when no such request is under way."""
@@ -167,7 +188,7 @@ class Engine:
             token_ids = share.request.token_ids[first : first + share.num_new_tokens]
             sequences.append(BatchedSequence(token_ids, first, share.block_ids))
         with torch.inference_mode():
-            logits = self.model(sequences, self._kv_cache, self.block_size)
+            logits = self.model(sequences, self._cache)
             best = logits.topk(2)
             gaps = (best.values[:, 0] - best.values[:, 1]).tolist()
             next_ids = best.indices[:, 0].tolist()
@@ -176,11 +197,23 @@ class Engine:
             if share.request.num_computed_tokens == share.request.num_tokens:
                 share.request.append(token_id, gap)
 
+    def _blocks_needed(self, num_tokens: int) -> int:
+        """The most blocks that a request holds at once on its way to so many tokens."""
+        return sum(_most_blocks(group.kv_cache_spec, num_tokens, self._token_budget) for group in self._cache.groups)
 
-def _namespace(client: Client, layout: Layout) -> Namespace | None:
-    """Where the pages are; None when the node is not there."""
+
+def _most_blocks(spec: KVCacheSpec, num_tokens: int, token_budget: int) -> int:
+    """The most blocks of one group that a request holds at once on its way to so many tokens."""
+    all_blocks = -(-num_tokens // spec.block_size)
+    if isinstance(spec, MambaSpec):  # a state for each block of a step, and the one that it starts from
+        return min(all_blocks, -(-token_budget // spec.block_size) + 1)
+    return min(all_blocks, spec.max_blocks(Limits(max_model_len=num_tokens, max_in_flight_tokens=token_budget)))
+
+
+def _namespaces(client: Client, layouts: Sequence[Layout]) -> list[Namespace] | None:
+    """Where the pages of each group are; None when the node is not there."""
     try:
-        return client.namespace(layout)
+        return [client.namespace(layout) for layout in layouts]
     except (UnavailableError, DeadlineError) as error:
         _logger.warning("the engine starts without kvstore: %s", error)
         return None

@@ -86,7 +86,8 @@ class RunResult:
 
     answers: tuple[Answered, ...]
     loaded_by_tier: Mapping[str, int]
-    """Tokens whose pages came from each of the node's tiers."""
+    """Tokens whose pages came from each of the node's tiers. Where layers are of several kinds, a token has a page in
+    each of their groups and counts as often."""
     pages_not_loaded: int
     """Pages that were to be loaded and did not come."""
     pages_stored: int
@@ -98,11 +99,11 @@ class JobResult:
 
     pid: int
     layout: Mapping[str, Any]
-    """Fields of the :class:`kvstore.Layout` of its pages."""
+    """Fields of the :class:`kvstore.Layout` of its pages; where layers are of several kinds, of the first group's."""
     runs: Sequence[RunResult]
 
     def page_layout(self) -> Layout:
-        """The layout of its pages."""
+        """The layout of its pages, or of those of its first group."""
         return Layout(**self.layout)
 
     def to_json(self) -> str:

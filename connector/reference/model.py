@@ -2,6 +2,8 @@
 
 RMSNorm, rotary embeddings, grouped-query attention and SwiGLU, in float32. Its parameters carry the names and shapes of
 ``transformers``' ``LlamaForCausalLM``, so that one state dict fits both.
+
+Some of its layers may look back over a window only, or be recurrent instead: then it has several cache groups.
 """
 
 from __future__ import annotations
@@ -9,18 +11,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from connector.reference.attention import BatchedSequence, PagedAttention
+from connector.blocks.config import KVCacheGroupSpec
+from connector.blocks.grouping import get_kv_cache_groups
+from connector.blocks.specs import FullAttentionSpec, KVCacheSpec, MambaCacheMode, MambaSpec, SlidingWindowSpec
+from connector.reference.attention import PagedAttention
+from connector.reference.batch import BatchedSequence
+from connector.reference.kv_cache import DTYPE, KVCache
+from connector.reference.recurrence import GatedRecurrence, PagedStates
 from gpu.layout import PAGE_FORMAT
 from kvstore.errors import ConfigError
 from kvstore.layout import Layout
 
-DTYPE = torch.float32
-"""Of weights, KV and logits, whatever torch's default is."""
+LayerType = Literal["full", "sliding", "recurrent"]
+
+STATE_FORMAT = "layer-state/1"
+"""What a layout's ``format`` says where a page is one state of each layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +52,26 @@ class LlamaConfig:
     rope_theta: float = 10_000.0
     seed: int = 0
     """Of the weights: equal seeds and sizes give equal weights."""
+    layer_types: tuple[LayerType, ...] = ()
+    """One a layer; empty: all of them ``"full"``."""
+    sliding_window: int = 0
+    """Tokens that a token of a ``"sliding"`` layer attends to, itself included."""
+    sliding_num_kv_heads: int = 0
+    """Of ``"sliding"`` layers; 0: as many as the others."""
 
     def __post_init__(self) -> None:
-        if self.hidden_size % (2 * self.num_heads) or self.num_heads % self.num_kv_heads:
+        object.__setattr__(self, "layer_types", tuple(self.layer_types) or ("full",) * self.num_layers)
+        if len(self.layer_types) != self.num_layers or not set(self.layer_types) <= {"full", "sliding", "recurrent"}:
+            raise ConfigError(
+                f"layer_types must name 'full', 'sliding' or 'recurrent' for each of {self.num_layers} layers,"
+                f" got {self.layer_types}"
+            )
+        if "sliding" in self.layer_types and self.sliding_window < 1:
+            raise ConfigError(f"sliding_window must be at least 1, got {self.sliding_window}")
+        if self.hidden_size % (2 * self.num_heads) or any(self.num_heads % self.kv_heads(t) for t in self.layer_types):
             raise ConfigError(
                 f"hidden_size {self.hidden_size} must be a multiple of twice num_heads {self.num_heads},"
-                f" and that one of num_kv_heads {self.num_kv_heads}"
+                f" and that one of num_kv_heads {self.num_kv_heads} (sliding layers: {self.kv_heads('sliding')})"
             )
 
     @property
@@ -54,36 +79,82 @@ class LlamaConfig:
         """Elements a head."""
         return self.hidden_size // self.num_heads
 
-    def layout(self, block_size: int, *, tenant: str = "") -> Layout:
-        """What makes this model's pages interchangeable: its name says everything that its weights come from."""
-        page_bytes = self.num_layers * 2 * block_size * self.num_kv_heads * self.head_size * DTYPE.itemsize
-        return Layout(
-            model=f"reference-llama-{self.num_layers}x{self.hidden_size}x{self.intermediate_size}",
-            revision=(
-                f"vocab {self.vocab_size}, heads {self.num_heads}, theta {self.rope_theta:g},"
-                f" eps {self.rms_norm_eps:g}, seed {self.seed}"
-            ),
-            block_size=block_size,
-            page_bytes=page_bytes,
-            dtype=str(DTYPE).removeprefix("torch."),
-            layers=self.num_layers,
-            kv_heads=self.num_kv_heads,
-            head_size=self.head_size,
-            format=PAGE_FORMAT,
-            tenant=tenant,
-        )
+    def kv_heads(self, layer_type: LayerType) -> int:
+        """Heads of keys and values in layers of this type."""
+        return (self.sliding_num_kv_heads if layer_type == "sliding" else 0) or self.num_kv_heads
 
-    def new_kv_cache(self, num_blocks: int, block_size: int) -> list[torch.Tensor]:
-        """One tensor of zeros a layer, ``(2, num_blocks, block_size, kv_heads, head_size)`` float32."""
-        shape = (2, num_blocks, block_size, self.num_kv_heads, self.head_size)
-        return [torch.zeros(shape, dtype=DTYPE) for _ in range(self.num_layers)]
+    def cache_groups(self, block_size: int, mamba_cache_mode: MambaCacheMode = "all") -> tuple[KVCacheGroupSpec, ...]:
+        """The model's layers in groups that share a block table.
+
+        Args:
+            block_size: tokens a block; where the pages of two groups differ in size, blocks of one become longer.
+            mamba_cache_mode: which states of recurrent layers are kept; see :class:`MambaSpec`.
+        """
+        specs = {
+            layer_name(index): self._spec(kind, block_size, mamba_cache_mode)
+            for index, kind in enumerate(self.layer_types)
+        }
+        return get_kv_cache_groups(specs)
+
+    def layouts(self, groups: Sequence[KVCacheGroupSpec]) -> tuple[Layout, ...]:
+        """What makes this model's pages interchangeable, group by group. The name says everything that the weights come
+        from, and hence the pages.
+
+        Args:
+            groups: as :meth:`cache_groups` made them.
+        """
+        revision = (
+            f"vocab {self.vocab_size}, heads {self.num_heads}, theta {self.rope_theta:g},"
+            f" eps {self.rms_norm_eps:g}, seed {self.seed}"
+        )
+        if set(self.layer_types) != {"full"}:
+            layers = ",".join(self.layer_types)
+            kv_heads = f"{self.num_kv_heads}/{self.kv_heads('sliding')}"
+            revision += f", window {self.sliding_window}, kv heads {kv_heads}, layers {layers}"
+        layouts = []
+        for number, group in enumerate(groups):
+            kind = self.layer_types[_layer_index(group.layer_names[0])]
+            recurrent = kind == "recurrent"
+            layouts.append(
+                Layout(
+                    model=f"reference-llama-{self.num_layers}x{self.hidden_size}x{self.intermediate_size}",
+                    revision=revision,
+                    block_size=group.kv_cache_spec.block_size,
+                    page_bytes=group.page_bytes,
+                    dtype=str(DTYPE).removeprefix("torch."),
+                    layers=len(group.layer_names),
+                    kv_heads=0 if recurrent else self.kv_heads(kind),
+                    head_size=0 if recurrent else self.head_size,
+                    format=STATE_FORMAT if recurrent else PAGE_FORMAT,
+                    group=number,
+                )
+            )
+        return tuple(layouts)
+
+    def _spec(self, kind: LayerType, block_size: int, mamba_cache_mode: MambaCacheMode) -> KVCacheSpec:
+        if kind == "recurrent":
+            state_bytes = self.hidden_size * DTYPE.itemsize
+            return MambaSpec(block_size=block_size, state_bytes=state_bytes, mamba_cache_mode=mamba_cache_mode)
+        token_bytes = 2 * self.kv_heads(kind) * self.head_size * DTYPE.itemsize
+        if kind == "sliding":
+            return SlidingWindowSpec(block_size=block_size, token_bytes=token_bytes, sliding_window=self.sliding_window)
+        return FullAttentionSpec(block_size=block_size, token_bytes=token_bytes)
+
+
+def layer_name(index: int) -> str:
+    """What the cache calls a layer."""
+    return f"layers.{index}"
+
+
+def _layer_index(name: str) -> int:
+    return int(name.rpartition(".")[2])
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, kind: LayerType) -> None:
         super().__init__()
         self.head_size = config.head_size
-        kv_size = config.num_kv_heads * config.head_size
+        kv_size = config.kv_heads(kind) * config.head_size
         self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
@@ -113,17 +184,32 @@ class _MLP(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
+    """Attention or recurrence, then the MLP."""
+
+    def __init__(self, config: LlamaConfig, kind: LayerType) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = _Attention(config)
+        if kind == "recurrent":
+            self.recurrence = GatedRecurrence(config.hidden_size)
+        else:
+            self.self_attn = _Attention(config, kind)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = _MLP(config)
 
     def forward(
-        self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], attend: PagedAttention, kv: torch.Tensor
+        self,
+        x: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        batch: PagedAttention | PagedStates,
+        rows: torch.Tensor,
     ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, attend, kv)
+        normed = self.input_layernorm(x)
+        if isinstance(batch, PagedStates):
+            x = x + self.recurrence(normed, batch, rows)
+        else:
+            # A row is a block: its keys, then its values.
+            kv = rows.view(len(rows), 2, batch.block_size, -1, self.self_attn.head_size).transpose(0, 1)
+            x = x + self.self_attn(normed, rotation, batch, kv)
         output: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return output
 
@@ -132,7 +218,7 @@ class _Decoder(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(_Layer(config, kind) for kind in config.layer_types)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
@@ -156,26 +242,25 @@ class Llama(nn.Module):
         self._frequencies = 1.0 / config.rope_theta**half
         self.requires_grad_(requires_grad=False)
 
-    def forward(
-        self, sequences: Sequence[BatchedSequence], kv_cache: Sequence[torch.Tensor], block_size: int
-    ) -> torch.Tensor:
+    def forward(self, sequences: Sequence[BatchedSequence], cache: KVCache) -> torch.Tensor:
         """Compute the new tokens of some sequences, and the logits behind the last one of each.
 
         Args:
-            sequences: what to compute; their new KV is written to ``kv_cache``.
-            kv_cache: as :meth:`LlamaConfig.new_kv_cache` makes it.
-            block_size: tokens a block of it.
+            sequences: what to compute; their new KV and states are written to ``cache``.
+            cache: of this model's groups.
 
         Returns:
             ``(sequences, vocab_size)`` float32.
         """
-        attend = PagedAttention(sequences, block_size)
-        angles = torch.outer(attend.positions.float(), self._frequencies)[:, None]
+        positions = torch.cat([torch.arange(s.context_len, s.context_len + len(s.token_ids)) for s in sequences])
+        angles = torch.outer(positions.float(), self._frequencies)[:, None]
         rotation = torch.cos(angles), torch.sin(angles)
+        batches = [_batch(sequences, number, group.kv_cache_spec) for number, group in enumerate(cache.groups)]
         token_ids = torch.tensor([token for s in sequences for token in s.token_ids])
         x = self.model.embed_tokens(token_ids)
-        for layer, kv in zip(self.model.layers, kv_cache, strict=True):
-            x = layer(x, rotation, attend, kv)
+        for index, layer in enumerate(self.model.layers):
+            name = layer_name(index)
+            x = layer(x, rotation, batches[cache.group_of[name]], cache.rows[name])
         last = torch.tensor([len(s.token_ids) for s in sequences]).cumsum(0) - 1
         logits: torch.Tensor = self.lm_head(self.model.norm(x[last]))
         return logits
@@ -195,6 +280,14 @@ class Llama(nn.Module):
 
 _GAINS = {"q_proj": 2.0, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 1.5}
 """How much larger than unit variance a projection's output is."""
+
+
+def _batch(sequences: Sequence[BatchedSequence], group: int, spec: KVCacheSpec) -> PagedAttention | PagedStates:
+    """A batch as the layers of one group see it."""
+    if isinstance(spec, MambaSpec):
+        return PagedStates(sequences, group, spec.block_size)
+    window = spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
+    return PagedAttention(sequences, group, spec.block_size, window)
 
 
 def _rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -36,8 +36,8 @@ def main() -> int:
     except KVStoreError as error:
         sys.stderr.write(f"engine process: {error}\n")
         return 1
-    layout = dataclasses.asdict(model.config.layout(job.block_size))
-    _say(JobResult(os.getpid(), layout, runs).to_json())
+    layout = model.config.layouts(model.config.cache_groups(job.block_size))[0]
+    _say(JobResult(os.getpid(), dataclasses.asdict(layout), runs).to_json())
     return 0
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from connector.blocks import BlockHash, BlockHashChain
+from connector.blocks.hashing import BlockHash, BlockHashChain
 
 
 class Request:
@@ -16,10 +16,17 @@ class Request:
         request_id: unique among the engine's requests.
         prompt_token_ids: at least 1.
         max_tokens: length of the answer, at least 1.
-        block_size: tokens a block, for the hashes.
+        hash_block_size: tokens between two of its hashes.
     """
 
-    def __init__(self, request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, block_size: int) -> None:
+    num_in_flight_tokens = 0
+    """Each step is over before the next one is scheduled."""
+    skip_reading_prefix_cache = False
+    """No request needs what is computed for tokens before its last one."""
+    prefix_keys = None
+    """Tokens are all that a request's KV depends on."""
+
+    def __init__(self, request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, hash_block_size: int) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
         """Prompt and answer so far."""
@@ -29,11 +36,14 @@ class Request:
         """Leading tokens whose KV is in the request's blocks, or being loaded there."""
         self.receiving = False
         """A load from kvstore may still write to its blocks."""
-        self.load_from = 0
-        """Tokens before those that are, or were, loaded."""
+        self.num_hit_tokens = 0
+        """Tokens that it would have without what is loaded."""
         self.sending = False
         """It is over, and stores to kvstore may still read from its blocks."""
-        self._chain = BlockHashChain(block_size)
+        self.num_preemptions = 0
+        """How often its blocks were taken from it."""
+        self._hash_block_size = hash_block_size
+        self._chain = BlockHashChain(hash_block_size)
         self._chain.extend(self.token_ids)
 
         self.arrived_at = time.perf_counter()
@@ -50,8 +60,14 @@ class Request:
 
     @property
     def block_hashes(self) -> Sequence[BlockHash]:
-        """One for each full block of its tokens."""
+        """One for each ``hash_block_size`` of its tokens."""
         return self._chain.hashes
+
+    def hashes_of_blocks(self, block_size: int) -> Sequence[BlockHash]:
+        """One for each full block of its tokens, in a group with blocks of this size: a multiple of the hashes'."""
+        # A hash names all tokens before it, so that of a block's end names the block.
+        step = block_size // self._hash_block_size
+        return self._chain.hashes if step == 1 else self._chain.hashes[step - 1 :: step]
 
     @property
     def answer(self) -> list[int]:

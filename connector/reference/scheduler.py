@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from connector.blocks import KVCacheManager
+from connector.blocks.kv_cache_blocks import KVCacheBlocks
+from connector.blocks.manager import KVCacheManager
+from connector.blocks.specs import MambaSpec
 from connector.plan import StepPlan
 from connector.reference.request import Request
 from connector.scheduler import SchedulerConnector
@@ -19,7 +21,8 @@ class Scheduled:
     request: Request
     num_new_tokens: int
     """Tokens to compute, behind the request's ``num_computed_tokens``."""
-    block_ids: Sequence[int]
+    block_ids: Sequence[Sequence[int]]
+    """By group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Scheduler:
         self._connector = connector
         self._token_budget = token_budget
         self._max_requests = max_requests
+        specs = [group.kv_cache_spec for group in manager.config.kv_cache_groups]
+        self._keeps_last_states = any(isinstance(s, MambaSpec) and s.mamba_cache_mode == "align" for s in specs)
         self._waiting: deque[Request] = deque()
         self._loading: dict[str, Request] = {}
         self._loaded: deque[Request] = deque()
@@ -97,14 +102,15 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Decide on the next step. Its blocks count as cached from now on: it must be computed."""
+        self._manager.new_step_starts()
         scheduled: list[Scheduled] = []
         budget = self._token_budget
         preempted = False
         for request in list(self._running):
             if budget == 0 or request not in self._running:
                 break
-            num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
-            while self._manager.allocate_slots(request, num_new_tokens) is None:
+            num_new_tokens = self._num_new_tokens(request, request.num_computed_tokens, budget)
+            while not self._allocate(request, num_new_tokens):
                 preempted = True
                 if self._preempt(self._running.pop()) is request:
                     break
@@ -153,8 +159,8 @@ class Scheduler:
             if budget == 0:
                 break
             self._loaded.remove(request)
-            num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
-            if self._manager.allocate_slots(request, num_new_tokens) is None:
+            num_new_tokens = self._num_new_tokens(request, request.num_computed_tokens, budget)
+            if not self._allocate(request, num_new_tokens):
                 self._preempt(request)
                 continue
             budget -= num_new_tokens
@@ -167,76 +173,125 @@ class Scheduler:
         for request in list(self._waiting):
             if budget == 0 or len(self._running) + len(self._loading) + len(self._loaded) >= self._max_requests:
                 break
-            hit, num_hit = self._manager.get_computed_blocks(request)
-            num_external = self._matched(request, num_hit)
-            if num_external is None:
+            found = self._find_computed(request)
+            if found is None:
                 continue  # not known yet: the others need not wait
-            num_new_tokens = 0 if num_external else min(request.num_tokens - num_hit, budget)
-            allocated = self._manager.allocate_slots(
-                request, num_new_tokens, num_hit, hit, num_external, delay_cache_blocks=num_external > 0
-            )
-            if allocated is None:
+            hit, num_hit, num_external = found
+            num_new_tokens = 0 if num_external else self._num_new_tokens(request, num_hit, budget)
+            if not self._allocate(request, num_new_tokens, num_hit, hit, num_external):
                 break
             self._waiting.remove(request)
             request.num_computed_tokens = num_hit + num_external
-            request.tokens_hit += num_hit
-            self._start(request, num_hit, num_external)
+            request.num_hit_tokens = num_hit
+            self._start_load(request)
             if num_external:
                 continue
+            request.tokens_hit += num_hit
             budget -= num_new_tokens
             self._running.append(request)
             scheduled.append(self._share(request, num_new_tokens))
 
-    def _matched(self, request: Request, num_hit: int) -> int | None:
-        """Tokens that kvstore has beyond the engine's own; None: not known yet."""
-        if self._connector is None:
-            return 0
-        matched, _ = self._connector.get_num_new_matched_tokens(
-            request.request_id, request.block_hashes, request.num_tokens, num_hit
-        )
-        return matched
+    def _num_new_tokens(self, request: Request, start: int, budget: int) -> int:
+        """How many tokens behind the first ``start`` the next step computes."""
+        end = min(request.num_tokens, start + budget)
+        if self._keeps_last_states:
+            # Only the state at the end of a step is kept, and found again only where a block ends too. The one that
+            # matters most is the last before the prompt's end: whoever has the same prefix goes on from there.
+            alignment = self._manager.scheduler_block_size
+            last = (request.num_tokens - 1) // alignment * alignment
+            if start < last:
+                end = min(end, last)
+                aligned = end // alignment * alignment
+                end = aligned if aligned > start else end
+        return end - start
 
-    def _start(self, request: Request, num_hit: int, num_external: int) -> None:
-        """The request has blocks: have those filled that kvstore has."""
+    def _find_computed(self, request: Request) -> tuple[KVCacheBlocks, int, int] | None:
+        """What of a request is computed: blocks, tokens in the engine's own blocks, and tokens that only the pages of
+        kvstore add to them. None: not known yet."""
+        hit, num_hit = self._manager.get_computed_blocks(request)
+        if self._connector is None:
+            return hit, num_hit, 0
+        hashes = [
+            request.hashes_of_blocks(block_size)[: (request.num_tokens - 1) // block_size]
+            for block_size in self._manager.block_sizes
+        ]
+        presence = self._connector.get_presence(request.request_id, hashes, num_hit)
+        return None if presence is None else self._manager.get_computed_blocks_with(request, presence)
+
+    def _allocate(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_hit: int = 0,
+        hit: KVCacheBlocks | None = None,
+        num_external: int = 0,
+    ) -> bool:
+        """Give a request the blocks for its next step, or for what is to be loaded. False: there is no room."""
+        new = self._manager.allocate_slots(
+            request,
+            num_new_tokens,
+            num_hit,
+            hit,
+            num_external_computed_tokens=num_external,
+            delay_cache_blocks=num_external > 0,
+        )
+        if new is None:
+            return False
+        if self._connector is not None:
+            # Some may have left another request's window a moment ago, with a store still reading from them.
+            self._connector.blocks_allocated([block_id for group in new.get_block_ids() for block_id in group])
+        return True
+
+    def _start_load(self, request: Request) -> None:
+        """The request has blocks: have those filled that kvstore has the pages of."""
         if self._connector is None:
             return
-        first = num_hit // self._manager.block_size
-        block_ids = self._manager.get_block_ids(request.request_id)[0]
-        external = block_ids[first : first + num_external // self._manager.block_size]
-        self._connector.update_state_after_alloc(request.request_id, external, num_external)
-        if num_external:
+        loads = {
+            group: [(index, block.block_id) for index, block in blocks]
+            for group, blocks in enumerate(self._manager.get_blocks_to_load(request.request_id))
+            if blocks
+        }
+        self._connector.blocks_allocated([block_id for blocks in loads.values() for _, block_id in blocks])
+        self._connector.update_state_after_alloc(request.request_id, loads)
+        if loads:
             request.receiving = True
-            request.load_from = num_hit
             self._loading[request.request_id] = request
 
     def _complete_load(self, request: Request, load_errors: Collection[int]) -> None:
-        """Keep what came, up to the first block that did not; the rest is computed."""
+        """Keep what is of use without the pages that did not come; the rest is computed."""
         request.receiving = False
         request.num_computed_tokens = self._manager.complete_load(request, load_errors)
-        request.tokens_loaded += request.num_computed_tokens - request.load_from
+        hit = min(request.num_hit_tokens, request.num_computed_tokens)
+        request.tokens_hit += hit
+        request.tokens_loaded += request.num_computed_tokens - hit
         if request.num_computed_tokens:
             self._loaded.append(request)
         else:
             self._waiting.appendleft(request)
 
     def _share(self, request: Request, num_new_tokens: int) -> Scheduled:
-        return Scheduled(request, num_new_tokens, self._manager.get_block_ids(request.request_id)[0])
+        return Scheduled(request, num_new_tokens, self._manager.get_block_ids(request.request_id))
 
-    def _plan(self, scheduled: Sequence[Scheduled]) -> StepPlan:
+    def _plan(self, scheduled: Iterable[Scheduled]) -> StepPlan:
         """Stores of the blocks that this step fills, and everything else that was decided since the last one."""
         if self._connector is None:
             return StepPlan()
         for share in scheduled:
             num_computed_tokens = share.request.num_computed_tokens + share.num_new_tokens
-            full = num_computed_tokens // self._manager.block_size
-            self._connector.save_blocks(
-                share.request.request_id, share.request.block_hashes[:full], share.block_ids[:full]
-            )
+            for group, block_size in enumerate(self._manager.block_sizes):
+                full = num_computed_tokens // block_size
+                self._connector.save_blocks(
+                    share.request.request_id,
+                    group,
+                    share.request.hashes_of_blocks(block_size)[:full],
+                    share.block_ids[group][:full],
+                )
         return self._connector.build_connector_meta()
 
     def _preempt(self, request: Request) -> Request:
         """Take a request's blocks from it. It waits at the head of the queue and starts over."""
         self.num_preemptions += 1
+        request.num_preemptions += 1
         self._manager.free(request)
         request.num_computed_tokens = 0
         if self._connector is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from kvstore.layout import Layout
 
 BLOCK_SIZE = 4
 PAGE_BYTES = 64
+WINDOW_BLOCK_SIZE = 8
+WINDOW_PAGE_BYTES = 48
 BATCH_PAGES = 2
 PATIENCE = 20.0
 
@@ -62,10 +65,11 @@ class Found:
 
 
 class FakeClient:
-    """Its ``pages`` are the hashes that it has."""
+    """Its ``pages`` are the hashes that it has of group 0, ``pages_of`` those of each group."""
 
     def __init__(self) -> None:
-        self.pages: set[bytes] = set()
+        self.pages_of: defaultdict[int, set[bytes]] = defaultdict(set)
+        self.pages = self.pages_of[0]
         self.calls: list[list[tuple[bytes, ...]]] = []
         self.gate = Gate()
 
@@ -73,8 +77,9 @@ class FakeClient:
         self.calls.append([tuple(hashes) for _, hashes in queries])
         self.gate.go_through()
         answers = []
-        for _, hashes in queries:
-            present = tuple(block_hash in self.pages for block_hash in hashes)
+        for namespace, hashes in queries:
+            pages = self.pages_of[namespace.layout.group]
+            present = tuple(block_hash in pages for block_hash in hashes)
             answers.append(Found((*present, False).index(False), present))
         return answers
 
@@ -147,7 +152,9 @@ class FakeNamespace:
         assert 0 < len(hashes) <= self.batch_pages
         self.prepare_store_gate.go_through()
         known, refused = set(self.pages), self.refuse
-        reserved = {h: np.zeros(PAGE_BYTES, np.uint8) for h in hashes if h not in known and h not in refused}
+        reserved = {
+            h: np.zeros(self.layout.page_bytes, np.uint8) for h in hashes if h not in known and h not in refused
+        }
         self.held += 1
 
         def complete() -> Stored:
@@ -165,10 +172,9 @@ class FakeNamespace:
 class FakePagedKV:
     """An engine's blocks: one row of bytes each, block n filled with n."""
 
-    page_bytes = PAGE_BYTES
-
-    def __init__(self) -> None:
-        self.blocks = np.repeat(np.arange(32, dtype=np.uint8)[:, None], PAGE_BYTES, axis=1)
+    def __init__(self, page_bytes: int = PAGE_BYTES) -> None:
+        self.page_bytes = page_bytes
+        self.blocks = np.repeat(np.arange(32, dtype=np.uint8)[:, None], page_bytes, axis=1)
         self.scatter_gate = Gate()
         self.gather_gate = Gate()
 
@@ -202,11 +208,28 @@ def namespace() -> FakeNamespace:
 
 
 @pytest.fixture
+def window_namespace() -> FakeNamespace:
+    """Of a second group, with larger blocks and smaller pages."""
+    return FakeNamespace(Layout(model="test", block_size=WINDOW_BLOCK_SIZE, page_bytes=WINDOW_PAGE_BYTES, group=1))
+
+
+@pytest.fixture
 def kv() -> FakePagedKV:
     return FakePagedKV()
+
+
+@pytest.fixture
+def window_kv() -> FakePagedKV:
+    return FakePagedKV(WINDOW_PAGE_BYTES)
 
 
 @pytest.fixture
 def hashes() -> list[bytes]:
     """Of a prompt of 12 blocks."""
     return list(hash_blocks(range(12 * BLOCK_SIZE), BLOCK_SIZE))
+
+
+@pytest.fixture
+def window_hashes() -> list[bytes]:
+    """Of the same prompt's 6 blocks in the second group."""
+    return list(hash_blocks(range(12 * BLOCK_SIZE), WINDOW_BLOCK_SIZE))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,39 +19,99 @@ import pytest
 import torch
 
 import kvstore
-from connector.blocks import BlockHashChain, CacheConfig, FullAttentionSpec, KVCacheManager
+from connector.blocks import (
+    BlockHashChain,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheManager,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from connector.plan import StepPlan
 from connector.scheduler import SchedulerConnector
 from connector.worker import WorkerConnector
 from gpu.pages import PagedKV
 
 BLOCK_SIZE = 4
-LAYERS = 2
+HEAD_SIZE = 8
 NUM_BLOCKS = 64
+CHUNK = 16
+"""Most tokens that an engine computes in one step."""
 MOST_STEPS = 1_000_000
+
+FULL = FullAttentionSpec(block_size=BLOCK_SIZE, token_bytes=2 * 2 * HEAD_SIZE * 4)
+WINDOW = SlidingWindowSpec(block_size=2 * BLOCK_SIZE, token_bytes=2 * 3 * HEAD_SIZE * 4, sliding_window=12)
 
 
 class TinyRequest:
+    num_in_flight_tokens = 0
+    num_preemptions = 0
+    skip_reading_prefix_cache = False
+    prefix_keys = None
+
     def __init__(self, request_id: str, tokens: Sequence[int]) -> None:
         chain = BlockHashChain(BLOCK_SIZE)
         chain.extend(tokens)
         self.request_id = request_id
-        self.num_tokens = len(tokens)
+        self.token_ids = tokens
+        self.num_tokens = self.num_prompt_tokens = len(tokens)
         self.num_computed_tokens = 0
         self.block_hashes = chain.hashes
 
+    def hashes(self, block_size: int) -> Sequence[bytes]:
+        """Of its blocks of ``block_size`` tokens."""
+        return self.block_hashes[block_size // BLOCK_SIZE - 1 :: block_size // BLOCK_SIZE]
+
+
+class Group:
+    """One cache group's layers: two, with as many heads as its spec has room for."""
+
+    def __init__(self, client: kvstore.Client, number: int, spec: KVCacheSpec, num_blocks: int) -> None:
+        self.spec = spec
+        self.block_size = spec.block_size
+        heads = spec.page_size_bytes // (2 * self.block_size * HEAD_SIZE * 4)
+        self.layers = [torch.zeros(2, num_blocks, self.block_size, heads, HEAD_SIZE) for _ in range(2)]
+        self.pages = PagedKV(self.layers)
+        self.namespace = client.namespace(
+            kvstore.Layout(model="tiny", block_size=self.block_size, page_bytes=self.pages.page_bytes, group=number)
+        )
+
+    def needed(self, num_computed_tokens: int) -> range:
+        """Which full blocks the next token attends to."""
+        first = 0
+        if isinstance(self.spec, SlidingWindowSpec):
+            first = max(0, num_computed_tokens - self.spec.sliding_window + 1)
+        return range(first // self.block_size, num_computed_tokens // self.block_size)
+
+    def content(self, block_hash: bytes) -> list[torch.Tensor]:
+        """What a block of each layer holds, which its tokens alone determine."""
+        shape = (2, *self.layers[0].shape[2:])
+        numbers = torch.arange(self.layers[0][:, 0].numel()).reshape(shape) % 1000
+        return [numbers + float(int.from_bytes(block_hash[:2]) + layer) for layer in range(len(self.layers))]
+
+    def check(self, block_id: int, block_hash: bytes) -> None:
+        for layer, expected in zip(self.layers, self.content(block_hash), strict=True):
+            assert torch.equal(layer[:, block_id], expected)
+
+    def write(self, block_id: int, block_hash: bytes) -> None:
+        assert block_id != 0
+        for layer, content in zip(self.layers, self.content(block_hash), strict=True):
+            layer[:, block_id] = content
+
 
 class TinyEngine:
-    def __init__(self, client: kvstore.Client) -> None:
-        self.layers = [torch.zeros(2, NUM_BLOCKS, BLOCK_SIZE, 2, 8) for _ in range(LAYERS)]
-        pages = PagedKV(self.layers)
-        layout = kvstore.Layout(model="tiny", block_size=BLOCK_SIZE, page_bytes=pages.page_bytes)
-        self.namespace = client.namespace(layout)
-        spec = FullAttentionSpec(block_size=BLOCK_SIZE, page_bytes=pages.page_bytes)
-        self.manager = KVCacheManager(CacheConfig(num_blocks=NUM_BLOCKS, groups=(spec,)))
+    def __init__(
+        self, client: kvstore.Client, specs: Sequence[KVCacheSpec] = (FULL,), num_blocks: int = NUM_BLOCKS
+    ) -> None:
+        self.groups = [Group(client, number, spec, num_blocks) for number, spec in enumerate(specs)]
+        self.namespaces = [group.namespace for group in self.groups]
+        layers = tuple(KVCacheGroupSpec((f"layer {number}",), spec) for number, spec in enumerate(specs))
+        self.manager = KVCacheManager(KVCacheConfig(num_blocks, layers), 256, max_in_flight_tokens=CHUNK)
         # A budget that no machine is too slow for: whether a page is found must not depend on the load of this one.
-        self.scheduler = SchedulerConnector(client, self.namespace, lookup_budget=60.0)
-        self.worker = WorkerConnector(self.namespace, pages, load_deadline=60.0, store_deadline=60.0)
+        self.scheduler = SchedulerConnector(client, self.namespaces, lookup_budget=60.0)
+        pages = [group.pages for group in self.groups]
+        self.worker = WorkerConnector(self.namespaces, pages, load_deadline=60.0, store_deadline=60.0)
         self.tokens_computed = 0
         self.tokens_loaded = 0
 
@@ -60,39 +121,54 @@ class TinyEngine:
         self.manager.check_integrity()
         assert self.manager.usage == 0.0
 
-    def run(self, request: TinyRequest, before_load: Callable[[], object] = lambda: None) -> None:
+    def run(
+        self,
+        request: TinyRequest,
+        before_load: Callable[[], object] = lambda: None,
+        before_end: Callable[[], object] = lambda: None,
+    ) -> None:
         """One request from its arrival to its end, with every block checked on the way."""
-        hit, num_hit = self.manager.get_computed_blocks(request)
-        num_external = self._matched(request, num_hit)
+        request_id = request.request_id
+        hit, num_hit, num_external = self.manager.get_computed_blocks_with(request, self._presence(request))
+        new = self.manager.allocate_slots(
+            request,
+            0 if num_external else min(request.num_tokens - num_hit, CHUNK),
+            num_hit,
+            hit,
+            num_external_computed_tokens=num_external,
+            delay_cache_blocks=num_external > 0,
+        )
+        assert new is not None
+        self.scheduler.blocks_allocated([block_id for ids in new.get_block_ids() for block_id in ids])
+        request.num_computed_tokens = num_hit + num_external
+        loads = {
+            group: [(index, block.block_id) for index, block in blocks]
+            for group, blocks in enumerate(self.manager.get_blocks_to_load(request_id))
+        }
+        self.scheduler.blocks_allocated([block_id for pages in loads.values() for _, block_id in pages])
+        self.scheduler.update_state_after_alloc(request_id, loads)
         if num_external:
-            assert self.manager.allocate_slots(request, 0, num_hit, hit, num_external, delay_cache_blocks=True)
-            request.num_computed_tokens = num_hit + num_external
-            (block_ids,) = self.manager.get_block_ids(request.request_id)
-            self.scheduler.update_state_after_alloc(
-                request.request_id, block_ids[num_hit // BLOCK_SIZE :], num_external
-            )
             before_load()
             self._load(request)
             self.tokens_loaded += max(request.num_computed_tokens - num_hit, 0)
-        else:
-            self.scheduler.update_state_after_alloc(request.request_id, [], 0)
-            assert self.manager.allocate_slots(request, request.num_tokens - num_hit, num_hit, hit)
-            request.num_computed_tokens = num_hit
         self._compute(request)
+        before_end()
         self._end(request)
 
-    def _matched(self, request: TinyRequest, num_hit: int) -> int:
+    def _presence(self, request: TinyRequest) -> dict[int, tuple[bool, ...]]:
+        hashes = [
+            request.hashes(group.block_size)[: (request.num_tokens - 1) // group.block_size] for group in self.groups
+        ]
         for _ in range(MOST_STEPS):
-            matched, _ = self.scheduler.get_num_new_matched_tokens(
-                request.request_id, request.block_hashes, request.num_tokens, num_hit
-            )
-            if matched is not None:
-                return matched
+            presence = self.scheduler.get_presence(request.request_id, hashes)
+            if presence is not None:
+                return presence
         raise AssertionError("the lookup never ended")
 
-    def _step(self, plan: StepPlan) -> tuple[set[str], set[str], set[int]]:
-        plan = StepPlan.from_bytes(plan.to_bytes())
+    def _step(self, compute: Callable[[], object] = lambda: None) -> tuple[set[str], set[str], set[int]]:
+        plan = StepPlan.from_bytes(self.scheduler.build_connector_meta().to_bytes())
         self.worker.start_load_kv(plan)
+        compute()
         self.worker.start_save_kv(plan)
         sent, received = self.worker.get_finished()
         errors = self.worker.get_block_ids_with_load_errors()
@@ -101,7 +177,7 @@ class TinyEngine:
 
     def _load(self, request: TinyRequest) -> None:
         for _ in range(MOST_STEPS):
-            _, received, errors = self._step(self.scheduler.build_connector_meta())
+            _, received, errors = self._step()
             if received:
                 assert received == {request.request_id}
                 request.num_computed_tokens = self.manager.complete_load(request, errors)
@@ -109,25 +185,36 @@ class TinyEngine:
         raise AssertionError("the load never ended")
 
     def _compute(self, request: TinyRequest) -> None:
-        num_computed = request.num_computed_tokens
-        self.tokens_computed += request.num_tokens - num_computed
-        assert self.manager.allocate_slots(request, request.num_tokens - num_computed)
-        (block_ids,) = self.manager.get_block_ids(request.request_id)
-        for index, block_hash in enumerate(request.block_hashes):
-            expected = torch.tensor(list(block_hash * 4), dtype=torch.float32).reshape(2, BLOCK_SIZE, 2, 8)
-            for number, layer in enumerate(self.layers):
-                if index < num_computed // BLOCK_SIZE:
-                    assert torch.equal(layer[:, block_ids[index]], expected + number)
-                else:
-                    layer[:, block_ids[index]] = expected + number
-        request.num_computed_tokens = request.num_tokens
-        full = len(request.block_hashes)
-        self.scheduler.save_blocks(request.request_id, request.block_hashes, block_ids[:full])
+        """The rest of the prompt, in chunks."""
+        while request.num_computed_tokens < request.num_tokens:
+            start = request.num_computed_tokens
+            end = min(start + CHUNK, request.num_tokens)
+            self.manager.new_step_starts()
+            new = self.manager.allocate_slots(request, end - start)
+            assert new is not None
+            self.scheduler.blocks_allocated([block_id for ids in new.get_block_ids() for block_id in ids])
+            by_group = self.manager.get_block_ids(request.request_id)
+            for number, (group, block_ids) in enumerate(zip(self.groups, by_group, strict=True)):
+                full = end // group.block_size
+                self.scheduler.save_blocks(
+                    request.request_id, number, request.hashes(group.block_size)[:full], block_ids[:full]
+                )
+            self._step(lambda: self._forward(request, by_group, start, end))  # noqa: B023
+            self.tokens_computed += end - start
+            request.num_computed_tokens = end
+
+    def _forward(self, request: TinyRequest, by_group: Sequence[Sequence[int]], start: int, end: int) -> None:
+        for group, block_ids in zip(self.groups, by_group, strict=True):
+            hashes = request.hashes(group.block_size)
+            for index in group.needed(start):
+                group.check(block_ids[index], hashes[index])
+            for index in range(start // group.block_size, end // group.block_size):
+                group.write(block_ids[index], hashes[index])
 
     def _end(self, request: TinyRequest) -> None:
         held = self.scheduler.request_finished(request.request_id)
         for _ in range(MOST_STEPS):
-            sent, _, _ = self._step(self.scheduler.build_connector_meta())
+            sent, _, _ = self._step()
             if sent or not held:
                 self.manager.free(request)
                 return
@@ -141,11 +228,11 @@ def client(tmp_path: Path) -> Iterator[kvstore.Client]:
 
 
 @pytest.fixture
-def new_engine(client: kvstore.Client) -> Iterator[Callable[[], TinyEngine]]:
+def new_engine(client: kvstore.Client) -> Iterator[Callable[..., TinyEngine]]:
     engines: list[TinyEngine] = []
 
-    def start() -> TinyEngine:
-        engines.append(TinyEngine(client))
+    def start(*specs: KVCacheSpec, num_blocks: int = NUM_BLOCKS) -> TinyEngine:
+        engines.append(TinyEngine(client, specs or (FULL,), num_blocks))
         return engines[-1]
 
     yield start
@@ -192,7 +279,7 @@ def test_pages_that_vanish_between_lookup_and_load_are_computed_and_stored_again
     first.run(request)
 
     second = new_engine()
-    second.run(TinyRequest("b", FIRST_TURN), before_load=lambda: first.namespace.evict(request.block_hashes[3:5]))
+    second.run(TinyRequest("b", FIRST_TURN), before_load=lambda: first.namespaces[0].evict(request.block_hashes[3:5]))
     assert second.tokens_loaded == 12
     assert second.tokens_computed == 62 - 12
     assert second.worker.statistics().pages_stored == 2
@@ -207,7 +294,7 @@ def test_a_load_that_fails_altogether_starts_the_request_over(new_engine):
     request = TinyRequest("a", FIRST_TURN)
     first.run(request)
     second = new_engine()
-    second.run(TinyRequest("b", FIRST_TURN), before_load=lambda: first.namespace.evict(request.block_hashes))
+    second.run(TinyRequest("b", FIRST_TURN), before_load=lambda: first.namespaces[0].evict(request.block_hashes))
     assert (second.tokens_loaded, second.tokens_computed) == (0, 62)
 
 
@@ -215,12 +302,12 @@ def test_pages_of_another_model_are_never_taken(client, new_engine):
     engine = new_engine()
     request = TinyRequest("a", FIRST_TURN)
     engine.run(request)
-    page_bytes = engine.namespace.layout.page_bytes
+    page_bytes = engine.namespaces[0].layout.page_bytes
     other = client.namespace(kvstore.Layout(model="other", block_size=BLOCK_SIZE, page_bytes=page_bytes))
     assert other.lookup(request.block_hashes).prefix == 0
-    assert engine.namespace.lookup(request.block_hashes).prefix == 15
+    assert engine.namespaces[0].lookup(request.block_hashes).prefix == 15
     into = np.zeros(15 * page_bytes, np.uint8)
-    assert engine.namespace.load(request.block_hashes, into) == 15
+    assert engine.namespaces[0].load(request.block_hashes, into) == 15
 
 
 @contextmanager
@@ -266,3 +353,104 @@ def test_a_node_that_dies_costs_misses_only_and_is_used_again_when_it_is_back(tm
             assert second.manager.reset_prefix_cache()
             second.run(TinyRequest(f"again {attempts}", FIRST_TURN))
         assert second.tokens_loaded == 60
+
+
+class TestGroups:
+    """Full attention in blocks of 4 tokens beside a window of 12 tokens in blocks of 8, with pages of other sizes.
+
+    Of a prompt of 62 tokens, 56 can be loaded: 14 pages of the one group, and the two that the window reaches back to.
+    """
+
+    @pytest.fixture(params=["embedded", "unix"])
+    def client(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[kvstore.Client]:
+        with ExitStack() as stack:
+            url = f"embedded://{tmp_path}/store?arena=8MiB&disk_limit=64MiB"
+            if request.param == "unix":
+                stack.enter_context(served(tmp_path))
+                url = f"unix://{tmp_path}/socket"
+            yield stack.enter_context(kvstore.connect(url))
+
+    def test_each_group_loads_what_its_attention_needs(self, new_engine):
+        first = new_engine(FULL, WINDOW)
+        first.run(TinyRequest("a", FIRST_TURN))
+        assert (first.tokens_computed, first.tokens_loaded) == (62, 0)
+        assert first.worker.statistics().pages_stored == 15 + 7
+
+        second = new_engine(FULL, WINDOW)
+        second.run(TinyRequest("b", FIRST_TURN))
+        assert (second.tokens_computed, second.tokens_loaded) == (6, 56)
+        assert second.worker.statistics().pages_loaded == {"arena": 14 + 2}
+        assert second.worker.statistics().pages_present == 0
+
+        third = new_engine(FULL, WINDOW)
+        third.run(TinyRequest("c", SECOND_TURN))
+        assert (third.tokens_computed, third.tokens_loaded) == (92 - 56, 56)
+
+    def test_kvstore_adds_what_the_local_cache_lacks(self, new_engine):
+        new_engine(FULL, WINDOW).run(TinyRequest("a", SECOND_TURN))
+        engine = new_engine(FULL, WINDOW)
+        engine.run(TinyRequest("b", SYSTEM))
+        assert engine.tokens_loaded == 16
+        engine.run(TinyRequest("c", SECOND_TURN))
+        assert engine.tokens_loaded == 88
+        # The 16 tokens that both prompts begin with came once: four pages of the one group are not loaded again.
+        assert engine.worker.statistics().pages_loaded == {"arena": (4 + 2) + (22 - 4 + 2)}
+
+    @pytest.mark.parametrize("group", [0, 1])
+    def test_pages_of_either_group_that_vanish_are_computed_and_stored_again(self, new_engine, group):
+        first = new_engine(FULL, WINDOW)
+        request = TinyRequest("a", FIRST_TURN)
+        first.run(request)
+
+        def evict() -> None:
+            hashes = request.hashes(first.groups[group].block_size)
+            assert first.namespaces[group].evict([hashes[8 if group == 0 else 6]]) == 1
+
+        second = new_engine(FULL, WINDOW)
+        second.run(TinyRequest("b", FIRST_TURN), before_load=evict)
+        assert second.tokens_loaded + second.tokens_computed == 62
+        assert second.tokens_loaded < 40
+        assert second.worker.statistics().pages_not_loaded > 0
+
+        third = new_engine(FULL, WINDOW)
+        third.run(TinyRequest("c", FIRST_TURN))
+        assert third.tokens_loaded == 56
+
+    def test_a_window_alone_needs_nothing_of_the_prompts_beginning(self, new_engine):
+        first = new_engine(WINDOW)
+        request = TinyRequest("a", FIRST_TURN)
+        first.run(request)
+        assert first.namespaces[0].evict(request.hashes(8)[:5]) == 5
+        second = new_engine(WINDOW)
+        second.run(TinyRequest("b", FIRST_TURN))
+        assert second.tokens_loaded == 56
+        assert second.worker.statistics().pages_loaded == {"arena": 2}
+
+    def test_a_store_never_reads_a_block_that_left_the_window_and_was_given_away(self, new_engine, monkeypatch):
+        """So few blocks that those of the window are used again while their stores wait."""
+        engine = new_engine(FULL, WINDOW, num_blocks=30)
+        window = engine.groups[1]
+        go_on = threading.Event()
+        gather = window.pages.gather
+
+        def gather_late(block_ids, out) -> None:
+            assert go_on.wait(60)
+            gather(block_ids, out)
+
+        monkeypatch.setattr(window.pages, "gather", gather_late)
+        request = TinyRequest("a", SECOND_TURN)
+        engine.run(request, before_end=go_on.set)
+        hashes = request.hashes(8)
+        here = window.namespace.lookup(hashes).present
+        assert here[-1]
+        assert not all(here)
+        for block_hash in [block_hash for block_hash, present in zip(hashes, here, strict=True) if present]:
+            page = np.zeros(window.pages.page_bytes, np.uint8)
+            assert window.namespace.load([block_hash], page) == 1
+            expected = torch.stack(window.content(block_hash)).numpy().tobytes()
+            assert page.tobytes() == expected
+        assert engine.worker.statistics().pages_dropped == here.count(False)
+
+        second = new_engine(FULL, WINDOW)
+        second.run(TinyRequest("b", SECOND_TURN))
+        assert second.tokens_loaded == 88

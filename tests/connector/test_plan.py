@@ -12,15 +12,27 @@ pairs = st.lists(st.tuples(st.binary(min_size=32, max_size=32), st.integers(0, 2
 def plans(kind):
     return st.lists(
         st.builds(
-            lambda name, blocks: kind(name, tuple(key for key, _ in blocks), tuple(number for _, number in blocks)),
+            lambda name, blocks, group: kind(
+                name, tuple(key for key, _ in blocks), tuple(number for _, number in blocks), group
+            ),
             names,
             pairs,
+            st.integers(0, 8),
         ),
         max_size=3,
     ).map(tuple)
 
 
-@given(st.builds(StepPlan, plans(LoadPlan), plans(StorePlan), st.lists(names).map(tuple), st.lists(names).map(tuple)))
+@given(
+    st.builds(
+        StepPlan,
+        plans(LoadPlan),
+        plans(StorePlan),
+        st.lists(names).map(tuple),
+        st.lists(names).map(tuple),
+        st.lists(st.integers(0, 2**31)).map(tuple),
+    )
+)
 def test_a_plan_crosses_processes_unchanged(plan):
     assert StepPlan.from_bytes(plan.to_bytes()) == plan
 
@@ -35,7 +47,15 @@ def test_bytes_that_are_no_plan_are_refused(data):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x80", b"\x94\x90\x90\x90", StepPlan().to_bytes() + b"x", b"\x94\x91\x93\xa1a\xa1b\x90\x90\x90\x90"]
+    "data",
+    [
+        b"",
+        b"\x80",
+        b"\x94\x90\x90\x90",
+        StepPlan().to_bytes() + b"x",
+        b"\x95\x91\x94\xa1a\xc4\x01b\x90\x00\x90\x90\x90\x90",  # a hash without a block
+        b"\x95\x91\x94\xa1a\xc4\x00\x90\xff\x90\x90\x90\x90",  # group -1
+    ],
 )
 def test_damaged_plans_are_refused(data):
     with pytest.raises(FormatError, match=f"{len(data)} bytes are no plan"):
@@ -47,6 +67,14 @@ def test_a_plan_has_a_block_for_each_hash():
         LoadPlan("a", (b"h" * 32,), (1, 2))
 
 
+@pytest.mark.parametrize("kind", [LoadPlan, StorePlan])
+def test_a_plan_is_of_a_group(kind):
+    assert kind("a", (), ()).group == 0
+    with pytest.raises(InvalidRequestError, match="request a: a cache group must be at least 0, got -1"):
+        kind("a", (), (), -1)
+
+
 def test_an_empty_plan_is_false():
     assert not StepPlan()
     assert StepPlan(finished=("a",))
+    assert StepPlan(overwritten=(1,))

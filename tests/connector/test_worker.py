@@ -35,7 +35,7 @@ def gates(namespace, kv):
 
 @pytest.fixture
 def worker(namespace, kv, clock, gates) -> Iterator[WorkerConnector]:
-    worker = WorkerConnector(namespace, kv, clock=clock)
+    worker = WorkerConnector([namespace], [kv], clock=clock)
     yield worker
     for gate in gates.values():
         gate.open()
@@ -400,6 +400,234 @@ class TestPreemption:
         assert len(namespace.pages) == 3
 
 
+class TestOverwrittenBlocks:
+    """Blocks that leave a running request, and that another one gets, while a store still reads from them."""
+
+    @pytest.mark.parametrize("step", ["prepare_store", "gather"])
+    def test_their_pages_are_never_published_and_the_others_are(
+        self, worker, store, settled, gates, namespace, hashes, kv, step
+    ):
+        gates[step].close()
+        store("a", count=5)
+        gates[step].wait_reached()
+        worker.start_load_kv(StepPlan(overwritten=(1, 4, 31)))
+        kv.blocks[1] = kv.blocks[4] = 99
+        gates[step].open()
+        settled()
+        assert {key: int(page[0]) for key, page in namespace.pages.items()} == {
+            hashes[1]: 2,
+            hashes[2]: 3,
+            hashes[4]: 5,
+        }
+        worker.get_finished()
+        assert (worker.statistics().pages_stored, worker.statistics().pages_dropped) == (3, 2)
+
+    def test_pages_that_were_published_before_stay(self, worker, store, settled, gates, namespace, hashes):
+        gates["complete_store"].close()
+        store("a", count=4)
+        gates["complete_store"].wait_reached()
+        gates["prepare_store"].close()
+        gates["complete_store"].open()
+        gates["prepare_store"].wait_reached()
+        worker.start_load_kv(StepPlan(overwritten=(1, 2)))
+        gates["prepare_store"].open()
+        settled()
+        assert set(namespace.pages) == set(hashes[:4])
+        assert worker.statistics().pages_dropped == 0
+
+    def test_stores_that_wait_lose_theirs_and_keep_their_order(
+        self, worker, store, settled, gates, namespace, hashes, kv
+    ):
+        gates["prepare_store"].close()
+        store("first", count=1)
+        gates["prepare_store"].wait_reached()
+        store("a", count=3)
+        store("b", count=6)
+        worker.start_load_kv(StepPlan(overwritten=(2,)))
+        kv.blocks[2] = 99
+        assert [transfer.plan.request_id for transfer in worker._stores._queued] == ["a", "b"]
+        gates["prepare_store"].open()
+        settled()
+        assert set(namespace.pages) == {*hashes[:6]} - {hashes[1]}
+
+    def test_a_finished_request_is_reported_when_the_rest_is_stored(
+        self, worker, store, settled, gates, namespace, hashes
+    ):
+        gates["gather"].close()
+        store("a", finished=["a"])
+        gates["gather"].wait_reached()
+        worker.start_load_kv(StepPlan(overwritten=(2,)))
+        assert worker.get_finished() == NOTHING
+        gates["gather"].open()
+        settled()
+        assert worker.get_finished() == ({"a"}, set())
+        assert worker.get_finished() == NOTHING
+        assert set(namespace.pages) == {hashes[0], hashes[2]}
+
+    def test_a_store_of_which_nothing_is_left_is_over_at_once(self, worker, store, gates, namespace, settled):
+        gates["prepare_store"].close()
+        store("a", finished=["a"])
+        gates["prepare_store"].wait_reached()
+        worker.start_load_kv(StepPlan(overwritten=(1, 2, 3)))
+        assert worker.get_finished() == ({"a"}, set())
+        assert worker.statistics().pages_dropped == 3
+        gates["prepare_store"].open()
+        settled()
+        assert namespace.pages == {}
+
+    def test_the_deadline_stays_that_of_the_store(self, worker, store, gates, clock):
+        gates["prepare_store"].close()
+        store("a", finished=["a"])
+        gates["prepare_store"].wait_reached()
+        clock.advance(STORE_DEADLINE / 2)
+        worker.start_load_kv(StepPlan(overwritten=(1,)))
+        clock.advance(STORE_DEADLINE / 2)
+        assert worker.get_finished() == ({"a"}, set())
+        assert worker.statistics().stores_late == 1
+
+    def test_after_shutdown_nothing_is_begun_again(self, worker, store, gates, settled, namespace, monkeypatch):
+        monkeypatch.setattr(worker_module, "SHUTDOWN_WAIT", 0.01)
+        gates["gather"].close()
+        store("a", finished=["a"])
+        gates["gather"].wait_reached()
+        worker.shutdown()
+        worker.start_load_kv(StepPlan(overwritten=(1,)))
+        gates["prepare_store"].error = UnavailableError("nobody should have come here")
+        gates["gather"].open()
+        settled()
+        assert worker.get_finished() == ({"a"}, set())
+        assert worker.statistics().store_failures == 0
+        assert namespace.pages == {}
+
+
+class TestGroups:
+    """Two groups: pages of 64 bytes and of 48, each in a namespace of its own, block ids unique over both."""
+
+    @pytest.fixture
+    def worker(self, namespace, window_namespace, kv, window_kv, clock, gates) -> Iterator[WorkerConnector]:
+        worker = WorkerConnector([namespace, window_namespace], [kv, window_kv], clock=clock)
+        yield worker
+        for gate in (*gates.values(), window_namespace.prepare_load_gate, window_namespace.prepare_store_gate):
+            gate.open()
+        worker.shutdown()
+        assert namespace.held == window_namespace.held == 0
+
+    @pytest.fixture
+    def stocked(self, stocked, window_namespace, window_hashes):
+        """Of the second group kvstore has what a window reaches: pages 2 to 4, page n full of 200 + n."""
+        for number in (2, 3, 4):
+            window_namespace.pages[window_hashes[number]] = np.full(48, 200 + number, np.uint8)
+        return stocked
+
+    @pytest.fixture
+    def load(self, worker, hashes, window_hashes):
+        """Begins a load of three pages into blocks 20 to 22, and of a window's last three into 26 to 28."""
+
+        def run(request_id="a"):
+            head = LoadPlan(request_id, tuple(hashes[:3]), (20, 21, 22))
+            window = LoadPlan(request_id, tuple(window_hashes[2:5]), (26, 27, 28), 1)
+            worker.start_load_kv(StepPlan(loads=(head, window)))
+
+        return run
+
+    def test_pages_come_into_their_groups_blocks(self, worker, load, settled, stocked, kv, window_kv):
+        load()
+        settled()
+        assert outcome(worker) == ({"a"}, set())
+        assert [int(kv.blocks[block_id, 0]) for block_id in range(19, 29)] == [
+            *(19, 100, 101, 102, 23, 24, 25, 26, 27, 28)
+        ]
+        assert [int(window_kv.blocks[block_id, 0]) for block_id in range(20, 30)] == [
+            *(20, 21, 22, 23, 24, 25, 202, 203, 204, 29)
+        ]
+        assert worker.statistics().pages_loaded == {"arena": 6}
+        assert worker.statistics().bytes_loaded == 3 * 64 + 3 * 48
+
+    def test_the_request_is_reported_when_all_its_groups_are_there(
+        self, worker, load, settled, stocked, window_namespace, window_hashes
+    ):
+        del window_namespace.pages[window_hashes[3]]
+        window_namespace.prepare_load_gate.close()
+        load()
+        window_namespace.prepare_load_gate.wait_reached()
+        assert worker.get_finished() == NOTHING
+        window_namespace.prepare_load_gate.open()
+        settled()
+        assert outcome(worker) == ({"a"}, {27, 28})
+        assert worker.get_finished() == NOTHING
+
+    def test_errors_of_a_group_are_told_when_the_others_are_over(
+        self, worker, load, settled, stocked, hashes, window_namespace
+    ):
+        del stocked.pages[hashes[1]]
+        window_namespace.prepare_load_gate.close()
+        load()
+        window_namespace.prepare_load_gate.wait_reached()
+        assert outcome(worker) == (set(), set())
+        window_namespace.prepare_load_gate.open()
+        settled()
+        assert outcome(worker) == ({"a"}, {21, 22})
+        assert worker.statistics().pages_not_loaded == 2
+
+    def test_a_deadline_ends_all_groups_of_the_request(self, worker, load, stocked, gates, clock):
+        gates["prepare_load"].close()
+        load()
+        gates["prepare_load"].wait_reached()
+        clock.advance(LOAD_DEADLINE)
+        assert outcome(worker) == ({"a"}, {20, 21, 22, 26, 27, 28})
+
+    def test_a_dead_node_fails_all_groups_with_one_call(self, worker, load, settled, stocked, gates):
+        gates["prepare_load"].error = UnavailableError("gone")
+        load()
+        settled()
+        assert outcome(worker) == ({"a"}, {20, 21, 22, 26, 27, 28})
+        assert worker.statistics().load_failures == 1
+
+    def test_a_request_that_loads_again_is_reported_again(self, worker, load, settled, stocked):
+        for _ in range(2):
+            load()
+            settled()
+            assert outcome(worker) == ({"a"}, set())
+        assert not worker._loads_under_way
+        assert not worker._not_loaded
+
+    def test_blocks_become_pages_of_their_group(
+        self, worker, settled, namespace, window_namespace, hashes, window_hashes
+    ):
+        head = StorePlan("a", tuple(hashes[:2]), (1, 2))
+        window = StorePlan("a", tuple(window_hashes[1:2]), (7,), 1)
+        worker.start_save_kv(StepPlan(stores=(head, window), finished=("a",)))
+        settled()
+        assert worker.get_finished() == ({"a"}, set())
+        assert {key: page.tolist() for key, page in namespace.pages.items()} == {
+            hashes[0]: [1] * 64,
+            hashes[1]: [2] * 64,
+        }
+        assert {key: page.tolist() for key, page in window_namespace.pages.items()} == {window_hashes[1]: [7] * 48}
+        assert worker.statistics().bytes_stored == 2 * 64 + 48
+
+    def test_a_finished_request_is_reported_when_the_stores_of_all_groups_are_over(
+        self, worker, settled, hashes, window_hashes, window_namespace
+    ):
+        window_namespace.prepare_store_gate.close()
+        head = StorePlan("a", tuple(hashes[:2]), (1, 2))
+        window = StorePlan("a", tuple(window_hashes[1:2]), (7,), 1)
+        worker.start_save_kv(StepPlan(stores=(head, window), finished=("a",)))
+        window_namespace.prepare_store_gate.wait_reached()
+        assert worker.get_finished() == NOTHING
+        window_namespace.prepare_store_gate.open()
+        settled()
+        assert worker.get_finished() == ({"a"}, set())
+
+    def test_each_groups_pages_have_to_fit_its_layout(self, namespace, window_namespace, kv, window_kv):
+        with pytest.raises(InvalidRequestError, match="group 0: the engine's pages have 48 bytes, the layout says 64"):
+            WorkerConnector([namespace, window_namespace], [window_kv, kv])
+        with pytest.raises(InvalidRequestError, match="group 1: the engine's pages have 64 bytes, the layout says 48"):
+            WorkerConnector([namespace, window_namespace], [kv, kv])
+        with pytest.raises(InvalidRequestError, match="2 namespaces for the pages of 1 groups"):
+            WorkerConnector([namespace, window_namespace], [kv])
+
+
 class TestWaitingAndShutdown:
     def test_wait_for_save_waits_for_everything_begun(self, worker, store, namespace):
         store("a", count=6)
@@ -460,4 +688,4 @@ class TestWaitingAndShutdown:
     def test_pages_of_another_size_are_refused(self, namespace, kv, monkeypatch):
         monkeypatch.setattr(kv, "page_bytes", 32, raising=False)
         with pytest.raises(InvalidRequestError, match="32 bytes, the layout says 64"):
-            WorkerConnector(namespace, kv)
+            WorkerConnector([namespace], [kv])

@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+from collections import deque
 
 import msgpack
 import numpy as np
@@ -65,6 +66,9 @@ def test_arrays_hash_as_lists_do(kind: str) -> None:
 def test_anything_with_integers_in_it_will_do() -> None:
     assert hash_blocks(np.array([]), 2) == []
     assert hash_blocks((1, 2), 2) == hash_blocks(range(1, 3), 2) == hash_blocks([np.int64(1), np.uint8(2)], 2)
+    assert hash_blocks(deque([1, 2]), 2) == hash_blocks([1, 2], 2)
+    long = range(5000, 8000)
+    assert pack_tokens(long) == pack_tokens(list(long)) == np.array(long, "<i4").tobytes()
     assert hash_blocks(np.arange(8)[::2], 2) == hash_blocks([0, 2, 4, 6], 2)
 
 
@@ -117,14 +121,26 @@ def test_extra_keys_by_block_hold_for_theirs() -> None:
     assert image[2] != hash_blocks(range(6), 2, [[], ["image"], ["image"]])[2], "keys behind the end are none"
 
 
+def test_tagged_keys() -> None:
+    tagged = [[("lora", "a", "/a"), ("salt", "s")], [("mm", "cat", -2)]]
+    first = hashlib.sha256(root_hash(1) + struct.pack("<i", 5) + msgpack.packb(tagged[0])).digest()
+    second = hashlib.sha256(first + struct.pack("<i", 6) + b"\x91\x93\xa2mm\xa3cat\xfe").digest()
+    third = hashlib.sha256(second + struct.pack("<i", 7)).digest()
+    assert hash_blocks([5, 6, 7], 1, tagged) == [first, second, third]
+
+
 def test_extra_keys_of_other_types_and_splits_differ() -> None:
     variants = [["1"], [1], [b"1"], ["1", ""], ["", "1"], ["11"], ["1", "1"], [True], []]
-    hashes = [hash_blocks([5], 1, keys)[0] for keys in variants]
+    variants += [[("1",)], [("1", "")], [("1",), ()], [("1", "1")], [("1",), "1"], [("1",), ("1",)], [()]]
+    hashes = [hash_blocks([5], 1, [keys])[0] for keys in variants]
     assert len(set(hashes)) == len(variants)
     assert encode_extra_keys([]) == b""
 
 
-@pytest.mark.parametrize("keys", ["salt", b"salt", ["a", ["b"]], [1.5], [[1.5]], [None], [["a"], [None]]])
+@pytest.mark.parametrize(
+    "keys",
+    ["salt", b"salt", ["a", ["b"]], ["a", ("b",)], [1.5], [[1.5]], [None], [["a"], [None]], [[["a"]]], [[((),)]]],
+)
 def test_what_is_no_extra_key_is_refused(keys: object) -> None:
     with pytest.raises(InvalidRequestError, match="extra"):
         hash_blocks([1, 2], 1, keys)  # type: ignore[arg-type]
@@ -134,3 +150,9 @@ def test_what_is_no_extra_key_is_refused(keys: object) -> None:
 def test_extra_keys_that_cannot_be_encoded_are_refused(key: object) -> None:
     with pytest.raises(InvalidRequestError, match="can't be encoded"):
         hash_blocks([1], 1, [key])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 31, 1 << 70, 1.5, "1", None])
+def test_a_wrong_token_is_named(wrong: object) -> None:
+    with pytest.raises(InvalidRequestError, match=f"got {wrong!r}$"):
+        pack_tokens([*range(3000), wrong, 5])  # type: ignore[list-item]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -18,37 +19,50 @@ Page = npt.NDArray[np.uint8]
 
 
 class MemoryNode:
-    """What the connector sees of a client and its namespace, over a dictionary, with every way to fail built in."""
+    """What the connector sees of a client and its namespaces, over dictionaries, with every way to fail built in."""
 
     def __init__(self) -> None:
-        self.stored: dict[bytes, Page] = {}
-        self.lost: set[bytes] = set()
-        """Pages that a lookup promises and a load does not find."""
+        self.by_group: defaultdict[int, dict[bytes, Page]] = defaultdict(dict)
+        self.lost: set[tuple[int, bytes]] = set()
+        """Pages, by group and hash, that a lookup promises and a load does not find."""
         self.before_load: Callable[[], None] = lambda: None
         self.before_lookup: Callable[[], None] = lambda: None
         self.before_store: Callable[[], None] = lambda: None
         self.pages_asked = 0
-        self.batch_pages = 3
-        self.layout: Layout
 
-    def namespace(self, layout: Layout) -> Self:
-        self.layout = layout
-        return self
+    @property
+    def stored(self) -> dict[bytes, Page]:
+        """The pages of the first group."""
+        return self.by_group[0]
 
-    def lookup(self, queries: Sequence[tuple[Any, Sequence[bytes]]]) -> list[Any]:
+    def namespace(self, layout: Layout) -> _Namespace:
+        return _Namespace(self, layout)
+
+    def lookup(self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]]) -> list[Any]:
         self.before_lookup()
-        return [_Lookup(tuple(h in self.stored for h in hashes)) for _, hashes in queries]
+        return [_Lookup(tuple(h in namespace.stored for h in hashes)) for namespace, hashes in queries]
+
+
+class _Namespace:
+    """The pages of one group."""
+
+    batch_pages = 3
+
+    def __init__(self, node: MemoryNode, layout: Layout) -> None:
+        self.node = node
+        self.layout = layout
+        self.stored = node.by_group[layout.group]
 
     def touch(self, hashes: Sequence[bytes]) -> int:
         return sum(block_hash in self.stored for block_hash in hashes)
 
     def prepare_load(self, hashes: Sequence[bytes]) -> _Load:
-        self.before_load()
+        self.node.before_load()
         assert len(hashes) <= self.batch_pages
-        self.pages_asked += len(hashes)
+        self.node.pages_asked += len(hashes)
         pages: list[Page] = []
         for block_hash in hashes:
-            if block_hash in self.lost or block_hash not in self.stored:
+            if (self.layout.group, block_hash) in self.node.lost or block_hash not in self.stored:
                 break
             page = self.stored[block_hash].view()
             page.flags.writeable = False
@@ -56,7 +70,7 @@ class MemoryNode:
         return _Load(pages)
 
     def prepare_store(self, hashes: Sequence[bytes]) -> _Store:
-        self.before_store()
+        self.node.before_store()
         assert len(hashes) <= self.batch_pages
         return _Store(self, hashes)
 
@@ -84,16 +98,17 @@ class _Load(_Pending):
 
 
 class _Store(_Pending):
-    def __init__(self, node: MemoryNode, hashes: Sequence[bytes]) -> None:
-        self._node = node
+    def __init__(self, namespace: _Namespace, hashes: Sequence[bytes]) -> None:
+        self._stored = namespace.stored
         self._hashes = hashes
         self.pages = [
-            None if block_hash in node.stored else np.zeros(node.layout.page_bytes, np.uint8) for block_hash in hashes
+            None if block_hash in namespace.stored else np.zeros(namespace.layout.page_bytes, np.uint8)
+            for block_hash in hashes
         ]
 
     def complete(self) -> Any:
         new = {h: page for h, page in zip(self._hashes, self.pages, strict=True) if page is not None}
-        self._node.stored |= new
+        self._stored.update(new)
         return _Stored(len(new), len(self.pages) - len(new))
 
 
@@ -126,7 +141,7 @@ def gate() -> Iterator[Gate]:
     made.opened.set()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     """Tiny tensors: a second thread costs more than it brings."""
     before = torch.get_num_threads()
@@ -141,6 +156,38 @@ def tiny() -> Llama:
     return Llama(
         LlamaConfig(
             vocab_size=512, hidden_size=128, intermediate_size=192, num_layers=3, num_heads=8, num_kv_heads=2, seed=3
+        )
+    )
+
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "windows": {"layer_types": ("sliding", "full", "sliding", "full", "sliding"), "sliding_window": 40},
+    "windows alone": {"layer_types": ("sliding",) * 3, "sliding_window": 24},
+    "longer blocks": {
+        "layer_types": ("sliding", "full", "sliding"),
+        "sliding_window": 20,
+        "sliding_num_kv_heads": 1,  # half the bytes a token, so twice the tokens a block
+    },
+    "recurrent": {"layer_types": ("recurrent",) * 3},
+    "recurrent and full": {"layer_types": ("recurrent", "full", "recurrent")},
+    "all": {"layer_types": ("recurrent", "full", "sliding", "recurrent"), "sliding_window": 40},
+}
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def mixed(request: pytest.FixtureRequest) -> Llama:
+    """As :func:`tiny`, with layers of other kinds, one combination after the other."""
+    layers = LAYERS[request.param]
+    return Llama(
+        LlamaConfig(
+            vocab_size=512,
+            hidden_size=128,
+            intermediate_size=192,
+            num_layers=len(layers["layer_types"]),
+            num_heads=8,
+            num_kv_heads=2,
+            seed=3,
+            **layers,
         )
     )
 

@@ -13,8 +13,10 @@ from transformers import LlamaConfig as HFConfig
 from transformers import LlamaForCausalLM
 
 import kvstore
-from connector.reference.attention import BatchedSequence
+from connector.blocks import KVCacheConfig
+from connector.reference.batch import BatchedSequence
 from connector.reference.engine import Engine
+from connector.reference.kv_cache import KVCache
 from connector.reference.model import Llama
 from connector.reference.request import Answer
 from kvstore.errors import InvalidRequestError, UnavailableError
@@ -40,9 +42,9 @@ def expected(tiny: Llama) -> dict[int, tuple[int, ...]]:
     for turn in TURNS:
         tokens = prompt(turn)
         for _ in range(MAX_TOKENS):
-            kv = tiny.config.new_kv_cache(16, BLOCK_SIZE)
+            cache = KVCache(KVCacheConfig(16, tiny.config.cache_groups(BLOCK_SIZE)))
             with torch.inference_mode():
-                logits = tiny([BatchedSequence(tokens, 0, range(16))], kv, BLOCK_SIZE)[0]
+                logits = tiny([BatchedSequence(tokens, 0, [range(1, 16)])], cache)[0]
             best = logits.topk(2)
             assert best.values[0] - best.values[1] > 1e-3, "rounding could decide between these two tokens"
             tokens = [*tokens, int(best.indices[0])]
@@ -161,7 +163,7 @@ def engine_requests(engine: Engine, sequences: list[BatchedSequence]) -> list[li
         tuple(engine.manager.get_block_ids(request.request_id)[0]): request.token_ids
         for request in engine._scheduler._running
     }
-    return [by_blocks[tuple(s.block_ids)][: s.context_len + len(s.token_ids)] for s in sequences]
+    return [by_blocks[tuple(s.block_ids[0])][: s.context_len + len(s.token_ids)] for s in sequences]
 
 
 def test_a_prefix_in_the_engines_own_blocks_is_not_computed_again(
@@ -243,7 +245,7 @@ def test_a_load_that_breaks_off_is_computed_from_there(
     first = make_engine(node)
     ask(first, 5)
     first.close()
-    node.lost.add(hash_blocks(prompt(5), BLOCK_SIZE)[lost])
+    node.lost.add((0, hash_blocks(prompt(5), BLOCK_SIZE)[lost]))
 
     answer = ask(make_engine(node), 5)[5]
 
@@ -492,7 +494,7 @@ def test_blocks_of_an_aborted_request_belong_to_its_load_until_that_is_over(
         ([1], 0, "got 1 and 0"),
         ([1, 512], 1, "between 0 and 511"),
         ([-1], 1, "between 0 and 511"),
-        ([1] * 100, 100, "100 tokens and an answer of 100 do not fit: the engine's blocks hold 144 tokens"),
+        ([1] * 100, 100, "100 tokens and an answer of 100 do not fit: they need 13 blocks, the engine has 9"),
     ],
 )
 def test_requests_that_can_not_be_served_are_refused(
@@ -546,7 +548,7 @@ def test_whatever_happens_answers_are_right_and_no_block_is_lost(
             elif action == "abort":
                 engine.abort(str(asked - 1 - number))
             elif action == "lose" and node.stored:
-                node.lost.add(sorted(node.stored)[number % len(node.stored)])
+                node.lost.add((0, sorted(node.stored)[number % len(node.stored)]))
             elif action == "step":
                 for _ in range(number):
                     answers += engine.step()

@@ -1,0 +1,406 @@
+"""All groups of a model together: one call for each of the manager's steps, and the longest hit that all agree on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from connector.blocks.block import Block
+from connector.blocks.chunked_local import ChunkedLocalAttentionManager
+from connector.blocks.config import KVCacheConfig, first_spec
+from connector.blocks.cross_attention import CrossAttentionManager
+from connector.blocks.full_attention import FullAttentionManager
+from connector.blocks.mamba import AlignedMambaManager, MambaManager
+from connector.blocks.pool import BlockPool, check_counts
+from connector.blocks.request import Request
+from connector.blocks.single_type import GroupSettings, SingleTypeManager
+from connector.blocks.sliding_window import SlidingWindowManager
+from connector.blocks.sources import BlockSource, CachedOrBelowSource, CachedSource, HeldSource, Presence
+from connector.blocks.specs import (
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    Limits,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from kvstore.errors import ConfigError
+
+GroupHit = tuple[tuple[list[Block], ...], int]
+"""The blocks of a hit, by group, and its length in tokens."""
+
+
+class Coordinator(ABC):
+    """The groups' managers, which share a pool.
+
+    Args:
+        config: the groups.
+        pool: of their blocks.
+        limits: how long requests become.
+        use_eagle: hits are shortened for a drafting head: in the groups that say so, or in all where none does.
+    """
+
+    def __init__(self, config: KVCacheConfig, pool: BlockPool, limits: Limits, *, use_eagle: bool) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.block_sizes = config.block_sizes(limits.context_parallel_size)
+        self.hash_block_size = config.hash_block_size(limits.context_parallel_size)
+        self.scheduler_block_size = config.scheduler_block_size(limits.context_parallel_size)
+        eagle = {index for index, group in enumerate(config.kv_cache_groups) if group.is_eagle_group}
+        if use_eagle and not eagle:
+            eagle = set(range(len(config.kv_cache_groups)))
+        self._eagle_groups = self._spread_eagle(config, eagle)
+        self.managers: tuple[SingleTypeManager[Any], ...] = tuple(
+            _manager(
+                first_spec(group),
+                pool,
+                GroupSettings(
+                    group_id=index,
+                    block_size=self.block_sizes[index],
+                    hash_block_size=self.hash_block_size,
+                    alignment=self.scheduler_block_size,
+                    use_eagle=index in self._eagle_groups,
+                    any_eagle=use_eagle,
+                    limits=limits,
+                ),
+            )
+            for index, group in enumerate(config.kv_cache_groups)
+        )
+
+    @abstractmethod
+    def find_longest_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
+        """The longest prefix of a request that all groups have.
+
+        Args:
+            request: whose hashes are looked up.
+            max_length: tokens that the hit must not go beyond.
+            presence: pages of the level below, which count as well.
+        """
+
+    @abstractmethod
+    def find_longest_held(self, request_id: str, max_length: int, unusable: Collection[int]) -> int:
+        """How many leading tokens of a request its own blocks stand for.
+
+        Args:
+            request_id: whose blocks they are.
+            max_length: tokens that its blocks would stand for if all held what they should.
+            unusable: ids of blocks that don't.
+        """
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        computed_blocks: Sequence[Sequence[Block]],
+        num_computed_tokens: int,
+        num_main_tokens: int,
+        num_encoder_tokens: int,
+        *,
+        for_admission: bool = False,
+    ) -> int:
+        """The sum over all groups; see :meth:`SingleTypeManager.get_num_blocks_to_allocate`."""
+        num_blocks = 0
+        for manager, computed in zip(self.managers, computed_blocks, strict=True):
+            if manager.holds_encoder_tokens:
+                num_blocks += manager.get_num_blocks_to_allocate(
+                    request_id, num_encoder_tokens, (), 0, num_encoder_tokens
+                )
+            else:
+                num_blocks += manager.get_num_blocks_to_allocate(
+                    request_id,
+                    num_tokens,
+                    computed,
+                    num_computed_tokens,
+                    num_main_tokens,
+                    for_admission=for_admission,
+                )
+        return num_blocks
+
+    def add_computed_blocks(
+        self, request_id: str, blocks: Sequence[Sequence[Block]], num_computed_tokens: int, num_external_tokens: int
+    ) -> None:
+        """Gives hits to a request that holds no blocks yet, and blocks to the pages that come from elsewhere."""
+        for manager, computed in zip(self.managers, blocks, strict=True):
+            manager.add_computed_blocks(request_id, computed, num_computed_tokens)
+        if num_external_tokens:
+            for manager in self.managers:
+                manager.allocate_external_blocks(request_id, num_computed_tokens)
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_main_tokens: int, num_encoder_tokens: int
+    ) -> tuple[list[Block], ...]:
+        """Gives the request new blocks in each group; see :meth:`SingleTypeManager.allocate_new_blocks`."""
+        new = []
+        for manager in self.managers:
+            num_slots = num_encoder_tokens if manager.holds_encoder_tokens else num_tokens
+            new.append(manager.allocate_new_blocks(request_id, num_slots, num_main_tokens))
+        return tuple(new)
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Lets the request's full blocks below ``num_computed_tokens`` be found by others."""
+        for manager in self.managers:
+            manager.cache_blocks(request, self._num_cacheable_tokens(manager, num_computed_tokens))
+
+    def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
+        """Frees the blocks that no token behind ``num_processed_tokens`` needs."""
+        for manager in self.managers:
+            manager.remove_skipped_blocks(request_id, num_processed_tokens)
+
+    def complete_load(self, request_id: str, num_computed_tokens: int) -> None:
+        """Ends the wait for pages; see :meth:`SingleTypeManager.complete_load`."""
+        for manager in self.managers:
+            manager.complete_load(request_id, num_computed_tokens)
+
+    def pop_blocks(self, request_id: str) -> list[Block]:
+        """Forgets the request and returns its blocks of all groups, which are still held."""
+        return [block for manager in self.managers for block in manager.pop_blocks(request_id)]
+
+    def free(self, request_id: str) -> None:
+        """Lets go of the request's blocks, group after group, tail first."""
+        for manager in self.managers:
+            manager.free(request_id)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether the request has been given blocks, or could have been, and not been freed."""
+        return bool(self.managers) and self.managers[0].holds(request_id)  # all groups do, or none
+
+    def get_blocks(self, request_id: str) -> tuple[Sequence[Block], ...]:
+        """The request's blocks by group."""
+        return tuple(manager.blocks(request_id) for manager in self.managers)
+
+    def get_num_common_prefix_blocks(self, request_id: str, popped: Mapping[int, int]) -> list[int]:
+        """By group; see :meth:`SingleTypeManager.get_num_common_prefix_blocks`."""
+        return [manager.get_num_common_prefix_blocks(request_id, popped) for manager in self.managers]
+
+    def new_step_starts(self) -> None:
+        """What was cached in the step before has been computed."""
+        for manager in self.managers:
+            manager.new_step_starts()
+
+    def check_integrity(self, popped: Mapping[int, int]) -> None:
+        """Recounts everything.
+
+        Args:
+            popped: by block id, how often a block is held by no request any longer.
+
+        Raises:
+            AssertionError: blocks, requests, queue and hashes disagree; the message says which.
+        """
+        self.pool.check_integrity()
+        held = [popped.get(block_id, 0) for block_id in range(len(self.pool.blocks))]
+        for manager in self.managers:
+            manager.count_held(held)
+        check_counts(held, self.pool)
+
+    def _spread_eagle(self, config: KVCacheConfig, eagle: set[int]) -> set[int]:
+        """The groups whose hits are shortened, given those that say so."""
+        return eagle
+
+    def _num_cacheable_tokens(self, manager: SingleTypeManager[Any], num_computed_tokens: int) -> int:
+        """Leading tokens whose blocks a hit may ask for."""
+        return num_computed_tokens
+
+
+class NoCacheCoordinator(Coordinator):
+    """Without prefix caching: any groups, or none; no hits."""
+
+    def find_longest_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
+        """Nothing."""
+        return tuple([] for _ in self.managers), 0
+
+    def find_longest_held(self, request_id: str, max_length: int, unusable: Collection[int]) -> int:
+        """The tokens before the first block that is unusable, where there is one group; otherwise nothing."""
+        if len(self.managers) != 1:
+            return 0
+        source = HeldSource([self.managers[0].blocks(request_id)], unusable)
+        return self.managers[0].find_longest_hit(source, max_length, drop_last=False)[1]
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Nothing is found again."""
+
+
+class UnitaryCoordinator(Coordinator):
+    """One group."""
+
+    def find_longest_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
+        """The group's own answer."""
+        hashes = request.block_hashes
+        source: BlockSource = (
+            CachedSource(self.pool, (0,), hashes, 1)
+            if presence is None
+            else CachedOrBelowSource(self.pool, (0,), hashes, 1, presence)
+        )
+        (blocks,), length = self.managers[0].find_longest_hit(source, max_length, drop_last=0 in self._eagle_groups)
+        return (blocks,), length
+
+    def find_longest_held(self, request_id: str, max_length: int, unusable: Collection[int]) -> int:
+        """The group's own answer."""
+        source = HeldSource([self.managers[0].blocks(request_id)], unusable)
+        return self.managers[0].find_longest_hit(source, max_length, drop_last=False)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Groups with equal specs, which are searched together."""
+
+    manager: SingleTypeManager[Any]
+    """Of the first of them: it stands for all."""
+    group_ids: tuple[int, ...]
+    use_eagle: bool
+
+    @property
+    def is_full_attention(self) -> bool:
+        return isinstance(self.manager, FullAttentionManager)
+
+
+class HybridCoordinator(Coordinator):
+    """Several groups, of several kinds as a rule.
+
+    Hits end at multiples of every group's block size, and blocks behind the last such multiple are not cached: no hit
+    could ask for them. (vLLM also caches the last piece of a prompt that ends inside a full-attention block larger than
+    the hashes' step; such tails are never hit there without copy-on-write, and are left out here.)
+    """
+
+    def __init__(self, config: KVCacheConfig, pool: BlockPool, limits: Limits, *, use_eagle: bool) -> None:
+        super().__init__(config, pool, limits, use_eagle=use_eagle)
+        groups_of: dict[KVCacheSpec, list[int]] = {}
+        for manager in self.managers:
+            groups_of.setdefault(manager.spec, []).append(manager.group_id)
+        kinds = [
+            _Kind(self.managers[group_ids[0]], tuple(group_ids), group_ids[0] in self._eagle_groups)
+            for group_ids in groups_of.values()
+        ]
+        # Full attention first: its search is the quickest, and what it finds bounds that of the others.
+        self._kinds = sorted(kinds, key=lambda kind: not kind.is_full_attention)
+        for kind in self._kinds:
+            if isinstance(kind.manager, ChunkedLocalAttentionManager):
+                _check_chunked_local(kind.manager, self.scheduler_block_size, use_eagle=kind.use_eagle)
+
+    def find_longest_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
+        """See :meth:`Coordinator.find_longest_hit`."""
+        hashes = request.block_hashes
+
+        def source_of(kind: _Kind) -> BlockSource:
+            if presence is None:
+                return CachedSource(self.pool, kind.group_ids, hashes, kind.manager.hashes_per_block)
+            return CachedOrBelowSource(self.pool, kind.group_ids, hashes, kind.manager.hashes_per_block, presence)
+
+        return self._agree(source_of, max_length, len(hashes) * self.hash_block_size, drops=True)
+
+    def find_longest_held(self, request_id: str, max_length: int, unusable: Collection[int]) -> int:
+        """See :meth:`Coordinator.find_longest_held`."""
+
+        def source_of(kind: _Kind) -> BlockSource:
+            return HeldSource([self.managers[group_id].blocks(request_id) for group_id in kind.group_ids], unusable)
+
+        return self._agree(source_of, max_length, max_length, drops=False)[1]
+
+    def _agree(
+        self, source_of: Callable[[_Kind], BlockSource], max_length: int, num_hashed_tokens: int, *, drops: bool
+    ) -> GroupHit:
+        """Each kind accepts a length or shortens it, until one is left that all accept.
+
+        A drafting head's kind looks one block further and drops it. It does so once for each length: the block that it
+        drops at the final length is there, whichever kind shortened the hit to it.
+        """
+        hits: dict[int, list[Block]] = {manager.group_id: [] for manager in self.managers}
+        full_lengths: dict[int, int] = {}
+        dropped: set[int] = set()
+        sources = [source_of(kind) for kind in self._kinds]
+        # With full attention and one other kind, what the other one finds is a prefix of what full attention found.
+        one_round = len(self._kinds) == 2 and self._kinds[0].is_full_attention
+        length = max_length
+        while True:
+            current = length
+            for index, (kind, source) in enumerate(zip(self._kinds, sources, strict=True)):
+                if index in full_lengths:  # shorter is no further question to it
+                    current = min(current, full_lengths[index])
+                    continue
+                drop_last = drops and kind.use_eagle and index not in dropped
+                limit = current
+                if drop_last and not isinstance(kind.manager, MambaManager):
+                    limit = min(current + kind.manager.block_size, num_hashed_tokens)
+                columns, found = kind.manager.find_longest_hit(source, limit, drop_last=drop_last)
+                if drop_last:
+                    dropped.add(index)
+                elif found < current:
+                    dropped.clear()
+                current = found
+                hits.update(zip(kind.group_ids, columns, strict=True))
+                if kind.is_full_attention:
+                    full_lengths[index] = found
+            if current >= length:
+                break
+            length = current
+            if one_round:
+                break
+        for kind in self._kinds:
+            if kind.is_full_attention:
+                for group_id in kind.group_ids:
+                    del hits[group_id][length // kind.manager.block_size :]
+        return tuple(hits[manager.group_id] for manager in self.managers), length
+
+    def _spread_eagle(self, config: KVCacheConfig, eagle: set[int]) -> set[int]:
+        """Groups with equal specs are searched together: what holds for one holds for all of them."""
+        specs = [first_spec(group) for group in config.kv_cache_groups]
+        return {index for index, spec in enumerate(specs) if any(spec == specs[other] for other in eagle)}
+
+    def _num_cacheable_tokens(self, manager: SingleTypeManager[Any], num_computed_tokens: int) -> int:
+        aligned = num_computed_tokens - num_computed_tokens % self.scheduler_block_size
+        if aligned and manager.group_id in self._eagle_groups:
+            return min(num_computed_tokens, aligned + manager.block_size)  # one more, to be matched and dropped
+        return aligned
+
+
+def make_coordinator(
+    config: KVCacheConfig, pool: BlockPool, limits: Limits, *, use_eagle: bool, enable_caching: bool
+) -> Coordinator:
+    """The coordinator for a configuration.
+
+    Raises:
+        ConfigError: the groups can't do what is asked of them.
+    """
+    specs = [first_spec(group) for group in config.kv_cache_groups]
+    if limits.context_parallel_size > 1:
+        for spec in specs:
+            if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec):
+                raise ConfigError(f"context parallelism does not go with {spec.kind} groups")
+    if not enable_caching or not specs:
+        return NoCacheCoordinator(config, pool, limits, use_eagle=use_eagle)
+    if any(isinstance(spec, CrossAttentionSpec) for spec in specs):
+        raise ConfigError("prefix caching does not go with cross_attention groups: the prompt is not all that counts")
+    if len(specs) == 1:
+        coordinator = UnitaryCoordinator(config, pool, limits, use_eagle=use_eagle)
+        manager = coordinator.managers[0]
+        if isinstance(manager, ChunkedLocalAttentionManager):
+            _check_chunked_local(manager, coordinator.scheduler_block_size, use_eagle=use_eagle)
+        return coordinator
+    return HybridCoordinator(config, pool, limits, use_eagle=use_eagle)
+
+
+def _manager(spec: KVCacheSpec, pool: BlockPool, settings: GroupSettings) -> SingleTypeManager[Any]:
+    kinds: list[tuple[type[KVCacheSpec], type[SingleTypeManager[Any]]]] = [
+        (FullAttentionSpec, FullAttentionManager),
+        (SlidingWindowSpec, SlidingWindowManager),
+        (ChunkedLocalAttentionSpec, ChunkedLocalAttentionManager),
+        (CrossAttentionSpec, CrossAttentionManager),
+    ]
+    if isinstance(spec, MambaSpec):
+        return (AlignedMambaManager if spec.mamba_cache_mode == "align" else MambaManager)(spec, pool, settings)
+    for kind, manager in kinds:
+        if isinstance(spec, kind):
+            return manager(spec, pool, settings)
+    raise ConfigError(f"no block manager for {type(spec).__name__}")
+
+
+def _check_chunked_local(manager: ChunkedLocalAttentionManager, alignment: int, *, use_eagle: bool) -> None:
+    if use_eagle:
+        raise ConfigError("drafting heads do not go with chunked_local_attention groups")
+    if manager.block_size != alignment:
+        raise ConfigError(
+            f"chunked_local_attention groups need the block size of the other groups: {manager.block_size} tokens,"
+            f" hits end at multiples of {alignment}"
+        )

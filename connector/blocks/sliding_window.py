@@ -1,0 +1,67 @@
+"""Sliding windows: blocks before the window are freed, and a hit needs the blocks of one window before its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from connector.blocks.block import Block
+from connector.blocks.single_type import Hit, SingleTypeManager
+from connector.blocks.sources import BlockSource
+from connector.blocks.specs import SlidingWindowSpec
+
+
+class SlidingWindowManager(SingleTypeManager[SlidingWindowSpec]):
+    """Blocks of a group whose tokens attend to the ``sliding_window - 1`` tokens before them and to themselves."""
+
+    def find_longest_hit(self, source: BlockSource, max_length: int, *, drop_last: bool) -> Hit:
+        """The last place with enough blocks in a row before it for a window; or what there is from the first one on."""
+        needed = self._blocks_for_hit(drop_last=drop_last)
+        rows: list[Sequence[Block]] = []  # from the back
+        start = end = 0
+        for index in range(max_length // self.block_size - 1, -1, -1):
+            row = source.at(index)
+            if row is None:
+                rows.clear()
+            elif rows or self._is_aligned(index + (not drop_last)):
+                start, end = index, end if rows else index + 1
+                rows.append(row)
+                if len(rows) >= needed:
+                    break
+        if not rows:
+            return self._hit(source, 0, ())
+        if len(rows) < needed:  # they begin with the prompt's first block
+            end = self._aligned_down(end)
+        if drop_last:
+            end = self._aligned_down(end - 1)
+        return self._hit(source, start, rows[::-1][: max(end - start, 0)])
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        """Those before the window of the next token."""
+        return max(0, num_computed_tokens - self.spec.sliding_window + 1)
+
+    def _aligned_down(self, num_blocks: int) -> int:
+        while num_blocks > 0 and not self._is_aligned(num_blocks):
+            num_blocks -= 1
+        return max(num_blocks, 0)
+
+    def _findable(self, first: int, last: int) -> Iterable[int]:
+        """The blocks that lie within a window before a place where hits may end: no hit ever asks for the others."""
+        needed = self._blocks_for_hit(drop_last=self._settings.use_eagle)
+        per_alignment = self._alignment // self.block_size
+        if needed >= per_alignment:
+            return range(first, last)
+        # With a block to drop, a hit begins with the block behind the place where it may end.
+        shift = int(self._settings.use_eagle)
+        return [i for i in range(max(first, shift), last) if (i - shift) % per_alignment >= per_alignment - needed]
+
+    def _cap_admission(self, num_blocks: int) -> int:
+        """Blocks that leave the window are freed as a prompt is computed in pieces."""
+        return min(num_blocks, self.spec.max_blocks(self._settings.limits))
+
+    def _sliding_window(self) -> int | None:
+        return self.spec.sliding_window
+
+    def _blocks_for_hit(self, *, drop_last: bool) -> int:
+        # The next token's window holds sliding_window - 1 tokens before it, wherever in a block it begins: hits end at
+        # the end of a block. One block more, where the last one is dropped.
+        return -(-(self.spec.sliding_window - 1) // self.block_size) + drop_last

@@ -1,0 +1,161 @@
+"""Where a search for the longest hit finds blocks: in the cache and the level below it, or among a request's own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from connector.blocks.block import Block
+from connector.blocks.hashing import BlockHash
+from connector.blocks.pool import BlockPool
+
+Presence = Mapping[int, Sequence[bool]]
+"""By group: whether the level below has the page of a request's first, second, … block of that group. What lies behind
+the end of a sequence, and every group that is missing, is not there."""
+
+
+class BlockSource(Protocol):
+    """The blocks of a prompt that may count as computed, in groups that share a spec."""
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups."""
+
+    def at(self, index: int) -> Sequence[Block] | None:
+        """The prompt's ``index``-th block, one for each group; None when one of them is missing."""
+
+    def leading(self, limit: int) -> list[list[Block]]:
+        """The blocks from the first one on, up to the first one missing in any group, ``limit`` at most. A list of the
+        same length for each group."""
+
+
+class CachedSource:
+    """Cached blocks, found by hash.
+
+    Args:
+        pool: of the blocks.
+        group_ids: the groups that are searched.
+        block_hashes: one for each ``hash_block_size`` tokens. A hash names all tokens before it, so that the hash of a
+            longer block is that of its end.
+        hashes_per_block: how many of them a block of these groups holds.
+    """
+
+    def __init__(
+        self, pool: BlockPool, group_ids: Sequence[int], block_hashes: Sequence[BlockHash], hashes_per_block: int
+    ) -> None:
+        self._cached = [pool.cached[group_id] for group_id in group_ids]
+        self._hashes = block_hashes
+        self._per_block = hashes_per_block
+
+    @property
+    def num_groups(self) -> int:
+        """See :class:`BlockSource`."""
+        return len(self._cached)
+
+    def at(self, index: int) -> Sequence[Block] | None:
+        """See :class:`BlockSource`."""
+        block_hash = self._hashes[(index + 1) * self._per_block - 1]
+        row = [cached.get(block_hash) for cached in self._cached]
+        return None if None in row else [block for block in row if block is not None]
+
+    def leading(self, limit: int) -> list[list[Block]]:
+        """See :class:`BlockSource`."""
+        hashes = self._hashes[self._per_block - 1 : limit * self._per_block : self._per_block]
+        return _cut_to_shortest([cached.get_leading(hashes) for cached in self._cached])
+
+
+class CachedOrBelowSource:
+    """Cached blocks, and where there is none a stand-in for the page that the level below has.
+
+    Args:
+        pool: of the blocks; its ``remote_block`` is the stand-in.
+        group_ids: the groups that are searched.
+        block_hashes: as for :class:`CachedSource`.
+        hashes_per_block: as for :class:`CachedSource`.
+        presence: what the level below has.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group_ids: Sequence[int],
+        block_hashes: Sequence[BlockHash],
+        hashes_per_block: int,
+        presence: Presence,
+    ) -> None:
+        self._cached = [pool.cached[group_id] for group_id in group_ids]
+        self._present = [presence.get(group_id, ()) for group_id in group_ids]
+        self._hashes = block_hashes
+        self._per_block = hashes_per_block
+        self._remote = pool.remote_block
+
+    @property
+    def num_groups(self) -> int:
+        """See :class:`BlockSource`."""
+        return len(self._cached)
+
+    def at(self, index: int) -> Sequence[Block] | None:
+        """See :class:`BlockSource`."""
+        block_hash = self._hashes[(index + 1) * self._per_block - 1]
+        row = []
+        for cached, present in zip(self._cached, self._present, strict=True):
+            block = cached.get(block_hash)
+            if block is None:
+                if index >= len(present) or not present[index]:
+                    return None
+                block = self._remote
+            row.append(block)
+        return row
+
+    def leading(self, limit: int) -> list[list[Block]]:
+        """See :class:`BlockSource`."""
+        return _leading_rows(self, limit)
+
+
+class HeldSource:
+    """A request's own blocks, without those that were not filled.
+
+    Args:
+        tables: the request's blocks in each group.
+        unusable: ids of blocks that hold nothing.
+    """
+
+    def __init__(self, tables: Sequence[Sequence[Block]], unusable: Collection[int]) -> None:
+        self._tables = tables
+        self._unusable = unusable
+
+    @property
+    def num_groups(self) -> int:
+        """See :class:`BlockSource`."""
+        return len(self._tables)
+
+    def at(self, index: int) -> Sequence[Block] | None:
+        """See :class:`BlockSource`."""
+        row = []
+        for table in self._tables:
+            if index >= len(table) or table[index].is_null or table[index].block_id in self._unusable:
+                return None
+            row.append(table[index])
+        return row
+
+    def leading(self, limit: int) -> list[list[Block]]:
+        """See :class:`BlockSource`."""
+        return _leading_rows(self, limit)
+
+
+def _leading_rows(source: BlockSource, limit: int) -> list[list[Block]]:
+    columns: list[list[Block]] = [[] for _ in range(source.num_groups)]
+    for index in range(limit):
+        row = source.at(index)
+        if row is None:
+            break
+        for column, block in zip(columns, row, strict=True):
+            column.append(block)
+    return columns
+
+
+def _cut_to_shortest(columns: list[list[Block]]) -> list[list[Block]]:
+    shortest = min(map(len, columns))
+    for column in columns:
+        del column[shortest:]
+    return columns

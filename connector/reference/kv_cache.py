@@ -1,0 +1,63 @@
+"""The memory behind an engine's blocks: one buffer for each place of a layer in its group, shared by all groups.
+
+::
+
+                 buffer 0                buffer 1
+    group 0      layer 0 (full)          layer 4 (full)
+    group 1      layer 1 (window)        layer 3 (window)
+    group 2      layer 5 (window)        -
+
+A block id names one page in each buffer. It belongs to one group at a time, and so do those pages: which layers write
+there, and in which shape, changes with the owner.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from connector.blocks.config import KVCacheConfig
+from gpu.pages import PagedKV
+from kvstore.errors import ConfigError
+
+DTYPE = torch.float32
+"""Of weights, of what is cached and of logits, whatever torch's default is."""
+
+
+class KVCache:
+    """The blocks' memory, zeros at first.
+
+    Args:
+        config: groups and number of blocks.
+
+    Raises:
+        ConfigError: groups whose pages differ in size, or whose pages are no whole number of elements.
+    """
+
+    def __init__(self, config: KVCacheConfig) -> None:
+        self.groups = config.kv_cache_groups
+        page_sizes = {group.kv_cache_spec.page_size_bytes for group in self.groups}
+        if len(page_sizes) != 1:
+            raise ConfigError(f"the groups must have pages of one size a layer, got {sorted(page_sizes)} bytes")
+        (page_size,) = page_sizes
+        if page_size % DTYPE.itemsize:
+            raise ConfigError(f"a page of {page_size} bytes is no whole number of {DTYPE} elements")
+        places = max(len(group.layer_names) for group in self.groups)
+        buffers = [torch.zeros(config.num_blocks, page_size // DTYPE.itemsize, dtype=DTYPE) for _ in range(places)]
+        self.group_of: dict[str, int] = {}
+        """The group of each layer."""
+        self.rows: dict[str, torch.Tensor] = {}
+        """For each layer ``(num_blocks, elements)`` float32: what it has in each block, the padding left out."""
+        for number, group in enumerate(self.groups):
+            elements = group.kv_cache_spec.unpadded_page_size_bytes // DTYPE.itemsize
+            for name, buffer in zip(group.layer_names, buffers, strict=False):
+                self.group_of[name] = number
+                self.rows[name] = buffer[:, :elements]
+
+    def pages(self, group: int) -> PagedKV:
+        """A group's blocks as pages, each ``[layer][element]``.
+
+        The halves of a row take the place of keys and values. For attention they are that; a recurrent state is cut in
+        two, and its bytes stay in order.
+        """
+        rows = [self.rows[name] for name in self.groups[group].layer_names]
+        return PagedKV([row.view(len(row), 2, 1, 1, -1).transpose(0, 1) for row in rows])
