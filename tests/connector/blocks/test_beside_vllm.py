@@ -67,7 +67,7 @@ with warnings.catch_warnings():
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, MambaManager
     from vllm.v1.request import RequestStatus
 
-SEEDS = int(os.environ.get("BESIDE_VLLM_SEEDS", "40"))
+SEEDS = int(os.environ.get("BESIDE_VLLM_SEEDS", "25"))
 FIRST_SEED = int(os.environ.get("BESIDE_VLLM_FIRST_SEED", "0"))
 
 REMOTE = -1
@@ -422,13 +422,13 @@ class Ours:
         return [block.block_id for blocks in groups for _, block in blocks]
 
     def unwritable_places(self, request: Request) -> list[int]:
-        """Tokens below the computed ones at which blocks begin that are null or that others find."""
+        """Tokens below the computed ones at which blocks begin that are null or that others hold or find."""
         blocks = self.manager.get_blocks(request.request_id).blocks
         return [
             index * block_size
             for table, block_size in zip(blocks, self.manager.block_sizes, strict=True)
             for index, block in enumerate(table)
-            if block.is_null or block.block_hash is not None
+            if block.is_null or block.block_hash is not None or block.ref_cnt != 1
         ]
 
     def complete_load(self, request: Request, invalid: set[int]) -> int:

@@ -122,6 +122,17 @@ class TestBlockSizes:
         # Hits end at 8 and 16: the window needs one block before each; the last block of 4 can be part of none.
         assert manager.get_blocks("a").get_unhashed_block_ids_all_groups() == [[3], [4, 6, 8, 9]]
 
+    def test_blocks_behind_the_last_place_for_a_hit_are_cached_when_it_has_moved_on(
+        self, new_manager, new_request, prefill, compute
+    ):
+        manager = new_manager(12, full(4), window(10, 8))
+        request = new_request("a", "SSSS pppp qqqq r")
+        prefill(manager, request)
+        assert manager.get_blocks("a").get_unhashed_block_ids_all_groups() == [[3, 4], [6]]
+        request.append([1, 2, 3])
+        compute(manager, request)
+        assert manager.get_blocks("a").get_unhashed_block_ids_all_groups() == [[], []]
+
     def test_a_longer_block_is_named_by_the_hash_of_its_end(self, new_manager, new_request, prefill):
         manager = new_manager(12, full(4), window(10, 8))
         request = new_request("a", PROMPT)
@@ -135,6 +146,14 @@ class TestBlockSizes:
         manager.new_step_starts()
         hit, num_hit = manager.get_computed_blocks(new_request("b", PROMPT))
         assert (hit.get_block_ids(), num_hit) == (([1, 2], [5]), 8)
+
+    def test_a_state_inside_a_longer_block_is_no_hit(self, new_manager, new_request, prefill):
+        manager = new_manager(12, full(8), states(block_size=4))
+        prefill(manager, new_request("a", PROMPT))
+        manager.new_step_starts()
+        manager.evict_blocks([6])  # the last state; those at 12, 8 and 4 are there
+        hit, num_hit = manager.get_computed_blocks(new_request("b", PROMPT + "x"))
+        assert (hit.get_block_ids(), num_hit) == (([1], [0, 4]), 8)
 
     def test_ranks_share_the_blocks_of_full_attention_and_not_the_states(self, new_manager):
         manager = new_manager(12, full(4), states(block_size=8), dcp_world_size=2)
@@ -181,10 +200,30 @@ class TestEagle:
         manager.evict_blocks([11])  # of the narrow window: it goes on from 16 and drops to 12
         assert manager.get_computed_blocks(new_request("b", PROMPT + "ssss tttt x"))[1] == 12
 
-    def test_one_more_block_than_a_hit_may_have_is_cached(self, new_request, prefill):
-        manager = self.make((full(), False), (window(9, 8), True))
+    def test_it_is_dropped_again_where_another_group_shortens_the_hit(self, new_request, prefill):
+        manager = self.make((full(), False), (window(6), True), (window(10), False))
         prefill(manager, new_request("a", PROMPT + "ssss tttt u"))
-        assert manager.get_computed_blocks(new_request("b", PROMPT + "ssss tttt x"))[1] == 16
+        # The head's group goes on from 20 and, with the block behind it gone, not from 8; the other one from 8.
+        manager.evict_blocks([10, 17])
+        assert manager.get_computed_blocks(new_request("b", PROMPT + "ssss tttt x"))[1] == 4
+
+    def test_groups_that_are_searched_together_drop_it_together(self, new_request, prefill):
+        manager = self.make((full(), False), (window(6), False), (window(6), True))
+        prefill(manager, new_request("a", PROMPT))
+        assert manager.get_computed_blocks(new_request("b", PROMPT + "x"))[1] == 12
+
+    def test_a_failed_load_drops_nothing_more(self, new_request, start_load, end_load):
+        manager = self.make((full(), True), (window(100), True))
+        request = new_request("a", PROMPT + "ssss x")
+        assert start_load(manager, request, "11111", "11111") == (0, 16)
+        assert end_load(manager, request, manager.get_block_ids("a")[0][3]) == 12
+
+    def test_one_more_block_than_a_hit_may_have_is_cached(self, new_request, prefill):
+        manager = self.make((full(8), False), (window(5), True))
+        prefill(manager, new_request("a", PROMPT + "ssss t"))
+        # Hits end at 8 and 16: the head's group needs one block before that and the one behind it, 16 … 19.
+        hit, num_hit = manager.get_computed_blocks(new_request("b", PROMPT + "ssss x"))
+        assert (hit.get_block_ids(), num_hit) == (([1, 2], [0, 0, 0, 7]), 16)
 
 
 class TestHolding:

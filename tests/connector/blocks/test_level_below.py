@@ -119,13 +119,13 @@ class TestFullAndWindow:
         manager = new_manager(8, FULL, WINDOW)
         first = new_request("a", PROMPT)
         prefill(manager, first)
-        manager.evict_blocks([1, 2, 3, 4])
+        manager.evict_blocks([3, 4])
         manager.free(first)
-        # The window's hits are free and first in the order of eviction, once 1 … 4 are loaded to.
-        assert manager.pool.free_block_ids() == [4, 3, 2, 1, 8, 7, 6, 5]
-        request = new_request("b", PROMPT + "x")
-        assert start_load(manager, request, "1111", "") == (0, 16)
-        assert manager.get_block_ids("b") == ([4, 3, 2, 1], [0, 0, 7, 8])
+        prefill(manager, new_request("c", "TTTT"))  # takes 4 and 3
+        # Once full attention holds 2 and 1, the window's hits are the first to leave.
+        assert manager.pool.free_block_ids() == [2, 1, 8, 7, 6, 5]
+        assert start_load(manager, new_request("b", PROMPT + "x"), "0011", "") == (8, 8)
+        assert manager.get_block_ids("b") == ([1, 2, 6, 5], [0, 0, 7, 8])
 
     def test_hits_and_loads_that_do_not_fit_together_change_nothing(
         self, new_manager, new_request, prefill, start_load

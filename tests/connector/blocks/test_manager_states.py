@@ -42,7 +42,7 @@ MAX_MODEL_LEN = 40
 NULL, REMOTE = 0, -1
 
 TOKEN = st.sampled_from([0, 0, 0, 0, 1])  # one of them frequent, so that prefixes repeat
-EXAMPLES = 60
+EXAMPLES = 50
 STEPS = 40
 
 DOCUMENTS = ([0] * 24, [0] * 7 + [1] * 17, [0, 0, 1] * 8)
@@ -127,9 +127,11 @@ MODELS = {
     "full + window, eagle": Model((Group("full"), Group("window", 4, reach=7)), drafts=2, use_eagle=True),
     "full + window + window": Model((Group("full"), Group("window", reach=4), Group("window", reach=9))),
     "full + chunks": Model((Group("full"), Group("chunk", reach=6))),
+    "full, longer blocks + states": Model((Group("full", 4), Group("mamba all"))),
     "full + states, longer blocks": Model((Group("full"), Group("mamba all", 4))),
     "full + aligned states": Model((Group("full"), Group("mamba align"))),
     "full + aligned states, longer blocks": Model((Group("full"), Group("mamba align", 4, speculative=1))),
+    "full, longer blocks + aligned states": Model((Group("full", 4), Group("mamba align"))),
     "full + window + aligned states": Model((Group("full"), Group("window", reach=4), Group("mamba align"))),
 }
 
@@ -186,7 +188,7 @@ class Popped:
 class BlockManagerMachine(RuleBasedStateMachine):
     model: ClassVar[Model]
 
-    @initialize(num_blocks=st.sampled_from([6, 12, 20, 30, 60]))
+    @initialize(num_blocks=st.sampled_from([30, 60, 12, 100, 8]))
     def start(self, num_blocks: int) -> None:
         groups = tuple(
             KVCacheGroupSpec((f"layer {index}",), group.spec) for index, group in enumerate(self.model.groups)
@@ -360,9 +362,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         active = len(self.running) + len(self.loading)
         weights = {
             self.arrive: 3 * (len(self.waiting) < 3),
-            self.admit: 6 * bool(self.waiting),
-            self.admit_with_pages_below: 6 * bool(self.waiting),
-            self.admit_with_tokens_from_elsewhere: 2 * bool(self.waiting),
+            self.admit: 6 * bool(self.waiting and active < 5),
+            self.admit_with_pages_below: 6 * bool(self.waiting and active < 5),
+            self.admit_with_tokens_from_elsewhere: 2 * bool(self.waiting and active < 5),
             self.end_a_load: 4 * bool(self.loading),
             self.schedule: 8 * bool(self.ready()),
             self.begin_a_step: 5,
@@ -523,7 +525,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.manager.remove_skipped_blocks(request.request_id, settled)
 
     def evict(self) -> None:
-        block_ids = self.draw(st.sets(st.integers(0, self.num_blocks - 1), max_size=3))
+        any_blocks = st.sets(st.integers(0, self.num_blocks - 1), max_size=3)
+        found = [[block.block_id for _, block in found] for found in self.manager.pool.cached]
+        of_a_group = [st.sets(st.sampled_from(block_ids)) for block_ids in found if block_ids]
+        block_ids = self.draw(st.one_of(any_blocks, *of_a_group))
         self.manager.evict_blocks(block_ids)
         self.evicted |= block_ids
 
