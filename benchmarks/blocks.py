@@ -48,9 +48,13 @@ class Request:
         self.num_computed_tokens = 0
         shared = PROMPT // BLOCK_SIZE // 2
         self.block_hashes = [
-            hashlib.sha256(f"{index if index < shared else (number, index)}".encode()).digest()
-            for index in range((PROMPT + ANSWER) // BLOCK_SIZE)
+            _hash(index if index < shared else (number, index)) for index in range(PROMPT // BLOCK_SIZE)
         ]
+        self.answer_hashes = [_hash((number, "answer", index)) for index in range(ANSWER // BLOCK_SIZE)]
+
+
+def _hash(what: object) -> bytes:
+    return hashlib.sha256(repr(what).encode()).digest()
 
 
 def kvstore_manager() -> Any:
@@ -81,6 +85,8 @@ def cycle(manager: Any, request: Request) -> list[float]:
     request.num_computed_tokens = PROMPT
     for _ in range(ANSWER):
         request.num_tokens += 1
+        if request.num_tokens % BLOCK_SIZE == 0:
+            request.block_hashes.append(request.answer_hashes.pop())
         manager.allocate_slots(request, 1)
         request.num_computed_tokens += 1
     times.append(time.perf_counter())

@@ -23,6 +23,10 @@ class Block:
     """Set while the block is full and may be found by this hash."""
     group_id: int = 0
     """In which group it is found by its hash; says nothing without one."""
+    tail_tokens: int = 0
+    """Where ``block_hash`` is that of a prompt's tail, and not of the full block: the prompt's tokens up to there."""
+    more_hashes: tuple[BlockHash, ...] = ()
+    """Tails that it is found by besides ``block_hash``."""
     is_null: bool = False
     """The null block stands for tokens that need no block. It is never cached, freed or given to a request as new."""
 

@@ -154,6 +154,11 @@ class Coordinator(ABC):
         for manager in self.managers:
             manager.complete_load(request_id, num_computed_tokens)
 
+    def end_loading(self, request_id: str) -> None:
+        """The request's blocks wait for no page any longer."""
+        for manager in self.managers:
+            manager.end_loading(request_id)
+
     def pop_blocks(self, request_id: str) -> list[Block]:
         """Forgets the request and returns its blocks of all groups, which are still held."""
         return [block for manager in self.managers for block in manager.pop_blocks(request_id)]
@@ -397,6 +402,11 @@ def _manager(spec: KVCacheSpec, pool: BlockPool, settings: GroupSettings) -> Sin
 
 
 def _check_chunked_local(manager: ChunkedLocalAttentionManager, alignment: int, *, use_eagle: bool) -> None:
+    if manager.spec.attention_chunk_size % manager.block_size:
+        raise ConfigError(
+            f"attention_chunk_size must be a multiple of the block size, got {manager.spec.attention_chunk_size} tokens"
+            f" and blocks of {manager.block_size}"
+        )
     if use_eagle:
         raise ConfigError("drafting heads do not go with chunked_local_attention groups")
     if manager.block_size != alignment:

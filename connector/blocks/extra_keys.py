@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from connector.blocks.specs import check_at_least
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import TaggedKey
 
@@ -38,8 +37,9 @@ class MultimodalInput:
         _check_text("identifier", self.identifier)
         if not self.identifier:
             raise InvalidRequestError("identifier of a multimodal input must have at least 1 character, got ''")
-        check_at_least(0, offset=self.offset)
-        check_at_least(1, length=self.length)
+        for name, value, lowest in (("offset", self.offset, 0), ("length", self.length, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise InvalidRequestError(f"{name} must be an integer of at least {lowest}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

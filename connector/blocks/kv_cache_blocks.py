@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, overload
 
 from connector.blocks.block import Block
+from kvstore.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,13 @@ class KVCacheBlocks:
         return tuple([block.block_id for block in group] for group in self.blocks)
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """The ids of the blocks that carry no hash, for engines with one group."""
+        """The ids of the blocks that carry no hash, for engines with one group.
+
+        Raises:
+            InvalidRequestError: there are several groups.
+        """
+        if len(self.blocks) != 1:
+            raise InvalidRequestError(f"unhashed ids in one list are of one group, there are {len(self.blocks)}")
         (group,) = self.blocks
         return [block.block_id for block in group if block.block_hash is None]
 

@@ -14,7 +14,7 @@ from connector.blocks.pool import BlockPool
 from connector.blocks.request import Request
 from connector.blocks.residency import ResidencySampler
 from connector.blocks.sources import Presence
-from connector.blocks.specs import Limits
+from connector.blocks.specs import Limits, check_at_least
 from connector.blocks.statistics import PrefixCacheRecorder, PrefixCacheStats
 from kvstore.errors import InvalidRequestError
 
@@ -34,11 +34,19 @@ class KVCacheManager:
 
     Before a step is scheduled: :meth:`new_step_starts`.
 
-    Block ids, hits, events and the order of eviction are those of vLLM 0.32's manager after the same calls. What is
-    left out of it: the tails of prompts that end inside a block and their copy-on-write, zeroing, sparse retention of
-    checkpoints, drafting by several modules. A watermark for admissions is ``reserved_blocks`` here. A failed load of
-    a hybrid or windowed model is not cut at the first bad block but at the last length before it at which every group
-    has what it needs.
+    Block ids, hits, events and the order of eviction are those of vLLM 0.32's manager after the same calls. Where it
+    differs:
+
+    - Left out: hits that end inside a block, with their copy-on-write (vLLM has them where recurrent blocks of
+      ``"align"`` are longer than the hashes' step), zeroing of new blocks, blocks in host memory; sparse retention of
+      checkpoints, drafting by several modules, windows that keep the prompt (R-SWA), groups outside of prefix caching,
+      events for reused blocks, groups that context parallelism does not share.
+    - There is no watermark: the caller gives ``reserved_blocks``.
+    - A failed load of a hybrid or windowed model is not cut at the first bad block but at the last length before it at
+      which every group has what it needs; shared blocks behind it are given back, not written to.
+    - Chunks must be whole blocks; elsewhere a hit could end in a chunk whose beginning no one computed.
+    - :meth:`get_num_common_prefix_blocks` counts; ``pcp_world_size`` scales blocks as ``dcp_world_size`` does.
+    - New tokens behind external ones in one call find no room where vLLM fails halfway (recurrent ``"align"`` groups).
 
     A block counts as cached from the call on in which its slots are allocated, *before* the engine has computed it. The
     engine must write it in the step that it schedules with that call, before any other request of the step reads it.
@@ -73,6 +81,7 @@ class KVCacheManager:
         pcp_world_size: int = 1,
         residency: ResidencySampler | None = None,
     ) -> None:
+        check_at_least(1, dcp_world_size=dcp_world_size, pcp_world_size=pcp_world_size)
         self.config = kv_cache_config
         self.max_model_len = max_model_len
         num_groups = len(kv_cache_config.kv_cache_groups)
@@ -95,6 +104,7 @@ class KVCacheManager:
         self._popped: Counter[int] = Counter()  # by block id: held for copies, by no request
         self._recorder = PrefixCacheRecorder()
         self._asked_below: set[str] = set()  # requests that wait for slots, and what they miss here was asked below
+        self._loading: dict[str, bool] = {}  # requests with blocks to load; True: nothing is cached until they came
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
@@ -153,6 +163,8 @@ class KVCacheManager:
         with_below, length = self._coordinator.find_longest_hit(request, request.num_tokens - 1, presence)
         if length <= num_local:
             return blocks, num_local, 0
+        if not any(self.pool.remote_block in group for group in with_below):
+            return self._blocks(with_below), length, 0  # what is below was matched and dropped, for a drafting head
         return self._blocks(with_below), num_local, length - num_local
 
     def allocate_slots(
@@ -189,7 +201,7 @@ class KVCacheManager:
                 :meth:`complete_load` says that they have come.
             num_encoder_tokens: an encoder's tokens, for cross-attention groups.
             full_sequence_must_fit: no room as well where the whole request, as far as it is known, would find none.
-            reserved_blocks: free blocks that must be left.
+            reserved_blocks: free blocks that must be left behind it.
 
         Returns:
             The blocks added for the tokens to compute (those of external tokens are in :meth:`get_block_ids` alone), or
@@ -205,9 +217,18 @@ class KVCacheManager:
         num_main = min(num_computed, self.max_model_len) + num_new_tokens
         num_slots = min(num_main + num_lookahead_tokens, self.max_model_len)
         num_to_cache = min(num_main, request.num_tokens)
-        computed_blocks = self._nothing if new_computed_blocks is None else new_computed_blocks
+        computed_blocks = self._nothing
+        if new_computed_blocks is not None and any(new_computed_blocks.blocks):
+            computed_blocks = new_computed_blocks
         is_new = not coordinator.holds(request_id)
-        numbers = (num_new_tokens, num_new_computed_tokens, num_external, num_lookahead_tokens, num_encoder_tokens)
+        numbers = (
+            num_new_tokens,
+            num_new_computed_tokens,
+            num_external,
+            num_lookahead_tokens,
+            num_encoder_tokens,
+            reserved_blocks,
+        )
         problem = self._problem(request, numbers, computed_blocks, is_new=is_new)
         if problem is None and not delay_cache_blocks:
             problem = self._problem_of_hashes(request, num_to_cache)
@@ -238,6 +259,10 @@ class KVCacheManager:
 
         if computed_blocks is not self._nothing or num_external:
             coordinator.add_computed_blocks(request_id, computed_blocks.blocks, num_computed, num_external)
+        if num_external:
+            self._loading[request_id] = delay_cache_blocks
+        elif request_id in self._loading:
+            self._end_loading(request_id)
         if is_new and self._looks_up(request):
             asked_below = num_external > 0 or request_id in self._asked_below
             self._recorder.record(
@@ -249,20 +274,32 @@ class KVCacheManager:
         self._asked_below.discard(request_id)
         new_blocks = coordinator.allocate_new_blocks(request_id, num_slots, num_main, num_encoder_tokens)
         if not delay_cache_blocks:
-            self.cache_blocks(request, num_to_cache)
+            coordinator.cache_blocks(request, num_to_cache)
         return self._blocks(new_blocks)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Lets the request's full blocks below ``num_computed_tokens`` be found by others. Their content must be there.
 
-        Blocks that were cached before are left as they are.
+        Blocks that were cached before are left as they are. For a request that waits for a load this says that so much
+        of it has come, as :meth:`complete_load` does.
+
+        Raises:
+            InvalidRequestError: the request holds no blocks for so many tokens, or has no hashes for them.
         """
+        problem = self._problem_of_hashes(request, num_computed_tokens)
+        for block_size, blocks in zip(self.block_sizes, self._coordinator.get_blocks(request.request_id), strict=True):
+            if len(blocks) < num_computed_tokens // block_size and self.pool.enable_caching:
+                problem = f"{num_computed_tokens} tokens to be cached, it holds {len(blocks)} blocks of {block_size}"
+        if problem is not None:
+            raise InvalidRequestError(f"request {request.request_id}: {problem}")
+        self._end_loading(request.request_id)
         self._coordinator.cache_blocks(request, num_computed_tokens)
 
     def get_blocks_to_load(self, request_id: str) -> tuple[Sequence[tuple[int, Block]], ...]:
         """The blocks that wait for pages of the level below, by group, each with its place in the request.
 
-        They hold nothing, are found by no one and belong to the request until :meth:`complete_load`.
+        They hold nothing, and belong to the request. With ``delay_cache_blocks`` no one finds them until
+        :meth:`complete_load`; without, they must be filled in the step that they were given in.
         """
         return tuple(manager.blocks_to_load(request_id) for manager in self._coordinator.managers)
 
@@ -277,10 +314,12 @@ class KVCacheManager:
             How many leading tokens are there now: all, or as many as lie before the first invalid block and have in
             every group what the next token needs. It is the request's ``num_computed_tokens`` from now on. Invalid
             blocks are not cached; they and those behind them are written again, or were given back where others can
-            find them. With 0 the request holds no blocks any longer and starts over.
+            find them. With 0 the request holds no blocks (any longer) and starts over.
         """
         request_id = request.request_id
         num_computed = request.num_computed_tokens
+        if self.config.kv_cache_groups and not self._coordinator.holds(request_id):
+            return 0
         wanted = set(invalid_block_ids)
         invalid = {
             block.block_id
@@ -294,8 +333,9 @@ class KVCacheManager:
             if not num_computed:
                 self.free(request)
                 return 0
+        self._loading.pop(request_id, None)
         self._coordinator.complete_load(request_id, num_computed)
-        self.cache_blocks(request, num_computed)
+        self._coordinator.cache_blocks(request, num_computed)
         return num_computed
 
     def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int) -> None:
@@ -312,7 +352,7 @@ class KVCacheManager:
 
         Not while something still copies from or to them: see :meth:`pop_blocks_for_free`.
         """
-        self._asked_below.discard(request.request_id)
+        self._forget(request.request_id)
         self._coordinator.free(request.request_id)
 
     def pop_blocks_for_free(self, request: Request) -> list[Block]:
@@ -321,7 +361,7 @@ class KVCacheManager:
         Returns:
             Its blocks of all groups, in the order of its tokens.
         """
-        self._asked_below.discard(request.request_id)
+        self._forget(request.request_id)
         blocks = [block for block in self._coordinator.pop_blocks(request.request_id) if not block.is_null]
         self._popped.update(block.block_id for block in blocks)
         return blocks
@@ -378,14 +418,14 @@ class KVCacheManager:
     def estimate_cached_tokens(self, request: Request) -> int:
         """How many leading tokens of a request could be hit at most, judged by its own blocks: the last cached one of
         the group that is furthest behind."""
-        lengths = []
-        for manager in self._coordinator.managers:
-            if manager.holds_encoder_tokens:
-                continue
-            blocks = manager.blocks(request.request_id)
-            last = next((i for i in range(len(blocks) - 1, -1, -1) if blocks[i].block_hash is not None), -1)
-            lengths.append((last + 1) * manager.block_size)
-        return min(lengths, default=0)
+        return min(
+            (
+                manager.num_hashed_tokens(request.request_id)
+                for manager in self._coordinator.managers
+                if not manager.holds_encoder_tokens
+            ),
+            default=0,
+        )
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats:
         """What was counted since the last call."""
@@ -399,6 +439,14 @@ class KVCacheManager:
         """
         self._coordinator.check_integrity(self._popped)
 
+    def _forget(self, request_id: str) -> None:
+        self._asked_below.discard(request_id)
+        self._loading.pop(request_id, None)
+
+    def _end_loading(self, request_id: str) -> None:
+        if self._loading.pop(request_id, None) is not None:
+            self._coordinator.end_loading(request_id)
+
     def _looks_up(self, request: Request) -> bool:
         return self.pool.enable_caching and not request.skip_reading_prefix_cache
 
@@ -406,25 +454,38 @@ class KVCacheManager:
         return KVCacheBlocks(blocks) if any(blocks) else self._nothing
 
     def _problem(
-        self, request: Request, numbers: tuple[int, int, int, int, int], computed: KVCacheBlocks, *, is_new: bool
+        self, request: Request, numbers: tuple[int, ...], computed: KVCacheBlocks, *, is_new: bool
     ) -> str | None:
         """What is wrong with the arguments of :meth:`allocate_slots`."""
-        new, new_computed, external, _, _ = numbers
+        new, new_computed, external = numbers[:3]
         if min(numbers) < 0:
-            return f"numbers of tokens must not be negative: {numbers}"
+            return f"numbers of tokens and blocks must not be negative: {numbers}"
         if not (new or new_computed or external):
             return "at least one token must be new or computed elsewhere, got 0"
-        if computed is not self._nothing:
-            for block_size, blocks in zip(self.block_sizes, computed.blocks, strict=True):
-                if blocks and len(blocks) * block_size not in (new_computed, new_computed + external):
-                    return f"{new_computed} computed tokens do not fill {len(blocks)} blocks of {block_size}"
-        elif new_computed:
-            return f"{new_computed} computed tokens do not fill 0 blocks"
         if not is_new:
-            if new_computed or external:
+            if new_computed or external or computed is not self._nothing:
                 return "it holds blocks and can't be given computed ones any longer"
-        elif request.num_computed_tokens and self.config.kv_cache_groups:
+            if self._loading.get(request.request_id):
+                return "it waits for its load: complete_load comes first"
+            return None
+        if request.num_computed_tokens and self.config.kv_cache_groups:
             return f"it holds no blocks and says that {request.num_computed_tokens} tokens are computed"
+        if len(request.block_hashes) * self._coordinator.hash_block_size > request.num_tokens:
+            return (
+                f"{len(request.block_hashes)} block hashes for {request.num_tokens} tokens:"
+                f" there is one for each {self._coordinator.hash_block_size}"
+            )
+        return self._problem_of_hit(computed, new_computed, external)
+
+    def _problem_of_hit(self, computed: KVCacheBlocks, num_local: int, num_external: int) -> str | None:
+        if len(computed.blocks) != len(self.block_sizes):
+            return f"computed blocks of {len(computed.blocks)} groups, there are {len(self.block_sizes)}"
+        for manager, blocks in zip(self._coordinator.managers, computed.blocks, strict=True):
+            lengths = (0,) if manager.holds_encoder_tokens else (num_local, num_local + num_external)
+            if len(blocks) * manager.block_size not in lengths:
+                return f"{num_local} computed tokens do not fill {len(blocks)} blocks of {manager.block_size}"
+            if self.pool.remote_block in blocks and not num_external:
+                return "blocks to be loaded are among the computed ones, and no tokens are external"
         return None
 
     def _problem_of_hashes(self, request: Request, num_to_cache: int) -> str | None:

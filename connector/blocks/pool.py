@@ -133,10 +133,37 @@ class BlockPool:
         """
         insert = self.cached[group_id].insert
         for block, block_hash in zip(blocks, block_hashes, strict=True):
+            if block.tail_tokens:  # it was not full until now
+                self._evict(block)
             if block.block_hash is None:
                 block.block_hash = block_hash
                 block.group_id = group_id
                 insert(block_hash, block)
+
+    def cache_tail(self, block: Block, block_hash: BlockHash, group_id: int, num_tokens: int) -> bool:
+        """Lets a block be found by the hash of a prompt that ends inside of it, for those who follow the events.
+
+        Args:
+            block: not the null block; the tail's content must be written in this step at the latest.
+            block_hash: of the whole prompt up to there.
+            group_id: in which it is found.
+            num_tokens: of the prompt up to there.
+
+        Returns:
+            Whether it was not found by this hash before.
+        """
+        if block_hash == block.block_hash or block_hash in block.more_hashes:
+            return False
+        if 0 < block.tail_tokens < num_tokens:  # a longer tail takes the place of a shorter one
+            self._evict(block)
+        if block.block_hash is None:
+            block.block_hash = block_hash
+            block.group_id = group_id
+            block.tail_tokens = num_tokens
+        else:
+            block.more_hashes += (block_hash,)
+        self.cached[group_id].insert(block_hash, block)
+        return True
 
     def note_stored(self, event: BlockStored) -> None:
         """Notes what :meth:`cache_blocks` was called for."""
@@ -166,7 +193,7 @@ class BlockPool:
         for cached in self.cached:
             cached.clear()
         for block in self.blocks:
-            block.block_hash = None
+            _forget_hashes(block)
         if self._residency is not None:
             self._residency.reset()
         if self.enable_kv_cache_events:
@@ -191,11 +218,11 @@ class BlockPool:
                 num_findable += 1
                 _check(self.blocks[block.block_id] is block, f"block {block.block_id} is cached but not of this pool")
                 _check(
-                    block.block_hash == block_hash and block.group_id == group_id,
+                    block_hash in (block.block_hash, *block.more_hashes) and block.group_id == group_id,
                     f"block {block.block_id} is found in group {group_id} by a hash that it does not carry there",
                 )
-        hashed = sum(block.block_hash is not None for block in self.blocks)
-        _check(num_findable == hashed, f"{hashed} blocks carry a hash, {num_findable} can be found")
+        hashed = sum((block.block_hash is not None) + len(block.more_hashes) for block in self.blocks)
+        _check(num_findable == hashed, f"blocks carry {hashed} hashes, {num_findable} can be found")
         null, remote = self.null_block, self.remote_block
         _check(null.is_null and null.block_id == 0 and null.block_hash is None, "the null block has been used")
         _check(remote.ref_cnt == 0 and remote.block_hash is None, "the block for remote pages has been used")
@@ -216,12 +243,12 @@ class BlockPool:
         _check(0 not in free_ids, "the null block is free")
 
     def _evict(self, block: Block) -> None:
-        block_hash = block.block_hash
-        assert block_hash is not None
-        self.cached[block.group_id].remove(block_hash, block)
-        block.block_hash = None
-        if self.enable_kv_cache_events:
-            self._events.append(BlockRemoved(block_hash, block.group_id))
+        assert block.block_hash is not None
+        for block_hash in (block.block_hash, *block.more_hashes):
+            self.cached[block.group_id].remove(block_hash, block)
+            if self.enable_kv_cache_events:
+                self._events.append(BlockRemoved(block_hash, block.group_id))
+        _forget_hashes(block)
 
 
 def check_counts(held: Sequence[int], pool: BlockPool) -> None:
@@ -239,6 +266,12 @@ def check_counts(held: Sequence[int], pool: BlockPool) -> None:
             held[block.block_id] == block.ref_cnt,
             f"block {block.block_id} counts {block.ref_cnt} holders, {held[block.block_id]} hold it",
         )
+
+
+def _forget_hashes(block: Block) -> None:
+    block.block_hash = None
+    block.tail_tokens = 0
+    block.more_hashes = ()
 
 
 def _check(holds: bool, otherwise: str) -> None:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from connector.blocks.block import Block
 from connector.blocks.events import BlockStored
-from connector.blocks.extra_keys import EventKey
+from connector.blocks.hashing import BlockHash
 from connector.blocks.pool import BlockPool
 from connector.blocks.request import Request
 from connector.blocks.sources import BlockSource
@@ -201,6 +201,14 @@ class SingleTypeManager(ABC, Generic[SpecT]):
             self._cache(request, first, last)
             self._num_cached[request.request_id] = last
 
+    def num_hashed_tokens(self, request_id: str) -> int:
+        """The tokens up to the end of the request's last block that others can find."""
+        table = self._tables.get(request_id, ())
+        for index in range(len(table) - 1, -1, -1):
+            if table[index].block_hash is not None:
+                return table[index].tail_tokens or (index + 1) * self.block_size
+        return 0
+
     def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
         """Frees the blocks that no token behind ``num_processed_tokens`` needs; the null block takes their place."""
         num_skipped = self.get_num_skipped_tokens(num_processed_tokens) // self.block_size
@@ -238,6 +246,10 @@ class SingleTypeManager(ABC, Generic[SpecT]):
             del table[end:]
         if request_id in self._num_cached:
             self._num_cached[request_id] = min(self._num_cached[request_id], num_computed_tokens // self.block_size)
+
+    def end_loading(self, request_id: str) -> None:
+        """The request's blocks wait for no page any longer."""
+        self._loading.pop(request_id, None)
 
     def pop_blocks(self, request_id: str) -> list[Block]:
         """Forgets the request and returns its blocks, which are still held. A request without blocks is no error."""
@@ -298,19 +310,36 @@ class SingleTypeManager(ABC, Generic[SpecT]):
         block_hashes = [hashes[(index + 1) * per_block - 1] for index in findable]
         self._pool.cache_blocks([table[index] for index in findable], block_hashes, self.group_id)
         if self._pool.enable_kv_cache_events:
-            self._pool.note_stored(
-                BlockStored(
-                    block_hashes=tuple(block_hashes),
-                    parent_block_hash=hashes[first * per_block - 1] if first else None,
-                    token_ids=tuple(request.token_ids[first * self.block_size : last * self.block_size]),
-                    block_size=self.block_size,
-                    lora_name=_lora_name(request),
-                    extra_keys=tuple(self._event_keys(request, index) for index in findable),
-                    group_idx=self.group_id,
-                    kv_cache_spec_kind=self.spec.kind,
-                    kv_cache_spec_sliding_window=self._sliding_window(),
-                )
+            parent = hashes[first * per_block - 1] if first else None
+            self._note_stored(request, findable, block_hashes, parent, (first, last), self.block_size)
+
+    def _note_stored(
+        self,
+        request: Request,
+        indices: Sequence[int],
+        block_hashes: Sequence[BlockHash],
+        parent: BlockHash | None,
+        span: tuple[int, int],
+        block_size: int,
+    ) -> None:
+        """Notes that the blocks at ``indices``, of ``block_size`` tokens each, were cached; all of ``span`` was."""
+        keys = request.prefix_keys
+        extra_keys = [
+            None if keys is None else keys.event_keys(index * block_size, (index + 1) * block_size) for index in indices
+        ]
+        self._pool.note_stored(
+            BlockStored(
+                block_hashes=tuple(block_hashes),
+                parent_block_hash=parent,
+                token_ids=tuple(request.token_ids[span[0] * block_size : span[1] * block_size]),
+                block_size=block_size,
+                lora_name=None if keys is None else keys.lora_name or None,
+                extra_keys=tuple(extra_keys),
+                group_idx=self.group_id,
+                kv_cache_spec_kind=self.spec.kind,
+                kv_cache_spec_sliding_window=self._sliding_window(),
             )
+        )
 
     def _findable(self, first: int, last: int) -> Iterable[int]:
         """Which of the blocks from ``first`` to ``last`` can be part of a hit."""
@@ -323,15 +352,7 @@ class SingleTypeManager(ABC, Generic[SpecT]):
     def _sliding_window(self) -> int | None:
         return None
 
-    def _event_keys(self, request: Request, index: int) -> tuple[EventKey, ...] | None:
-        keys = request.prefix_keys
-        return None if keys is None else keys.event_keys(index * self.block_size, (index + 1) * self.block_size)
-
 
 def num_free(blocks: Sequence[Block]) -> int:
     """How many of the blocks leave the free queue, or need a block out of it, when they are given to a request."""
     return sum(block.ref_cnt == 0 and not block.is_null for block in blocks)
-
-
-def _lora_name(request: Request) -> str | None:
-    return request.prefix_keys.lora_name or None if request.prefix_keys is not None else None

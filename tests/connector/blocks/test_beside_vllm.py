@@ -64,7 +64,7 @@ with warnings.catch_warnings():
     from vllm.v1.core import kv_cache_coordinator
     from vllm.v1.core.kv_cache_manager import KVCacheManager as VllmManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
-    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, MambaManager
+    from vllm.v1.core.single_type_kv_cache_manager import MambaManager
     from vllm.v1.request import RequestStatus
 
 SEEDS = int(os.environ.get("BESIDE_VLLM_SEEDS", "25"))
@@ -206,7 +206,6 @@ MODELS = {
     "chunks of 4": Model((chunk(4),)),
     "chunks of 8": Model((chunk(8),), drafts=2),
     "chunks of 8, keys": Model((chunk(8),), keys=True),
-    "chunks of 6": Model((chunk(6),)),
     "chunks of 1000": Model((chunk(1000),)),
     "chunks, no caching": Model((chunk(8),), caching=False),
     "mamba none": Model((mamba("none", 10_000),), caching=False),
@@ -254,6 +253,11 @@ MODELS = {
     "window + mamba align": Model((window(6), mamba("align"))),
     "window + window": Model((window(6), window(13))),
     "window + window, eagle": Model((window(6, eagle=True), window(13)), use_eagle=True, drafts=1),
+    "full 8 + window 4, keys": Model((full(8), window(10, 4)), keys=True),
+    "full 16 + window 4": Model((full(16), window(7, 4))),
+    "full 8 + full 4": Model((full(8), full(4))),
+    "full 8 + mamba all 4": Model((full(8), mamba("all", 4))),
+    "full 8 + mamba align 4": Model((full(8), mamba("align", 4))),
     "full 4 + window 8": Model((full(4), window(10, 8))),
     "full 4 + window 8, eagle": Model((full(4), window(10, 8)), use_eagle=True, drafts=2),
     "full 4 + window 8, window eagle": Model((full(4), window(10, 8, eagle=True)), use_eagle=True, drafts=2),
@@ -526,7 +530,7 @@ class Theirs:
                 dcp_world_size=model.dcp,
             )
         for manager in self.manager.coordinator.single_type_managers:
-            if isinstance(manager, FullAttentionManager | MambaManager) and manager.block_size > hash_block_size:
+            if isinstance(manager, MambaManager) and manager.block_size > hash_block_size:
                 _only_at_block_ends(manager)
         self.pool = self.manager.block_pool
         self._popped: list[list[Any]] = []
@@ -653,8 +657,7 @@ def _only_at_block_ends(manager: Any) -> None:
     original = manager._cache_partial_tail_block
 
     def cache(request: Request, num_tokens: int, **options: Any) -> Any:
-        is_end = isinstance(manager, MambaManager) and num_tokens % manager.block_size == 0
-        return original(request, num_tokens, **options) if is_end else None
+        return original(request, num_tokens, **options) if num_tokens % manager.block_size == 0 else None
 
     manager._cache_partial_tail_block = cache
 
@@ -840,7 +843,7 @@ class Workload:
             with_below = self._look_below(request, local)
             if with_below is None:
                 return
-            hit, their_hit, external = with_below
+            hit, their_hit, local, external = with_below
             delay = is_below = external > 0
         computed = local + external
         numbers = Allocation(
@@ -864,7 +867,7 @@ class Workload:
             if not delay:
                 self._schedule(request, numbers.num_new_tokens, 0)
 
-    def _look_below(self, request: Request, local: int) -> tuple[Any, Any, int] | None:
+    def _look_below(self, request: Request, local: int) -> tuple[Any, Any, int, int] | None:
         """A hit of blocks that are here and pages that are below. vLLM is told that those below are here, too.
 
         vLLM's manager can be given such a hit only when its blocks that are here come before its pages that are below,
@@ -878,12 +881,14 @@ class Workload:
         }
         self._note(f"{request.request_id} below {presence}")
         hit, same_local, external = mine.manager.get_computed_blocks_with(request, presence)
-        self._same("local hit", same_local, local)
         their_hit, length = theirs.look_up_with(request, presence)
-        self._same("hit with the level below", local + external, max(local, length))
-        if not external:
-            return hit, theirs.look_up(request)[0], 0
         block_ids = hit.get_block_ids()
+        # A page below that was matched and dropped again leaves a longer hit with nothing to load.
+        only_here = not any(REMOTE in row for row in block_ids)
+        self._same("local hit", same_local, max(local, length) if only_here else local)
+        self._same("hit with the level below", same_local + external, max(local, length))
+        if same_local == local and not external:
+            return hit, theirs.look_up(request)[0], local, 0
         self._same(
             "blocks with the level below", block_ids, tuple([block.block_id for block in row] for row in their_hit)
         )
@@ -892,7 +897,7 @@ class Workload:
         if any(block_id > 0 for row, end in zip(block_ids, here, strict=True) for block_id in row[end:]):
             return None
         rows = tuple(list(row[:end]) for row, end in zip(their_hit, here, strict=True))
-        return hit, theirs.manager.create_kv_cache_blocks(rows), external
+        return hit, theirs.manager.create_kv_cache_blocks(rows), same_local, external
 
     def _step(self) -> None:
         ready = [

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.blocks.block import Block
@@ -9,6 +9,7 @@ HASHES = [BlockHash(bytes([number]) * 32) for number in range(3)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=40))
+@settings(deadline=None)
 def test_it_finds_what_a_list_of_pairs_finds(moves):
     blocks = [Block(number) for number in range(5)]
     cached = CachedBlocks()

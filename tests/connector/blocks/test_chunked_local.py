@@ -27,16 +27,20 @@ class TestSkippedBlocks:
         assert tables == [[1], [1, 2], [0, 0, 3], [0, 0, 3, 4], [0, 0, 0, 0, 5]]
 
     def test_a_block_that_reaches_into_the_next_chunk_is_kept(self, new_manager, new_request, compute):
-        manager = new_manager(8, chunks(6))
+        manager = new_manager(8, chunks(6), enable_caching=False)
         request = new_request("a", PROMPT)
         compute(manager, request, 13)
         compute(manager, request, 4)  # token 13 sees 12
-        assert manager.get_block_ids("a") == ([0, 0, 0, 4, 5],)
-        manager = new_manager(8, chunks(10))
+        assert manager.get_block_ids("a") == ([0, 0, 0, 4, 3],)
+        manager = new_manager(8, chunks(10), enable_caching=False)
         request = new_request("a", PROMPT)
         compute(manager, request, 13)
         compute(manager, request, 4)  # token 13 sees 10 … 12
-        assert manager.get_block_ids("a") == ([0, 0, 3, 4, 5],)
+        assert manager.get_block_ids("a") == ([0, 0, 3, 4, 2],)
+
+    def test_chunks_that_are_no_whole_blocks_are_refused_with_caching(self, new_manager):
+        with pytest.raises(ConfigError, match="attention_chunk_size must be a multiple of the block size, got 6"):
+            new_manager(8, chunks(6))
 
     def test_a_prompt_longer_than_the_pool_is_computed_in_pieces(self, new_manager, new_request, compute):
         manager = new_manager(2, chunks())
@@ -75,12 +79,6 @@ class TestHits:
         manager.evict_blocks([6])
         hit, num_hit = manager.get_computed_blocks(new_request("b", PROMPT + "tttt uuuu vvvv"))
         assert (hit.get_block_ids(), num_hit) == (([0, 0, 0, 0, 5],), 20)
-
-    def test_a_chunk_that_begins_inside_a_block_needs_that_block(self, new_manager, new_request, compute):
-        manager = new_manager(8, chunks(10))
-        compute(manager, new_request("a", PROMPT))
-        hit, num_hit = manager.get_computed_blocks(new_request("b", "SSSS pppp qqqq r"))  # token 12 sees 10, 11
-        assert (hit.get_block_ids(), num_hit) == (([0, 0, 3],), 12)
 
     def test_the_last_token_is_computed_again_when_everything_hits(self, new_manager, new_request, compute, hit_tokens):
         manager = new_manager(8, chunks(16))

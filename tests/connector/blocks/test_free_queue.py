@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.blocks.block import Block
@@ -20,6 +20,7 @@ def ids(blocks) -> list[int]:
         max_size=40,
     )
 )
+@settings(deadline=None)
 def test_the_queue_behaves_like_a_list(operations):
     blocks = [Block(number) for number in range(COUNT)]
     queue, model = FreeQueue(blocks), list(range(COUNT))

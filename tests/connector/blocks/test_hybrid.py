@@ -147,6 +147,13 @@ class TestBlockSizes:
         hit, num_hit = manager.get_computed_blocks(new_request("b", PROMPT))
         assert (hit.get_block_ids(), num_hit) == (([1, 2], [5]), 8)
 
+    def test_two_kinds_of_full_attention_agree_on_whole_blocks_of_both(self, new_manager, new_request, prefill):
+        manager = new_manager(20, full(4), full(6))
+        prefill(manager, new_request("a", PROMPT + "ssss tttt x", hash_block_size=2))
+        manager.evict_blocks([6])  # 20 tokens are left in blocks of 4, 18 of them in whole blocks of 6
+        hit, num_hit = manager.get_computed_blocks(new_request("b", PROMPT + "ssss tttt y", hash_block_size=2))
+        assert (hit.get_block_ids(), num_hit) == (([1, 2, 3], [8, 9]), 12)
+
     def test_a_state_inside_a_longer_block_is_no_hit(self, new_manager, new_request, prefill):
         manager = new_manager(12, full(8), states(block_size=4))
         prefill(manager, new_request("a", PROMPT))
@@ -273,3 +280,34 @@ class TestHolding:
             manager.check_integrity()
         assert manager.usage == 0.0
         assert manager.reset_prefix_cache()
+
+
+def test_the_end_of_a_prompt_inside_a_long_block_is_told_to_those_who_follow_the_events(
+    new_manager, new_request, compute
+):
+    manager = new_manager(
+        8,
+        FullAttentionSpec(block_size=8, token_bytes=8),
+        SlidingWindowSpec(block_size=4, token_bytes=16, sliding_window=5),
+        enable_kv_cache_events=True,
+    )
+    request = new_request("a", "SSSS pppp qqqq r")  # the last whole step before the last token ends at 12
+    compute(manager, request, 13)
+    request.append([1, 2, 3])
+    compute(manager, request, 3)
+    tails = [event for event in manager.take_events() if getattr(event, "group_idx", 1) == 0]
+    assert [type(event).__name__ for event in tails] == ["BlockStored", "BlockStored", "BlockStored"]
+    full, rest, tail = tails
+    assert (full.block_size, len(full.block_hashes)) == (8, 1)
+    assert rest.parent_block_hash == full.block_hashes[0]
+    assert (tail.block_size, tail.block_hashes, tail.token_ids) == (
+        4,
+        (request.block_hashes[2],),
+        tuple(request.token_ids[8:12]),
+    )
+    assert tail.parent_block_hash == request.block_hashes[1]
+    assert manager.get_computed_blocks(new_request("b", "SSSS pppp qqqq x"))[1] == 8  # no hit ends there
+    manager.free(request)
+    manager.evict_blocks(range(9))
+    manager.check_integrity()
+    assert manager.pool.num_cached_blocks == 0

@@ -5,6 +5,7 @@ import pytest
 from connector.blocks import KVCacheBlocks, MambaSpec
 from connector.blocks.block import Block
 from connector.blocks.hashing import BlockHash
+from kvstore.errors import InvalidRequestError
 
 
 def hashed(block_id: int) -> Block:
@@ -51,7 +52,7 @@ def test_unhashed_ids_by_group_leave_the_null_block_out():
 
 
 def test_unhashed_ids_without_groups_need_one_group():
-    with pytest.raises(ValueError, match="too many values"):
+    with pytest.raises(InvalidRequestError, match="one group, there are 2"):
         KVCacheBlocks(((), ())).get_unhashed_block_ids()
 
 

@@ -6,6 +6,7 @@ Blocks hold 4 tokens. What the level below has is a word for each group: "0110" 
 import pytest
 
 from connector.blocks import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from kvstore.errors import InvalidRequestError
 
 FULL = FullAttentionSpec(block_size=4, token_bytes=8)
 WINDOW = SlidingWindowSpec(block_size=4, token_bytes=8, sliding_window=8)  # 7 tokens before the next: 2 blocks
@@ -367,3 +368,47 @@ class TestFailures:
         request.num_computed_tokens = 12
         assert end_load(several, request, several.get_block_ids("a")[0][2]) == 0
         assert several.usage == 0.0
+
+
+class TestCallsThatComeTooSoonOrTooLate:
+    def test_slots_before_the_load_is_over_are_refused(self, new_manager, new_request, start_load, hit_tokens):
+        manager = new_manager(8)
+        request = new_request("a", PROMPT)
+        start_load(manager, request, "1100")
+        with pytest.raises(InvalidRequestError, match="request a: it waits for its load"):
+            manager.allocate_slots(request, 4)
+        assert hit_tokens(manager, new_request("b", PROMPT + "x")) == 0
+        assert manager.complete_load(request) == 8
+        assert manager.allocate_slots(request, 4) is not None
+
+    def test_caching_what_came_ends_the_wait_too(self, new_manager, new_request, start_load, hit_tokens):
+        manager = new_manager(8)
+        request = new_request("a", PROMPT)
+        start_load(manager, request, "1100")
+        manager.cache_blocks(request, 8)
+        assert hit_tokens(manager, new_request("b", PROMPT + "x")) == 8
+        assert places(manager, "a") == [[]]
+        assert manager.allocate_slots(request, 4) is not None
+
+    def test_an_answer_for_a_request_that_was_aborted_is_no_error(self, new_manager, new_request, start_load):
+        manager = new_manager(8)
+        request = new_request("a", PROMPT)
+        start_load(manager, request, "1100")
+        manager.free(request)
+        assert manager.complete_load(request, [1]) == 0
+        with pytest.raises(InvalidRequestError, match="8 tokens to be cached, it holds 0 blocks of 4"):
+            manager.cache_blocks(request, 8)
+        manager.check_integrity()
+
+    def test_blocks_to_be_loaded_need_external_tokens(self, new_manager, new_request):
+        manager = new_manager(8)
+        request = new_request("a", PROMPT)
+        hit, _, _ = manager.get_computed_blocks_with(request, {0: [True, True]})
+        with pytest.raises(InvalidRequestError, match="no tokens are external"):
+            manager.allocate_slots(request, 4, 8, hit)
+        assert manager.usage == 0.0
+
+    def test_a_page_that_a_drafting_head_drops_need_not_be_loaded(self, new_manager, new_request, prefill):
+        manager = new_manager(8, use_eagle=True)
+        prefill(manager, new_request("a", "SSSS x"))
+        assert look_up(manager, new_request("b", "SSSS pppp x"), "11") == (([1],), 4, 0)

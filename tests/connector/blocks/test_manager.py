@@ -787,6 +787,24 @@ class TestBadInput:
             manager.allocate_slots(request, 8)
         assert manager.usage == 0.0
 
+    def test_hashes_of_another_step_are_noticed(self, new_manager, new_request):
+        with pytest.raises(InvalidRequestError, match="4 block hashes for 8 tokens: there is one for each 4"):
+            new_manager(4).allocate_slots(new_request("a", "SSSS pppp", hash_block_size=2), 8)
+
+    def test_computed_tokens_need_their_blocks(self, new_manager, new_request):
+        manager = new_manager(4)
+        with pytest.raises(InvalidRequestError, match="8 computed tokens do not fill 0 blocks of 4"):
+            manager.allocate_slots(new_request("a", "SSSS pppp x"), 1, 8, KVCacheBlocks(((),)))
+        with pytest.raises(InvalidRequestError, match="must not be negative"):
+            manager.allocate_slots(new_request("a", "SSSS"), 4, reserved_blocks=-1)
+        assert manager.usage == 0.0
+
+    def test_an_empty_hit_is_no_hit(self, new_manager, new_request, compute):
+        manager = new_manager(4)
+        request = new_request("a", "SSSS pppp")
+        compute(manager, request, 4)
+        assert manager.allocate_slots(request, 4, 0, KVCacheBlocks(((),))) is not None
+
     def test_hashes_are_not_needed_where_nothing_is_cached(self, new_manager, new_request):
         request = new_request("a", "SSSS pppp")
         request.block_hashes.clear()
@@ -800,7 +818,7 @@ class TestBadInput:
             new_manager(4, full, encoder)
         with pytest.raises(ConfigError, match="max_model_len must be an integer of at least 1, got 0"):
             new_manager(4, max_model_len=0)
-        with pytest.raises(ConfigError, match="context_parallel_size must be an integer of at least 1, got 0"):
+        with pytest.raises(ConfigError, match="dcp_world_size must be an integer of at least 1, got 0"):
             new_manager(4, dcp_world_size=0)
 
 

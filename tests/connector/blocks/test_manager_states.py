@@ -328,7 +328,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if request.skip_reading_prefix_cache:
             assert (local, external) == (0, 0)
             return blocks, local, external
-        assert local == self.look_up(request)[1]
+        plain = self.look_up(request)[1]
+        if self.model.use_eagle and not external:  # a page below that was matched and dropped again
+            assert local >= plain
+        else:
+            assert local == plain
         self.check_hit(request, blocks, local + external)
 
         def is_below(number: int, place: int) -> bool:
@@ -648,9 +652,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 if group.is_recurrent:
                     assert slots.get(0) == self.content(number, prefix, length)
                     continue
-                for slot in range(group.block_size):
-                    end = length - group.block_size + slot + 1
-                    assert slots.get(slot) == self.content(number, prefix, end)
+                start = (length - 1) // group.block_size * group.block_size  # a prompt's tail may end inside the block
+                for slot in range(length - start):
+                    assert slots.get(slot) == self.content(number, prefix, start + slot + 1)
 
     @invariant()
     def shared_blocks_mean_the_same_to_all(self) -> None:

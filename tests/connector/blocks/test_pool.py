@@ -235,7 +235,7 @@ class TestIntegrityCheck:
 
     def test_a_hash_that_can_not_be_found(self, pool):
         pool.blocks[3].block_hash = a_hash("c")
-        with pytest.raises(AssertionError, match="3 blocks carry a hash, 2 can be found"):
+        with pytest.raises(AssertionError, match="blocks carry 3 hashes, 2 can be found"):
             pool.check_integrity()
 
     def test_a_block_found_by_another_hash(self, pool):
