@@ -56,6 +56,8 @@ class Answer:
     present: tuple[tuple[bool, ...], ...] | None = None
     """Which of the pages kvstore has; None: not answered yet."""
     expires_at: float = 0.0
+    told: bool = False
+    """Whether the engine knows: an answer that comes between two slow steps must not expire unheard."""
     late: bool = False
 
     @property
@@ -130,12 +132,13 @@ class Lookups:
             answer = self._answers.get(request_id)
             if answer is not None:
                 answer.first = first
-                if answer.present is not None and now >= answer.expires_at and not answer.hit:
+                if answer.told and now >= answer.expires_at and not answer.hit:
                     del self._answers[request_id]
                     answer = None
             if answer is None:
                 return self._enqueue(request_id, hashes, first, now)
             if answer.present is not None:
+                answer.told = True
                 return answer.present
             if now - answer.asked_at < self._budget and not self._stopped:
                 return None

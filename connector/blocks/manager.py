@@ -298,8 +298,9 @@ class KVCacheManager:
     def get_blocks_to_load(self, request_id: str) -> tuple[Sequence[tuple[int, Block]], ...]:
         """The blocks that wait for pages of the level below, by group, each with its place in the request.
 
-        They hold nothing, and belong to the request. With ``delay_cache_blocks`` no one finds them until
-        :meth:`complete_load`; without, they must be filled in the step that they were given in.
+        None, also behind external tokens, where no later token needs them. They hold nothing and belong to the request.
+        With ``delay_cache_blocks`` no one finds them until :meth:`complete_load`; without, they must be filled in the
+        step that they were given in.
         """
         return tuple(manager.blocks_to_load(request_id) for manager in self._coordinator.managers)
 

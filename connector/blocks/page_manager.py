@@ -201,6 +201,9 @@ class PageManager:
         request.num_computed_tokens = self.manager.complete_load(request, invalid_page_ids)
         if not request.num_computed_tokens:
             request.forget_pages()
+        else:  # pages that others hold were given back behind a failure
+            held = zip(self.manager.get_block_ids(request_id), self.manager.block_sizes, strict=True)
+            request.num_slots = min([request.num_slots, *(len(ids) * block_size for ids, block_size in held)])
         return request.num_computed_tokens
 
     def cache_pages(self, request_id: str, num_computed_tokens: int) -> None:

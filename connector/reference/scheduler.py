@@ -177,6 +177,9 @@ class Scheduler:
             if found is None:
                 continue  # not known yet: the others need not wait
             hit, num_hit, num_external = found
+            others = bool(self._running or self._loading or self._loaded)
+            if num_external and request.num_preemptions and others:
+                break  # a load takes room without making progress: two that lost theirs would take it from each other
             num_new_tokens = 0 if num_external else self._num_new_tokens(request, num_hit, budget)
             if not self._allocate(request, num_new_tokens, num_hit, hit, num_external):
                 break
@@ -256,6 +259,8 @@ class Scheduler:
         if loads:
             request.receiving = True
             self._loading[request.request_id] = request
+        elif request.num_computed_tokens > request.num_hit_tokens:  # nothing of what is below is needed (a window of 1)
+            self._complete_load(request, ())
 
     def _complete_load(self, request: Request, load_errors: Collection[int]) -> None:
         """Keep what is of use without the pages that did not come; the rest is computed."""

@@ -50,18 +50,20 @@ class TinyRequest:
     skip_reading_prefix_cache = False
     prefix_keys = None
 
-    def __init__(self, request_id: str, tokens: Sequence[int]) -> None:
-        chain = BlockHashChain(BLOCK_SIZE)
+    def __init__(self, request_id: str, tokens: Sequence[int], hash_block_size: int = BLOCK_SIZE) -> None:
+        chain = BlockHashChain(hash_block_size)
         chain.extend(tokens)
         self.request_id = request_id
         self.token_ids = tokens
         self.num_tokens = self.num_prompt_tokens = len(tokens)
         self.num_computed_tokens = 0
         self.block_hashes = chain.hashes
+        self._hash_block_size = hash_block_size
 
     def hashes(self, block_size: int) -> Sequence[bytes]:
         """Of its blocks of ``block_size`` tokens."""
-        return self.block_hashes[block_size // BLOCK_SIZE - 1 :: block_size // BLOCK_SIZE]
+        step = block_size // self._hash_block_size
+        return self.block_hashes[step - 1 :: step]
 
 
 class Group:
@@ -418,11 +420,11 @@ class TestGroups:
 
     def test_a_window_alone_needs_nothing_of_the_prompts_beginning(self, new_engine):
         first = new_engine(WINDOW)
-        request = TinyRequest("a", FIRST_TURN)
+        request = TinyRequest("a", FIRST_TURN, WINDOW.block_size)
         first.run(request)
         assert first.namespaces[0].evict(request.hashes(8)[:5]) == 5
         second = new_engine(WINDOW)
-        second.run(TinyRequest("b", FIRST_TURN))
+        second.run(TinyRequest("b", FIRST_TURN, WINDOW.block_size))
         assert second.tokens_loaded == 56
         assert second.worker.statistics().pages_loaded == {"arena": 2}
 

@@ -1,5 +1,6 @@
 """The scheduler half, with a client that answers when a test lets it. Blocks hold 4 tokens."""
 
+import time
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -173,6 +174,16 @@ class TestMisses:
         clock.advance(lookups.MISS_TTL)
         assert answer("b") == (44, True)
         assert answer("a") == (44, True)
+
+    def test_an_answer_between_two_slow_steps_is_told_once(self, client, clock, connector, ask):
+        client.gate.close()
+        assert ask("a") == LATER
+        client.gate.wait_reached()
+        client.gate.open()
+        while connector.statistics().answered == 0:
+            time.sleep(0.001)
+        clock.advance(lookups.MISS_TTL + 1)  # the step took longer than the miss is remembered
+        assert ask("a") == MISS
 
     def test_what_this_engine_stores_itself_is_missed_no_longer(self, client, answer, connector, hashes):
         assert answer("a") == MISS
