@@ -2,7 +2,8 @@
 
 **Files.** A directory belongs to one process at a time, which holds an ``flock`` on its file ``lock`` (it contains that
 process's id). ``<id>.segment``, id as 16 hexadecimal digits, are the segments; ids only grow, so names in order are
-segments by age. Every other file is left alone. The directory is 0700, the files are 0600.
+segments by age. Where a day's bytes are limited, ``writes``, one line of text, says how many may have been written
+today (``writes.new`` while it is replaced). Every other file is left alone. The directory is 0700, the files are 0600.
 
 **Segment.** Everything is little-endian and lies on multiples of 4096 bytes (a *block*)::
 
@@ -14,26 +15,43 @@ segments by age. Every other file is left alone. The directory is 0700, the file
 What one append writes is one chunk, in one system call; its pages lie side by side. Each header starts with 8 bytes of
 magic and the xxh3_64 of all the rest of it, padding included::
 
-    segment header   magic "KVSEGMNT", checksum, version u32, 0 u32, id u64, stamp 16 bytes
+    segment header   magic "KVSEGMNT", checksum, version u32, codec of its pages u32, id u64, stamp 16 bytes,
+                     check of the key 16 bytes (zeros where codec is 0)
     chunk header     magic "KVCHUNK1", checksum, id u64, stamp, sequence u32, records u32, payload bytes u64 (padded),
                      8 zero bytes, then the records
-    record           key 64 bytes, offset u64 (in the file), checksum u64 (xxh3_64 of the payload), length u32 (bytes
-                     of the payload, unpadded), codec u8 (0 raw, 255 tombstone), 3 zero bytes: 88 bytes
+    record           key 64 bytes, offset u64 (in the file), checksum u64 (xxh3_64 of the payload as it is stored),
+                     length u32 (bytes of the payload as it is stored, unpadded), codec u8 (0 raw, 1 AES-GCM,
+                     255 tombstone), 3 zero bytes: 88 bytes
     trailer          magic "KVTRAIL1", checksum, id u64, stamp, footer's offset u64, records u32, 0 u32,
                      xxh3_64 of the footer's table u64
 
 The stamp is random, one a segment, and never leaves the file: payloads, which clients choose, can't pass for headers.
-A file opened to be read says by its segment header which version wrote it. Magic, checksum and version keep their
-place in all versions; a version above :data:`~kvstore.segments.record.FORMAT_VERSION`, under a checksum that is right,
-is refused with ``FormatError`` before anything is changed. Damage never raises.
+
+**Versions.** A segment header says the oldest version that suffices to read it: 1 for segments as above with codecs 0
+and 255; 2 for encrypted ones. Magic, checksum and version keep their place in all versions; a version above
+:data:`~kvstore.segments.record.FORMAT_VERSION`, under a checksum that is right, is refused with ``FormatError`` before
+anything is changed. Segments of all older versions lie side by side. Damage never raises.
+
+**Encryption** (:mod:`~kvstore.segments.cipher`). Codec 1: the page's bytes under AES-256-GCM, then the tag, 16 bytes.
+The key is HKDF-SHA256 of the operator's key, with the stamp as salt and ``"kvstore segment"`` and the id (8 bytes) as
+info; the nonce is the payload's offset in blocks, 12 bytes; the page key is authenticated with it. No offset of a
+segment is written twice: after an append that failed, a segment takes no other. The header's check of the key is the
+first 16 bytes of HMAC-SHA256 of ``"kvstore check"``, id and stamp under the operator's key: a log of another key is
+refused before anything is changed. Checksums are over what is stored: a log is checked without its key.
 
 **Order.** Segments by id, in them chunks by position, in them records in order: the last record of a key says where its
 page is, or, being a tombstone, that there is none.
 
-**Reclaim.** Space comes back by deleting whole segments, *strictly the oldest first*; one that can't be deleted stops
-the reclaim. So a tombstone needs no care: whatever it hides is older, hence in its own segment or in one that is
-deleted earlier. A reclaim in another order would have to carry over, besides live pages, every tombstone that has a
-record of its key in an older segment.
+**Reclaim.** Space comes back by deleting whole segments, in any order: the one of which the smallest part was used
+lately goes first. Before it goes, pages of it that were read lately are appended once more, up to a quarter of its
+bytes; so at least three quarters of each segment come back, and of what is written at most a third is written again.
+A record that no longer counts (its page was removed, or stored again) is *dead*; it stays in its segment until that
+goes, and something newer hides it: a tombstone, or another record of the key. When a segment goes that hides a dead
+record of an *older* segment, a tombstone is appended first. The oldest segment hides nothing of the kind: where there
+is no room for the tombstones of another, it goes. A segment in which no page is left goes at once.
+
+**Limit.** Everything counts: all files, the footer that the open segment will get, and what a call that hangs may still
+write. A quarter of a segment is kept free where there are segments enough, for carrying over within the limit.
 
 **Crash.** An append returned means that its bytes are in the file; sealing only makes opening fast. Opened again:
 
@@ -42,8 +60,11 @@ record of its key in an older segment.
   go past the end of the file, the scan goes on block by block, so that one damaged header costs one chunk. What
   follows the last whole chunk (a torn tail, a damaged footer) is cut off, and the segment is sealed.
 - With its segment header damaged, a segment is known by the chunk header in its second block; with both damaged it has
-  no records, counts against the limit, and leaves when it is the oldest.
-- A file that the system refuses to read is left as it is.
+  no records, counts against the limit, and leaves before any other.
+- A file that the system refuses to read is left as it is; as long as it is there, no tombstone newer than it is lost.
+
+An append that failed, or was late, and could not be cut off may be found whole at the next opening. Its pages count as
+dead until then and get tombstones, so that one which is removed meanwhile stays away.
 
 Opening never appends to an old segment. Payloads are not read at opening: their checksums are verified when they are
 read. A tombstone in a chunk whose header is damaged is lost with it, and the page it hid comes back, its own bytes.

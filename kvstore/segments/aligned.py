@@ -1,7 +1,8 @@
 """Memory that O_DIRECT takes: pages go to the system from where they are, where they lie on whole blocks.
 
-A page whose address is aligned is written and read in place, but for the part of its last block that it does not fill;
-that part, and any page that lies at an odd address, goes through aligned memory of the thread's own.
+A page whose address is aligned is written in place, but for the part of its last block that it does not fill; that
+part, and any page that lies at an odd address, goes through aligned memory of the thread's own. Reads always do: one
+that is late must not write into memory that has got another use meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from kvstore.segments.record import BLOCK, ByteArray, padded
 
-_KEPT_BYTES = 16 << 20  # a larger need is rare (a single page above it) and gets memory of its own
+_KEPT_BYTES = 20 << 20  # a larger need is rare (a single page above it) and gets memory of its own
 
 
 def aligned_empty(size: int) -> ByteArray:
@@ -42,8 +43,29 @@ class BounceBuffer(threading.local):
             self._memory = aligned_empty(size)
         return self._memory[:size]
 
+    def give_away(self) -> None:
+        """Leave the memory to whoever still uses it; the next call takes other memory."""
+        self._memory = aligned_empty(0)
+
 
 _bounce = BounceBuffer()
+_encrypted = BounceBuffer()
+
+
+def give_staging_away() -> None:
+    """A write of what this thread staged last was late, and may still be reading it."""
+    _bounce.give_away()
+    _encrypted.give_away()
+
+
+def take_for_encryption(size: int) -> ByteArray:
+    """``size`` aligned bytes, holding anything, valid until the thread's next call of this function."""
+    return _encrypted.take(size)
+
+
+def take_scratch(size: int) -> ByteArray:
+    """``size`` aligned bytes, holding anything, valid until the thread's next staging."""
+    return _bounce.take(size)
 
 
 def stage_write(payloads: Sequence[ByteArray]) -> list[ByteArray]:
@@ -65,33 +87,6 @@ def stage_write(payloads: Sequence[ByteArray]) -> list[ByteArray]:
             buffers.append(staged)
             at += len(staged)
     return buffers
-
-
-class ReadStaging:
-    """Aligned buffers to read neighbouring payloads into, each padded to whole blocks, in the order of the arrays.
-
-    Valid until the thread's next staging.
-    """
-
-    def __init__(self, into: Sequence[ByteArray]) -> None:
-        split = [_in_place(array) for array in into]
-        memory = _bounce.take(sum(padded(len(array) - here) for array, here in zip(into, split, strict=True)))
-        self.buffers: list[ByteArray] = []
-        self._copies: list[tuple[ByteArray, ByteArray]] = []
-        at = 0
-        for array, here in zip(into, split, strict=True):
-            if here:
-                self.buffers.append(array[:here])
-            if rest := len(array) - here:
-                staged = memory[at : at + padded(rest)]
-                self.buffers.append(staged)
-                self._copies.append((array[here:], staged[:rest]))
-                at += len(staged)
-
-    def finish(self) -> None:
-        """Copy to the arrays what did not go straight into them."""
-        for array, staged in self._copies:
-            array[:] = staged
 
 
 def _in_place(array: ByteArray) -> int:

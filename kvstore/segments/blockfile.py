@@ -5,15 +5,36 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self, TypeVar
 
+from kvstore.segments.io_threads import IoThreads, LateError
 from kvstore.segments.record import BLOCK, ByteArray
 
 MAX_BUFFERS = 1024
 """IOV_MAX: the most buffers that one system call takes."""
+
+
+SYNC_DEADLINES = 6
+"""A sync writes what a cache has gathered: it has so many times as long as another call."""
+T = TypeVar("T")
+
+
+class Patience(NamedTuple):
+    """How calls that may hang are made: on other threads, and waited for so long."""
+
+    threads: IoThreads
+    seconds: float
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Make a call that has nothing to clean up when it is late.
+
+        Raises:
+            LateError: it was.
+        """
+        return self.threads.run(call, self.seconds)
 
 
 class BlockFile:
@@ -25,13 +46,21 @@ class BlockFile:
         path: the file.
         flags: as for ``os.open``; a file that is created is 0600.
         direct: False asks for buffered I/O from the start.
+        patience: with it, every call but ``read`` and ``size`` has a deadline. After one that was late the file
+            can only be closed; that happens when the late call is over.
 
     Raises:
-        OSError: here and from every method, what the system says.
+        OSError: here and from every method, what the system says; ``LateError`` for a deadline.
     """
 
-    def __init__(self, path: Path, flags: int, *, direct: bool = True) -> None:
-        flags |= os.O_CLOEXEC
+    def __init__(self, path: Path, flags: int, *, direct: bool = True, patience: Patience | None = None) -> None:
+        self._patience = patience
+        self._fd = -1
+        self.lost = False
+        """Whether a call was late: it may still be changing the file."""
+        self._in_time(lambda: self._open(path, flags | os.O_CLOEXEC, direct=direct))
+
+    def _open(self, path: Path, flags: int, *, direct: bool) -> None:
         if direct:
             try:
                 self._fd = os.open(path, flags | os.O_DIRECT, 0o600)
@@ -52,7 +81,13 @@ class BlockFile:
         self.close()
 
     def write(self, buffers: Sequence[ByteArray], offset: int) -> None:
-        """Write all of the buffers, one after the other, from ``offset`` on."""
+        """Write all of the buffers, one after the other, from ``offset`` on.
+
+        After ``LateError`` they are still being read: they must not be staged ones, which are used again.
+        """
+        self._in_time(lambda: self._write(buffers, offset))
+
+    def _write(self, buffers: Sequence[ByteArray], offset: int) -> None:
         left = [buffer for buffer in buffers if len(buffer)]
         while left:
             try:
@@ -92,15 +127,39 @@ class BlockFile:
 
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes."""
-        os.ftruncate(self._fd, size)
+        self._in_time(lambda: os.ftruncate(self._fd, size))
 
     def sync(self) -> None:
         """Return when the file's bytes would survive a loss of power."""
-        os.fdatasync(self._fd)
+        self._in_time(lambda: os.fdatasync(self._fd), SYNC_DEADLINES)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+        """Close the file, or let the call that was late do so when it is over."""
+        if not self.lost:
+            self._close()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a call that was late is still going on."""
+        return self.lost and self._fd >= 0
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _in_time(self, call: Callable[[], T], deadlines: int = 1) -> T:
+        """Make one call, with patience if there is any."""
+        if self._patience is None:
+            return call()
+        if self.lost:
+            raise OSError(errno.EIO, "an earlier call on this file was late")
+        threads, seconds = self._patience
+        try:
+            return threads.run(call, seconds * deadlines, self._close)
+        except LateError:
+            self.lost = True
+            raise
 
     def _leave_direct(self, error: OSError) -> bool:
         """Whether the call is to be tried again, buffered, because O_DIRECT may be what was refused."""

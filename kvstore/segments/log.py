@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import hmac
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.errors import ConfigError, ResourceError
 from kvstore.process_lock import ProcessLock
 from kvstore.segments import record
-from kvstore.segments.plan import CHUNK_BYTES, oldest_to_drop
+from kvstore.segments.blockfile import SYNC_DEADLINES, Patience
+from kvstore.segments.cipher import TAG_BYTES, Cipher
+from kvstore.segments.io_threads import LateError
+from kvstore.segments.plan import CHUNK_BYTES
 from kvstore.segments.record import BLOCK, Record
 from kvstore.segments.recovery import RecoveredSegment, recover
 from kvstore.segments.segment import Entry, Segment, segment_id, segment_name
+from kvstore.segments.write_budget import FILE_BYTES, WriteBudget
 
-_LOCK_NAME = "lock"
+LOCK_NAME = "lock"
 LOCK_BYTES = 4096
 """What the lock's file counts against the limit: the one block that holds the process's id."""
 MAX_SEGMENT_BYTES = 256 << 20
 MIN_SEGMENT_BYTES = 512 << 10
 MIN_LIMIT_BYTES = 2 * MIN_SEGMENT_BYTES
 _SEGMENTS_IN_LIMIT = 8  # so that the one which leaves is a small part of the whole
+_RESERVE_SHARE = 4  # of a segment: room for carrying over, once there are enough segments
+_TRY_ROOM_AGAIN_SECONDS = 60.0
 _CHUNK_OVERHEAD = 128 << 10  # more than all headers and footers of a segment with one full chunk
 
 
@@ -54,16 +65,34 @@ class SegmentLog:
         segment_bytes: how long a segment gets before the next one starts (a page larger than that has a segment
             of its own); between 512 KiB and ``limit_bytes``.
         direct: whether to use O_DIRECT where the file system has it.
+        patience: for every call that may hang, but for those at opening.
+        clock: seconds that only grow.
+        late: told of a deadline that passed without anything being refused for it.
+        write_limit_bytes: most bytes a day that :attr:`budget` grants; 0: no limit.
+        now: seconds since 1970.
+        cipher: encrypts the pages of new segments, and decrypts those of old ones.
 
     Raises:
-        ConfigError: a size is out of its range.
+        ConfigError: a size is out of its range; or segments are encrypted with another key, or with one and there
+            is none. Nothing was changed.
         InUseError: another process holds the directory.
         ResourceError: the directory can't be used.
         FormatError: a newer version wrote a segment; nothing was changed.
     """
 
     def __init__(
-        self, directory: Path, limit_bytes: int, *, segment_bytes: int | None = None, direct: bool = True
+        self,
+        directory: Path,
+        limit_bytes: int,
+        *,
+        segment_bytes: int | None = None,
+        direct: bool = True,
+        patience: Patience | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        late: Callable[[OSError], None] = lambda error: None,
+        write_limit_bytes: int = 0,
+        now: Callable[[], float] = time.time,
+        cipher: Cipher | None = None,
     ) -> None:
         if limit_bytes < MIN_LIMIT_BYTES:
             raise ConfigError(f"disk limit is {limit_bytes} bytes, the least is {MIN_LIMIT_BYTES}")
@@ -75,20 +104,38 @@ class SegmentLog:
                 f" limit, {limit_bytes}"
             )
         self.limit_bytes = limit_bytes
-        self.segment_bytes = min(segment_bytes, limit_bytes - LOCK_BYTES)  # the one being written never has to leave
+        self._small_bytes = LOCK_BYTES
+        self.segment_bytes = min(
+            segment_bytes, limit_bytes - LOCK_BYTES - FILE_BYTES
+        )  # the one being written never has to leave
         self.chunk_bytes = min(CHUNK_BYTES, self.segment_bytes - _CHUNK_OVERHEAD)
         """Most padded payload that one append of several pages may hold."""
+        self.reserve_bytes = self.segment_bytes // _RESERVE_SHARE if 4 * self.segment_bytes <= limit_bytes else 0
+        """What is kept free, where it can be, so that wanted pages can be carried over before their segment goes."""
+        self._room_bytes = limit_bytes  # less where the file system turned out to be smaller
+        self._room_again_at = 0.0
         self._directory = directory
         self._direct = direct
+        self._patience = patience
+        self._clock = clock
+        self._late = late
+        self._cipher = cipher
+        self.overhead_bytes = TAG_BYTES if cipher is not None else 0
+        """How much longer a page is in new segments."""
         self._directory_synced = False
         self._active: Segment | None = None
         self.segments: list[Segment] = []
         """The oldest first."""
+        self.by_id: dict[int, Segment] = {}
         self._older_bytes = 0  # footprints of all segments but the one being written, counted when these change
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = ProcessLock(directory / _LOCK_NAME, f"{directory} is in use")
+            self._lock = ProcessLock(directory / LOCK_NAME, f"{directory} is in use")
             try:
+                self.budget = WriteBudget(directory, write_limit_bytes, patience, now)
+                """Bytes that may be written today."""
+                self._small_bytes += self.budget.file_bytes
+                self._most_padded = limit_bytes - self._small_bytes - _fresh_footprint([0])
                 self._recovered, self._next_id = self._recover()
             except BaseException:
                 self._lock.release()
@@ -105,18 +152,36 @@ class SegmentLog:
                 if not path.is_file() or path.is_symlink():
                     continue
                 found = recover(path, segment)
+                self._check_key(path, found)
+                unread = False
             except OSError:
-                found = RecoveredSegment(segment, None, path.lstat().st_size, 0, sealed=False, records=())
-            recovered.append((Segment.recovered(path, found, direct=self._direct), found))
+                found = RecoveredSegment(segment, None, path.lstat().st_size, 0, sealed=False, table=b"")
+                unread = True
+            made = Segment.recovered(path, found, direct=self._direct, patience=self._patience, cipher=self._cipher)
+            made.unread = unread
+            recovered.append((made, found))
         self.segments = [segment for segment, _ in recovered]
+        self.by_id = {segment.id: segment for segment in self.segments}
         self._count_older()
         return recovered, max(ids, default=0) + 1
 
-    def replay(self) -> Iterator[tuple[Segment, Record]]:
-        """Every record found at opening, in the order written: the last one of a key counts."""
+    def _check_key(self, path: Path, found: RecoveredSegment) -> None:
+        encrypted = (
+            found.key_check is not None or (np.frombuffer(found.table, record.RECORDS)["codec"] == record.AES_GCM).any()
+        )
+        if not encrypted:
+            return
+        if self._cipher is None:
+            raise ConfigError(f"{path} is encrypted: give the key that it was written with. Nothing was changed")
+        if found.key_check is not None and found.stamp is not None:
+            expected = self._cipher.check_value(found.id, found.stamp)
+            if not hmac.compare_digest(found.key_check, expected):
+                raise ConfigError(f"{path} is encrypted with another key. Nothing was changed")
+
+    def replay(self) -> Iterator[tuple[Segment, npt.NDArray[np.void]]]:
+        """The records found at opening (``record.RECORDS``), segment by segment: the last one of a key counts."""
         for segment, found in self._recovered:
-            for entry in found.records:
-                yield segment, entry
+            yield segment, np.frombuffer(found.table, record.RECORDS)
 
     def settle(self) -> RecoveryReport:
         """Cut torn tails and seal what was left unsealed. To be called once, when the log is within its limit."""
@@ -127,7 +192,7 @@ class SegmentLog:
             cut_bytes=sum(
                 found.size - found.end for _, found in self._recovered if not found.sealed and found.stamp is not None
             ),
-            records=sum(len(found.records) for _, found in self._recovered),
+            records=sum(found.count for _, found in self._recovered),
         )
         self._recovered = []
         for segment in self.segments:
@@ -138,55 +203,91 @@ class SegmentLog:
     @property
     def used_bytes(self) -> int:
         """Bytes of all files, with the footer that the segment being written will get."""
-        return LOCK_BYTES + self._older_bytes + (self._active.footprint if self._active is not None else 0)
+        return self._small_bytes + self._older_bytes + (self._active.footprint if self._active is not None else 0)
 
     def fits(self, length: int) -> bool:
         """Whether a payload of this length could be stored if nothing else were."""
-        return length <= record.MAX_PAYLOAD_BYTES and LOCK_BYTES + _fresh_footprint([length]) <= self.limit_bytes
+        length += self.overhead_bytes
+        return length <= record.MAX_PAYLOAD_BYTES and record.padded(length) <= self._most_padded
 
-    def leaving_for(self, lengths: Sequence[int]) -> list[Segment]:
-        """The segments to :meth:`drop` so that an append of these payload lengths stays within the limit."""
-        if self._active is not None and self._takes(self._active, lengths):
-            candidates = self.segments[:-1]
+    def stored_lengths(self, entries: Sequence[Entry]) -> list[int]:
+        """How long the payloads of entries will be on disk."""
+        return [entry.length + (self.overhead_bytes if entry.payload is not None else 0) for entry in entries]
+
+    def missing(self, lengths: Sequence[int], reserve_bytes: int = 0) -> int:
+        """How many bytes too few are free for an append of these payload lengths that leaves a reserve."""
+        if not lengths:
+            growth = 0
+        elif self._active is not None and self._takes(self._active, lengths):
             growth = self._active.footprint_with(lengths) - self._active.footprint
         else:
-            candidates = self.segments
-            growth = _fresh_footprint(lengths) if lengths else 0
-        excess = self.used_bytes + growth - self.limit_bytes
-        if excess <= 0:
-            return []
-        return candidates[: oldest_to_drop([segment.footprint for segment in candidates], excess)]
+            growth = _fresh_footprint(lengths)
+        return self.used_bytes + growth + reserve_bytes - self._room()
 
-    def drop(self, leaving: Sequence[Segment]) -> None:
-        """Delete these segments, the oldest ones. Waits for those who are reading them.
+    def may_leave(self, lengths: Sequence[int]) -> list[Segment]:
+        """The segments of which one may leave to make room for such an append; the one it goes to is last or not in.
+
+        Those in which calls still hang are not in.
+        """
+        takes = self._active is not None and self._takes(self._active, lengths)
+        return [segment for segment in self.segments if not segment.stuck and not (takes and segment is self._active)]
+
+    def is_active(self, segment: Segment) -> bool:
+        """Whether the segment is being written."""
+        return segment is self._active
+
+    def drop(self, segment: Segment) -> None:
+        """Delete a segment. Waits for those who are reading it.
 
         Raises:
-            OSError: the system refuses; what it refused, and what is younger, stays and counts.
+            OSError: the system refuses, or is late; the segment stays and counts, but nobody reads it any more.
         """
-        for segment in leaving:
-            assert segment is self.segments[0], "segments leave by age"
+        if segment is self._active:
+            self._active = None
+        try:
             segment.delete()
-            if segment is self._active:
-                self._active = None
-            del self.segments[0]
+        finally:
             self._count_older()
+        self.segments.remove(segment)
+        del self.by_id[segment.id]
+        self._count_older()
 
-    def append(self, entries: Sequence[Entry]) -> tuple[Segment, list[int]]:
+    def file_system_is_full(self) -> None:
+        """The system had no room below the limit: from now on, for a while, what is used is what there is."""
+        self._room_bytes = self.used_bytes
+        self._room_again_at = self._clock() + _TRY_ROOM_AGAIN_SECONDS
+
+    def try_to_grow(self) -> bool:
+        """Take the whole limit for free again. False: it was all the time."""
+        below = self._room_bytes < self.limit_bytes
+        self._room_bytes = self.limit_bytes
+        return below
+
+    def _room(self) -> int:
+        if self._clock() >= self._room_again_at:
+            self._room_bytes = self.limit_bytes
+        return self._room_bytes
+
+    def append(self, entries: Sequence[Entry]) -> tuple[Segment, list[Record]]:
         """Write one chunk; room was made before.
 
         Returns:
-            The segment, and where in its file each payload starts.
+            The segment, and what it holds of each entry now.
 
         Raises:
-            OSError: the system refuses. Nothing was added; the next append starts a new segment.
+            OSError: the system refuses, or is late. Nothing was added; the next append starts a new segment.
         """
-        if self._active is not None and not self._takes(self._active, [entry.length for entry in entries]):
+        if self._active is not None and not self._takes(self._active, self.stored_lengths(entries)):
             self._seal_active()
         if self._active is None:
             self._directory_synced = False
-            self._active = Segment.create(self._directory, self._next_id, direct=self._direct)
-            self._next_id += 1
+            number = self._next_id
+            self._next_id += 1  # also when this fails: a call that was late may still make the file
+            self._active = Segment.create(
+                self._directory, number, direct=self._direct, patience=self._patience, cipher=self._cipher
+            )
             self.segments.append(self._active)
+            self.by_id[number] = self._active
         active = self._active
         try:
             return active, active.append(entries)
@@ -204,12 +305,19 @@ class SegmentLog:
         for segment in self.segments:
             segment.sync()
         if not self._directory_synced:
-            fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            if self._patience is None:
+                self._sync_directory()
+            else:
+                threads, seconds = self._patience
+                threads.run(self._sync_directory, seconds * SYNC_DEADLINES)
             self._directory_synced = True
+
+    def _sync_directory(self) -> None:
+        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def seal(self) -> None:
         """Give the segment being written its footer: the next append starts a new one."""
@@ -220,6 +328,7 @@ class SegmentLog:
         """Wait for readers, close all files, let the directory go. Seal and flush come before."""
         for segment in self.segments:
             segment.close()
+        self.budget.close()
         self._lock.release()
 
     def _takes(self, active: Segment, lengths: Sequence[int]) -> bool:
@@ -229,15 +338,23 @@ class SegmentLog:
         assert self._active is not None
         active, self._active = self._active, None
         if active.empty:
-            with suppress(OSError):  # else the file stays, counts, and leaves by age
+            with suppress(OSError):  # else the file stays, counts, and leaves later
                 active.delete()
-                self.segments.pop()
+                self.segments.remove(active)
+                del self.by_id[active.id]
         else:
-            active.seal()
+            error = active.seal()
+            if isinstance(error, LateError):  # a refusal to seal follows one that was told
+                self._late(error)
         self._count_older()
 
     def _count_older(self) -> None:
         self._older_bytes = sum(segment.footprint for segment in self.segments if segment is not self._active)
+
+
+def write_cost(lengths: Sequence[int]) -> int:
+    """Bytes that an append of these payload lengths writes at most, its part of headers and footer included."""
+    return _fresh_footprint(lengths) + BLOCK
 
 
 def _fresh_footprint(lengths: Sequence[int]) -> int:

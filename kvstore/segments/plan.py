@@ -10,9 +10,11 @@ CHUNK_BYTES = 16 << 20
 """Most payload in one chunk, unless a single page is larger: above it single writes get slower, not faster."""
 CHUNK_RECORDS = 500
 """Most records in one chunk: with two buffers a page, a chunk still fits into one system call."""
-READ_BYTES = 8 << 20
-"""Most bytes in one read, unless a single page is larger."""
+READ_BYTES = 2 << 20
+"""Most bytes in one read, unless a single page is larger. Several reads are in flight."""
 READ_PAGES = 500
+READ_GAP_BYTES = 64 << 10
+"""What lies between two pages is read along up to here: cheaper than another read."""
 
 
 def plan_chunks(lengths: Sequence[int], most_bytes: int = CHUNK_BYTES) -> list[range]:
@@ -22,45 +24,65 @@ def plan_chunks(lengths: Sequence[int], most_bytes: int = CHUNK_BYTES) -> list[r
         lengths: of the payloads, in bytes.
         most_bytes: padded payload that a chunk of several pages may hold.
     """
-    return _cut([padded(length) for length in lengths], [False] * len(lengths), most_bytes, CHUNK_RECORDS)
+    ranges = []
+    start = total = 0
+    for index, length in enumerate(lengths):
+        size = padded(length)
+        if index > start and (total + size > most_bytes or index - start == CHUNK_RECORDS):
+            ranges.append(range(start, index))
+            start, total = index, 0
+        total += size
+    if start < len(lengths):
+        ranges.append(range(start, len(lengths)))
+    return ranges
 
 
 def plan_reads(extents: Sequence[tuple[int, int]]) -> list[range]:
-    """Which payloads one read brings: runs in which each payload starts where the one before it ends.
+    """Which payloads one read brings: runs of payloads that lie side by side, or almost.
 
     Args:
         extents: (offset, length) of payloads in one segment, by offset.
     """
-    ends = [offset + padded(length) for offset, length in extents]
-    apart = [index > 0 and extents[index][0] != ends[index - 1] for index in range(len(extents))]
-    return _cut([padded(length) for _, length in extents], apart, READ_BYTES, READ_PAGES)
+    runs = []
+    start = before = 0
+    for index, (offset, length) in enumerate(extents):
+        end = offset + padded(length)
+        if index > start:
+            gap = offset - before
+            if not 0 <= gap <= READ_GAP_BYTES or end - extents[start][0] > READ_BYTES or index - start == READ_PAGES:
+                runs.append(range(start, index))
+                start = index
+        before = end
+    if start < len(extents):
+        runs.append(range(start, len(extents)))
+    return runs
 
 
-def oldest_to_drop(footprints: Sequence[int], excess: int) -> int:
-    """How many segments leave so that ``excess`` bytes come back: the oldest ones, first in, first out.
+def order_to_leave(footprints: Sequence[int], live: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """In which order segments leave: first those of which the smallest part is wanted.
 
-    Only a number can be answered: tombstones rest on it that segments leave strictly by age (see the package).
+    Among equals, those that hold the fewest pages at all, then the oldest. Equal means to a sixteenth: a page more or
+    less must not outweigh age.
 
     Args:
         footprints: bytes that each segment holds, the oldest first.
-        excess: bytes over the limit; 0 and less: nothing leaves.
+        live: of these, bytes of pages that are still found.
+        wanted: of these, bytes of pages used lately.
+
+    Returns:
+        Their numbers.
     """
-    count = 0
-    while excess > 0 and count < len(footprints):
-        excess -= footprints[count]
-        count += 1
-    return count
+
+    def share(part: int, index: int) -> int:
+        return part * 16 // max(1, footprints[index])
+
+    return sorted(range(len(footprints)), key=lambda i: (share(wanted[i], i), share(live[i], i), i))
 
 
-def _cut(sizes: Sequence[int], apart: Sequence[bool], most_bytes: int, most: int) -> list[range]:
-    """Consecutive ranges of at most so many bytes and items, cut also before each item that is ``apart``."""
-    ranges = []
-    start = total = 0
-    for index, size in enumerate(sizes):
-        if index > start and (apart[index] or total + size > most_bytes or index - start == most):
-            ranges.append(range(start, index))
-            start, total = index, 0
-        total += size
-    if start < len(sizes):
-        ranges.append(range(start, len(sizes)))
-    return ranges
+def leading_within(lengths: Sequence[int], most_bytes: int) -> int:
+    """How many of these payloads, from the first on, fit into so many bytes when each is padded."""
+    for index, length in enumerate(lengths):
+        most_bytes -= padded(length)
+        if most_bytes < 0:
+            return index
+    return len(lengths)

@@ -17,12 +17,15 @@ ByteArray = npt.NDArray[np.uint8]
 BLOCK = 4096
 """Everything starts at and is padded to a multiple of this: what O_DIRECT asks of any disk."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest that is read. A segment says the oldest that suffices for it: 2 if it is encrypted, else 1."""
 KEY_BYTES = 64
 STAMP_BYTES = 16
 
 RAW = 0
 """Codec of a payload that is stored as it is."""
+AES_GCM = 1
+"""Codec of a payload that is encrypted: 16 bytes longer than the page (:mod:`kvstore.segments.cipher`)."""
 TOMBSTONE = 255
 """Codec of a record without payload: from here on there is no page of this key."""
 
@@ -33,12 +36,18 @@ _CHUNK_MAGIC = b"KVCHUNK1"
 _TRAILER_MAGIC = b"KVTRAIL1"
 
 _ENVELOPE = struct.Struct("<8sQ")  # magic, xxh3_64 of what follows
-_SEGMENT = struct.Struct("<II Q16s")  # version, 0, id, stamp
+_SEGMENT = struct.Struct("<II Q16s16s")  # version, codec of its pages, id, stamp, check of the key
 _CHUNK = struct.Struct("<Q16sIIQ8x")  # id, stamp, sequence, records, payload bytes
 _RECORD = struct.Struct("<64sQQIB3x")  # key, offset, checksum, length, codec
 _TRAILER = struct.Struct("<Q16sQIIQ")  # id, stamp, footer's offset, records, 0, checksum of the table
 
 _TABLE_AT = _ENVELOPE.size + _CHUNK.size
+
+
+RECORDS = np.dtype(
+    [("key", "V64"), ("offset", "<u8"), ("checksum", "<u8"), ("length", "<u4"), ("codec", "u1"), ("zero", "V3")]
+)
+"""A table of records as an array: the layout of ``_RECORD``, which a whole footer is read with at once."""
 
 
 class Record(NamedTuple):
@@ -60,7 +69,11 @@ class SegmentHeader:
 
     id: int
     stamp: bytes
-    version: int = FORMAT_VERSION
+    version: int = 1
+    codec: int = RAW
+    """Of its pages: ``RAW``, or ``AES_GCM`` (from version 2 on)."""
+    key_check: bytes = bytes(16)
+    """By which the key is known that they are encrypted with; zeros when they are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +146,9 @@ def table_checksum(table: bytes) -> int:
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
     """One block."""
-    return _close(_SEGMENT_MAGIC, _SEGMENT.pack(header.version, 0, header.id, header.stamp), BLOCK)
+    return _close(
+        _SEGMENT_MAGIC, _SEGMENT.pack(header.version, header.codec, header.id, header.stamp, header.key_check), BLOCK
+    )
 
 
 def decode_segment_header(block: bytes) -> SegmentHeader | None:
@@ -141,8 +156,8 @@ def decode_segment_header(block: bytes) -> SegmentHeader | None:
     body = _open(_SEGMENT_MAGIC, block)
     if body is None or len(block) != BLOCK:
         return None
-    version, _, id_, stamp = _SEGMENT.unpack_from(body)
-    return SegmentHeader(id_, stamp, version)
+    version, codec, id_, stamp, key_check = _SEGMENT.unpack_from(body)
+    return SegmentHeader(id_, stamp, version, codec, key_check)
 
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,15 @@ class RecoveredSegment:
     end: int
     """Where the last whole chunk ends, in bytes."""
     sealed: bool
-    records: tuple[Record, ...]
-    """In the order written, tombstones included."""
+    table: bytes
+    """Records in the order written, tombstones included: 88 bytes each."""
+    key_check: bytes | None = None
+    """What the segment header says of the key of its pages; None when they are not encrypted or it is damaged."""
+
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+        return len(self.table) // record.RECORDS.itemsize
 
 
 def recover(path: Path, segment: int) -> RecoveredSegment:
@@ -38,17 +46,33 @@ def recover(path: Path, segment: int) -> RecoveredSegment:
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into payloads
         size = os.fstat(fd).st_size
-        stamp = _stamp(fd, path, segment, size)
+        first = os.pread(fd, BLOCK, 0)
+        stamp = _stamp(fd, path, segment, size, first)
         if stamp is None:
-            return RecoveredSegment(segment, None, size, size, sealed=False, records=())
-        return _by_footer(fd, segment, stamp, size) or _by_scan(fd, segment, stamp, size)
+            return RecoveredSegment(segment, None, size, size, sealed=False, table=b"")
+        found = _by_footer(fd, segment, stamp, size) or _by_scan(fd, segment, stamp, size)
+        header = record.decode_segment_header(first)
+        if header is not None and header.codec == record.AES_GCM:
+            return dataclasses.replace(found, key_check=header.key_check)
+        return found
     finally:
         os.close(fd)
 
 
-def _stamp(fd: int, path: Path, segment: int, size: int) -> bytes | None:
+def header_is_sound(path: Path, segment: int) -> bool:
+    """Whether the file begins with the header of this segment.
+
+    Raises:
+        OSError: the system refuses to read it.
+    """
+    with path.open("rb") as file:
+        header = record.decode_segment_header(file.read(BLOCK))
+    return header is not None and header.id == segment
+
+
+def _stamp(fd: int, path: Path, segment: int, size: int, first: bytes) -> bytes | None:
     """The segment's stamp by its header or, where that is damaged, by its first chunk's."""
-    header = record.decode_segment_header(os.pread(fd, BLOCK, 0))
+    header = record.decode_segment_header(first)
     if header is not None and header.version > record.FORMAT_VERSION:
         raise FormatError(
             f"{path}: segment format version {header.version}; this version of kvstore reads up to"
@@ -71,8 +95,7 @@ def _by_footer(fd: int, segment: int, stamp: bytes, size: int) -> RecoveredSegme
     table = os.pread(fd, record.record_table_bytes(trailer.records), trailer.footer)
     if record.table_checksum(table) != trailer.checksum:
         return None
-    records = record.decode_records(table)
-    return RecoveredSegment(segment, stamp, size, trailer.footer, sealed=True, records=records)
+    return RecoveredSegment(segment, stamp, size, trailer.footer, sealed=True, table=table)
 
 
 def _by_scan(fd: int, segment: int, stamp: bytes, size: int) -> RecoveredSegment:
@@ -92,7 +115,7 @@ def _by_scan(fd: int, segment: int, stamp: bytes, size: int) -> RecoveredSegment
             offset = end = offset + chunk.size
         else:
             offset += BLOCK
-    return RecoveredSegment(segment, stamp, size, end, sealed=False, records=tuple(records))
+    return RecoveredSegment(segment, stamp, size, end, sealed=False, table=record.encode_records(records))
 
 
 def _chunk_header(fd: int, offset: int, size: int) -> ChunkHeader | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from kvstore.segments import aligned, record
-from kvstore.segments.blockfile import BlockFile
+from kvstore.segments.blockfile import BlockFile, Patience
+from kvstore.segments.cipher import TAG_BYTES, Cipher, SegmentCipher
+from kvstore.segments.io_threads import LateError
 from kvstore.segments.record import BLOCK, ByteArray, ChunkHeader, Record, SegmentHeader, Trailer, padded
 from kvstore.segments.recovery import RecoveredSegment
 
@@ -41,7 +45,7 @@ class Entry(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Bytes of the payload."""
+        """Bytes of the payload, not encrypted."""
         return 0 if self.payload is None else len(self.payload)
 
 
@@ -51,59 +55,88 @@ class Segment:
     Appending, sealing, syncing and deleting are for one thread at a time; reading is for all, at any time.
     """
 
-    def __init__(self, path: Path, segment: int, stamp: bytes | None, size: int, *, direct: bool) -> None:
+    def __init__(
+        self, path: Path, segment: int, stamp: bytes | None, size: int, *, direct: bool, patience: Patience | None
+    ) -> None:
         self.path = path
         self.id = segment
         self.size = size
         """The file's length in bytes."""
-        self.keys: list[bytes] = []
-        """Of its pages, in the order written: what may have to be forgotten when the segment goes."""
+        self.tombstones: list[bytes] = []
+        """The keys that its tombstones hide."""
+        self.cipher: SegmentCipher | None = None
+        """What its pages are encrypted with, if they are."""
+        self.encrypted = False
+        """Whether they are: all of them, or none."""
+        self.unread = False
+        """Whether the system refused to read it when it was opened: it may hold anything."""
         self.synced = False
         """Whether all of it would survive a loss of power."""
         self.sealed = False
         self._stamp = stamp
         self._direct = direct
+        self._patience = patience
         self._file: BlockFile | None = None  # open as long as it is appended to
         self._footer_due = False
-        self._records: list[Record] = []  # what the footer will hold
+        self._table = bytearray()  # what the footer will hold
         self._sequence = 0
         self._state = threading.Condition()
         self._readers = 0
         self._retired = False
 
     @classmethod
-    def create(cls, directory: Path, segment: int, *, direct: bool) -> Segment:
-        """An empty segment to append to.
+    def create(
+        cls,
+        directory: Path,
+        segment: int,
+        *,
+        direct: bool,
+        patience: Patience | None = None,
+        cipher: Cipher | None = None,
+    ) -> Segment:
+        """An empty segment to append to; its pages are encrypted if there is a cipher.
 
         Raises:
-            OSError: the system refuses; no file is left.
+            OSError: the system refuses; no file is left. Or it is late, and may leave a file all the same.
         """
         path = directory / segment_name(segment)
         stamp = os.urandom(record.STAMP_BYTES)
-        made = cls(path, segment, stamp, BLOCK, direct=direct)
-        file = BlockFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=direct)
+        made = cls(path, segment, stamp, BLOCK, direct=direct, patience=patience)
+        file = BlockFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=direct, patience=patience)
         try:
-            header = record.encode_segment_header(SegmentHeader(segment, stamp))
-            file.write(aligned.stage_write([_bytes(header)]), 0)
+            header = SegmentHeader(segment, stamp)
+            if cipher is not None:
+                header = SegmentHeader(segment, stamp, 2, record.AES_GCM, cipher.check_value(segment, stamp))
+            _write_staged(file, [_bytes(record.encode_segment_header(header))], 0)
         except OSError:
             file.close()
             with suppress(OSError):
-                path.unlink()
+                made._unlink()
             raise
         made._file = file
         made._footer_due = True
+        made.cipher = cipher.for_segment(segment, stamp) if cipher is not None else None
+        made.encrypted = cipher is not None
         return made
 
     @classmethod
-    def recovered(cls, path: Path, found: RecoveredSegment, *, direct: bool) -> Segment:
+    def recovered(
+        cls,
+        path: Path,
+        found: RecoveredSegment,
+        *,
+        direct: bool,
+        patience: Patience | None = None,
+        cipher: Cipher | None = None,
+    ) -> Segment:
         """A segment that some process left behind. It counts :attr:`footprint` bytes; :meth:`settle` may follow."""
-        made = cls(path, found.id, found.stamp, padded(found.size), direct=direct)
-        made.keys = [entry.key for entry in found.records if entry.codec != record.TOMBSTONE]
+        made = cls(path, found.id, found.stamp, padded(found.size), direct=direct, patience=patience)
+        made.cipher = cipher.for_segment(found.id, found.stamp) if cipher is not None and found.stamp else None
         made.sealed = found.sealed
         made.synced = found.stamp is None  # nothing in it that could be lost
         if not found.sealed and found.stamp is not None:
             made.size = found.end
-            made._records = list(found.records)
+            made._table = bytearray(found.table)
             made._footer_due = True
         return made
 
@@ -117,65 +150,117 @@ class Segment:
         if not self._footer_due:
             return self.size
         chunk = record.chunk_bytes(lengths) if lengths else 0
-        return self.size + chunk + record.footer_bytes(len(self._records) + len(lengths))
+        return self.size + chunk + record.footer_bytes(self._count + len(lengths))
 
     @property
     def empty(self) -> bool:
         """Whether nothing was appended to it, since it was created, that a footer would name."""
-        return not self._records
+        return not self._table
 
-    def append(self, entries: Sequence[Entry]) -> list[int]:
+    @property
+    def stuck(self) -> bool:
+        """Whether it can't leave now: a call that was late still goes on in it, or a reader who held it up does."""
+        return (self._file is not None and self._file.hangs) or (self._retired and self._readers > 0)
+
+    @property
+    def _count(self) -> int:
+        return len(self._table) // record.RECORDS.itemsize
+
+    def append(self, entries: Sequence[Entry]) -> list[Record]:
         """Write one chunk.
 
         Returns:
-            Where each payload starts, in bytes from the start of the file.
+            What the segment holds of each entry now.
 
         Raises:
-            OSError: the system refuses. Nothing was added; the segment takes no further chunk and wants
-                :meth:`seal`.
+            OSError: the system refuses, or is late. Nothing was added; the segment takes no further chunk and
+                wants :meth:`seal`.
         """
         assert self._file is not None, "append to a sealed segment"
         assert self._stamp is not None
-        payload_bytes = sum(padded(entry.length) for entry in entries)
         at = self.size + record.chunk_header_bytes(len(entries))
-        records = []
-        for entry in entries:
-            codec = record.TOMBSTONE if entry.payload is None else record.RAW
-            records.append(Record(entry.key, at, entry.checksum, entry.length, codec))
-            at += padded(entry.length)
+        payloads, records = self._encode(entries, at)
+        payload_bytes = sum(padded(entry.length) for entry in records)
+        at += payload_bytes
         header = record.encode_chunk_header(
             ChunkHeader(self.id, self._stamp, self._sequence, payload_bytes, tuple(records))
         )
-        payloads = [entry.payload for entry in entries if entry.payload is not None]
         self.synced = False
-        self._file.write(aligned.stage_write([_bytes(header), *payloads]), self.size)
+        try:
+            _write_staged(self._file, [_bytes(header), *payloads], self.size)
+        except LateError:
+            self.size = at  # for all that is known
+            raise
         self.size = at
         self._sequence += 1
-        self._records += records
-        self.keys += [entry.key for entry in records if entry.codec != record.TOMBSTONE]
-        return [entry.offset for entry in records]
+        self._table += record.encode_records(records)
+        self.tombstones += [entry.key for entry in entries if entry.payload is None]
+        return records
 
-    def seal(self) -> None:
+    def _encode(self, entries: Sequence[Entry], at: int) -> tuple[list[ByteArray], list[Record]]:
+        """What is written of each page, and the record of each entry, from an offset on."""
+        payloads, records = [], []
+        memory = at_memory = None
+        if self.cipher is not None:
+            lengths = [entry.length + TAG_BYTES for entry in entries if entry.payload is not None]
+            memory, at_memory = aligned.take_for_encryption(sum(map(padded, lengths))), 0
+        for key, checksum, payload in entries:
+            if payload is None:
+                records.append(Record(key, at, 0, 0, record.TOMBSTONE))
+                continue
+            codec = record.RAW
+            if self.cipher is not None and memory is not None and at_memory is not None:
+                stored = memory[at_memory : at_memory + len(payload) + TAG_BYTES]
+                self.cipher.encrypt(at, key, payload, stored)
+                at_memory += padded(len(stored))
+                payload, checksum, codec = stored, xxhash.xxh3_64_intdigest(stored.data), record.AES_GCM
+            payloads.append(payload)
+            records.append(Record(key, at, checksum, len(payload), codec))
+            at += padded(len(payload))
+        return payloads, records
+
+    def seal(self) -> OSError | None:
         """Append the footer and close the file, after cutting what a failed append left.
 
-        Where the system refuses, the segment stays without its footer: it is scanned when it is opened again.
+        Returns:
+            None, or why the segment stays without its footer: the system refused, or was late. It is scanned when it
+            is opened again.
         """
         assert self._file is not None, "seal a segment twice"
         assert self._stamp is not None
-        table = record.encode_records(self._records)
+        if self._file.lost:
+            self._footer_due = False
+            return None  # whoever was late before has been told
+        table = bytes(self._table)
         trailer = record.encode_trailer(
-            Trailer(self.id, self._stamp, self.size, len(self._records), record.table_checksum(table))
+            Trailer(self.id, self._stamp, self.size, self._count, record.table_checksum(table))
         )
         self.synced = False
         try:
             self._file.truncate(self.size)
-            self._file.write(aligned.stage_write([_bytes(table), _bytes(trailer)]), self.size)
+            _write_staged(self._file, [_bytes(table), _bytes(trailer)], self.size)
             self.sealed = True
-        except OSError:
+        except LateError as error:
+            self.size += padded(len(table)) + BLOCK  # for all that is known
+            self._footer_due = False
+            return error
+        except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self.size)
+            return error
         finally:
             self._close_file()
+        return None
+
+    def write_header(self) -> None:
+        """Write the header of a recovered segment anew.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        assert self._stamp is not None
+        with BlockFile(self.path, os.O_RDWR, direct=self._direct) as file:
+            _write_staged(file, [_bytes(record.encode_segment_header(SegmentHeader(self.id, self._stamp)))], 0)
 
     def settle(self) -> None:
         """Cut the torn tail of a recovered segment and seal it. Nothing is left to do for a sealed one."""
@@ -198,10 +283,10 @@ class Segment:
         """
         if self.synced:
             return
-        if self._file is not None:
+        if self._file is not None and not self._file.lost:
             self._file.sync()
         else:
-            with BlockFile(self.path, os.O_RDWR, direct=False) as file:
+            with BlockFile(self.path, os.O_RDWR, direct=False, patience=self._patience) as file:
                 file.sync()
         self.synced = True
 
@@ -230,28 +315,51 @@ class Segment:
         """Let no new reader in, wait for those inside, delete the file: its bytes are free when this returns.
 
         Raises:
-            OSError: the system refuses; to be tried again.
+            OSError: the system refuses, or a reader does not come out in time; to be tried again.
         """
+        seconds = None if self._patience is None else self._patience.seconds
         with self._state:
             self._retired = True
-            self._state.wait_for(lambda: not self._readers)
+            if not self._state.wait_for(lambda: not self._readers, seconds):
+                raise LateError(seconds or 0.0)
+        if self._file is not None and self._file.hangs:
+            raise OSError(errno.EBUSY, "a call that was late still goes on in it")
         self._close_file()
-        self.path.unlink(missing_ok=True)
+        self._unlink()
 
     def close(self) -> None:
-        """Let no new reader in, wait for those inside."""
+        """Let no new reader in, wait for those inside, but not for long."""
         with self._state:
             self._retired = True
-            self._state.wait_for(lambda: not self._readers)
+            self._state.wait_for(lambda: not self._readers, None if self._patience is None else self._patience.seconds)
         self._close_file()
 
+    def _unlink(self) -> None:
+        def unlink() -> None:
+            self.path.unlink(missing_ok=True)
+
+        if self._patience is None:
+            unlink()
+        else:
+            self._patience.run(unlink)
+
     def _close_file(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
+        if self._file is None or self._file.hangs:
+            return
+        file, self._file = self._file, None
+        if not file.lost:
             self.size = padded(file.size())  # with what a refused footer, or a refused cut, has left
-            self._footer_due = False
-            self._records = []
-            file.close()
+        self._footer_due = False
+        self._table = bytearray()
+        file.close()
+
+
+def _write_staged(file: BlockFile, payloads: Sequence[ByteArray], offset: int) -> None:
+    try:
+        file.write(aligned.stage_write(payloads), offset)
+    except LateError:
+        aligned.give_staging_away()
+        raise
 
 
 def _bytes(data: bytes) -> ByteArray:

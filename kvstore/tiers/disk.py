@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
-import enum
+import errno
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from kvstore.errors import InvalidRequestError, ResourceError
 from kvstore.segments import record
-from kvstore.segments.aligned import ReadStaging, aligned_empty
-from kvstore.segments.blockfile import BlockFile
-from kvstore.segments.log import SegmentLog
-from kvstore.segments.plan import plan_chunks, plan_reads
+from kvstore.segments.aligned import aligned_empty
+from kvstore.segments.blockfile import Patience
+from kvstore.segments.cipher import TAG_BYTES, Cipher
+from kvstore.segments.dead import DeadRecords
+from kvstore.segments.health import Health, RareLines
+from kvstore.segments.index import PageIndex, Place, Rows
+from kvstore.segments.io_threads import IoThreads, LateError
+from kvstore.segments.log import SegmentLog, write_cost
+from kvstore.segments.plan import leading_within, order_to_leave, plan_chunks
 from kvstore.segments.segment import Entry, Segment
+from kvstore.tiers.disk_reads import DiskReads, Fetched, Outcome
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
 
 _log = logging.getLogger(__name__)
 
-
-class _Place(NamedTuple):
-    """Where a page's payload lies."""
-
-    segment: Segment
-    offset: int
-    length: int
-    checksum: int
-
-
-class _Outcome(enum.Enum):
-    """What became of one page's read."""
-
-    FOUND = enum.auto()
-    GONE = enum.auto()  # its segment made room for others
-    CORRUPT = enum.auto()
-    FAILED = enum.auto()  # the system refused
+DEADLINE_SECONDS = 5.0
+_READS = 4
+"""Reads that are in flight at once."""
+_TICKS = 64
+"""The clock of use ticks so often while the limit is written once."""
+_LATELY = 32
+"""Used within so many ticks: wanted."""
+_CARRY_SHARE = 4
+"""At most this part of a segment is carried over: of what is written, at most a third is written again."""
+_RESTING = "the disk keeps failing, and is left alone for a while"
+_VICTIMS_SHARE = 32  # for so many of a log's segments, the order in which they leave is decided at once
 
 
 @dataclass(slots=True)
@@ -56,6 +58,8 @@ class _Counts:
     evicted: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    late: int = 0
+    carried: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,19 @@ class CheckReport:
 class DiskTier:
     """The tier that keeps pages in a directory, over restarts and crashes.
 
-    ``errors`` counts single system calls that failed, each of which may answer for several pages; ``refused`` counts
-    pages that can't fit whatever leaves; ``read_bytes`` and ``written_bytes`` count payload, without padding.
+    ``errors`` counts single system calls that failed, each of which may answer for several pages, ``late`` what was
+    not done by the deadline; ``refused`` counts pages that were not taken, whether they can't fit or the disk would not
+    have them; ``read_bytes`` and ``written_bytes`` count payload, without padding.
 
-    Pages leave by whole segments, the oldest first. A page whose bytes are found damaged is forgotten; one whose read
-    the system refused stays findable, and a new write of it is taken.
+    Pages leave by whole segments: the one of which the smallest part was used lately. Pages of it that were read since
+    they were written, and lately, are carried over into the newest segment, up to a quarter of it: at least three
+    quarters of each segment come back, so for every 3 bytes that are stored at most 1 is written again.
+
+    A page whose bytes are found damaged is forgotten; one whose read the system refused stays findable, and a new write
+    of it is taken. A call whose I/O is late answers by the deadline with misses, and the disk is set aside: nothing is
+    found and nothing is taken, until a trial after a second (later up to a minute) shows that it answers again. The
+    same holds after a few errors in a row. When the file system is full below the limit, pages leave for new ones as
+    if what is used were the limit; after a minute, growing is tried again.
 
     Args:
         directory: made (0700) when it is not there; of this tier alone as long as it is open.
@@ -85,9 +97,17 @@ class DiskTier:
         segment_bytes: length of a segment; by default 256 MiB, or an eighth of the limit.
         verify: False skips the checksums at reading: for showing what damage does, and for nothing else.
         direct: False uses the page cache even where the file system has O_DIRECT.
+        deadline: seconds that one read or write may take; a sync has six times as long.
+        write_limit_bytes: most bytes that are written a day (UTC), over restarts; what comes beyond is refused, and
+            only removals are written. 0: no limit.
+        key: 32 bytes that payloads are encrypted with from now on (AES-256-GCM); what lies there unencrypted is read
+            all the same. None: nothing is encrypted.
+        clock: seconds that only grow.
+        now: seconds since 1970.
 
     Raises:
-        ConfigError: a size is out of its range.
+        ConfigError: a size is out of its range; or what lies there is encrypted with another key, or with one and
+            none is given. Nothing was changed.
         InUseError: another process holds the directory; the message names it.
         ResourceError: the directory can't be used.
         FormatError: a newer version wrote a segment; nothing was changed.
@@ -103,22 +123,49 @@ class DiskTier:
         segment_bytes: int | None = None,
         verify: bool = True,
         direct: bool = True,
+        deadline: float = DEADLINE_SECONDS,
+        write_limit_bytes: int = 0,
+        key: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        self._verify = verify
         # Two locks. `_writing` is held by whoever changes the log, over its I/O; `_lock` guards what is below it, is
-        # held for moments only, never over I/O, and is taken inside `_writing` or alone.
+        # held for moments only, never over I/O, and is taken inside `_writing` or alone. New rows in the index come
+        # with both held: whoever holds `_writing` may look through all of it without `_lock`.
         self._writing = threading.Lock()
         self._lock = threading.Lock()
-        self._index: dict[bytes, _Place] = {}
+        self._index = PageIndex()
         self._unreadable: set[bytes] = set()  # in the index, but the last read was refused: written anew if asked
         self._forgotten: set[bytes] = set()  # out of the index, but not yet by a tombstone on disk
+        self._dead = DeadRecords()
         self._counts = _Counts()
         self._used_bytes = 0
         self._closed = False
-        self._segments = SegmentLog(directory, limit_bytes, segment_bytes=segment_bytes, direct=direct)
+        self._tick_bytes = max(1, limit_bytes // _TICKS)
+        self._written = self._tick_bytes * (_LATELY + 1)  # what is found at opening was not used lately
+        self._to_leave: list[int] = []
+        self._left_in_vain = False  # a segment left for a full file system, and there was no room all the same
+        self._reading_health = Health(clock)
+        self._writing_health = Health(clock)
+        self._lines = RareLines(clock)
+        # Threads apart, so that no write is late for the reads before it.
+        self._reading_threads, self._writing_threads = IoThreads(_READS), IoThreads(1)
+        self._reads = DiskReads(Patience(self._reading_threads, deadline), verify=verify)
+        self._segments = SegmentLog(
+            directory,
+            limit_bytes,
+            segment_bytes=segment_bytes,
+            direct=direct,
+            patience=Patience(self._writing_threads, deadline),
+            clock=clock,
+            late=self._failed,
+            write_limit_bytes=write_limit_bytes,
+            now=now,
+            cipher=Cipher(key) if key is not None else None,
+        )
         try:
             self._replay()
-            self._make_room([])
+            self._make_room([], carry=False)
             self.recovery = self._segments.settle()
             """What opening found (:class:`~kvstore.segments.log.RecoveryReport`)."""
         except OSError as error:
@@ -132,14 +179,16 @@ class DiskTier:
             _log.warning("%s was not closed in order: %s", directory, self.recovery)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which pages are here. Answers from memory, without I/O."""
+        """Which pages are here. Answers from memory, without I/O. While reads are set aside, none is."""
+        if self._reading_health.resting:
+            return [False] * len(keys)
         with self._lock:
-            return [key in self._index for key in keys]
+            return [row >= 0 for row in self._rows(keys)]
 
     def keys(self, prefix: bytes) -> list[bytes]:
         """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint."""
         with self._lock:
-            return [key for key in self._index if key.startswith(prefix)]
+            return self._index.keys(self._index.rows_with_prefix(prefix))
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
         """Store pages, in the order given, side by side; makes room within the limit first.
@@ -157,11 +206,12 @@ class DiskTier:
             wanted = self._wanted(pages)
             if wanted:
                 self._write_tombstones()
-            for chunk in plan_chunks([entry.length for entry in wanted], self._segments.chunk_bytes):
-                self._append([wanted[index] for index in chunk])
+            for chunk in plan_chunks(self._segments.stored_lengths(wanted), self._segments.chunk_bytes):
+                self._store([wanted[index] for index in chunk])
             with self._lock:
                 # A chunk may have pushed out an earlier one of the same call.
-                return [page.key in self._index and page.key not in self._unreadable for page in pages]
+                rows = self._rows([page.key for page in pages])
+                return [row >= 0 and page.key not in self._unreadable for page, row in zip(pages, rows, strict=True)]
 
     def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
         """Read pages into the arrays given, each of its page's exact length.
@@ -169,46 +219,68 @@ class DiskTier:
         Returns:
             For each page its verified xxh3_64, or None for a miss (the array may then hold anything).
         """
-        with self._lock:
-            found = [self._index.get(key) for key in keys]
-        asked = [
-            (position, place)
-            for position, (place, array) in enumerate(zip(found, into, strict=True))
-            if place is not None and place.length == len(array)
-        ]
-        outcomes, errors = self._fetch([place for _, place in asked], [into[position] for position, _ in asked])
         answers: list[int | None] = [None] * len(keys)
+        with self._lock:
+            rows = self._index.find(keys)
+            here = np.flatnonzero(rows >= 0)
+            asked = [
+                (position, row, place)
+                for position, row, place in zip(
+                    here.tolist(), rows[here].tolist(), self._index.places(rows[here]), strict=True
+                )
+                if place.length - self._overhead(place) == len(into[position])
+            ]
+        places = [place for _, _, place in asked]
+        fetched = Fetched([])
+        if not asked or self._may(self._reading_health):
+            positions = [position for position, _, _ in asked]
+            fetched = self._fetch([keys[at] for at in positions], places, [into[at] for at in positions])
+        else:
+            asked = []
         with self._lock:
             counts = self._counts
             counts.asked += len(keys)
-            counts.errors += errors
-            for (position, place), outcome in zip(asked, outcomes, strict=True):
+            counts.errors += len(fetched.errors)
+            counts.late += fetched.late
+            touched = []
+            for (position, row, place), outcome, checksum in zip(
+                asked, fetched.outcomes, fetched.checksums, strict=True
+            ):
                 key = keys[position]
-                # By now the page may have left and come back: what was learnt holds for the place that was read.
-                current = self._index.get(key) == place
-                if outcome is _Outcome.FOUND:
-                    answers[position] = place.checksum
+                if outcome is Outcome.FOUND:
+                    answers[position] = checksum
                     counts.hit += 1
-                    counts.read_bytes += place.length
-                    self._unreadable.discard(key)
-                elif outcome is _Outcome.CORRUPT:
+                    counts.read_bytes += len(into[position])
+                    touched.append(row)
+                    if self._unreadable:
+                        self._unreadable.discard(key)
+                elif outcome is Outcome.CORRUPT:
                     counts.corrupt += 1
-                    if current:
-                        self._forget(key)
-                        self._forgotten.add(key)
-                elif outcome is _Outcome.FAILED and current:
+                    if self._place_of(key) == place:
+                        self._forget([key])
+                # By now the page may have left and come back: what was learnt holds for the place that was read.
+                elif outcome is Outcome.FAILED and self._place_of(key) == place:
                     self._unreadable.add(key)
+            if touched:  # a row may have got another page by now, which then counts as read: no harm
+                self._index.touch(np.array(touched, np.int64), self._tick)
             counts.missed += answers.count(None)
         return answers
 
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Note that pages were used, though they were not read here: those that are used stay longer. No I/O."""
+        with self._lock:
+            rows = self._index.find(keys)
+            self._index.touch(rows[rows >= 0], self._tick)
+
     def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages, also over a restart. Returns how many were here."""
+        """Forget pages, also over a restart. Returns how many were here. Segments left without pages are deleted."""
         with self._writing:
             with self._lock:
-                here = {key for key in keys if key in self._index}
-                for key in here:
-                    self._forget(key)
-                self._forgotten |= here
+                rows = self._index.find(list(dict.fromkeys(keys)))  # no key twice
+                here = self._index.keys(rows[rows >= 0])
+                touched = {place.segment for place in self._index.places(rows[rows >= 0])}
+                self._forget(here)
+            self._drop_empty(touched)
             self._write_tombstones()
         return len(here)
 
@@ -216,7 +288,7 @@ class DiskTier:
         """Return when everything written so far would be found after the machine loses power.
 
         Raises:
-            ResourceError: the system refuses; pages stay findable as long as the machine is up.
+            ResourceError: the system refuses, or is late; pages stay findable as long as the machine is up.
         """
         with self._writing:
             self._write_tombstones()
@@ -239,21 +311,25 @@ class DiskTier:
             AssertionError: the index names what no segment holds: a defect of this program.
         """
         with self._writing, self._lock:
-            places = sorted(self._index.values(), key=_by_position)
-            live = {segment: set(segment.keys) for segment in self._segments.segments}
-            for key, place in self._index.items():
-                assert key in live[place.segment], f"{place} does not hold {key.hex()}"
-                assert place.offset + record.padded(place.length) <= place.segment.size, f"{place} is past the end"
+            rows = self._index.all_rows()
+            stored = sorted(zip(self._index.places(rows), self._index.keys(rows), strict=True))
+            for place, _ in stored:
+                segment = self._segments.by_id.get(place.segment)
+                assert segment is not None, f"no segment holds {place}"
+                assert place.offset + record.padded(place.length) <= segment.size, f"{place} is past the end"
             assert self._used_bytes == self._segments.used_bytes, "used bytes are not what the segments hold"
         records = damaged = size = 0
-        for batch in plan_chunks([place.length for place in places]):
-            here = [places[index] for index in batch]
-            outcomes, _ = self._fetch(here, [aligned_empty(place.length) for place in here])
-            for place, outcome in zip(here, outcomes, strict=True):
-                if outcome is not _Outcome.GONE:
+        for batch in plan_chunks([place.length for place, _ in stored]):
+            here = [stored[index] for index in batch]
+            into = [aligned_empty(place.length - self._overhead(place)) for place, _ in here]
+            fetched = self._reads.fetch(
+                [key for _, key in here], [place for place, _ in here], into, self._segments.by_id.get
+            )
+            for array, outcome in zip(into, fetched.outcomes, strict=True):
+                if outcome is not Outcome.GONE:
                     records += 1
-                    size += place.length
-                    damaged += outcome is not _Outcome.FOUND
+                    size += len(array)
+                    damaged += outcome is not Outcome.FOUND
         return CheckReport(records, damaged, size)
 
     def close(self) -> None:
@@ -268,137 +344,379 @@ class DiskTier:
             except ResourceError as error:
                 _log.warning("closing: %s", error)
             with self._lock:
-                self._index.clear()
+                self._index = PageIndex()
             self._closed = True
             self._segments.close()
+            self._reading_threads.close()
+            self._writing_threads.close()
+
+    # -- opening -----------------------------------------------------------------------------------------------------
 
     def _replay(self) -> None:
-        for segment, entry in self._segments.replay():
-            if entry.codec == record.RAW:
-                self._index[entry.key] = _Place(segment, entry.offset, entry.length, entry.checksum)
-            else:
-                self._index.pop(entry.key, None)
+        for segment, records in self._segments.replay():
+            keys = _table_keys(records)
+            hidden = records["codec"] == record.TOMBSTONE
+            if not hidden.any() and len(set(keys)) == len(keys):
+                self._replay_pages(segment, keys, records)
+                continue
+            for at, key in enumerate(keys):  # in order: a page may come, go and come again
+                if hidden[at]:
+                    segment.tombstones.append(key)
+                    self._forget([key], pending=False)
+                else:
+                    self._replay_pages(segment, [key], records[at : at + 1])
+
+    def _replay_pages(self, segment: Segment, keys: list[bytes], records: npt.NDArray[np.void]) -> None:
+        """Pages of one segment, no key twice."""
+        segment.encrypted = segment.encrypted or bool((records["codec"] == record.AES_GCM).any())
+        rows = self._bury(keys)
+        ids = np.full(len(keys), segment.id, np.uint64)
+        self._index.put_columns(keys, ids, records["offset"], records["length"], records["checksum"], 0, rows)
+
+    # -- the index; the caller holds the lock ------------------------------------------------------------------------
+
+    @property
+    def _tick(self) -> int:
+        return self._written // self._tick_bytes
+
+    def _rows(self, keys: Sequence[bytes]) -> list[int]:
+        rows: list[int] = self._index.find(keys).tolist()
+        return rows
+
+    def _place_of(self, key: bytes) -> Place | None:
+        rows = self._index.find([key])
+        return self._index.places(rows)[0] if rows[0] >= 0 else None
+
+    def _bury(self, keys: Sequence[bytes]) -> Rows:
+        """The records of these pages, where they have any, count no longer. Returns the pages' rows."""
+        rows = self._index.find(keys)
+        known = np.flatnonzero(rows >= 0)
+        for at, place in zip(known.tolist(), self._index.places(rows[known]), strict=True):
+            self._dead.add(keys[at], place.segment)
+        return rows
+
+    def _forget(self, keys: Sequence[bytes], *, pending: bool = True) -> None:
+        """Take pages out of the index; their records stay behind, to be hidden by tombstones."""
+        rows = self._bury(keys)
+        self._index.remove(rows[rows >= 0])
+        self._unreadable.difference_update(keys)
+        if pending:
+            self._forgotten.update(keys)
+
+    # -- writing; the caller holds `_writing` ------------------------------------------------------------------------
 
     def _wanted(self, pages: Sequence[PageWrite]) -> list[Entry]:
         """Which of the pages have to be written: each once, not those that are here, not those that can't be."""
         wanted: dict[bytes, Entry] = {}
+        wrong = self._wrong(pages) if self._segments.overhead_bytes else set()
         with self._lock:
-            for page in pages:
-                if page.key in wanted or (page.key in self._index and page.key not in self._unreadable):
+            rows = self._rows([page.key for page in pages])
+            # What is here is in use: it should not leave for the rest of its prefix.
+            self._index.touch(np.array([row for row in rows if row >= 0], np.int64), self._tick)
+            for page, row in zip(pages, rows, strict=True):
+                if page.key in wanted or (row >= 0 and page.key not in self._unreadable):
                     continue
-                if len(page.payload) and self._segments.fits(len(page.payload)):
+                if page.key in wrong:
+                    self._counts.corrupt += 1
+                elif len(page.payload) and self._segments.fits(len(page.payload)):
                     wanted[page.key] = Entry(page.key, page.checksum, page.payload)
                 else:
                     self._counts.refused += 1
         return list(wanted.values())
 
-    def _write_tombstones(self) -> None:
-        """Bring to disk which pages are forgotten. Those that can't be written now are tried again next time."""
-        with self._lock:
-            entries = [Entry(key, 0, None) for key in self._forgotten]
-        for chunk in plan_chunks([0] * len(entries)):
-            self._append([entries[index] for index in chunk])
+    def _wrong(self, pages: Sequence[PageWrite]) -> set[bytes]:
+        """The pages that are not what their checksums say: once encrypted, that could not be seen any more."""
+        return {page.key for page in pages if xxhash.xxh3_64_intdigest(page.payload.data) != page.checksum}
 
-    def _append(self, entries: Sequence[Entry]) -> None:
-        """Make room for one chunk, write it, and index it. A failure is counted."""
-        if self._closed:  # the directory may be another's by now
+    def _store(self, entries: Sequence[Entry]) -> None:
+        """Make room for one chunk of pages, and write it. What can't be is counted."""
+        lengths = self._segments.stored_lengths(entries)
+        # Closed: the directory may be another's by now.
+        may = not self._closed and self._may(self._writing_health)
+        if not may or not self._segments.budget.take(write_cost(lengths)):
+            with self._lock:
+                self._counts.refused += len(entries)
             return
         try:
-            self._make_room([entry.length for entry in entries])
-            segment, offsets = self._segments.append(entries)
+            try:
+                self._make_room(lengths)
+                self._append(entries)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._left_in_vain:
+                    raise
+                # The file system is smaller than the limit. A segment leaves for these pages; if that brings no room,
+                # others take it, and no further one leaves for them.
+                self._failed(error)
+                self._segments.file_system_is_full()
+                self._left_in_vain = True
+                self._make_room(lengths)
+                self._append(entries)
         except OSError as error:
-            _log.warning("%d pages not written: %s", len(entries), error)
+            self._failed(error)
+            self._health_after(self._writing_health, error)
+            self._lines.say(_log.warning, "%d pages not written: %s", len(entries), error)
             with self._lock:
-                self._counts.errors += 1
+                self._counts.refused += len(entries)
                 self._used_bytes = self._segments.used_bytes
-            return
-        with self._lock:
-            self._used_bytes = self._segments.used_bytes
-            for entry, offset in zip(entries, offsets, strict=True):
-                self._forgotten.discard(entry.key)  # either by this tombstone, or because this page comes after
-                if entry.payload is None:
-                    continue
-                self._index[entry.key] = _Place(segment, offset, entry.length, entry.checksum)
-                self._unreadable.discard(entry.key)
-                self._counts.stored += 1
-                self._counts.written_bytes += entry.length
+        else:
+            self._left_in_vain = False
+            self._writing_health.succeeded()
 
-    def _make_room(self, lengths: Sequence[int]) -> None:
-        """Let segments leave until a chunk of these payload lengths fits; their pages first.
+    def _append(self, entries: Sequence[Entry], *, carried: bool = False) -> None:
+        """Write one chunk, and index it.
 
         Raises:
-            OSError: the system refuses to delete one. Its pages are forgotten all the same.
+            OSError: the system refuses, or is late.
         """
-        leaving = self._segments.leaving_for(lengths)
+        keys = [entry.key for entry in entries if entry.payload is not None]
+        try:
+            segment, records = self._segments.append(entries)
+        except OSError:
+            # What can't be cut off may be whole, now or when a late call ends: it must not come back after a restart.
+            last = self._segments.segments[-1] if self._segments.segments else None
+            if last is not None and not last.sealed:
+                with self._lock:
+                    for key in keys:
+                        self._dead.add(key, last.id)
+                    self._forgotten.update(key for key, row in zip(keys, self._rows(keys), strict=True) if row < 0)
+            raise
+        places = [
+            Place(segment.id, each.offset, each.length, each.checksum)
+            for each in records
+            if each.codec != record.TOMBSTONE
+        ]
         with self._lock:
-            for segment in leaving:
-                for key in segment.keys:
-                    place = self._index.get(key)
-                    if place is not None and place.segment is segment:
-                        self._forget(key)
-                        self._counts.evicted += 1
-        self._segments.drop(leaving)
+            self._used_bytes = self._segments.used_bytes
+            rows = self._bury(keys)
+            if not carried:
+                self._written += sum(record.padded(place.length) for place in places)
+                self._counts.stored += len(places)
+                self._counts.written_bytes += sum(entry.length for entry in entries)
+            else:
+                self._counts.carried += len(places)
+            self._index.put(keys, places, self._tick, rows)
+            # Either by this tombstone, or because this page comes after.
+            self._forgotten.difference_update([entry.key for entry in entries])
+            self._unreadable.difference_update(keys)
 
-    def _forget(self, key: bytes) -> None:
-        """Take a page out of the index. The caller holds the lock."""
-        del self._index[key]
-        self._unreadable.discard(key)
+    def _write_tombstones(self) -> None:
+        """Bring to disk which pages are forgotten. Those that can't be written now are tried again next time."""
+        if not self._forgotten or self._closed or not self._may(self._writing_health):
+            return
+        with self._lock:
+            entries = [Entry(key, 0, None) for key in self._forgotten]
+        try:
+            for chunk in plan_chunks([0] * len(entries)):
+                self._make_room([0] * len(chunk))
+                # Making room may have made some of them needless.
+                still = [entries[index] for index in chunk if entries[index].key in self._forgotten]
+                if still:
+                    self._segments.budget.take(write_cost([0] * len(still)), must=True)
+                    self._append(still)
+        except OSError as error:
+            self._failed(error)
+            self._health_after(self._writing_health, error)
+            self._lines.say(_log.warning, "%d removals not written: %s", len(entries), error)
+            with self._lock:
+                self._used_bytes = self._segments.used_bytes
+        else:
+            self._writing_health.succeeded()
 
     def _sync(self) -> None:
+        if not self._may(self._writing_health):
+            raise ResourceError(f"what was written may not survive a loss of power: {_RESTING}")
         try:
             self._segments.flush()
         except OSError as error:
-            with self._lock:
-                self._counts.errors += 1
+            self._failed(error)
+            self._health_after(self._writing_health, error)
             raise ResourceError(f"what was written may not survive a loss of power: {error}") from error
 
-    def _fetch(self, places: Sequence[_Place], into: Sequence[PageBytes]) -> tuple[list[_Outcome], int]:
-        """Read and verify pages. Returns what became of each, and how many reads the system refused."""
-        outcomes = [_Outcome.GONE] * len(places)
-        errors = 0
-        order = sorted(range(len(places)), key=lambda index: _by_position(places[index]))
-        for group in _by_segment(order, places):
-            for run in plan_reads([(places[index].offset, places[index].length) for index in group]):
-                indices = [group[item] for item in run]
-                segment = places[indices[0]].segment
-                try:
-                    # Held for one read at a time, so that making room waits for no more than that.
-                    with segment.reading() as file:
-                        if file is None:
-                            continue
-                        read = _read_run(file, places[indices[0]].offset, [into[index] for index in indices])
-                except OSError as error:
-                    _log.warning("%d pages not read: %s", len(indices), error)
-                    errors += 1
-                    for index in indices:
-                        outcomes[index] = _Outcome.FAILED
+    # -- making room; the caller holds `_writing` --------------------------------------------------------------------
+
+    def _make_room(self, lengths: Sequence[int], *, carry: bool = True) -> None:
+        """Let segments leave until a chunk of these payload lengths fits.
+
+        Raises:
+            OSError: the system refuses to delete one, or is late, or all that could leave has.
+        """
+        log = self._segments
+        # First with something to spare for carrying over, as long as there is an older segment to take it from.
+        while carry and log.missing(lengths, log.reserve_bytes) > 0:
+            candidates = [segment for segment in log.may_leave(lengths) if not log.is_active(segment)]
+            if not candidates:
+                break
+            self._reclaim(self._victim(candidates), candidates[0], carry=True)
+        while log.missing(lengths) > 0:
+            candidates = log.may_leave(lengths)
+            if not candidates:
+                if log.try_to_grow():  # nothing is left that could make room in a full file system
                     continue
-                for index in indices:
-                    end = places[index].offset + places[index].length - places[indices[0]].offset
-                    sound = end <= read and self._is_sound(places[index], into[index])
-                    outcomes[index] = _Outcome.FOUND if sound else _Outcome.CORRUPT
-        return outcomes, errors
+                raise OSError(errno.ENOSPC, "no segment can leave")
+            self._reclaim(self._victim(candidates), candidates[0], carry=carry)
 
-    def _is_sound(self, place: _Place, payload: PageBytes) -> bool:
-        # xxhash releases the GIL for any but small buffers: threads verify side by side.
-        return not self._verify or xxhash.xxh3_64_intdigest(payload.data) == place.checksum
+    def _victim(self, candidates: Sequence[Segment]) -> Segment:
+        """The segment of which the least is wanted."""
+        by_id = {segment.id: segment for segment in candidates}
+        self._to_leave = [each for each in self._to_leave if each in by_id]
+        if not self._to_leave:
+            ids = [segment.id for segment in self._segments.segments]
+            live, wanted = self._index.bytes_by_segment(ids, self._tick - _LATELY)
+            sizes = {each: (a, w) for each, a, w in zip(ids, live, wanted, strict=True)}
+            order = order_to_leave(
+                [segment.footprint for segment in candidates],
+                [sizes[segment.id][0] for segment in candidates],
+                [sizes[segment.id][1] for segment in candidates],
+            )
+            self._to_leave = [candidates[at].id for at in order[: 1 + len(order) // _VICTIMS_SHARE]]
+        return by_id[self._to_leave.pop(0)]
+
+    def _reclaim(self, victim: Segment, oldest: Segment, *, carry: bool) -> None:
+        """Carry over what is wanted of a segment, forget the rest, delete it.
+
+        Args:
+            victim: what should leave.
+            oldest: leaves instead where there is no room for the tombstones that the victim's going asks for; the
+                oldest asks for none.
+            carry: whether to carry anything over.
+
+        Raises:
+            OSError: the system refuses to delete it, or is late.
+        """
+        with self._lock:
+            hidden = self._to_be_hidden(victim)
+        if hidden and victim is not oldest and self._segments.missing([0] * len(hidden)) > 0:
+            victim = oldest
+        if carry:
+            self._carry_over(victim)
+        with self._lock:
+            hidden = self._to_be_hidden(victim)
+            rows = self._index.rows_in(victim.id)
+            leaving = self._index.keys(rows)
+            self._index.remove(rows)
+            self._unreadable.difference_update(leaving)
+            self._counts.evicted += len(leaving)
+            self._forgotten.update(hidden)
+        try:
+            # Before the file goes: a crash in between must not bring back what was removed.
+            for chunk in plan_chunks([0] * len(hidden)):
+                if self._segments.missing([0] * len(chunk)) <= 0:
+                    self._segments.budget.take(write_cost([0] * len(chunk)), must=True)
+                    self._append([Entry(hidden[index], 0, None) for index in chunk])
+            self._segments.drop(victim)
+        except OSError:
+            with self._lock:
+                for key in leaving:  # a sound page may come back from there, but none that is removed from now on
+                    self._dead.add(key, victim.id)
+            raise
+        finally:
+            with self._lock:
+                self._used_bytes = self._segments.used_bytes
+        with self._lock:
+            self._forgotten.difference_update(self._dead.drop(victim.id))
+
+    def _to_be_hidden(self, victim: Segment) -> list[bytes]:
+        """The keys that need a tombstone elsewhere when this segment goes: older segments hold dead records of them.
+
+        These are pages that lie in it, and keys that its tombstones hide now. The caller holds the lock.
+        """
+        tombstones = list(dict.fromkeys(victim.tombstones))
+        rows = self._index.find(tombstones).tolist()
+        # A page of the key that lies in another segment hides the rest as well.
+        keys = [key for key, row in zip(tombstones, rows, strict=True) if row < 0]
+        if any(segment.unread and segment.id < victim.id for segment in self._segments.segments):
+            return keys  # what that one holds is not known
+        if self._dead:
+            keys += self._index.keys(self._index.rows_in(victim.id))
+        return [key for key in keys if self._dead.older(key, victim.id)]
+
+    def _carry_over(self, victim: Segment) -> None:
+        """Write the pages of a segment that are wanted most once more, as far as there is room for them."""
+        with self._lock:
+            rows = self._index.read_since(self._index.rows_in(victim.id), self._tick - _LATELY)
+            places, keys = self._index.places(rows), self._index.keys(rows)
+        room = min(-self._segments.missing([]), self._segments.reserve_bytes or victim.size, victim.size)
+        budget = min(victim.size // _CARRY_SHARE, room)
+        most = leading_within([place.length for place in places], budget)
+        chosen = sorted(zip(places[:most], keys[:most], strict=True))
+        for chunk in plan_chunks([place.length for place, _ in chosen], self._segments.chunk_bytes):
+            here = [chosen[index] for index in chunk]
+            memory = [aligned_empty(place.length - self._overhead(place)) for place, _ in here]
+            fetched = self._fetch([key for _, key in here], [place for place, _ in here], memory)
+            with self._lock:
+                entries = [
+                    Entry(key, checksum, array)
+                    for (place, key), array, outcome, checksum in zip(
+                        here, memory, fetched.outcomes, fetched.checksums, strict=True
+                    )
+                    # A reader may have found it damaged since it was chosen.
+                    if outcome is Outcome.FOUND and self._place_of(key) == place
+                ]
+                self._counts.errors += len(fetched.errors)
+                self._counts.late += fetched.late
+            lengths = [entry.length for entry in entries]
+            if (
+                not entries
+                or self._segments.missing(lengths) > 0
+                or not self._segments.budget.take(write_cost(lengths))
+            ):
+                return
+            try:
+                self._append(entries, carried=True)
+            except OSError as error:
+                self._failed(error)
+                return
+
+    def _drop_empty(self, segments: set[int]) -> None:
+        """Delete those of the segments in which no page is left."""
+        for number in sorted(segments):
+            segment = self._segments.by_id.get(number)
+            if segment is None or segment.stuck or self._segments.is_active(segment):
+                continue
+            with self._lock:
+                hidden = self._to_be_hidden(segment)
+                full = len(self._index.rows_in(number)) > 0
+            if full or self._segments.missing([0] * len(hidden)) > 0:
+                continue
+            if not self._may(self._writing_health):
+                return
+            try:
+                self._reclaim(segment, segment, carry=False)
+            except OSError as error:
+                self._failed(error)
+                self._health_after(self._writing_health, error)
+
+    # -- I/O and its failures ----------------------------------------------------------------------------------------
+
+    def _overhead(self, place: Place) -> int:
+        """How much longer a page is on disk than in memory."""
+        segment = self._segments.by_id.get(place.segment)
+        return TAG_BYTES if segment is not None and segment.encrypted else 0
+
+    def _fetch(self, keys: Sequence[bytes], places: Sequence[Place], into: Sequence[PageBytes]) -> Fetched:
+        fetched = self._reads.fetch(keys, places, into, self._segments.by_id.get)
+        if fetched.errors:
+            error = fetched.errors[0]
+            self._lines.say(_log.warning, "%d reads failed: %s", len(fetched.errors), error)
+            self._health_after(self._reading_health, error)
+        elif places:
+            self._reading_health.succeeded()
+        return fetched
+
+    def _may(self, health: Health) -> bool:
+        """Whether to try an I/O now."""
+        threads = self._reading_threads if health is self._reading_health else self._writing_threads
+        return not threads.all_hang and health.allows()
+
+    def _health_after(self, health: Health, error: OSError) -> None:
+        health.failed(at_once=isinstance(error, LateError))
+
+    def _failed(self, error: OSError) -> None:
+        with self._lock:
+            self._counts.errors += 1
+            self._counts.late += isinstance(error, LateError)
 
 
-def _read_run(file: BlockFile, offset: int, into: Sequence[PageBytes]) -> int:
-    """Fill the arrays from payloads that lie side by side from ``offset`` on. Returns the bytes read, with padding."""
-    staging = ReadStaging(into)
-    read = file.read(staging.buffers, offset)
-    staging.finish()
-    return read
-
-
-def _by_position(place: _Place) -> tuple[int, int]:
-    return place.segment.id, place.offset
-
-
-def _by_segment(order: Iterable[int], places: Sequence[_Place]) -> list[list[int]]:
-    """The indices, in their order, apart by segment."""
-    groups: dict[int, list[int]] = {}
-    for index in order:
-        groups.setdefault(places[index].segment.id, []).append(index)
-    return list(groups.values())
+def _table_keys(records: npt.NDArray[np.void]) -> list[bytes]:
+    joined = records["key"].tobytes()
+    return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]

@@ -48,6 +48,10 @@ class TierStatistics:
     evicted: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    late: int = 0
+    """Pages that were not read, and calls that were not done, by their deadline."""
+    carried: int = 0
+    """Pages that were written again, since what lay around them made room."""
 
 
 class Tier(Protocol):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.segments import plan
-from kvstore.segments.plan import oldest_to_drop, plan_chunks, plan_reads
+from kvstore.segments.plan import leading_within, order_to_leave, plan_chunks, plan_reads
 from kvstore.segments.record import padded
 
 MIB = 1 << 20
@@ -27,22 +27,38 @@ def test_a_chunk_fits_into_one_system_call() -> None:
 
 
 def test_neighbours_are_read_together_and_others_apart() -> None:
-    assert plan_reads([(4096, 4096), (8192, 100), (12288, 5000), (24576, 1)]) == [range(3), range(3, 4)]
+    far = 24576 + 4096 + plan.READ_GAP_BYTES
+    assert plan_reads([(4096, 4096), (8192, 100), (24576, 4096), (far, 1)]) == [range(4)]
+    assert plan_reads([(4096, 4096), (8192, 100), (24576, 4096), (far + 4096, 1)]) == [range(3), range(3, 4)]
     assert plan_reads([(0, 4096), (0, 4096)]) == [range(1), range(1, 2)], "the same page twice is no run"
     assert plan_reads([]) == []
 
 
-def test_reads_are_bounded() -> None:
-    extents = [(index * 2 * MIB, 2 * MIB) for index in range(10)]
-    assert plan_reads(extents) == [range(4), range(4, 8), range(8, 10)]
-    assert plan_reads([(0, 32 * MIB), (32 * MIB, 1)]) == [range(1), range(1, 2)]
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 2 * MIB)), max_size=40))
+def test_reads_are_bounded_and_cover_everything_once(steps: list[tuple[int, int]]) -> None:
+    extents, at = [], 0
+    for gap, length in steps:
+        at += gap * 4096
+        extents.append((at, length))
+        at += padded(length)
+    runs = plan_reads(extents)
+    assert [index for run in runs for index in run] == list(range(len(extents)))
+    for run in runs:
+        first, last = extents[run[0]], extents[run[-1]]
+        assert len(run) == 1 or last[0] + padded(last[1]) - first[0] <= plan.READ_BYTES
+        for index in run[1:]:
+            assert extents[index][0] - extents[index - 1][0] - padded(extents[index - 1][1]) <= plan.READ_GAP_BYTES
 
 
-def test_the_oldest_leave_and_no_more_than_needed() -> None:
-    assert oldest_to_drop([10, 10, 10], 0) == 0
-    assert oldest_to_drop([10, 10, 10], -5) == 0
-    assert oldest_to_drop([10, 10, 10], 1) == 1
-    assert oldest_to_drop([10, 10, 10], 10) == 1
-    assert oldest_to_drop([10, 10, 10], 11) == 2
-    assert oldest_to_drop([10], 11) == 1
-    assert oldest_to_drop([], 11) == 0
+def test_what_is_wanted_least_leaves_first() -> None:
+    assert order_to_leave([100] * 4, [50] * 4, [40, 10, 30, 0]) == [3, 1, 2, 0]
+    assert order_to_leave([100] * 3, [90, 20, 90], [0, 0, 0]) == [1, 0, 2], "then what holds the least"
+    assert order_to_leave([100] * 3, [90, 89, 91], [3, 2, 0]) == [0, 1, 2], "a little more or less is no reason"
+    assert order_to_leave([], [], []) == []
+
+
+def test_leading_payloads_within_a_budget() -> None:
+    assert leading_within([4096, 1, 4097, 1], 4 * 4096) == 3
+    assert leading_within([4096, 1], 4095) == 0
+    assert leading_within([], 0) == 0
+    assert leading_within([1, 1], 1 << 40) == 2

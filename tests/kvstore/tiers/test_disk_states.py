@@ -1,4 +1,7 @@
-"""The disk tier against a dictionary: writes, reads, removals, restarts, kills and torn tails, in any order."""
+"""The disk tier against a dictionary: writes, reads, removals, restarts, kills and torn tails, in any order.
+
+Segments are small and many, so that they leave in any order, pages are carried over, and tombstones have to be.
+"""
 
 import shutil
 import tempfile
@@ -13,11 +16,12 @@ from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20
-NUMBERS = range(24)
-LENGTHS = [1, 4096, 5000, 70_000, 300_000]
+LIMIT = 3 * MIB
+NUMBERS = range(40)
+LENGTHS = [1, 4096, 70_000, 150_000, 300_000]
 PAGES = [make_page(number, LENGTHS[number % len(LENGTHS)]) for number in NUMBERS]
 ALL_KEYS = [page.key for page in PAGES]
-some_pages = st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=8, unique=True).map(
+some_pages = st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=12, unique=True).map(
     lambda numbers: [PAGES[number] for number in numbers]
 )
 
@@ -25,7 +29,7 @@ some_pages = st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=8, unique=T
 class DiskTierStates(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="kvstore-states-"))
+        self.root = Path(tempfile.mkdtemp(prefix="kvstore-test-", dir="/dev/shm"))
         self.lives = 0
         self.directory = self.root / "0"
         self.here: set[bytes] = set()
@@ -37,7 +41,7 @@ class DiskTierStates(RuleBasedStateMachine):
         self.tier = self.open()
 
     def open(self) -> DiskTier:
-        return DiskTier(self.directory, 2 * MIB, segment_bytes=MIB)
+        return DiskTier(self.directory, LIMIT, segment_bytes=MIB // 2)
 
     def found(self) -> set[bytes]:
         return {key for key, here in zip(ALL_KEYS, self.tier.contains(ALL_KEYS), strict=True) if here}

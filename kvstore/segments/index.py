@@ -1,0 +1,284 @@
+"""Where each page of a log lies, in memory: about 110 bytes a page, looked up and filled in whole batches.
+
+Python's own containers take four times that for a million pages. A page is a row of columns; a table of row numbers,
+probed linearly, finds rows by key. Not safe for threads: who owns it has a lock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.segments.record import BLOCK, KEY_BYTES
+
+Rows = npt.NDArray[np.int64]
+"""Row numbers; -1 where there is none."""
+
+_EMPTY, _DELETED = -1, -2
+_WORDS = KEY_BYTES // 8
+_FEW = 48  # up to here, a plain loop is faster than NumPy's overhead
+
+
+class Place(NamedTuple):
+    """Where a page's payload lies."""
+
+    segment: int
+    """The segment's id."""
+    offset: int
+    """In bytes from the start of the file; a multiple of ``BLOCK``, never 0."""
+    length: int
+    """Of the payload, in bytes, without padding."""
+    checksum: int
+    """xxh3_64 of the bytes on disk."""
+
+
+class PageIndex:
+    """A map from page keys (64 bytes) to places, with the tick of each page's last use.
+
+    A row number stays a page's own until that page is removed.
+    """
+
+    def __init__(self) -> None:
+        self._table = np.full(1 << 10, _EMPTY, np.int32)
+        self._filled = 0  # of the table: rows and deleted ones
+        self._used_rows = 0  # rows up to here hold a page or are in `_free`
+        self._free = array("I")
+        self._keys = np.zeros((1 << 8, _WORDS), np.uint64)
+        self._hashes = np.zeros(1 << 8, np.uint32)
+        self._segments = np.zeros(1 << 8, np.uint64)
+        self._blocks = np.zeros(1 << 8, np.uint32)  # offsets in blocks; 0: the row is free
+        self._lengths = np.zeros(1 << 8, np.uint32)
+        self._checksums = np.zeros(1 << 8, np.uint64)
+        self._ticks = np.zeros(1 << 8, np.uint32)
+        self._read = np.zeros(1 << 8, np.bool_)
+
+    def __len__(self) -> int:
+        return self._used_rows - len(self._free)
+
+    def find(self, keys: Sequence[bytes]) -> Rows:
+        """The row of each key, -1 for those that are not here."""
+        if len(keys) <= _FEW or set(map(len, keys)) != {KEY_BYTES}:
+            return np.array([self._find(key) for key in keys], np.int64)
+        wanted = _words(keys)
+        hashes = _hashes(keys)
+        rows = np.full(len(keys), -1, np.int64)
+        mask = np.uint32(len(self._table) - 1)
+        pending = np.arange(len(keys))
+        slots = hashes & mask
+        while True:
+            candidates = self._table[slots]
+            going = candidates != _EMPTY
+            pending, slots, candidates = pending[going], slots[going], candidates[going]
+            if not len(pending):
+                return rows
+            same = (candidates >= 0) & (self._hashes[candidates] == hashes[pending])
+            same[same] = (self._keys[candidates[same]] == wanted[pending[same]]).all(axis=1)
+            rows[pending[same]] = candidates[same]
+            pending, slots = pending[~same], (slots[~same] + np.uint32(1)) & mask
+
+    def put(self, keys: Sequence[bytes], places: Sequence[Place], tick: int, rows: Rows | None = None) -> Rows:
+        """Note where pages lie now, and that they were used at ``tick``; they count as not read yet.
+
+        Args:
+            keys: no key twice.
+            places: one for each.
+            tick: the clock of use, see :meth:`touch`.
+            rows: what :meth:`find` answers for the keys, where that is known.
+
+        Returns:
+            Their rows.
+        """
+        segments, offsets, lengths, checksums = zip(*places, strict=True) if places else ((), (), (), ())
+        return self.put_columns(
+            keys,
+            np.array(segments, np.uint64),
+            np.array(offsets, np.uint64),
+            np.array(lengths, np.uint32),
+            np.array(checksums, np.uint64),
+            tick,
+            rows,
+        )
+
+    def put_columns(
+        self,
+        keys: Sequence[bytes],
+        segments: npt.NDArray[np.uint64],
+        offsets: npt.NDArray[np.uint64],
+        lengths: npt.NDArray[np.uint32],
+        checksums: npt.NDArray[np.uint64],
+        tick: int,
+        rows: Rows | None = None,
+    ) -> Rows:
+        """:meth:`put`, the places column by column."""
+        if rows is None:
+            rows = self.find(keys)
+        new = np.flatnonzero(rows < 0)
+        if len(new):
+            fresh = [keys[at] for at in new.tolist()]
+            rows[new] = made = self._take_rows(len(new))
+            self._keys[made] = _words(fresh)
+            self._hashes[made] = hashes = _hashes(fresh)
+            if (self._filled + len(new)) * 3 > len(self._table) * 2:
+                self._rebuild(made)
+            else:
+                self._enter(made, hashes)
+        self._segments[rows] = segments
+        self._blocks[rows] = offsets // np.uint64(BLOCK)
+        self._lengths[rows] = lengths
+        self._checksums[rows] = checksums
+        self._ticks[rows] = tick
+        self._read[rows] = False
+        return rows
+
+    def remove(self, rows: Rows) -> None:
+        """Forget the pages in these rows, each named once."""
+        mask = np.uint32(len(self._table) - 1)
+        pending, slots = rows, self._hashes[rows] & mask
+        while len(pending):
+            here = self._table[slots] == pending
+            self._table[slots[here]] = _DELETED
+            pending, slots = pending[~here], (slots[~here] + np.uint32(1)) & mask
+        self._blocks[rows] = self._lengths[rows] = 0
+        self._free.frombytes(rows.astype(np.uint32).tobytes())
+
+    def places(self, rows: Rows) -> list[Place]:
+        """Where the pages in these rows lie."""
+        return [
+            Place(segment, block * BLOCK, length, checksum)
+            for segment, block, length, checksum in zip(
+                self._segments[rows].tolist(),
+                self._blocks[rows].tolist(),
+                self._lengths[rows].tolist(),
+                self._checksums[rows].tolist(),
+                strict=True,
+            )
+        ]
+
+    def keys(self, rows: Rows) -> list[bytes]:
+        """The keys of the pages in these rows."""
+        joined = self._keys[rows].tobytes()
+        return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
+
+    def all_rows(self) -> Rows:
+        """The rows of all pages."""
+        return np.flatnonzero(self._blocks[: self._used_rows])
+
+    def rows_with_prefix(self, prefix: bytes) -> Rows:
+        """The rows of pages whose keys begin with ``prefix``."""
+        rows = self.all_rows()
+        if not prefix:
+            return rows
+        if len(prefix) > KEY_BYTES:
+            return rows[:0]
+        begin = self._keys[: self._used_rows].view(np.uint8)[:, : len(prefix)]
+        whole: npt.NDArray[np.bool_] = (begin == np.frombuffer(prefix, np.uint8)).all(axis=1)
+        return rows[whole[rows]]
+
+    def rows_in(self, segment: int) -> Rows:
+        """The rows of pages that lie in this segment, by offset."""
+        here = self._segments[: self._used_rows] == np.uint64(segment)
+        here &= self._blocks[: self._used_rows] != 0
+        rows = np.flatnonzero(here)
+        return rows[np.argsort(self._blocks[rows], kind="stable")]
+
+    def touch(self, rows: Rows, tick: int) -> None:
+        """Note that pages were read at ``tick``: the clock counts shares of the limit that were written."""
+        self._ticks[rows] = tick
+        self._read[rows] = True
+
+    def read_since(self, rows: Rows, tick: int) -> Rows:
+        """Of these rows, those whose pages were read where they lie, at ``tick`` or later; the latest first."""
+        wanted = rows[self._read[rows] & (self._ticks[rows] >= tick)]
+        return wanted[np.argsort(-self._ticks[wanted].astype(np.int64), kind="stable")]
+
+    def bytes_by_segment(self, segments: Sequence[int], since: int) -> tuple[list[int], list[int]]:
+        """Bytes on disk of the pages in each segment, with padding: of all, and of those used at ``since`` or later.
+
+        Args:
+            segments: ids, ascending, all that any page lies in.
+            since: a tick.
+        """
+        end = self._used_rows
+        at = np.searchsorted(np.array(segments, np.uint64), self._segments[:end])  # rows that are free have no bytes
+        size = -(-self._lengths[:end].astype(np.int64) // BLOCK) * BLOCK
+        used = np.where(self._ticks[:end] >= since, size, 0)
+        count = len(segments)
+        return (
+            np.bincount(at, size, count + 1)[:count].astype(np.int64).tolist(),
+            np.bincount(at, used, count + 1)[:count].astype(np.int64).tolist(),
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the index itself takes."""
+        columns = (self._keys, self._hashes, self._segments, self._blocks, self._lengths, self._checksums)
+        rest = (self._ticks, self._read, self._table)
+        return sum(column.nbytes for column in (*columns, *rest)) + len(self._free) * self._free.itemsize
+
+    def _find(self, key: bytes) -> int:
+        if len(key) != KEY_BYTES:
+            return -1
+        hashed = hash(key) & 0xFFFFFFFF
+        slot = hashed & (len(self._table) - 1)
+        while True:
+            row = int(self._table[slot])
+            if row >= 0 and self._hashes[row] == hashed and self._keys[row].tobytes() == key:
+                return row
+            if row == _EMPTY:
+                return -1
+            slot = (slot + 1) & (len(self._table) - 1)
+
+    def _take_rows(self, count: int) -> Rows:
+        """Rows to fill, from those that were freed and from the end."""
+        reused = min(count, len(self._free))
+        rows = np.empty(count, np.int64)
+        if reused:
+            rows[:reused] = np.frombuffer(self._free[-reused:], np.uint32)
+            del self._free[-reused:]
+        end = self._used_rows + count - reused
+        rows[reused:] = np.arange(self._used_rows, end)
+        self._used_rows = end
+        if end > len(self._hashes):
+            room = end + end // 8
+            for column in (self._hashes, self._segments, self._blocks, self._lengths, self._checksums):
+                # In place: the system moves large memory without a copy, so that growing takes no second index.
+                column.resize(room, refcheck=False)
+            self._ticks.resize(room, refcheck=False)
+            self._read.resize(room, refcheck=False)
+            self._keys.resize((room, _WORDS), refcheck=False)
+        return rows
+
+    def _enter(self, rows: Rows, hashes: npt.NDArray[np.uint32]) -> None:
+        """Put rows into the table, which has none of their keys."""
+        mask = np.uint32(len(self._table) - 1)
+        pending, slots = rows, hashes & mask
+        while len(pending):
+            was = self._table[slots]
+            free = was < 0
+            self._table[slots[free]] = pending[free]  # where two want one slot, the last one has it
+            placed = self._table[slots] == pending
+            self._filled += int((placed & (was == _EMPTY)).sum())
+            pending, slots = pending[~placed], (slots[~placed] + np.uint32(1)) & mask
+
+    def _rebuild(self, made: Rows) -> None:
+        """A new table, without deleted ones, for the rows that hold a page and those that are being made."""
+        rows = np.concatenate((self.all_rows(), made))
+        capacity = len(self._table)
+        while capacity < 2 * len(rows):
+            capacity *= 2
+        self._table = np.full(capacity, _EMPTY, np.int32)
+        self._filled = 0
+        self._enter(rows, self._hashes[rows])
+
+
+def _words(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(b"".join(keys), np.uint64).reshape(len(keys), _WORDS)
+
+
+def _hashes(keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    """Python's own hash: keyed anew in each process, so that nobody chooses keys which collide."""
+    return np.fromiter(map(hash, keys), np.int64, len(keys)).astype(np.uint32)

@@ -1,0 +1,178 @@
+"""Threads that do what may hang, so that whoever waits for it can stop waiting.
+
+A system call on a disk that does not answer can't be called off. It is left to its thread: what it reads into and the
+file that it uses stay its own until it comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class LateError(OSError):
+    """An I/O was not done by its deadline, or could not even begin, since too many others hang."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(errno.ETIMEDOUT, f"the disk did not answer within {seconds:g} s")
+
+
+class Job(Generic[T]):
+    """One call that a thread does, or will do."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._done = threading.Lock()  # held until the call ended: to wait for a lock costs less than for an event
+        self._done.acquire()
+        self._started = self._ended = self._given_up = False
+        self._afterwards: Callable[[], None] | None = None
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def wait(self, seconds: float) -> T:
+        """What the call returned or raised.
+
+        Raises:
+            LateError: it did neither in time. It may still be going on; see :meth:`give_up`.
+        """
+        if not self._done.acquire(timeout=max(0.0, seconds)):
+            raise LateError(seconds)
+        self._done.release()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+    def give_up(self, afterwards: Callable[[], None] | None = None) -> bool:
+        """Nobody waits any more: a call that has not begun never will.
+
+        Args:
+            afterwards: called once the call is over, in its thread, or now if it is over or never began.
+
+        Returns:
+            Whether the call is still going on.
+        """
+        with self._lock:
+            self._given_up = True
+            if self._started and not self._ended:
+                self._afterwards = afterwards
+                return True
+        if afterwards is not None:
+            afterwards()
+        return False
+
+    def do(self) -> None:
+        """Make the call, in this thread."""
+        with self._lock:
+            if self._given_up:
+                return
+            self._started = True
+        try:
+            self._result = self._call()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error
+        with self._lock:
+            self._ended = True
+            afterwards = self._afterwards
+        self._done.release()
+        if afterwards is not None:
+            afterwards()
+
+
+class IoThreads:
+    """A few threads for I/O, which are replaced when they hang, up to a bound.
+
+    Args:
+        threads: how many calls go on at once.
+        most_hanging: how many threads may hang; with that many, calls are late at once.
+    """
+
+    def __init__(self, threads: int, most_hanging: int = 16) -> None:
+        self._threads = threads
+        self._most_hanging = most_hanging
+        self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._alive = 0
+        self._idle = 0
+        self._hanging = 0
+        self._closed = False
+
+    @property
+    def hanging(self) -> int:
+        """Calls that go on though nobody waits for them any more."""
+        return self._hanging
+
+    def run(self, call: Callable[[], T], seconds: float, afterwards: Callable[[], None] | None = None) -> T:
+        """Do one call and wait for it.
+
+        Args:
+            call: what may hang.
+            seconds: how long to wait.
+            afterwards: called when a call that was late is over, however long that takes.
+
+        Raises:
+            LateError: it was late.
+        """
+        job = self.submit(call)
+        try:
+            return job.wait(seconds)
+        except LateError:
+            self.give_up(job, afterwards)
+            raise
+
+    def submit(self, call: Callable[[], T]) -> Job[T]:
+        """Begin one call as soon as a thread is free. Who gives it up says so to :meth:`give_up`."""
+        job = Job(call)
+        with self._lock:
+            waiting = self._queue.qsize() + 1
+            if waiting > self._idle and self._alive - self._hanging < self._threads:
+                self._alive += 1
+                # Daemons: a thread that hangs must not keep the process from ending.
+                threading.Thread(target=self._work, name="kvstore-disk", daemon=True).start()
+        self._queue.put(job)  # type: ignore[arg-type]
+        return job
+
+    def give_up(self, job: Job[T], afterwards: Callable[[], None] | None = None) -> None:
+        """Let a call that is late go on without anyone waiting; another thread takes its thread's place."""
+
+        def over() -> None:
+            with self._lock:
+                self._hanging -= 1
+            if afterwards is not None:
+                afterwards()
+
+        with self._lock:
+            self._hanging += 1  # `over` takes it back, at once if the call is not going on
+        job.give_up(over)
+
+    @property
+    def all_hang(self) -> bool:
+        """Whether so many calls hang that no more should begin."""
+        return self._hanging >= self._most_hanging
+
+    def close(self) -> None:
+        """Let the threads end, each behind what it is doing."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._alive):
+                self._queue.put(None)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._alive - self._hanging > self._threads:  # one that hung came back, and has been replaced
+                    self._alive -= 1
+                    return
+                self._idle += 1
+            job = self._queue.get()
+            with self._lock:
+                self._idle -= 1
+                if job is None:
+                    self._alive -= 1
+                    return
+            job.do()

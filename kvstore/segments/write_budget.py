@@ -1,0 +1,127 @@
+"""How many bytes a day may be written: flash wears out by writing. The count outlives restarts and crashes."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from kvstore.segments.blockfile import Patience
+from kvstore.segments.record import BLOCK
+
+FILE_NAME = "writes"
+FILE_BYTES = 2 * BLOCK
+"""What the file counts against the disk limit: itself, and the next one while that takes its place."""
+_SECONDS_A_DAY = 86_400
+_STEPS = 64
+_LINE = re.compile(rb"day (\d{1,9}) bytes (\d{1,18})\n")
+
+
+class WriteBudget:
+    """Grants bytes to be written, at most so many a day (UTC). One thread at a time.
+
+    The file says what is granted, and it is written before: a sixty-fourth of the limit at a time. After a crash, up to
+    that much counts as written though it is not; never the other way round.
+
+    Args:
+        directory: of the log; the file in it is called ``writes``.
+        limit_bytes: most bytes a day; 0: no limit, and no file.
+        patience: for writing the file.
+        now: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        limit_bytes: int,
+        patience: Patience | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self._path = directory / FILE_NAME
+        self._patience = patience
+        self._now = now
+        self._day, self._written = self._read()
+        self._granted = self._written
+
+    @property
+    def file_bytes(self) -> int:
+        """What the file counts against the disk limit."""
+        return FILE_BYTES if self.limit_bytes or self._path.exists() else 0
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that were granted today."""
+        self._turn_of_the_day()
+        return self._written
+
+    def take(self, size: int, *, must: bool = False) -> bool:
+        """Ask for bytes to be written.
+
+        Args:
+            size: how many.
+            must: they are written in any case, and only counted: without its tombstones a log would be wrong.
+
+        Returns:
+            Whether they may be written today; when not, nothing is counted.
+        """
+        if not self.limit_bytes:
+            return True
+        self._turn_of_the_day()
+        total = self._written + size
+        if total > self.limit_bytes and not must:
+            return False
+        if total > self._granted:
+            grant = max(total, min(total + self.limit_bytes // _STEPS, self.limit_bytes))
+            try:
+                self._write(grant)
+            except OSError:
+                if not must:
+                    return False
+            self._granted = grant
+        self._written = total
+        return True
+
+    def close(self) -> None:
+        """Write down what was really written."""
+        if self.limit_bytes and self._granted != self._written:
+            with suppress(OSError):
+                self._write(self._written)
+
+    def _turn_of_the_day(self) -> None:
+        today = self._today()
+        # A clock that is set back by hours must not give the day twice; one that was years ahead must not stop writing.
+        if today > self._day or today < self._day - 1:
+            self._day, self._written, self._granted = today, 0, 0
+
+    def _today(self) -> int:
+        return int(self._now() // _SECONDS_A_DAY)
+
+    def _read(self) -> tuple[int, int]:
+        try:
+            match = _LINE.fullmatch(self._path.read_bytes())
+        except OSError:
+            match = None
+        return (int(match[1]), int(match[2])) if match else (self._today(), 0)
+
+    def _write(self, granted: int) -> None:
+        """Put the file's new contents in its place, durably."""
+        line = b"day %d bytes %d\n" % (self._day, granted)
+
+        def write() -> None:
+            new = self._path.with_suffix(".new")
+            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, line)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            new.replace(self._path)
+
+        if self._patience is None:
+            write()
+        else:
+            self._patience.run(write)

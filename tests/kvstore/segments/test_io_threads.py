@@ -1,0 +1,116 @@
+import errno
+import threading
+
+import pytest
+
+from kvstore.segments.health import Health, RareLines
+from kvstore.segments.io_threads import IoThreads, LateError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_calls_return_and_raise() -> None:
+    threads = IoThreads(2)
+    assert threads.run(lambda: 5, 10) == 5
+    with pytest.raises(ZeroDivisionError):
+        threads.run(lambda: 1 // 0, 10)
+    threads.close()
+
+
+def test_a_late_call_is_cleaned_up_behind_when_it_is_over() -> None:
+    threads = IoThreads(1)
+    go_on, cleaned = threading.Event(), threading.Event()
+    with pytest.raises(LateError) as late:
+        threads.run(lambda: go_on.wait(60), 0.01, cleaned.set)
+    assert late.value.errno == errno.ETIMEDOUT
+    assert threads.hanging == 1
+    assert not cleaned.is_set()
+    assert threads.run(lambda: 7, 10) == 7, "another thread took its place"
+    go_on.set()
+    assert cleaned.wait(30)
+    assert threads.run(lambda: 8, 10) == 8
+    assert threads.hanging == 0
+    threads.close()
+
+
+def test_a_call_that_never_began_never_will() -> None:
+    threads = IoThreads(1)
+    go_on, done = threading.Event(), []
+    first = threads.submit(lambda: go_on.wait(60))
+    second = threads.submit(lambda: done.append(2))
+    with pytest.raises(LateError):
+        second.wait(0.01)
+    threads.give_up(second)
+    go_on.set()
+    first.wait(30)
+    threads.run(lambda: done.append(3), 10)
+    assert done == [3]
+    assert threads.hanging == 0
+    threads.close()
+
+
+def test_several_go_on_at_once_and_no_more() -> None:
+    threads = IoThreads(3)
+    together, alone = threading.Barrier(3), threading.Semaphore(3)
+
+    def work() -> bool:
+        taken = alone.acquire(blocking=False)
+        together.wait(30)
+        alone.release()
+        return taken
+
+    assert all(job.wait(30) for job in [threads.submit(work) for _ in range(9)])
+    threads.close()
+
+
+def test_a_breaker_opens_tries_and_closes() -> None:
+    clock = Clock()
+    health = Health(clock)
+    for _ in range(3):
+        health.failed()
+    health.succeeded()
+    for _ in range(4):
+        assert health.allows()
+        health.failed()
+    assert not health.allows()
+    assert health.resting
+    pause = 1.0
+    for _ in range(10):
+        clock.now += pause - 0.01
+        assert not health.allows()
+        clock.now += 0.02
+        assert not health.resting
+        assert health.allows()
+        assert not health.allows(), "one trial at a time"
+        health.failed()
+        pause = min(2 * pause, 60)
+    clock.now += 61
+    assert health.allows()
+    health.succeeded()
+    assert health.allows()
+    health.failed()
+    assert health.allows(), "the count begins anew"
+    health.failed(at_once=True)
+    assert not health.allows()
+
+
+def test_lines_are_rare_and_say_what_they_leave_out() -> None:
+    clock, said = Clock(), []
+    lines = RareLines(clock)
+
+    def log(text: str, *values: object) -> None:
+        said.append(text % values)
+
+    for number in range(5):
+        lines.say(log, "failed %d", number)
+    clock.now = 11
+    lines.say(log, "failed %d", 5)
+    clock.now = 30
+    lines.say(log, "failed %d", 6)
+    assert said == ["failed 0", "failed 5 (4 more such lines were held back)", "failed 6"]

@@ -1,0 +1,311 @@
+"""A disk that refuses, fills up, or does not answer: misses, counters, no waiting, and a working tier afterwards."""
+
+import errno
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvstore.errors import ResourceError
+from kvstore.segments.blockfile import BlockFile
+from kvstore.testing import make_page, read_pages
+from kvstore.tiers.disk import DiskTier
+
+MIB = 1 << 20
+DEADLINE = 0.1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FaultyFiles:
+    """Stands between the tier and the system: each call may be refused, or hang until the test lets it go on."""
+
+    CALLS = ("open", "write", "read", "truncate", "sync", "unlink")
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.decide: Callable[[str], int | str | None] = lambda call: None
+        """Asked for each call: None, an errno, or "hang"."""
+        self._go_on = threading.Event()
+        self.hanging = threading.Semaphore(0)
+        """Released for each call that hangs."""
+        self.came_back = threading.Semaphore(0)
+        open_, write, read = BlockFile._open, BlockFile._write, BlockFile.read
+        truncate, sync, unlink = os.ftruncate, os.fdatasync, Path.unlink
+
+        def faulty(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                fault = self.decide(name)
+                if isinstance(fault, int):
+                    raise OSError(fault, os.strerror(fault))
+                if fault == "hang":
+                    self.hanging.release()
+                    assert self._go_on.wait(60)
+                try:
+                    return real(*args, **options)
+                finally:
+                    if fault == "hang":
+                        self.came_back.release()
+
+            return call
+
+        patch.setattr(BlockFile, "_open", faulty("open", open_))
+        patch.setattr(BlockFile, "_write", faulty("write", write))
+        patch.setattr(BlockFile, "read", faulty("read", read))
+        patch.setattr(os, "ftruncate", faulty("truncate", truncate))
+        patch.setattr(os, "fdatasync", faulty("sync", sync))
+        patch.setattr(Path, "unlink", faulty("unlink", unlink))
+
+    def fail(self, fault: int | str, *calls: str) -> None:
+        self.decide = lambda call: fault if call in calls else None
+
+    def heal(self) -> None:
+        self.decide = lambda call: None
+
+    def let_go(self) -> None:
+        self.heal()
+        self._go_on.set()
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyFiles]:
+    faulty = FaultyFiles(monkeypatch)
+    yield faulty
+    faulty.let_go()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@contextmanager
+def opened(directory: Path, clock: Clock, limit_bytes: int = 8 * MIB, **options: Any) -> Iterator[DiskTier]:
+    tier = DiskTier(directory, limit_bytes, deadline=DEADLINE, clock=clock, **options)
+    try:
+        yield tier
+    finally:
+        tier.close()
+
+
+def bytes_on_disk(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+def test_a_read_that_hangs_is_a_miss_and_never_writes_into_the_array_later(
+    tmp_path: Path, clock: Clock, files: FaultyFiles
+) -> None:
+    pages = [make_page(n, 300_000) for n in range(10)]
+    with opened(tmp_path, clock) as tier:
+        tier.write(pages)
+        files.fail("hang", "read")
+        into = [np.zeros(300_000, np.uint8) for _ in pages]
+        assert tier.read([page.key for page in pages], into) == [None] * 10
+        counts = tier.statistics()
+        assert (counts.missed, counts.late, counts.errors, counts.corrupt) == (10, 10, 1, 0)
+        for array in into:
+            array[:] = 7
+        assert tier.contains([page.key for page in pages]) == [False] * 10, "set aside: nothing is promised"
+        assert read_pages(tier, pages) == [False] * 10, "and nothing is tried"
+        assert tier.statistics().errors == 1
+        files.let_go()
+        assert files.came_back.acquire(timeout=30)
+        clock.now = 2
+        assert tier.contains([page.key for page in pages]) == [True] * 10
+        assert read_pages(tier, pages) == [True] * 10
+        assert all((array == 7).all() for array in into), "a late read wrote into memory that is another's"
+
+
+@pytest.mark.parametrize("call", ["open", "write", "truncate", "sync", "unlink"])
+def test_a_call_that_hangs_costs_what_it_was_for_and_no_more(
+    tmp_path: Path, clock: Clock, files: FaultyFiles, call: str
+) -> None:
+    stored = [make_page(n, 300_000) for n in range(10)]
+    with opened(tmp_path, clock, segment_bytes=MIB) as tier:
+        assert all(tier.write(stored))
+        files.fail("hang", call)
+        answers = []
+        for number in range(100, 130):
+            page = make_page(number, 300_000)
+            [answer] = tier.write([page])
+            assert tier.contains([page.key]) == [answer]
+            answers.append(answer)
+            assert bytes_on_disk(tmp_path) <= tier.statistics().used_bytes <= 8 * MIB
+            if files.hanging.acquire(blocking=False):
+                files.heal()  # one hangs, others would not
+        if call == "sync":
+            with pytest.raises(ResourceError, match="did not answer within"):
+                tier.flush()
+        else:
+            assert tier.statistics().refused == answers.count(False)
+        counts = tier.statistics()
+        assert counts.late >= 1
+        files.heal()
+        clock.now += 2
+        page = make_page(200, 300_000)
+        assert tier.write([page]) == [True], "while the old call still hangs"
+        found = read_pages(tier, [*stored, page])
+        assert found[-1]
+        files.let_go()
+        assert files.came_back.acquire(timeout=30)
+        for number in range(300, 330):
+            assert tier.write([make_page(number, 300_000)]) == [True]
+            assert bytes_on_disk(tmp_path) <= tier.statistics().used_bytes <= 8 * MIB
+        tier.flush()
+        assert tier.check().damaged == 0
+    with opened(tmp_path, clock) as tier:
+        assert tier.check().damaged == 0
+        assert read_pages(tier, [make_page(329, 300_000)]) == [True]
+
+
+def test_many_calls_that_hang_do_not_pile_up(tmp_path: Path, clock: Clock, files: FaultyFiles) -> None:
+    pages = [make_page(n, 300_000) for n in range(10)]
+    with opened(tmp_path, clock) as tier:
+        tier.write(pages)
+        files.fail("hang", "read")
+        before = threading.active_count()
+        for _ in range(60):
+            assert read_pages(tier, pages[:1]) == [False]
+            clock.now += 120  # each one is a trial
+        assert threading.active_count() - before <= 16 + 4
+        files.let_go()
+        for _ in range(16):
+            assert files.came_back.acquire(timeout=30)
+        clock.now += 120
+        assert read_pages(tier, pages) == [True] * 10
+
+
+def test_a_disk_that_keeps_failing_is_left_alone_and_tried_again(
+    tmp_path: Path, clock: Clock, files: FaultyFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    pages = [make_page(n, 5000) for n in range(3)]
+    tries: list[str] = []
+    with opened(tmp_path, clock) as tier, caplog.at_level(logging.WARNING):
+        tier.write(pages)
+
+        def refuse(call: str) -> int | None:
+            tries.append(call)
+            return errno.EIO if call == "read" else None
+
+        files.decide = refuse
+        for _ in range(100):
+            assert read_pages(tier, pages) == [False] * 3
+        assert tries.count("read") == 4
+        clock.now = 1.5
+        for _ in range(100):
+            assert read_pages(tier, pages) == [False] * 3
+        assert tries.count("read") == 5, "one trial"
+        clock.now = 2.6
+        read_pages(tier, pages)
+        assert tries.count("read") == 5, "the pause is longer now"
+        assert tier.statistics().errors == 5
+        assert len(caplog.records) == 1, "one line for all of it"
+        files.heal()
+        clock.now = 10
+        assert read_pages(tier, pages) == [True] * 3
+        files.fail(errno.EIO, "read")
+        read_pages(tier, pages)
+        assert "4 more such lines" in caplog.messages[-1]
+
+
+def test_a_file_system_smaller_than_the_limit_is_a_smaller_tier(
+    tmp_path: Path, clock: Clock, files: FaultyFiles
+) -> None:
+    """New pages go on pushing old ones out, and when there is room again, the tier grows again."""
+    capacity = 5 * MIB
+
+    def full(call: str) -> int | None:
+        return errno.ENOSPC if call == "write" and bytes_on_disk(tmp_path) > capacity - 320_000 else None
+
+    with opened(tmp_path, clock, 16 * MIB, segment_bytes=MIB) as tier:
+        files.decide = full
+        for number in range(60):
+            page = make_page(number, 300_000)
+            assert tier.write([page]) == [True]
+            assert read_pages(tier, [page]) == [True]
+            assert bytes_on_disk(tmp_path) <= capacity
+        counts = tier.statistics()
+        assert counts.pages >= 8
+        assert 0 < counts.errors < 10, "it does not run into the wall at every step"
+        capacity = 64 * MIB
+        clock.now += 100
+        for number in range(100, 145):
+            assert tier.write([make_page(number, 300_000)]) == [True]
+        assert tier.statistics().used_bytes > 11 * MIB
+        assert tier.check().damaged == 0
+
+
+def test_a_full_disk_that_gets_no_room_loses_one_segment_and_no_more(
+    tmp_path: Path, clock: Clock, files: FaultyFiles
+) -> None:
+    pages = [make_page(n, 300_000) for n in range(20)]
+    with opened(tmp_path, clock, 16 * MIB, segment_bytes=MIB) as tier:
+        tier.write(pages)
+        files.fail(errno.ENOSPC, "write")
+        for _ in range(30):
+            assert tier.write([make_page(50, 300_000)]) == [False]
+            clock.now += 100
+        counts = tier.statistics()
+        assert counts.refused == 30
+        assert counts.evicted <= 4
+        assert sum(read_pages(tier, pages)) == 20 - counts.evicted
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_faults_at_all(tmp_path: Path, clock: Clock, files: FaultyFiles, seed: int) -> None:
+    """Whatever fails: no wrong bytes, the limit, what was removed stays away, and all is well afterwards."""
+    rng = random.Random(seed)
+    pages = [make_page(n, rng.choice([1, 5000, 70_000, 300_000])) for n in range(60)]
+    gone: set[bytes] = set()
+
+    def decide(call: str) -> int | str | None:
+        if rng.random() < rate:
+            return rng.choice([errno.EIO, errno.ENOSPC, errno.EROFS, "hang"] if rng.random() < 0.1 else [errno.EIO])
+        return None
+
+    directory = tmp_path / "tier"
+    rate = 0.0
+    for _ in range(3):
+        with opened(directory, clock, 4 * MIB, segment_bytes=MIB // 2) as tier:
+            assert not any(tier.contains(sorted(gone)))
+            files.decide = decide
+            for step in range(60):
+                rate = 0.3 if step % 20 < 10 else 0.0
+                batch = rng.sample(pages, 6)
+                match rng.randrange(5):
+                    case 0 | 1:
+                        answers = tier.write(batch)
+                        gone -= {page.key for page, here in zip(batch, answers, strict=True) if here}
+                    case 2:
+                        read_pages(tier, batch)
+                    case 3:
+                        tier.remove([page.key for page in batch])
+                        gone |= {page.key for page in batch}
+                    case 4:
+                        with suppress(ResourceError):
+                            tier.flush()
+                assert not any(tier.contains(sorted(gone)))
+                held = sum(path.stat().st_size for path in directory.iterdir())
+                assert held <= tier.statistics().used_bytes <= 4 * MIB
+                clock.now += rng.choice([0, 0.5, 70])
+            files.let_go()
+            clock.now += 100
+            tier.flush()
+            batch = rng.sample(pages, 6)
+            new = [not here for here in tier.contains([page.key for page in batch])]
+            answers = tier.write(batch)
+            assert read_pages(tier, batch) == answers
+            assert not any(new) or [here for here, was_new in zip(answers, new, strict=True) if was_new][-1]
+            gone -= {page.key for page, here in zip(batch, answers, strict=True) if here}
