@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 VLLM := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kill test-vllm lint format proto bench bench-blocks clean
+.PHONY: redis-server help demo test test-kill test-vllm lint format proto bench bench-blocks clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,7 +14,7 @@ help: ## what there is to make
 demo: $(VENV)/.engine ## the main job, end to end: engines come and go, their KV pages stay
 	@$(BIN)/kvstore demo
 
-test: $(VENV)/.dev ## the whole test suite
+test: $(VENV)/.dev redis-server ## the whole test suite
 	$(BIN)/pytest
 
 test-kill: $(VENV)/.dev ## SIGKILL a node a hundred times while it stores
@@ -69,6 +69,15 @@ $(VENV)/bin/python:
 		{ echo "kvstore needs Python 3.11 or newer; make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory venv-package
 	$(PYTHON) -m venv $(VENV)
+
+# The tests start servers of their own.
+redis-server:
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && apt-get install -y -qq redis-server; \
+		else \
+			echo "redis-server is missing. On Debian or Ubuntu: sudo apt-get install redis-server"; exit 1; \
+		fi
 
 # Debian and Ubuntu keep the venv module in a package of its own.
 .PHONY: venv-package

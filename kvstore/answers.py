@@ -8,9 +8,9 @@ from typing import NamedTuple
 from kvstore.layout import Layout
 from kvstore.tiers.tier import TierStatistics
 
-ABSENT, ARENA, BELOW = 0, 1, 2
-"""What a lookup says of a page; ``BELOW`` is the first tier below the arena."""
-TIER_NAMES = (None, "arena", "disk")
+ABSENT, ARENA, DISK, REDIS = 0, 1, 2, 3
+"""What a lookup says of a page: the fastest tier that has it."""
+TIER_NAMES = (None, "arena", "disk", "redis")
 """What people call these."""
 RESERVED, PRESENT, REFUSED = 0, 1, 2
 """What ``prepare_store`` says of a page."""
@@ -40,7 +40,7 @@ class Held(NamedTuple):
     ticket: int
     """0: nothing is held."""
     tiers: bytes
-    """One byte for each leading page: ``ARENA`` or ``BELOW``, where it was when it was asked for."""
+    """One byte for each leading page: where it was when it was asked for."""
     frames: list[int]
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from kvstore.answers import ARENA, BELOW
+from kvstore.answers import ARENA, REDIS
 from kvstore.arena.arena import Arena
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.residency import Residency
@@ -38,7 +39,7 @@ class Run:
 
     keys: list[bytes]
     tiers: bytearray
-    """Where each page was: ``ARENA`` or ``BELOW``."""
+    """Where each page was: ``ARENA``, ``DISK`` or ``REDIS``."""
     slots: list[Slot | None]
     """Held slots; None: not here, at least not yet."""
     own: dict[int, _Coming] = field(default_factory=dict)
@@ -52,11 +53,13 @@ class Run:
 class BringUps:
     """The pages on their way into one arena. The store's lock guards all methods but ``read`` and ``wait``."""
 
-    def __init__(self, arena: Arena, residency: Residency, tiers: Sequence[Tier]) -> None:
+    def __init__(self, arena: Arena, residency: Residency, tiers: Sequence[Tier], shared: Tier | None = None) -> None:
         self._arena = arena
         self._residency = residency
         self._catalog = residency.catalog
         self._tiers = tiers
+        self._shared = shared
+        self._readers = None if shared is None else ThreadPoolExecutor(MOST_RUNS, "kvstore-shared-read")
         self._coming: dict[bytes, _Coming] = {}
         self.reserved = 0
         """Slots that threads of this process may be reading into."""
@@ -64,7 +67,13 @@ class BringUps:
         self._runs = 0
 
     def begin(self, known: KnownNamespace, keys: list[bytes], below: bytes) -> Run:
-        """Hold what is in the arena, and reserve slots for what must come up, up to the first page that is nowhere."""
+        """Hold what is in the arena, and reserve slots for what must come up, up to the first page that is nowhere.
+
+        Args:
+            known: the namespace.
+            keys: of the pages, head of the prefix first.
+            below: where below the arena each page was a moment ago.
+        """
         run = Run(keys, bytearray(), [])
         for key, under in zip(keys, below, strict=False):
             slot = self._catalog.find(key)
@@ -73,7 +82,7 @@ class BringUps:
             if slot is not None:
                 self._catalog.hold(slot)
             run.slots.append(slot)
-            run.tiers.append(ARENA if slot is not None else BELOW)
+            run.tiers.append(ARENA if slot is not None else under)
         # Only now that the whole run is held: making room must not push out what comes further on in it.
         for place, held in enumerate(run.slots):
             if held is not None:
@@ -101,19 +110,42 @@ class BringUps:
         return (self._reserved_frames + frames) * 2 * FRAME_BYTES <= self._arena.arena_bytes
 
     def read(self, run: Run) -> dict[int, int]:
-        """Fill the reserved slots. Returns the checksum of each place that could be read."""
+        """Fill the reserved slots, from the node's own tiers and the shared one at once. Returns the checksum of each
+        place that could be read."""
+        own = [place for place in run.own if run.tiers[place] != REDIS]
+        others = [place for place in run.own if run.tiers[place] == REDIS]
+        if self._shared is None or self._readers is None:
+            return self._read_below(run, own)
+        reading = self._readers.submit(self._read, self._shared, run, others) if others else None
+        try:
+            sums = self._read_below(run, own) if own else {}
+        finally:
+            if reading is not None:
+                wait([reading])  # it writes into this run's slots
+        lost = [place for place in own if place not in sums]
+        if lost:  # damaged or gone below: the shared tier may have them
+            sums |= self._read(self._shared, run, lost)
+        return sums | (reading.result() if reading is not None else {})
+
+    def _read_below(self, run: Run, places: Sequence[int]) -> dict[int, int]:
         sums: dict[int, int] = {}
-        missing = {place: coming.slot for place, coming in run.own.items()}
         for tier in self._tiers:
+            missing = [place for place in places if place not in sums]
             if not missing:
                 break
-            places = list(missing)
-            views = [self._arena.view(slot.frame, slot.length) for slot in missing.values()]
-            for place, checksum in zip(places, tier.read([run.keys[p] for p in places], views), strict=True):
-                if checksum is not None:
-                    sums[place] = checksum
-                    del missing[place]
+            sums |= self._read(tier, run, missing)
         return sums
+
+    def _read(self, tier: Tier, run: Run, places: Sequence[int]) -> dict[int, int]:
+        slots = [run.own[place].slot for place in places]
+        views = [self._arena.view(slot.frame, slot.length) for slot in slots]
+        checksums = tier.read([run.keys[place] for place in places], views)
+        return {place: checksum for place, checksum in zip(places, checksums, strict=True) if checksum is not None}
+
+    def close(self) -> None:
+        """Stop the threads that read from the shared tier."""
+        if self._readers is not None:
+            self._readers.shutdown()
 
     def publish(self, run: Run, sums: dict[int, int]) -> None:
         """Publish and hold what was read, unless it was dropped meanwhile."""
@@ -123,7 +155,12 @@ class BringUps:
                 came.append(place)
             else:
                 self._residency.free_written(coming.slot)
-        self._residency.publish([run.own[place].slot for place in came], [sums[place] for place in came], dirty=False)
+        # What came from other nodes goes to this node's own tiers as well: it is wanted here.
+        for places, dirty in (
+            ([place for place in came if run.tiers[place] != REDIS], False),
+            ([place for place in came if run.tiers[place] == REDIS], bool(self._tiers)),
+        ):
+            self._residency.publish([run.own[p].slot for p in places], [sums[p] for p in places], dirty=dirty)
         self.reserved -= len(run.own)
         self._reserved_frames -= sum(coming.slot.frames for coming in run.own.values())
         for place, coming in run.own.items():

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from kvstore import check_command
 from kvstore.bytesize import format_size
 from kvstore.client.client import connect
 from kvstore.client.url import socket_url
@@ -89,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--disk", metavar="DIR", help=f"folder of the disk tier (here: {default_disk()})")
     serve.add_argument("--disk-limit", metavar="SIZE", help="most bytes on disk; 0: no disk tier (default: 10GiB)")
+    serve.add_argument(
+        "--disk-write-limit", metavar="SIZE", help="most bytes written to disk a day, for an SSD's sake (default: any)"
+    )
+    serve.add_argument("--disk-key-file", metavar="FILE", help="encrypt what is on disk with the key in this file")
+    serve.add_argument("--redis", metavar="URL", help="the Redis that nodes share, as redis://10.0.0.5:6379")
+    serve.add_argument(
+        "--redis-limit", metavar="SIZE", help="most bytes in Redis, the same on every node (default: 10GiB)"
+    )
     serve.add_argument("--config", metavar="FILE", help="TOML file of settings, named as the flags with _ for -")
     serve.set_defaults(run=_serve)
 
@@ -99,12 +108,25 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(run=_status)
 
+    check_command.add_to(commands)
+
     commands.add_parser("demo", help="the main job, end to end, in about a minute (needs kvstore-offload[engine])")
     return parser
 
 
 def _serve(options: argparse.Namespace) -> int:
-    names = ("socket", "listen", "arena", "arena_dir", "disk", "disk_limit")
+    names = [
+        "socket",
+        "listen",
+        "arena",
+        "arena_dir",
+        "disk",
+        "disk_limit",
+        "disk_write_limit",
+        "disk_key_file",
+        "redis",
+        "redis_limit",
+    ]
     flags = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     config = load_config(Path(options.config) if options.config is not None else None, os.environ, flags)
     logging.basicConfig(
@@ -153,7 +175,8 @@ def _ready_line(node: Node) -> str:
     kept = f", {node.store.kept_pages} pages kept" if node.store.arena.taken_over else ""
     disk = f"disk {format_size(config.disk_limit)} in {config.disk}" if config.disk_limit else "no disk tier"
     arena = f"arena {format_size(node.store.arena.arena_bytes)}{kept}"
-    return f"kvstore: ready on {where} (pid {os.getpid()}; {arena}; {disk})"
+    shared = f"; shares {format_size(config.redis_limit)} of Redis" if config.redis else ""
+    return f"kvstore: ready on {where} (pid {os.getpid()}; {arena}; {disk}{shared})"
 
 
 class _StoppedError(Exception):

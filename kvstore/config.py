@@ -64,6 +64,18 @@ class NodeConfig:
     """Folder of the disk tier."""
     disk_limit: int = 10 << 30
     """Bytes that the disk tier may take, everything counted. 0: no disk tier."""
+    disk_deadline: float = 5.0
+    """Seconds after which a read or write of the disk is given up: a miss, or a page that is not on disk yet."""
+    disk_write_limit: int = 0
+    """Most bytes written to disk a day, what carrying pages over costs included. 0: no limit."""
+    disk_key_file: Path | None = None
+    """File with the key (32 bytes, or 64 hexadecimal digits) that encrypts pages on disk. Needs the extra
+    ``encryption``."""
+    redis: str = ""
+    """URL of the Redis (or Valkey) that nodes share: ``redis://host:6379``, ``rediss://`` (TLS), ``unix:///path``,
+    ``redis+sentinel://``, ``redis+cluster://``. Empty: this node shares nothing."""
+    redis_limit: int = 10 << 30
+    """Bytes that pages may take in Redis, of all nodes together: the same on each of them."""
     verify_checksums: bool = True
     """Whether pages from disk are verified. Off, a damaged page is served: only for showing that this matters."""
     drain_seconds: float = 10.0
@@ -75,6 +87,8 @@ class NodeConfig:
             raise ConfigError(f"arena is {self.arena} bytes, the least is 64KiB")
         if self.disk_limit and self.disk_limit < 1 << 20:
             raise ConfigError(f"disk_limit is {self.disk_limit} bytes, the least is 1MiB (or 0: no disk tier)")
+        if not 0 < self.disk_deadline <= 3600:
+            raise ConfigError(f"disk_deadline must be above 0 and at most 3600 seconds, got {self.disk_deadline}")
         if not 0 <= self.drain_seconds <= 3600:
             raise ConfigError(f"drain_seconds must lie between 0 and 3600, got {self.drain_seconds}")
         if self.log_level not in _LOG_LEVELS:

@@ -8,15 +8,17 @@ import shutil
 from kvstore.arena.arena import Arena, Progress
 from kvstore.bytesize import format_size
 from kvstore.config import NodeConfig
+from kvstore.segments.cipher import read_key_file
 from kvstore.store import Store
 from kvstore.tiers.disk import DiskTier
+from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.tier import Tier
 
 _log = logging.getLogger(__name__)
 
 
 def open_store(config: NodeConfig, progress: Progress = lambda done, size: None) -> Store:
-    """The store that a configuration describes: arena, disk tier if it has one, register of namespaces.
+    """The store that a configuration describes: arena, disk and Redis tiers if it has them, register of namespaces.
 
     Raises:
         InUseError: another process owns a folder.
@@ -28,19 +30,29 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
     try:
         directories = [arena.directory]
         if config.disk_limit:
-            disk = DiskTier(config.disk, config.disk_limit, verify=config.verify_checksums)
+            disk = DiskTier(
+                config.disk,
+                config.disk_limit,
+                verify=config.verify_checksums,
+                deadline=config.disk_deadline,
+                write_limit_bytes=config.disk_write_limit,
+                key=None if config.disk_key_file is None else read_key_file(config.disk_key_file),
+            )
             tiers.append(disk)
             directories.append(config.disk)
             room = shutil.disk_usage(config.disk).free + disk.statistics().used_bytes
             if room < config.disk_limit:
                 _log.warning(
-                    "%s: the disk limit is %s, but there is room for %s only: when the disk is full, nothing new is"
-                    " written to it; lower --disk-limit",
+                    "%s: the disk limit is %s, but there is room for %s only: the tier will stay that small; lower"
+                    " --disk-limit, or make room",
                     config.disk,
                     format_size(config.disk_limit),
                     format_size(room),
                 )
-        return Store(arena, tiers, directories)
+        shared = RedisTier(config.redis, config.redis_limit) if config.redis else None
+        if shared is not None:
+            tiers.append(shared)
+        return Store(arena, [tier for tier in tiers if tier is not shared], directories, shared)
     except BaseException:
         for tier in tiers:
             tier.close()

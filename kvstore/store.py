@@ -26,13 +26,15 @@ import numpy.typing as npt
 import xxhash
 
 from kvstore.answers import (
+    ABSENT,
     ARENA,
     BATCH_BYTES,
-    BELOW,
+    DISK,
     LONGEST_TICKET,
     MOST_BATCH_PAGES,
     MOST_LOOKUP_PAGES,
     PRESENT,
+    REDIS,
     REFUSED,
     RESERVED,
     Held,
@@ -59,6 +61,7 @@ from kvstore.errors import (
 from kvstore.hashing import HASH_BYTES
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace, Namespaces
+from kvstore.sharing import Sharing
 from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
 from kvstore.tiers.tier import PageWrite, Tier
 
@@ -67,6 +70,11 @@ Bytes = npt.NDArray[np.uint8]
 _WRITE_BYTES = 8 << 20
 """Most bytes that are held for one write to the tiers below, unless it is one page."""
 _WRITE_PAGES = 512
+_SHARE_BYTES = 32 << 20
+"""Most bytes that are held for one write to the shared tier, unless it is one page."""
+_SHARE_PAGES = 2048
+MOST_UNSHARED_PAGES = 1 << 16
+"""Most pages that wait for the shared tier; the oldest are passed over first."""
 
 
 class Store:
@@ -74,24 +82,35 @@ class Store:
 
     Args:
         arena: opened for this process; closed with the store.
-        tiers: the tiers below, fastest first; closed with the store.
+        tiers: the tiers below of this node alone, fastest first; closed with the store.
         namespace_directories: where the register of namespaces is kept, the arena's folder first.
+        shared: the tier that several nodes share; closed with the store.
     """
 
-    def __init__(self, arena: Arena, tiers: Sequence[Tier], namespace_directories: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        tiers: Sequence[Tier],
+        namespace_directories: Sequence[Path],
+        shared: Tier | None = None,
+    ) -> None:
         self.arena = arena
         self.tiers = tuple(tiers)
+        self.shared = shared
         self.namespaces = Namespaces(namespace_directories)
         self._clients = Clients(arena.directory / "clients")
         self._residency = Residency(arena)
         self._catalog = self._residency.catalog
         self._tickets = Tickets()
-        self._bringups = BringUps(arena, self._residency, self.tiers)
+        self._bringups = BringUps(arena, self._residency, self.tiers, shared)
+        self._to_share = Sharing(MOST_UNSHARED_PAGES)
         self._half_frames = arena.arena_bytes // FRAME_BYTES // 2
         """As much as one owner may have in hand."""
         self._lock = threading.Lock()
         self._dirtied = threading.Condition(self._lock)
+        self._published = threading.Condition(self._lock)
         self._writing = threading.Lock()
+        self._sharing = threading.Lock()
         self._closed = False
         self._ended = False
         self.kept_pages = 0
@@ -146,7 +165,7 @@ class Store:
     # -- lookup ------------------------------------------------------------------------------------------------------
 
     def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[bytes]:
-        """Which pages are here: for each (fingerprint, hashes) one byte a page, ``ABSENT``, ``ARENA`` or ``BELOW``.
+        """Which pages are here: for each (fingerprint, hashes) one byte a page, ``ABSENT``, ``ARENA`` or ``DISK``.
 
         Raises:
             UnknownNamespaceError: the namespace was not opened, or was cleared.
@@ -156,15 +175,14 @@ class Store:
         pages = sum(len(hashes) for _, hashes in queries)
         if pages > MOST_LOOKUP_PAGES:
             raise LimitExceededError(f"a lookup of {pages} pages, the limit is {MOST_LOOKUP_PAGES}")
-        answers = []
-        for fingerprint, hashes in queries:
-            keys = self._keys(self._known(fingerprint), hashes)
-            below = self._below(keys)
-            with self._lock:
-                find = self._catalog.find
-                tiers = bytes(ARENA if find(key) else under for key, under in zip(keys, below, strict=True))
-            answers.append(tiers)
-        return answers
+        asked = [self._keys(self._known(fingerprint), hashes) for fingerprint, hashes in queries]
+        below = self._below_and_shared(asked)
+        with self._lock:
+            find = self._catalog.find
+            return [
+                bytes(ARENA if find(key) else under for key, under in zip(keys, unders, strict=True))
+                for keys, unders in zip(asked, below, strict=True)
+            ]
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
@@ -269,6 +287,9 @@ class Store:
             self._count("stored", stored)
             self._count("present", pages - stored)
             self._dirtied.notify_all()
+            if self.shared is not None:
+                self._count("unshared", self._to_share.add(found.slots))
+                self._published.notify_all()
             self._give_arena_up()
             return Published(stored, pages - stored, 0)
 
@@ -287,7 +308,7 @@ class Store:
         """
         known = self._known(fingerprint)
         keys = self._batch_keys(known, hashes)
-        below = self._below(keys)
+        (below,) = self._below_and_shared([keys])
         deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
         with self._lock:
             self._check_open()
@@ -371,12 +392,14 @@ class Store:
         self.namespaces.forget(self._known(fingerprint))
         with self._lock:
             keys = {slot.key for slot in self._catalog.resident() if slot.key.startswith(fingerprint)}
-        for tier in self.tiers:
+        for tier in self._all_tiers():
             keys.update(tier.keys(fingerprint))
         return self._drop(sorted(keys))
 
     def flush(self, deadline: float = math.inf) -> int:
         """Write everything that is dirty now, and return when it is durable: the pages that became so.
+
+        What waits for the shared tier is offered to it as well; what it takes is not counted.
 
         Args:
             deadline: when to stop writing, on the clock of ``time.monotonic``.
@@ -386,6 +409,7 @@ class Store:
             UnavailableError: the store is closed.
         """
         self._check_open()
+        self._share_all(deadline)
         return self._flush(deadline)
 
     # -- work of the node's own threads ------------------------------------------------------------------------------
@@ -397,10 +421,46 @@ class Store:
                 self._dirtied.wait(timeout)
             return self._catalog.dirty_pages > 0
 
+    def wait_for_unshared(self, timeout: float) -> bool:
+        """Wait until some page is to be offered to the shared tier. False: none within ``timeout`` seconds."""
+        with self._published:
+            if not self._to_share:
+                self._published.wait(timeout)
+            return bool(self._to_share)
+
     def wake(self) -> None:
-        """Let ``wait_for_dirty`` return."""
-        with self._dirtied:
+        """Let ``wait_for_dirty`` and ``wait_for_unshared`` return."""
+        with self._lock:
             self._dirtied.notify_all()
+            self._published.notify_all()
+
+    def share(self) -> int:
+        """Offer one batch of new pages, oldest first, to the shared tier. Returns how many it has now.
+
+        A page that has left the arena meanwhile is counted as unshared, and so is one that the tier does not take:
+        there is no second try, since what comes behind is as good.
+        """
+        if self.shared is None:
+            return 0
+        with self._sharing:
+            with self._lock:
+                batch, gone = self._to_share.take(_SHARE_PAGES, min(_SHARE_BYTES, self.arena.arena_bytes // 8))
+                self._count("unshared", gone)
+                for slot in batch:
+                    self._catalog.hold(slot)
+            shared = 0
+            sums: list[int | None] = [None] * len(batch)
+            try:
+                pages, sums = self._writes_of(batch)
+                shared = sum(self.shared.write(pages)) if pages else 0
+            finally:
+                with self._lock:
+                    self._residency.note_checksums(batch, sums)
+                    for slot in batch:
+                        self._catalog.release(slot)
+                    self._count("shared", shared)
+                    self._count("unshared", len(batch) - shared)
+        return shared
 
     def write_back(self) -> int:
         """Write one batch of dirty pages, oldest first, to the tiers below. Returns how many are clean now."""
@@ -462,7 +522,7 @@ class Store:
 
     def statistics(self) -> StoreStatistics:
         """A frozen view of everything."""
-        below = {tier.name: tier.statistics() for tier in self.tiers}
+        below = {tier.name: tier.statistics() for tier in self._all_tiers()}
         with self._lock:
             return StoreStatistics(
                 arena_used_bytes=self._catalog.used_frames * FRAME_BYTES,
@@ -502,8 +562,10 @@ class Store:
             self._dirtied.notify_all()
         with ExitStack() as closing:
             closing.callback(self._end)
-            for tier in self.tiers:
+            for tier in self._all_tiers():
                 closing.callback(tier.close)
+            closing.callback(self._bringups.close)
+            self._share_all(deadline)
             self._flush(deadline)
 
     def __enter__(self) -> Self:
@@ -534,13 +596,47 @@ class Store:
         return self._keys(known, hashes)
 
     def _below(self, keys: Sequence[bytes]) -> bytes:
-        """For each key ``BELOW`` where a tier below has it, else ``ABSENT``."""
+        """For each key ``DISK`` where a tier below has it, else ``ABSENT``."""
         found = bytearray(len(keys))
         for tier in self.tiers:
             for place, here in enumerate(tier.contains(keys)):
                 if here:
-                    found[place] = BELOW
+                    found[place] = DISK
         return bytes(found)
+
+    def _below_and_shared(self, asked: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """For each list of keys, where below the arena each page is. The shared tier is asked once, for all that this
+        node has nowhere."""
+        answers = [bytearray(self._below(keys)) for keys in asked]
+        if self.shared is not None:
+            with self._lock:
+                nowhere = [
+                    (answer, place, key)
+                    for keys, answer in zip(asked, answers, strict=True)
+                    for place, key in enumerate(keys)
+                    if answer[place] == ABSENT and self._catalog.find(key) is None
+                ]
+            there = self.shared.contains([key for _, _, key in nowhere]) if nowhere else []
+            for (answer, place, _), here in zip(nowhere, there, strict=True):
+                if here:
+                    answer[place] = REDIS
+        return list(map(bytes, answers))
+
+    def _all_tiers(self) -> tuple[Tier, ...]:
+        return self.tiers if self.shared is None else (*self.tiers, self.shared)
+
+    def _share_all(self, deadline: float) -> None:
+        """Offer everything that waits now to the shared tier."""
+        if self.shared is None:
+            return
+        with self._lock:
+            left = len(self._to_share)
+        while left > 0 and time.monotonic() < deadline:
+            with self._lock:
+                before = len(self._to_share)
+            self.share()
+            with self._lock:
+                left -= max(before - len(self._to_share), 1)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -587,11 +683,12 @@ class Store:
     def _drop(self, keys: Sequence[bytes]) -> int:
         dropped = self._drop_here(keys)
         # Not while pages are being written below, which may be some of these.
-        with self._writing:
-            for tier in self.tiers:
-                dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
-                tier.remove(keys)
-        if self.tiers:  # until now, pages could come up from there
+        for lock, tiers in ((self._writing, self.tiers), (self._sharing, self._all_tiers()[len(self.tiers) :])):
+            with lock:
+                for tier in tiers:
+                    dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
+                    tier.remove(keys)
+        if self._all_tiers():  # until now, pages could come up from there
             dropped |= self._drop_here(keys)
         return len(dropped)
 
@@ -622,7 +719,7 @@ class Store:
         left = sum(slot.dirty for slot in todo)
         if left:
             raise ResourceError(f"{left} of {len(todo)} pages are not on disk: no tier below would take them (in time)")
-        return self._below([slot.key for slot in todo]).count(BELOW)
+        return self._below([slot.key for slot in todo]).count(DISK)
 
     def _hold_batch(self, slots: Sequence[Slot]) -> tuple[list[Slot], int]:
         """Hold the dirty ones of ``slots``, as many as one write takes, and never more than an eighth of the arena.
@@ -647,13 +744,7 @@ class Store:
         written: list[bool] = [False] * len(batch)
         sums: list[int | None] = [None] * len(batch)
         try:
-            views = [self.arena.view(slot.frame, slot.length) for slot in batch]
-            for place, (slot, view) in enumerate(zip(batch, views, strict=True)):
-                sums[place] = slot.checksum if slot.checksum is not None else checksum_of(view)
-            pages = [
-                PageWrite(slot.key, checksum or 0, view)
-                for slot, checksum, view in zip(batch, sums, views, strict=True)
-            ]
+            pages, sums = self._writes_of(batch)
             for tier in self.tiers:
                 written = [a or b for a, b in zip(written, tier.write(pages), strict=True)]
         finally:
@@ -666,6 +757,14 @@ class Store:
                         self._catalog.defer(slot)
                     self._catalog.release(slot)
         return sum(written)
+
+    def _writes_of(self, held: Sequence[Slot]) -> tuple[list[PageWrite], list[int | None]]:
+        """Held pages as tiers take them, with checksums made where there are none yet."""
+        pages = []
+        for slot in held:
+            view = self.arena.view(slot.frame, slot.length)
+            pages.append(PageWrite(slot.key, slot.checksum if slot.checksum is not None else checksum_of(view), view))
+        return pages, [page.checksum for page in pages]
 
 
 def checksum_of(payload: Bytes) -> int:

@@ -1,4 +1,5 @@
-"""The node's own threads: writing dirty pages below, ending what is overdue, verifying an arena taken over."""
+"""The node's own threads: writing dirty pages below, sharing new ones, ending what is overdue, verifying an arena that
+was taken over."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ class Upkeep:
             threading.Thread(target=self._write_back, name="kvstore-write-back", daemon=True),
             threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True),
         ]
+        if store.shared is not None:
+            self._threads.append(threading.Thread(target=self._share, name="kvstore-share", daemon=True))
         if store.kept_pages:
             self._threads.append(threading.Thread(target=self._verify, name="kvstore-verify", daemon=True))
         for thread in self._threads:
@@ -42,6 +45,12 @@ class Upkeep:
         while not self._stop.is_set():
             waiting = self._store.wait_for_dirty(_SWEEP_SECONDS)
             if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back):
+                self._stop.wait(_RETRY_SECONDS)
+
+    def _share(self) -> None:
+        while not self._stop.is_set():
+            waiting = self._store.wait_for_unshared(_SWEEP_SECONDS)
+            if waiting and not self._stop.is_set() and not _keep_going(self._store.share):
                 self._stop.wait(_RETRY_SECONDS)
 
     def _sweep(self) -> None:

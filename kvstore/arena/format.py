@@ -31,6 +31,8 @@ COUNTERS = (
     "overrun",
     "lapsed",
     "corrupt",
+    "shared",
+    "unshared",
 )
 """Pages by what happened to them; they survive the node's death together with the pages."""
 

@@ -12,6 +12,7 @@ class PageTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAGE_TIER_ABSENT: _ClassVar[PageTier]
     PAGE_TIER_ARENA: _ClassVar[PageTier]
     PAGE_TIER_DISK: _ClassVar[PageTier]
+    PAGE_TIER_REDIS: _ClassVar[PageTier]
 
 class StoreOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -21,6 +22,7 @@ class StoreOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 PAGE_TIER_ABSENT: PageTier
 PAGE_TIER_ARENA: PageTier
 PAGE_TIER_DISK: PageTier
+PAGE_TIER_REDIS: PageTier
 STORE_OUTCOME_RESERVED: StoreOutcome
 STORE_OUTCOME_PRESENT: StoreOutcome
 STORE_OUTCOME_REFUSED: StoreOutcome

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.answers import ABSENT, ARENA, BELOW, LONGEST_TICKET, MOST_LOOKUP_PAGES, PRESENT, REFUSED, RESERVED
+from kvstore.answers import ABSENT, ARENA, DISK, LONGEST_TICKET, MOST_LOOKUP_PAGES, PRESENT, REFUSED, RESERVED
 from kvstore.arena.arena import Arena
 from kvstore.errors import (
     InUseError,
@@ -663,10 +663,10 @@ def test_pages_come_up_from_below_and_say_so(open_store: OpenStore, kv: SimpleNa
     known = store.open_namespace(kv.layout("a", FRAME))
     below(store, known, kv, tier, [1, 2, 3])
     [tiers] = store.lookup([(known.fingerprint, kv.hashes_of([1, 2, 3, 4]))])
-    assert list(tiers) == [BELOW, BELOW, BELOW, ABSENT]
+    assert list(tiers) == [DISK, DISK, DISK, ABSENT]
     kv.put(store, known, [4])
     held = kv.hold(store, known, [1, 4, 2])
-    assert list(held.tiers) == [BELOW, ARENA, BELOW]
+    assert list(held.tiers) == [DISK, ARENA, DISK]
     assert store.complete_load(NODE, held.ticket)
     assert kv.get(store, known, [1, 2]) == 2
     assert len(tier.asked) == 2, "a page that came up is in the arena"
@@ -1077,7 +1077,7 @@ def test_verify_finds_a_flipped_byte_and_drops_the_page(open_store: OpenStore, k
     assert counts(store, "corrupt") == (2,)
     assert store.verify(threading.Event()) == 0
     [tiers] = store.lookup([(known.fingerprint, kv.hashes_of([1, 2, 3]))])
-    assert list(tiers) == [BELOW, BELOW, ARENA]
+    assert list(tiers) == [DISK, DISK, ARENA]
     assert kv.get(store, known, [1, 2, 3]) == 3
     store.check_integrity()
 

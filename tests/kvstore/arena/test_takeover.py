@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.answers import BELOW
+from kvstore.answers import DISK
 from kvstore.arena import format as fmt
 from kvstore.arena.arena import Arena
 from kvstore.errors import NotAttachedError
@@ -315,7 +315,7 @@ def test_another_size_starts_anew_and_keeps_what_is_below(
     with pytest.raises(NotAttachedError):
         again.owner_of(name)
     [tiers] = again.lookup([(known.fingerprint, kv.hashes_of([1]))])
-    assert list(tiers) == [BELOW]
+    assert list(tiers) == [DISK]
     assert kv.get(again, known, [1]) == 1
     client.die()
 

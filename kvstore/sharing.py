@@ -1,0 +1,57 @@
+"""New pages on their way to the tier that several nodes share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from kvstore.catalog import Slot, SlotState
+
+
+class Sharing:
+    """Pages that are to be offered to the shared tier, oldest first. The store's lock guards it.
+
+    Args:
+        most_pages: longest queue. Beyond it the oldest pages are passed over: the newest are the likeliest to be asked
+            for by other nodes.
+    """
+
+    def __init__(self, most_pages: int) -> None:
+        self._most_pages = most_pages
+        self._queue: deque[Slot] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, slots: Iterable[Slot]) -> int:
+        """Queue pages that have just been published, in the order of their prefix; others are left out.
+
+        Returns:
+            How many older ones were passed over for them.
+        """
+        self._queue.extend(slot for slot in slots if slot.state is SlotState.RESIDENT)
+        over = max(0, len(self._queue) - self._most_pages)
+        for _ in range(over):
+            self._queue.popleft()
+        return over
+
+    def take(self, most_pages: int, most_bytes: int) -> tuple[list[Slot], int]:
+        """Take the oldest pages out that are still there: at least one, where there is one, and no more than fit.
+
+        Returns:
+            Their slots, and how many pages were gone.
+        """
+        taken: list[Slot] = []
+        gone = 0
+        while self._queue and len(taken) < most_pages:
+            slot = self._queue[0]
+            here = slot.state is SlotState.RESIDENT
+            if here and taken and most_bytes < slot.length:
+                break
+            self._queue.popleft()
+            if here:
+                taken.append(slot)
+                most_bytes -= slot.length
+            else:
+                gone += 1
+        return taken, gone

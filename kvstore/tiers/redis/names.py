@@ -1,0 +1,52 @@
+"""The names of our keys in Redis. Everything begins with ``kvstore:``; nothing else is ever written or deleted.
+
+====================================  ========  ===================================================================
+``kvstore:buckets``                   string    how many buckets there are; the first node says it
+``kvstore:page:PAGE KEY``             string    where a page is (:mod:`kvstore.tiers.redis.entry`)
+``kvstore:{B}:order``                 zset      bucket B's chunks by last use
+``kvstore:{B}:chunks``                hash      what each is charged with, and how it is cut
+``kvstore:{B}:books``                 hash      ``bytes`` and ``pages``: the sums over ``chunks``
+``kvstore:{B}:chunk:NONCE:PART``      string    a chunk's bytes, mostly in one part, number 0
+====================================  ========  ===================================================================
+
+Page key (64 bytes) and nonce (16) are raw bytes. The braces are Redis Cluster's hash tag: a bucket's keys lie in one
+slot, so that one script can change them together.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+BUCKETS = b"kvstore:buckets"
+PAGE_PREFIX = b"kvstore:page:"
+NONCE_BYTES = 16
+
+
+def page_name(key: bytes) -> bytes:
+    """The name of a page's entry."""
+    return PAGE_PREFIX + key
+
+
+def page_pattern(prefix: bytes) -> bytes:
+    """A glob pattern for the entries of all pages whose key begins with ``prefix``."""
+    return (
+        PAGE_PREFIX
+        + b"".join(b"\\" + bytes([byte]) if byte in b"*?[]\\^-" else bytes([byte]) for byte in prefix)
+        + b"*"
+    )
+
+
+def bucket_names(bucket: int) -> tuple[bytes, bytes, bytes]:
+    """The names of a bucket's order, chunks and books."""
+    base = b"kvstore:{%d}:" % bucket
+    return base + b"order", base + b"chunks", base + b"books"
+
+
+def part_name(bucket: int, nonce: bytes, part: int) -> bytes:
+    """The name of one part of a chunk."""
+    return b"kvstore:{%d}:chunk:%b:%d" % (bucket, nonce, part)
+
+
+def bucket_of(key: bytes, buckets: int) -> int:
+    """The bucket of a chunk whose first page has this key."""
+    return xxhash.xxh3_64_intdigest(key) % buckets

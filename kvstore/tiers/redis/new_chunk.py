@@ -1,0 +1,75 @@
+"""A chunk on its way into Redis: its values, what it is charged with, and the entries of its pages. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.tiers.redis import chunk
+from kvstore.tiers.redis.chunk import ChunkHeader, extents, part_sizes
+from kvstore.tiers.redis.entry import PageEntry
+from kvstore.tiers.redis.names import part_name
+from kvstore.tiers.redis.resp import Argument, Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class NewChunk:
+    """A chunk that is not in Redis yet."""
+
+    bucket: int
+    header: ChunkHeader
+    head: bytes
+    """The header's bytes."""
+    payloads: Sequence[Buffer]
+    """Each page's stored bytes, straight from the arena where they are not compressed."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """How long each of its values is."""
+        return part_sizes(len(self.head), sum(self.header.stored))
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Its pages' keys."""
+        return [self.header.namespace + block_hash for block_hash in self.header.hashes]
+
+    def entries(self) -> list[PageEntry]:
+        """What will say where its pages are."""
+        return entries_of(self.header, self.bucket, len(self.head))
+
+    def admission(self, budget: int, live_ms: bytes) -> list[bytes]:
+        """The arguments of the script ``ADMIT``."""
+        sizes = self.sizes
+        charge = chunk.charge(sizes, len(self.payloads))
+        numbers = [charge, len(self.payloads), len(self.head), len(sizes), budget]
+        return [self.header.nonce, *(b"%d" % number for number in numbers), live_ms]
+
+    def commands(self) -> list[tuple[bytes, list[Argument]]]:
+        """For each value its name, and the command that puts it where the admission made a place for it."""
+        return [
+            (name, [b"SET", name, value, b"XX", b"KEEPTTL"])
+            for part, value in enumerate(self._values())
+            for name in [part_name(self.bucket, self.header.nonce, part)]
+        ]
+
+    def _values(self) -> list[list[Buffer]]:
+        values: list[list[Buffer]] = [[self.head]]
+        at = 0
+        for payload in self.payloads:
+            view = memoryview(payload)
+            done = 0
+            for extent in extents(0, at, len(view)):
+                if extent.part == len(values):
+                    values.append([])
+                values[extent.part].append(view[done : done + extent.length])
+                done += extent.length
+            at += len(view)
+        return values
+
+
+def entries_of(header: ChunkHeader, bucket: int, header_bytes: int) -> list[PageEntry]:
+    """The entries that the pages of a chunk have."""
+    return [
+        PageEntry(bucket, header.nonce, header_bytes, number, *where, header.position + number)
+        for number, where in enumerate(zip(header.offsets, header.stored, header.lengths, strict=True))
+    ]

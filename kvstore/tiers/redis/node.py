@@ -1,0 +1,240 @@
+"""One server: connections that are opened in the background, and the breakers that say when not to ask it.
+
+redis-py opens a connection (address, TLS, login, database); from then on requests and replies go over its socket by
+:mod:`kvstore.tiers.redis.resp`. Opening may take as long as it likes: it has a thread of its own, and whoever wants the
+connection waits until their own deadline only.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from kvstore.errors import DeadlineError, FormatError, KVStoreError, UnavailableError
+from kvstore.tiers.redis.breaker import Breaker
+from kvstore.tiers.redis.resp import Argument, Buffer, Reply, ServerError, Wire, encode
+
+_log = logging.getLogger(__name__)
+
+MOST_LINKS = 8
+"""Connections to one server; more callers wait their turn."""
+
+_SICK = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH", "WRONGPASS", "NOPERM"})
+"""Error replies of a server that serves nothing at all now."""
+_FULL = frozenset({"OOM", "READONLY", "NOREPLICAS", "MISCONF"})
+"""Error replies of a server that takes no writes now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One command."""
+
+    slot: int
+    """The hash slot of its keys."""
+    arguments: Sequence[Argument]
+    into: Sequence[Buffer] = ()
+    """Where a bulk reply goes; see :meth:`kvstore.tiers.redis.resp.Wire.receive`."""
+    then: Callable[[], None] | None = None
+    """Called when its reply is here, before the next one is received: while its bytes are still in the caches."""
+
+
+class Link:
+    """One connection of redis-py, used by one caller at a time."""
+
+    def __init__(self, pool: Any, scripts: Sequence[str], timeout: float) -> None:
+        self._pool = pool
+        self._connection = pool.get_connection()
+        try:
+            self._socket = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
+            self._wire = Wire(self._socket)
+            self._load(scripts, time.monotonic() + timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, scripts: Sequence[str], deadline: float) -> None:
+        loads = [Request(0, [b"SCRIPT", b"LOAD", script.encode()]) for script in scripts]
+        for reply in self.roundtrip(loads, deadline):
+            if isinstance(reply, ServerError):
+                raise UnavailableError(f"a script is refused: {reply.message}")
+
+    def roundtrip(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
+        """Send all requests, then receive all replies. After an exception the link is to be closed."""
+        self._wire.send(encode([request.arguments for request in requests]), deadline)
+        replies = []
+        for request in requests:
+            replies.append(self._wire.receive(deadline, request.into))
+            if request.then is not None:
+                request.then()
+        return replies
+
+    def is_quiet(self) -> bool:
+        """Whether it is open, and nothing came unasked, as the end of a connection does."""
+        if self._socket.fileno() < 0:  # redis-py closes connections when a Cluster's servers change
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._connection.disconnect()
+        self._pool.release(self._connection)
+
+
+class Node:
+    """One server. Safe for threads.
+
+    Args:
+        name: for logs.
+        pool: redis-py's pool of connections.
+        scripts: loaded on each new connection.
+        timeout: most seconds for the greeting of a new connection, by each of its steps.
+        breaker: makes a breaker.
+    """
+
+    def __init__(
+        self, name: str, pool: Any, scripts: Sequence[str], timeout: float, breaker: Callable[[], Breaker] = Breaker
+    ) -> None:
+        self.name = name
+        self._pool = pool
+        self._scripts = scripts
+        self._timeout = timeout
+        self.breaker = breaker()
+        """For everything."""
+        self.writes = breaker()
+        """For writes alone: a server may be full, or read-only, and still answer reads."""
+        self._changed = threading.Condition()
+        self._idle: list[Link] = []
+        self._links = 0
+        self._opening = 0
+        self._refused = 0
+        self._why = ""
+        self._closed = False
+
+    def exchange(self, requests: Sequence[Request], deadline: float, *, writing: bool) -> list[Reply]:
+        """Send requests in one go, and receive their replies.
+
+        Raises:
+            UnavailableError: the server is away, or a breaker is open.
+            DeadlineError: it is too slow.
+        """
+        if (writing and not self.writes.allows()) or not self.breaker.allows():
+            raise UnavailableError(f"{self.name} is left alone for a while")
+        try:
+            link = self._take(deadline)
+        except KVStoreError:
+            self.breaker.failed()
+            raise
+        try:
+            replies = link.roundtrip(requests, deadline)
+        except (FormatError, ValueError) as error:  # ValueError: redis-py closed the socket under it
+            self._drop(link)
+            self.breaker.failed()
+            raise UnavailableError(f"{self.name}: {error}") from error
+        except BaseException:
+            self._drop(link)
+            self.breaker.failed()
+            raise
+        kinds = {reply.kind for reply in replies if isinstance(reply, ServerError)}
+        if kinds & _SICK:
+            self.breaker.failed()
+        else:
+            self.breaker.succeeded()
+        if kinds & _FULL:
+            self.writes.failed()
+        elif writing and not kinds & _SICK:
+            self.writes.succeeded()
+        if kinds & {"READONLY", "NOSCRIPT", "NOAUTH"}:  # a new connection may lead to the new master, and has scripts
+            self._drop(link)
+            self._drop_idle()
+        else:
+            self._put_back(link)
+        return replies
+
+    def close(self) -> None:
+        """Close all connections; those in use when they come back."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._drop_idle()
+
+    def _take(self, deadline: float) -> Link:
+        dead: list[Link] = []
+        try:
+            with self._changed:
+                refused = self._refused
+                while True:
+                    if self._closed:
+                        raise UnavailableError(f"{self.name} was closed")
+                    while self._idle:
+                        link = self._idle.pop()
+                        if link.is_quiet():
+                            return link
+                        self._links -= 1
+                        dead.append(link)
+                    if self._refused != refused:
+                        raise UnavailableError(f"{self.name} can't be reached: {self._why}")
+                    if not self._opening and self._links < MOST_LINKS:
+                        self._opening += 1
+                        threading.Thread(target=self._open, name=f"kvstore-{self.name}", daemon=True).start()
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not self._changed.wait(left):
+                        raise DeadlineError(f"{self.name} gave no connection in time")
+        finally:
+            for link in dead:
+                link.close()
+
+    def _open(self) -> None:
+        link: Link | None = None
+        why = ""
+        try:
+            link = Link(self._pool, self._scripts, self._timeout)
+        except (RedisError, KVStoreError, OSError) as error:
+            why = str(error)
+        except Exception as error:  # noqa: BLE001 - redis-py may raise anything at a peer that is no Redis
+            why = repr(error)
+        with self._changed:
+            self._opening -= 1
+            if link is None:
+                self._refused += 1
+                if why != self._why:
+                    _log.warning("%s can't be reached: %s", self.name, why)
+                self._why = why
+            else:
+                self._why = ""
+                if not self._closed:
+                    self._links += 1
+                    self._idle.append(link)
+                    link = None
+            self._changed.notify_all()
+        if link is not None:
+            link.close()
+
+    def _put_back(self, link: Link) -> None:
+        with self._changed:
+            if not self._closed:
+                self._idle.append(link)
+                self._changed.notify()
+                return
+        self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        link.close()
+        with self._changed:
+            self._links -= 1
+            self._changed.notify()
+
+    def _drop_idle(self) -> None:
+        with self._changed:
+            idle, self._idle = self._idle, []
+            self._links -= len(idle)
+        for link in idle:
+            link.close()

@@ -1,0 +1,169 @@
+"""The scripts: all that ever changes a bucket's books, each in one atomic step.
+
+``admit``, ``touch`` and ``release`` get a bucket's order, chunks and books as their first keys. A chunk's line in
+``chunks`` is ``charge:live pages:header bytes:parts``.
+
+A server beyond its ``maxmemory`` refuses a script's *first* write if that could take memory, and none after it. So each
+script begins with the write that may be refused, or with one that never is: it does all or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+_BUCKET = """
+local order, chunks, books = KEYS[1], KEYS[2], KEYS[3]
+local base = string.sub(order, 1, -6)
+
+local function line_of(id)
+  local line = redis.call('HGET', chunks, id)
+  if not line then return nil end
+  local charge, live, header, parts = string.match(line, '^(%d+):(%d+):(%d+):(%d+)$')
+  return tonumber(charge), tonumber(live), tonumber(header), tonumber(parts)
+end
+
+local function book(field, change)
+  local value = tonumber(redis.call('HGET', books, field) or '0') + change
+  if value < 0 then value = 0 end
+  redis.call('HSET', books, field, string.format('%.0f', value))
+end
+
+local function drop(id)
+  local charge, live, header, parts = line_of(id)
+  local head = ''
+  if charge then
+    head = redis.call('GETRANGE', base .. 'chunk:' .. id .. ':0', 0, header - 1)
+    for part = 0, parts - 1 do redis.call('DEL', base .. 'chunk:' .. id .. ':' .. part) end
+  end
+  redis.call('ZREM', order, id)
+  redis.call('HDEL', chunks, id)
+  if charge then
+    book('bytes', -charge)
+    book('pages', -live)
+  end
+  return {id, live or 0, head}
+end
+
+local function now()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+"""
+
+_ADMIT = (
+    _BUCKET
+    + """
+local id, charge, pages, header, parts = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local budget, ttl = tonumber(ARGV[6]), ARGV[7]
+if charge > budget then return {} end
+for part = 0, parts - 1 do redis.call('SET', base .. 'chunk:' .. id .. ':' .. part, '', 'PX', ttl) end
+local left = {}
+while tonumber(redis.call('HGET', books, 'bytes') or '0') + charge > budget do
+  local oldest = redis.call('ZRANGE', order, 0, 0)[1]
+  if oldest then
+    left[#left + 1] = drop(oldest)
+  else
+    redis.call('DEL', books, chunks)
+  end
+end
+redis.call('ZADD', order, now(), id)
+redis.call('HSET', chunks, id, string.format('%.0f:%.0f:%s:%.0f', charge, pages, header, parts))
+book('bytes', charge)
+book('pages', pages)
+return {1, left}
+"""
+)
+
+_TOUCH = (
+    _BUCKET
+    + """
+local found, time = {}, now()
+for place, id in ipairs(ARGV) do
+  local charge, live, header, parts = line_of(id)
+  found[place] = 0
+  if charge then
+    local whole = true
+    for part = 0, parts - 1 do
+      if redis.call('STRLEN', base .. 'chunk:' .. id .. ':' .. part) == 0 then whole = false end
+    end
+    if whole then
+      found[place] = 1
+      redis.pcall('ZADD', order, 'XX', time - place, id)
+    elseif redis.call('EXISTS', base .. 'chunk:' .. id .. ':0') == 0 then
+      drop(id)
+    end
+  end
+end
+return found
+"""
+)
+
+_RELEASE = (
+    _BUCKET
+    + """
+local id, gone = ARGV[1], tonumber(ARGV[2])
+local charge, live, header, parts = line_of(id)
+if not charge then return 0 end
+if live <= gone then
+  drop(id)
+  return 1
+end
+redis.call('HDEL', chunks, id)
+redis.call('HSET', chunks, id, string.format('%.0f:%.0f:%.0f:%.0f', charge, live - gone, header, parts))
+book('pages', -gone)
+return 0
+"""
+)
+
+_FORGET = """
+local gone = {}
+for place, name in ipairs(KEYS) do
+  local entry = redis.pcall('GET', name)
+  gone[place] = 0
+  if type(entry) == 'string' and string.sub(entry, 1, #ARGV[1]) == ARGV[1] then
+    redis.call('DEL', name)
+    gone[place] = 1
+  end
+end
+return gone
+"""
+
+_REPOINT = """
+local done = {}
+for place, name in ipairs(KEYS) do
+  local old, new = ARGV[2 * place], ARGV[2 * place + 1]
+  local entry = redis.pcall('GET', name)
+  done[place] = 0
+  if type(entry) == 'string' and string.sub(entry, 1, #old) == old then
+    redis.call('SET', name, new, 'PX', ARGV[1])
+    done[place] = 1
+  end
+end
+return done
+"""
+
+ALL = (_ADMIT, _TOUCH, _RELEASE, _FORGET, _REPOINT)
+
+
+def _digest(script: str) -> bytes:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest().encode()
+
+
+ADMIT = _digest(_ADMIT)
+"""Reserve a chunk's place, and let the bucket's oldest chunks leave for it.
+
+Keys: the bucket. Arguments: nonce, charge, pages, header bytes, parts, budget, milliseconds to live.
+Answers nothing at all when the chunk is larger than the budget; else 1 and a list with (nonce, live pages, header) of
+each chunk that left. Until its parts are set (``SET … XX``, which does nothing where no place stands) it is empty.
+"""
+TOUCH = _digest(_TOUCH)
+"""Mark chunks as used, the first named as the newest. Keys: the bucket. Arguments: nonces.
+Answers for each 1 when it is whole. One whose bytes the server has dropped by itself leaves the books."""
+RELEASE = _digest(_RELEASE)
+"""Some of a chunk's pages have no entry any more; with the last one the chunk goes. Keys: the bucket.
+Arguments: nonce, how many."""
+FORGET = _digest(_FORGET)
+"""Delete entries if they begin with a reference. Keys: entries. Argument: the reference. Answers 1 for each deleted."""
+REPOINT = _digest(_REPOINT)
+"""Replace entries if they begin with a reference. Keys: entries. Arguments: milliseconds to live, and for each entry
+the reference and what comes instead. Answers 1 for each replaced."""

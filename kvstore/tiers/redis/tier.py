@@ -1,0 +1,683 @@
+"""The tier: what it does with entries, chunks and buckets, in as few requests as possible."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from kvstore.bytesize import format_size
+from kvstore.errors import ConfigError, FormatError, InvalidRequestError
+from kvstore.hashing import HASH_BYTES
+from kvstore.tiers.redis import chunk as chunks
+from kvstore.tiers.redis import codec, names, scripts
+from kvstore.tiers.redis.address import parse_address
+from kvstore.tiers.redis.breaker import FIRST_PAUSE
+from kvstore.tiers.redis.chunk import CHUNK_BYTES, ChunkHeader, allocated
+from kvstore.tiers.redis.codec_choice import CodecChoice
+from kvstore.tiers.redis.entry import PageEntry, decode, reference
+from kvstore.tiers.redis.loading import Load, Outcome
+from kvstore.tiers.redis.merging import MOST_TAILS, begins_a_row, fills_a_row, is_tail
+from kvstore.tiers.redis.new_chunk import NewChunk, entries_of
+from kvstore.tiers.redis.node import Request
+from kvstore.tiers.redis.planning import NewPage, plan_chunks, positions
+from kvstore.tiers.redis.resp import Argument, Buffer, Reply, ServerError
+from kvstore.tiers.redis.servers import NO_ANSWER, Servers
+from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
+
+_log = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
+
+BUCKET_CHUNKS = 16
+"""As many chunks of full size fit into every bucket."""
+MOST_BUCKETS = 1 << 14
+TIME_TO_LIVE = 7 * 86400.0
+"""Seconds after which the server drops what it has, if nobody else did: only a safety net."""
+_BATCH_BYTES = 32 << 20
+"""Bytes that are sent, or asked for, under one deadline."""
+_READS = 2
+"""How often a page is looked for: merging may take its chunk away between entry and chunk, and put another there."""
+_TELLING_BYTES = 256 << 10
+"""A store of less says nothing about the network's speed."""
+_MOST_KEYS = 1024
+"""Keys in one command."""
+_SCAN_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Counts:
+    """The counters of :class:`~kvstore.tiers.tier.TierStatistics`."""
+
+    asked: int = 0
+    hit: int = 0
+    missed: int = 0
+    corrupt: int = 0
+    errors: int = 0
+    stored: int = 0
+    refused: int = 0
+    evicted: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+class _Left(NamedTuple):
+    """A chunk that made room."""
+
+    bucket: int
+    nonce: bytes
+    pages: int
+    header: bytes
+
+
+class _Tail(NamedTuple):
+    """A piece of a row, read back."""
+
+    bucket: int
+    header: ChunkHeader
+    pages: list[PageWrite]
+
+
+class RedisTier:
+    """Pages in a Redis (or Valkey) that several nodes share; see :mod:`kvstore.tiers.redis` for how.
+
+    Whatever happens to the servers, every answer comes within a deadline, and is a miss or a refusal at worst.
+    ``errors`` counts servers that did not answer one request; ``refused`` counts pages that were not taken, for
+    whatever reason; ``used_bytes`` and ``pages`` are those of all nodes together, as of when the servers last said so.
+
+    Args:
+        url: where Redis is; see :mod:`kvstore.tiers.redis.address`.
+        limit_bytes: most bytes in Redis, of all nodes together: give every node the same.
+        timeout: seconds for a read or a write of up to 32 MiB.
+        lookup_timeout: seconds for ``contains``; what comes later is a miss.
+        time_to_live: seconds after which the server drops what nobody dropped.
+        pause: seconds for which a server is left alone after it failed, at first.
+
+    Raises:
+        ConfigError: the URL can't be read, or the limit is too small. A server that is away is no error.
+    """
+
+    name = "redis"
+
+    def __init__(
+        self,
+        url: str,
+        limit_bytes: int,
+        *,
+        timeout: float = 2.0,
+        lookup_timeout: float = 0.05,
+        time_to_live: float = TIME_TO_LIVE,
+        pause: float = FIRST_PAUSE,
+    ) -> None:
+        least = 4 * CHUNK_BYTES
+        if limit_bytes < least:
+            raise ConfigError(f"redis: a limit of {limit_bytes} bytes, the least is {format_size(least)}")
+        self._limit_bytes = limit_bytes
+        self._own_buckets = max(1, min(MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * allocated(CHUNK_BYTES + 4096))))
+        self._buckets = self._own_buckets
+        self._timeout = timeout
+        self._lookup_timeout = lookup_timeout
+        self._live_ms = str(int(time_to_live * 1000)).encode()
+        self._lock = threading.Lock()
+        self._counts = _Counts()
+        self._codecs = CodecChoice()
+        self._used_bytes = self._pages = 0
+        self._servers = Servers(parse_address(url), scripts.ALL, timeout, pause)
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which pages are here: one pipelined request to each server, and a miss where the answer is late.
+
+        Blocks on that; a page whose chunk has just left may still be told to be here.
+        """
+        entries, _ = self._entries(keys, time.monotonic() + self._lookup_timeout)
+        return [entry is not None for entry in entries]
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint: a walk over everything."""
+        deadline = time.monotonic() + _SCAN_SECONDS
+        arguments = [b"SCAN", b"MATCH", names.page_pattern(prefix), b"COUNT", b"1000"]
+        found: set[bytes] = set()
+        cursors = dict.fromkeys(self._servers.primaries(deadline), b"0")
+        while cursors and time.monotonic() < deadline:
+            replies = self._servers.exchange_each(arguments, cursors, time.monotonic() + self._timeout)
+            cursors = {}
+            for server, reply in replies.items():
+                match reply:
+                    case [bytes() as cursor, list() as some]:
+                        found.update(name for name in some if isinstance(name, bytes))
+                        if cursor != b"0":
+                            cursors[server] = cursor
+        strip = len(names.PAGE_PREFIX)
+        return [name[strip:] for name in found if len(name) == strip + KEY_BYTES]
+
+    def write(self, pages: Sequence[PageWrite]) -> list[bool]:
+        """Store pages, in the order given; makes room in their buckets within the limit first.
+
+        Returns:
+            Which pages are here now, for every node to find (one already here counts).
+
+        Raises:
+            InvalidRequestError: a key does not have 64 bytes; nothing was stored.
+        """
+        for page in pages:
+            if len(page.key) != KEY_BYTES:
+                raise InvalidRequestError(f"a page key has {len(page.key)} bytes, it must have {KEY_BYTES}")
+        here = self._write(pages)
+        answers = [page.key in here for page in pages]
+        with self._lock:
+            self._counts.refused += answers.count(False)
+        return answers
+
+    def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
+        """Read pages into the arrays given, each of its page's exact length, straight from the sockets.
+
+        Returns:
+            For each page its verified xxh3_64, or None for a miss (the array may then hold anything).
+        """
+        answers: list[int | None] = [None] * len(keys)
+        places: Sequence[int] = range(len(keys))
+        corrupt = errors = 0
+        for _ in range(_READS):
+            loads, unanswered = self._locate(places, keys, into)
+            errors += unanswered
+            places = []
+            for batch in _batches(loads, [load.stored_bytes for load in loads]):
+                for place, checksum, outcome in self._load(batch):
+                    answers[place] = checksum
+                    corrupt += outcome is Outcome.CORRUPT
+                    if outcome is Outcome.GONE:
+                        places.append(place)
+            if not places:
+                break
+        with self._lock:
+            counts = self._counts
+            counts.asked += len(keys)
+            counts.missed += answers.count(None)
+            counts.hit += len(keys) - answers.count(None)
+            counts.corrupt += corrupt
+            counts.errors += errors
+            counts.read_bytes += sum(
+                len(array) for array, answer in zip(into, answers, strict=True) if answer is not None
+            )
+        return answers
+
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """Forget pages, for all nodes. Returns how many were here."""
+        deadline = time.monotonic() + self._timeout
+        keys = list(dict.fromkeys(keys))
+        entries, _ = self._entries(keys, deadline)
+        return self._forget([(key, entry) for key, entry in zip(keys, entries, strict=True) if entry], deadline)
+
+    def flush(self) -> None:
+        """Nothing is held back here: what was answered as stored is in Redis, as durable as that is set up to be."""
+
+    def statistics(self) -> TierStatistics:
+        """A frozen view of the counters; asks the servers for what all nodes together have there."""
+        deadline = time.monotonic() + self._timeout
+        asked = [
+            self._request(names.bucket_names(bucket)[2], [b"HMGET", names.bucket_names(bucket)[2], b"bytes", b"pages"])
+            for bucket in range(self._current_buckets(deadline))
+        ]
+        sums = np.zeros(2, np.int64)
+        whole = True
+        for reply in self._servers.exchange(asked, deadline):
+            match reply:
+                case [used, pages]:
+                    sums += [_number(used), _number(pages)]
+                case _:
+                    whole = False
+        with self._lock:
+            if whole:
+                self._used_bytes, self._pages = map(int, sums)
+            return TierStatistics(
+                used_bytes=self._used_bytes,
+                limit_bytes=self._limit_bytes,
+                pages=self._pages,
+                **asdict(self._counts),
+            )
+
+    def close(self) -> None:
+        """Close all connections. No method may be called after it."""
+        self._servers.close()
+
+    # -- entries -----------------------------------------------------------------------------------------------------
+
+    def _request(self, key: bytes, arguments: Sequence[Argument], into: Sequence[Buffer] = ()) -> Request:
+        return Request(self._servers.slot(key), arguments, into)
+
+    def _raw_entries(self, keys: Sequence[bytes], deadline: float, *also: Request) -> tuple[list[Reply], list[Reply]]:
+        """What stands under the names of pages, and the replies to other requests that went along."""
+        by_slot: dict[int, list[int]] = defaultdict(list)
+        found = [names.page_name(key) for key in keys]
+        for place, name in enumerate(found):
+            by_slot[self._servers.slot(name)].append(place)
+        groups = [
+            (slot, places[at : at + _MOST_KEYS])
+            for slot, places in by_slot.items()
+            for at in range(0, len(places), _MOST_KEYS)
+        ]
+        requests = [Request(slot, [b"MGET", *(found[place] for place in places)]) for slot, places in groups]
+        replies = self._servers.exchange([*also, *requests], deadline)
+        raw: list[Reply] = [NO_ANSWER] * len(keys)
+        for (_, places), reply in zip(groups, replies[len(also) :], strict=True):
+            if isinstance(reply, list) and len(reply) == len(places):
+                for place, value in zip(places, reply, strict=True):
+                    raw[place] = value
+        return raw, replies[: len(also)]
+
+    def _entries(self, keys: Sequence[bytes], deadline: float) -> tuple[list[PageEntry | None], int]:
+        """The entries of pages, and how many of them no server would tell."""
+        if not keys:
+            return [], 0
+        raw, _ = self._raw_entries(keys, deadline)
+        return [decode(value) for value in raw], sum(isinstance(value, ServerError) for value in raw)
+
+    def _forget(self, pages: Sequence[tuple[bytes, PageEntry]], deadline: float) -> int:
+        """Delete entries that still say the same, and take their pages off their chunks. Returns how many were."""
+        groups: dict[tuple[int, bytes], list[tuple[bytes, PageEntry]]] = defaultdict(list)
+        for key, entry in pages:
+            groups[self._servers.slot(names.page_name(key)), entry.reference].append((key, entry))
+        requests = [
+            Request(slot, _evalsha(scripts.FORGET, [names.page_name(key) for key, _ in group], same))
+            for (slot, same), group in groups.items()
+        ]
+        gone: dict[tuple[int, bytes], int] = defaultdict(int)
+        replies = self._servers.exchange(requests, deadline)
+        for group, reply in zip(groups.values(), replies, strict=True):
+            entry = group[0][1]
+            gone[entry.bucket, entry.nonce] += _ones(reply)
+        self._release(gone, deadline)
+        return sum(gone.values())
+
+    def _release(self, gone: Mapping[tuple[int, bytes], int], deadline: float) -> None:
+        """Take pages without entries off their chunks."""
+        self._servers.exchange(
+            [
+                self._in_bucket(bucket, scripts.RELEASE, nonce, b"%d" % pages)
+                for (bucket, nonce), pages in gone.items()
+                if pages
+            ],
+            deadline,
+        )
+
+    def _in_bucket(self, bucket: int, script: bytes, *arguments: bytes) -> Request:
+        keys = names.bucket_names(bucket)
+        return self._request(keys[0], _evalsha(script, keys, *arguments))
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _locate(
+        self, places: Sequence[int], keys: Sequence[bytes], into: Sequence[PageBytes]
+    ) -> tuple[list[Load], int]:
+        """Where some of a call's pages are, and how many of them no server would tell."""
+        entries, unanswered = self._entries([keys[place] for place in places], time.monotonic() + self._timeout)
+        loads: dict[bytes, Load] = {}
+        for place, entry in zip(places, entries, strict=True):
+            if entry is None or entry.length != len(into[place]):
+                continue
+            load = loads.get(entry.nonce)
+            if load is None:
+                load = loads[entry.nonce] = Load(entry)
+            load.add(place, keys[place], entry, into[place])
+        return list(loads.values()), unanswered
+
+    def _load(self, loads: Sequence[Load]) -> Iterable[tuple[int, int | None, Outcome]]:
+        """Read some chunks' pages. Says for each what became of it."""
+        deadline = time.monotonic() + self._timeout
+        requests = []
+        for load in loads:
+            ranges = load.ranges()
+            for run in ranges:
+                name = names.part_name(load.bucket, load.nonce, run.part)
+                command = [b"GETRANGE", name, b"%d" % run.start, b"%d" % (run.start + run.length - 1)]
+                last = load.sum_up if run is ranges[-1] else None
+                requests.append(Request(self._servers.slot(name), command, run.views, last))
+        used: dict[int, list[bytes]] = defaultdict(list)
+        for load in loads:
+            used[load.bucket].append(load.nonce)
+        touches = [self._in_bucket(bucket, scripts.TOUCH, *nonces) for bucket, nonces in used.items()]
+        replies = iter(self._servers.exchange([*requests, *touches], deadline))
+        out = []
+        lost: list[tuple[bytes, PageEntry]] = []
+        failed = 0
+        for load in loads:
+            for place, key, entry, checksum, outcome in load.judge([next(replies) for _ in load.ranges()]):
+                if outcome in (Outcome.GONE, Outcome.CORRUPT):
+                    lost.append((key, entry))
+                failed += outcome is Outcome.FAILED
+                out.append((place, checksum, outcome))
+        if lost:
+            self._forget(lost, deadline)
+        if failed:
+            with self._lock:
+                self._counts.errors += failed
+        return out
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(self, pages: Sequence[PageWrite]) -> set[bytes]:
+        """Store what is not here. Returns the keys of what is here now."""
+        first = {page.key: page for page in reversed(pages) if len(page.payload)}
+        wanted = [key for key in dict.fromkeys(page.key for page in pages) if key in first]
+        if not wanted:
+            return set()
+        todo = [first[key] for key in wanted]
+        deadline = time.monotonic() + self._timeout
+        parents: list[bytes] = [getattr(page, "parent", b"") for page in todo]
+        asked = [*wanted, *(parent for parent in dict.fromkeys(parents) if parent and parent not in first)]
+        raw, agreed = self._raw_entries(asked, deadline, *self._agree_on_buckets())
+        self._buckets = self._agreed(agreed)
+        known = {key: entry for key, value in zip(asked, raw, strict=True) if (entry := decode(value)) is not None}
+        silent = {key for key, value in zip(asked, raw, strict=True) if isinstance(value, ServerError)}
+        brought = self._still_here({key: known[key] for key in wanted if key in known}, deadline)
+        skipped = silent.union(*brought.values())
+        at = positions(wanted, parents, {key: entry.position for key, entry in known.items()})
+        new = [
+            (page, position, parent)
+            for page, position, parent in zip(todo, at, parents, strict=True)
+            if page.key not in skipped
+        ]
+        if silent:
+            with self._lock:
+                self._counts.errors += 1
+        occupied = {key for key, value in zip(asked, raw, strict=True) if value is not None}
+        cuts = plan_chunks([NewPage(page.key, len(page.payload), position) for page, position, _ in new])
+        made = [
+            self._make_chunk([page for page, _, _ in new[cut.start : cut.stop]], *new[cut.start][1:]) for cut in cuts
+        ]
+        others: set[bytes] = set()
+        for batch in _batches(made, [sum(chunk.sizes) for chunk in made]):
+            left, elsewhere = self._store(batch, occupied, brought)
+            others |= elsewhere
+            for gone in left:  # what was here at first may have had to make room for the rest of this very call
+                brought.pop(gone.nonce, None)
+        for chunk in made:
+            if chunk.header.nonce in brought and fills_a_row(chunk.header):
+                entry = known.get(chunk.header.namespace + chunk.header.parent)
+                for gone in self._merge(chunk, first, entry) if entry is not None else []:
+                    brought.pop(gone.nonce, None)
+        return others.union(*brought.values())
+
+    def _agree_on_buckets(self) -> list[Request]:
+        return [
+            self._request(names.BUCKETS, [b"SET", names.BUCKETS, b"%d" % self._own_buckets, b"NX"]),
+            self._request(names.BUCKETS, [b"GET", names.BUCKETS]),
+        ]
+
+    def _current_buckets(self, deadline: float) -> int:
+        self._buckets = self._agreed(self._servers.exchange(self._agree_on_buckets()[1:], deadline))
+        return self._buckets
+
+    def _agreed(self, replies: Sequence[Reply]) -> int:
+        """The number of buckets that stands in Redis; the last one known where it does not say."""
+        number = replies[-1]
+        if isinstance(number, bytes) and number.isdigit() and 1 <= int(number) <= MOST_BUCKETS:
+            return int(number)
+        return self._buckets
+
+    def _still_here(self, entries: Mapping[bytes, PageEntry], deadline: float) -> dict[bytes, set[bytes]]:
+        """Which of these pages' chunks are here: their nonces, and the pages. They count as used."""
+        chunks_of: dict[int, dict[bytes, list[bytes]]] = defaultdict(lambda: defaultdict(list))
+        for key, entry in entries.items():
+            chunks_of[entry.bucket][entry.nonce].append(key)
+        requests = [self._in_bucket(bucket, scripts.TOUCH, *nonces) for bucket, nonces in chunks_of.items()]
+        here: dict[bytes, set[bytes]] = {}
+        for nonces, reply in zip(chunks_of.values(), self._servers.exchange(requests, deadline), strict=True):
+            if isinstance(reply, list) and len(reply) == len(nonces):
+                for (nonce, keys), found in zip(nonces.items(), reply, strict=True):
+                    if found == 1:
+                        here[nonce] = set(keys)
+        return here
+
+    def _make_chunk(self, pages: Sequence[PageWrite], position: int, parent: bytes) -> NewChunk:
+        namespace = pages[0].key[:-HASH_BYTES]
+        payloads = self._packed([page.payload for page in pages], namespace)
+        lengths = tuple(len(page.payload) for page in pages)
+        stored = tuple(len(payload) for payload in payloads)
+        header = ChunkHeader(
+            codec.RAW if stored == lengths else codec.BIT_SHUFFLED,
+            namespace,
+            os.urandom(names.NONCE_BYTES),
+            tuple(page.key[-HASH_BYTES:] for page in pages),
+            lengths,
+            stored,
+            tuple(page.checksum for page in pages),
+            position,
+            parent[-HASH_BYTES:],
+        )
+        return NewChunk(names.bucket_of(pages[0].key, self._buckets), header, header.encode(), payloads)
+
+    def _packed(self, payloads: Sequence[PageBytes], namespace: bytes) -> list[Buffer]:
+        """What to store of pages: their compressed forms, if that pays."""
+        choice = self._codecs
+        if choice.wants_sample(namespace):
+            page = payloads[0]
+            start = time.perf_counter()
+            packed = codec.compress(page)
+            if packed is not None:
+                codec.decompress(np.frombuffer(packed, np.uint8), np.empty_like(page))
+            size = len(page) if packed is None else len(packed)
+            choice.sampled(namespace, len(page), size, time.perf_counter() - start)
+        if not choice.pays(namespace):
+            return [page.data for page in payloads]
+        return [codec.compress(page) or page.data for page in payloads]
+
+    def _admit(self, batch: Sequence[NewChunk], deadline: float) -> tuple[list[NewChunk], list[_Left]]:
+        """Write chunks that nobody finds yet. Returns those that stand, and those that made room."""
+        budget = self._limit_bytes // self._buckets
+        requests: list[Request] = []
+        for chunk in batch:
+            admission = chunk.admission(budget, self._live_ms)
+            requests.append(self._in_bucket(chunk.bucket, scripts.ADMIT, *admission))
+            requests += [self._request(name, command) for name, command in chunk.commands()]
+        start = time.perf_counter()
+        replies = iter(self._servers.exchange(requests, deadline, writing=True))
+        seconds = time.perf_counter() - start
+        left: list[_Left] = []
+        standing: dict[bytes, NewChunk] = {}
+        failed = 0
+        for chunk in batch:
+            admitted = next(replies)
+            values = [next(replies) for _ in chunk.sizes]
+            if isinstance(admitted, list) and len(admitted) == 2:
+                left += _left(chunk.bucket, admitted[1])
+                if all(value == b"OK" for value in values):
+                    standing[chunk.header.nonce] = chunk
+            failed += any(isinstance(reply, ServerError) for reply in (admitted, *values))
+        for gone in left:
+            standing.pop(gone.nonce, None)
+        size = sum(sum(chunk.sizes) for chunk in batch)
+        if size >= _TELLING_BYTES and not failed:
+            self._codecs.sent(size, seconds)
+        with self._lock:
+            self._counts.errors += failed
+            self._counts.evicted += sum(gone.pages for gone in left)
+        return list(standing.values()), left
+
+    def _store(
+        self, batch: Sequence[NewChunk], occupied: set[bytes], brought: dict[bytes, set[bytes]]
+    ) -> tuple[list[_Left], set[bytes]]:
+        """Write chunks, then the entries of their pages, the first one for a page wins; delete those of what left.
+
+        Args:
+            batch: up to ``_BATCH_BYTES`` of chunks.
+            occupied: pages under whose name something stands that is of no use.
+            brought: gets which pages each chunk brought in.
+
+        Returns:
+            Which chunks made room, and the keys of pages that somebody else stored meanwhile.
+        """
+        deadline = time.monotonic() + self._timeout
+        standing, left = self._admit(batch, deadline)
+        requests = list(self._entries_of(left))
+        first = len(requests)
+        indexed: list[tuple[NewChunk, bytes, int]] = []
+        for chunk in standing:
+            for key, entry in zip(chunk.keys, chunk.entries(), strict=True):
+                name = names.page_name(key)
+                command: list[Argument] = [b"SET", name, entry.encode(), b"PX", self._live_ms]
+                if key not in occupied:
+                    command.append(b"NX")
+                requests.append(self._request(name, command))
+                indexed.append((chunk, key, entry.length))
+        replies = self._servers.exchange(requests, deadline, writing=True)[first:]
+        unplaced: list[tuple[NewChunk, bytes]] = []
+        stored = written_bytes = 0
+        for (chunk, key, length), reply in zip(indexed, replies, strict=True):
+            if reply == b"OK":
+                brought.setdefault(chunk.header.nonce, set()).add(key)
+                stored += 1
+                written_bytes += length
+            elif reply is None:
+                unplaced.append((chunk, key))
+        with self._lock:
+            self._counts.stored += stored
+            self._counts.written_bytes += written_bytes
+        return left, self._give_way(unplaced, deadline) if unplaced else set()
+
+    def _give_way(self, unplaced: Sequence[tuple[NewChunk, bytes]], deadline: float) -> set[bytes]:
+        """Others' entries stand where these pages' should. Returns which of them are entries indeed."""
+        gone: dict[tuple[int, bytes], int] = defaultdict(int)
+        for chunk, _ in unplaced:
+            gone[chunk.bucket, chunk.header.nonce] += 1
+        self._release(gone, deadline)
+        keys = [key for _, key in unplaced]
+        entries, _ = self._entries(keys, deadline)
+        return {key for key, entry in zip(keys, entries, strict=True) if entry is not None}
+
+    # -- merging -----------------------------------------------------------------------------------------------------
+
+    def _merge(self, last: NewChunk, pages: Mapping[bytes, PageWrite], entry: PageEntry) -> list[_Left]:
+        """Write a row that ``last`` has filled as one chunk, point its pages there, and let its pieces go.
+
+        Args:
+            last: the row's last piece, in Redis already.
+            pages: its pages, by key.
+            entry: of the page before its first.
+
+        Returns:
+            Which chunks made room.
+        """
+        deadline = time.monotonic() + self._timeout
+        tails = self._tails_before(last.header, entry, deadline)
+        if not tails:
+            return []
+        row = [page for tail in tails for page in tail.pages] + [pages[key] for key in last.keys]
+        head = tails[0].header
+        merged = self._make_chunk(row, head.position, head.namespace + head.parent if head.parent else b"")
+        standing, left = self._admit([merged], deadline)
+        self._servers.exchange(list(self._entries_of(left)), deadline)
+        if standing:
+            pieces = [(tail.bucket, tail.header) for tail in tails] + [(last.bucket, last.header)]
+            self._repoint(
+                merged, [(bucket, header.nonce) for bucket, header in pieces for _ in header.hashes], deadline
+            )
+        return left
+
+    def _repoint(self, merged: NewChunk, pieces: Sequence[tuple[int, bytes]], deadline: float) -> None:
+        """Point pages from the chunks where they were to the one that has them all. What was removed stays removed."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        found = [names.page_name(key) for key in merged.keys]
+        for place, name in enumerate(found):
+            groups[self._servers.slot(name)].append(place)
+        entries = merged.entries()
+        requests = []
+        for slot, places in groups.items():
+            arguments = [self._live_ms]
+            for place in places:
+                arguments += [reference(*pieces[place]), entries[place].encode()]
+            requests.append(Request(slot, _evalsha(scripts.REPOINT, [found[place] for place in places], *arguments)))
+        gone: dict[tuple[int, bytes], int] = defaultdict(int)
+        for places, reply in zip(
+            groups.values(), self._servers.exchange(requests, deadline, writing=True), strict=True
+        ):
+            if not isinstance(reply, list) or len(reply) != len(places):
+                continue  # nobody knows where they point now: both chunks stay until they are the oldest
+            for place, done in zip(places, reply, strict=True):
+                gone[pieces[place] if done == 1 else (merged.bucket, merged.header.nonce)] += 1
+        self._release(gone, deadline)
+
+    def _tails_before(self, following: ChunkHeader, entry: PageEntry | None, deadline: float) -> list[_Tail]:
+        """The pieces of a row before its last, read from Redis, as far as they are whole."""
+        tails: list[_Tail] = []
+        while entry is not None and len(tails) < MOST_TAILS:
+            head = self._header(entry, deadline)
+            if head is None or not is_tail(head, entry, following):
+                break
+            load = Load(entry)
+            arrays = [np.empty(length, np.uint8) for length in head.lengths]
+            for place, found in enumerate(entries_of(head, entry.bucket, entry.header_bytes)):
+                load.add(place, head.key(place), found, arrays[place])
+            if any(checksum is None for _, checksum, _ in self._load([load])):
+                break
+            pages = [PageWrite(head.key(at), head.checksums[at], array) for at, array in enumerate(arrays)]
+            tails.insert(0, _Tail(entry.bucket, head, pages))
+            if begins_a_row(head):
+                break
+            [entry], _ = self._entries([head.namespace + head.parent], deadline)
+            following = head
+        return tails
+
+    def _header(self, entry: PageEntry, deadline: float) -> ChunkHeader | None:
+        name = names.part_name(entry.bucket, entry.nonce, 0)
+        command = [b"GETRANGE", name, b"0", b"%d" % (entry.header_bytes - 1)]
+        [reply] = self._servers.exchange([self._request(name, command)], deadline)
+        try:
+            return chunks.decode_header(reply) if isinstance(reply, bytes) else None
+        except FormatError:
+            return None
+
+    def _entries_of(self, left: Sequence[_Left]) -> Iterable[Request]:
+        """Requests that delete the entries of chunks that made room."""
+        for gone in left:
+            try:
+                header = chunks.decode_header(gone.header)
+            except FormatError:
+                continue  # it never had any, or nobody can say which: whoever reads one finds out
+            by_slot: dict[int, list[bytes]] = defaultdict(list)
+            for index in range(len(header.hashes)):
+                name = names.page_name(header.key(index))
+                by_slot[self._servers.slot(name)].append(name)
+            for slot, group in by_slot.items():
+                yield Request(slot, _evalsha(scripts.FORGET, group, reference(gone.bucket, gone.nonce)))
+
+
+def _evalsha(script: bytes, keys: Sequence[bytes], *arguments: bytes) -> list[Argument]:
+    return [b"EVALSHA", script, b"%d" % len(keys), *keys, *arguments]
+
+
+def _ones(reply: Reply) -> int:
+    return reply.count(1) if isinstance(reply, list) else 0
+
+
+def _number(reply: Reply) -> int:
+    return int(reply) if isinstance(reply, bytes) and reply.isdigit() else 0
+
+
+def _left(bucket: int, reply: Reply) -> list[_Left]:
+    out = []
+    for chunk in reply if isinstance(reply, list) else []:
+        match chunk:
+            case [bytes() as nonce, int() as pages, bytes() as header]:
+                out.append(_Left(bucket, nonce, pages, header))
+    return out
+
+
+def _batches(items: Sequence[_Item], sizes: Sequence[int]) -> Iterable[list[_Item]]:
+    """Runs of items of up to ``_BATCH_BYTES``, or one."""
+    batch: list[_Item] = []
+    total = 0
+    for item, size in zip(items, sizes, strict=True):
+        if batch and total + size > _BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch

@@ -1,0 +1,162 @@
+"""Nodes that share a real Redis: what one stored, another one finds."""
+
+from __future__ import annotations
+
+import hashlib
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore import Client, Layout, Namespace
+
+PAGE = 96 << 10
+LAYOUT = Layout(model="shared", block_size=16, page_bytes=PAGE)
+PROMPT = [hashlib.sha256(b"page %d" % number).digest() for number in range(24)]
+
+
+def page(block_hash: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.frombuffer(hashlib.shake_256(block_hash).digest(PAGE), np.uint8)
+
+
+def load(namespace: Namespace, hashes: list[bytes]) -> int:
+    """How many leading pages could be loaded; their bytes are checked."""
+    into = [np.zeros(PAGE, np.uint8) for _ in hashes]
+    loaded = namespace.load(hashes, into)
+    for block_hash, got in zip(hashes[:loaded], into, strict=False):
+        assert np.array_equal(got, page(block_hash))
+    return loaded
+
+
+def store(namespace: Namespace, hashes: list[bytes]) -> int:
+    return namespace.store(hashes, [page(block_hash) for block_hash in hashes]).stored
+
+
+@pytest.fixture
+def open_node(tmp_path: Path) -> Iterator[Callable[..., Client]]:
+    """An embedded node: the whole store with its threads, in this process."""
+    clients: list[Client] = []
+
+    def start(name: str, redis: str, **options: Any) -> Client:
+        settings = {"arena": "8MiB", "disk_limit": "32MiB", "redis": redis, "redis_limit": "64MiB"} | options
+        client = kvstore.connect(f"embedded://{tmp_path / name}?{urllib.parse.urlencode(settings)}", timeout=30.0)
+        clients.append(client)
+        return client
+
+    yield start
+    for client in clients:
+        client.close()
+
+
+def counters(client: Client, tier: str) -> dict[str, int]:
+    return dict(client.status().tier(tier).counters)
+
+
+def test_one_node_stores_and_another_one_loads(server: Any, open_node: Callable[..., Client]) -> None:
+    first, second = open_node("first", server.url), open_node("second", server.url)
+    assert store(first.namespace(LAYOUT), PROMPT) == len(PROMPT)
+    first.flush()
+    theirs = second.namespace(LAYOUT)
+    found = theirs.lookup(PROMPT)
+    assert found.prefix == len(PROMPT)
+    assert set(found.tiers) == {"redis"}
+    assert load(theirs, PROMPT) == len(PROMPT)
+    assert counters(first, "arena")["shared"] == len(PROMPT)
+    assert set(theirs.lookup(PROMPT).tiers) == {"arena"}
+
+
+def test_what_came_from_redis_goes_to_the_own_disk(server: Any, open_node: Callable[..., Client]) -> None:
+    first, second = open_node("first", server.url), open_node("second", server.url)
+    store(first.namespace(LAYOUT), PROMPT)
+    first.flush()
+    theirs = second.namespace(LAYOUT)
+    assert load(theirs, PROMPT) == len(PROMPT)
+    second.flush()
+    server.client.flushall()
+    filler = [hashlib.sha256(b"filler %d" % number).digest() for number in range(80)]
+    for start in range(0, len(filler), 8):
+        store(theirs, filler[start : start + 8])
+    assert "disk" in set(theirs.lookup(PROMPT).tiers)
+    assert load(theirs, PROMPT) == len(PROMPT)
+
+
+def test_a_prefix_is_put_together_from_disk_and_redis(server: Any, open_node: Callable[..., Client]) -> None:
+    first = open_node("first", server.url)
+    alone = open_node("second", "")
+    store(alone.namespace(LAYOUT), PROMPT[:12])
+    alone.close()
+    store(first.namespace(LAYOUT), PROMPT[12:])
+    first.flush()
+    second = open_node("second", server.url, arena="16MiB")  # another arena: what it had is on disk only
+    theirs = second.namespace(LAYOUT)
+    assert theirs.lookup(PROMPT).tiers == ("disk",) * 12 + ("redis",) * 12
+    assert load(theirs, PROMPT) == len(PROMPT)
+
+
+def test_overlapping_prompts_of_two_nodes_share_their_pages(server: Any, open_node: Callable[..., Client]) -> None:
+    first, second = open_node("first", server.url), open_node("second", server.url)
+    for client in (first, second):
+        store(client.namespace(LAYOUT), PROMPT)
+        client.flush()
+    assert first.status().tier("redis").pages <= len(PROMPT)
+    third = open_node("third", server.url)
+    assert load(third.namespace(LAYOUT), PROMPT) == len(PROMPT)
+
+
+def test_a_node_goes_on_while_redis_is_away_and_after_it_came_back(
+    start_server: Callable[..., Any], open_node: Callable[..., Client]
+) -> None:
+    redis = start_server()
+    first, second = open_node("first", redis.url), open_node("second", redis.url)
+    ours, theirs = first.namespace(LAYOUT), second.namespace(LAYOUT)
+    redis.kill()
+    assert store(ours, PROMPT) == len(PROMPT)
+    first.flush()
+    assert load(ours, PROMPT) == len(PROMPT)
+    assert theirs.lookup(PROMPT).prefix == 0
+    assert load(theirs, PROMPT) == 0
+    assert counters(first, "arena")["unshared"] == len(PROMPT)
+    redis.start()
+    later = [hashlib.sha256(b"later %d" % number).digest() for number in range(200)]
+    for number in range(200):  # the node leaves a server alone for a while after it failed
+        store(ours, [later[number]])
+        first.flush()
+        if theirs.lookup(later[: number + 1]).present[number]:
+            break
+    else:
+        pytest.fail("nothing was shared after Redis came back")
+
+
+def test_dropped_pages_are_gone_for_every_node(server: Any, open_node: Callable[..., Client]) -> None:
+    first, second = open_node("first", server.url), open_node("second", server.url)
+    ours = first.namespace(LAYOUT)
+    store(ours, PROMPT)
+    first.flush()
+    assert ours.evict(PROMPT[:4]) == 4
+    theirs = second.namespace(LAYOUT)
+    assert theirs.lookup(PROMPT).present[:4] == (False,) * 4
+    assert all(theirs.lookup(PROMPT).present[4:])
+    ours.clear()
+    assert not any(theirs.lookup(PROMPT).present)
+
+
+def test_pages_that_left_the_arena_before_their_turn_are_counted(
+    start_server: Callable[..., Any], open_node: Callable[..., Client]
+) -> None:
+    redis = start_server()
+    first = open_node("first", redis.url, disk_limit="0")
+    ours = first.namespace(LAYOUT)
+    redis.pause()  # the write under way hangs until its deadline
+    stored = 0
+    for start in range(0, 400, 8):
+        batch = [hashlib.sha256(b"burst %d" % number).digest() for number in range(start, start + 8)]
+        stored += store(ours, batch)
+    redis.resume()
+    first.flush()
+    counts = counters(first, "arena")
+    assert counts["shared"] + counts["unshared"] == stored
+    assert counts["unshared"] > 0
