@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -53,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVCacheSpec:
+class KVCacheSpec(ABC):
     """One layer's cache. Specs are compared by value: equal ones can share a group.
 
     Raises:
@@ -79,18 +80,18 @@ class KVCacheSpec:
             )
 
     @property
+    @abstractmethod
     def unpadded_page_size_bytes(self) -> int:
         """Bytes that one block needs in one layer."""
-        raise NotImplementedError
 
     @property
     def page_size_bytes(self) -> int:
         """Bytes that one block takes in one layer."""
         return self.unpadded_page_size_bytes if self.page_size_padded is None else self.page_size_padded
 
+    @abstractmethod
     def max_blocks(self, limits: Limits) -> int:
         """The most blocks that one request holds at once."""
-        raise NotImplementedError
 
     def is_same_type(self, other: KVCacheSpec) -> bool:
         """Whether a request always needs the same blocks of both, so that both can use one block table."""
