@@ -25,6 +25,8 @@ class PageWrite(NamedTuple):
     """xxh3_64 of the payload (unsigned)."""
     payload: PageBytes
     """Held by the caller, unchanged until the call returns."""
+    parent: bytes = b""
+    """The key of the page before it in its chain; empty where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Tier(Protocol):
     name: str
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which pages are here. Answers from memory, without I/O."""
+        """Which pages are here. A tier of this node alone answers from memory, without I/O; one that nodes share may
+        block up to its own deadline."""
         ...
 
     def keys(self, prefix: bytes) -> list[bytes]:

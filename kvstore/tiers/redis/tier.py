@@ -369,7 +369,7 @@ class RedisTier:
             return set()
         todo = [first[key] for key in wanted]
         deadline = time.monotonic() + self._timeout
-        parents: list[bytes] = [getattr(page, "parent", b"") for page in todo]
+        parents: list[bytes] = [page.parent for page in todo]
         asked = [*wanted, *(parent for parent in dict.fromkeys(parents) if parent and parent not in first)]
         raw, agreed = self._raw_entries(asked, deadline, *self._agree_on_buckets())
         self._buckets = self._agreed(agreed)
