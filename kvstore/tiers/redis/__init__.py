@@ -39,7 +39,10 @@ else is a miss that is counted: a foreign value, another version's, half a chunk
 gone is deleted on the spot.
 
 **The first entry wins.** Two nodes that store one page at once both bring a chunk; the entry is the first one's
-(``SET … NX``), the other one's page counts as not there, and a chunk without pages goes.
+(``SET … NX``), the other one's page counts as not there, and a chunk without pages goes. An entry that is replaced,
+since its chunk is gone or since the row is merged, is replaced only if what was seen there still stands there; and
+whoever replaces it takes the page off the chunk that it named. So a chunk counts at least the entries that name it,
+and exactly these when nobody died on the way.
 
 **Nobody waits.** Every call has a deadline; connections are opened in the background; a server that failed three times
 in a row is left alone for 0.1 to 2 s at a time (:mod:`.breaker`). One that is full or read-only is still read from.

@@ -386,14 +386,16 @@ class RedisTier:
         if silent:
             with self._lock:
                 self._counts.errors += 1
-        occupied = {key for key, value in zip(asked, raw, strict=True) if value is not None}
+        useless = {
+            key: value for key, value in zip(asked, raw, strict=True) if isinstance(value, bytes) and key not in skipped
+        }
         cuts = plan_chunks([NewPage(page.key, len(page.payload), position) for page, position, _ in new])
         made = [
             self._make_chunk([page for page, _, _ in new[cut.start : cut.stop]], *new[cut.start][1:]) for cut in cuts
         ]
         others: set[bytes] = set()
         for batch in _batches(made, [sum(chunk.sizes) for chunk in made]):
-            left, elsewhere = self._store(batch, occupied, brought)
+            left, elsewhere = self._store(batch, useless, brought)
             others |= elsewhere
             for gone in left:  # what was here at first may have had to make room for the rest of this very call
                 brought.pop(gone.nonce, None)
@@ -501,13 +503,13 @@ class RedisTier:
         return list(standing.values()), left
 
     def _store(
-        self, batch: Sequence[NewChunk], occupied: set[bytes], brought: dict[bytes, set[bytes]]
+        self, batch: Sequence[NewChunk], useless: Mapping[bytes, bytes], brought: dict[bytes, set[bytes]]
     ) -> tuple[list[_Left], set[bytes]]:
         """Write chunks, then the entries of their pages, the first one for a page wins; delete those of what left.
 
         Args:
             batch: up to ``_BATCH_BYTES`` of chunks.
-            occupied: pages under whose name something stands that is of no use.
+            useless: what was seen under pages' names, and is of no use: it is replaced if it still stands there.
             brought: gets which pages each chunk brought in.
 
         Returns:
@@ -520,22 +522,27 @@ class RedisTier:
         indexed: list[tuple[NewChunk, bytes, int]] = []
         for chunk in standing:
             for key, entry in zip(chunk.keys, chunk.entries(), strict=True):
-                name = names.page_name(key)
-                command: list[Argument] = [b"SET", name, entry.encode(), b"PX", self._live_ms]
-                if key not in occupied:
-                    command.append(b"NX")
+                name, seen = names.page_name(key), useless.get(key)
+                command: list[Argument] = [b"SET", name, entry.encode(), b"PX", self._live_ms, b"NX"]
+                if seen is not None:
+                    command = _evalsha(scripts.REPLACE, [name], self._live_ms, seen, entry.encode())
                 requests.append(self._request(name, command))
                 indexed.append((chunk, key, entry.length))
         replies = self._servers.exchange(requests, deadline, writing=True)[first:]
         unplaced: list[tuple[NewChunk, bytes]] = []
+        orphaned: dict[tuple[int, bytes], int] = defaultdict(int)
         stored = written_bytes = 0
         for (chunk, key, length), reply in zip(indexed, replies, strict=True):
-            if reply == b"OK":
+            if reply in (b"OK", [1]):
                 brought.setdefault(chunk.header.nonce, set()).add(key)
                 stored += 1
                 written_bytes += length
-            elif reply is None:
+                old = decode(useless.get(key))
+                if old is not None:
+                    orphaned[old.bucket, old.nonce] += 1
+            elif reply in (None, [0]):
                 unplaced.append((chunk, key))
+        self._release(orphaned, deadline)  # mostly they are gone
         with self._lock:
             self._counts.stored += stored
             self._counts.written_bytes += written_bytes

@@ -143,6 +143,31 @@ def test_two_nodes_fill_the_same_row_at_once(cluster: Any, open_redis: Open, boo
     books(*cluster.primaries(), budget=budget(cluster)).check_entries()
 
 
+def test_a_row_that_is_merged_while_another_node_writes_it(
+    cluster: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node saw of entries is old when it replaces them: who points a page elsewhere meanwhile keeps it."""
+    quick, slow = open_redis(cluster.url, LIMIT), open_redis(cluster.url, LIMIT)
+    assert all(quick.write(chain(1, range(6))))
+    assert all(quick.write(chain(1, range(6, 9))))
+    real = slow._servers.exchange
+    calls = [0]
+
+    def exchange(requests: Any, deadline: float, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:  # it has the entries of pages 6 to 8; now the row becomes one chunk elsewhere
+            assert all(quick.write(chain(1, range(6, 10))))
+        return real(requests, deadline, **options)
+
+    monkeypatch.setattr(slow._servers, "exchange", exchange)
+    assert all(slow.write(chain(1, range(6, 10))))
+    for node in (quick, slow):
+        assert all(read_pages(node, chain(1, range(10))))
+    found = books(*cluster.primaries(), budget=budget(cluster))
+    found.check_entries()
+    assert list(found.chunks.values()) == [10]
+
+
 def test_merging_in_a_bucket_that_is_full(server: Any, open_redis: Open, books: Any) -> None:
     tier = open_redis(server.url, 9 * MIB)
     for prompt in range(12):
