@@ -2,19 +2,18 @@
 
 import errno
 import logging
-import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from faulty_files import FaultyFiles
 
 from kvstore.errors import ResourceError
-from kvstore.segments.blockfile import BlockFile
 from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 
@@ -28,55 +27,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class FaultyFiles:
-    """Stands between the tier and the system: each call may be refused, or hang until the test lets it go on."""
-
-    CALLS = ("open", "write", "read", "truncate", "sync", "unlink")
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.decide: Callable[[str], int | str | None] = lambda call: None
-        """Asked for each call: None, an errno, or "hang"."""
-        self._go_on = threading.Event()
-        self.hanging = threading.Semaphore(0)
-        """Released for each call that hangs."""
-        self.came_back = threading.Semaphore(0)
-        open_, write, read = BlockFile._open, BlockFile._write, BlockFile.read
-        truncate, sync, unlink = os.ftruncate, os.fdatasync, Path.unlink
-
-        def faulty(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **options: Any) -> Any:
-                fault = self.decide(name)
-                if isinstance(fault, int):
-                    raise OSError(fault, os.strerror(fault))
-                if fault == "hang":
-                    self.hanging.release()
-                    assert self._go_on.wait(60)
-                try:
-                    return real(*args, **options)
-                finally:
-                    if fault == "hang":
-                        self.came_back.release()
-
-            return call
-
-        patch.setattr(BlockFile, "_open", faulty("open", open_))
-        patch.setattr(BlockFile, "_write", faulty("write", write))
-        patch.setattr(BlockFile, "read", faulty("read", read))
-        patch.setattr(os, "ftruncate", faulty("truncate", truncate))
-        patch.setattr(os, "fdatasync", faulty("sync", sync))
-        patch.setattr(Path, "unlink", faulty("unlink", unlink))
-
-    def fail(self, fault: int | str, *calls: str) -> None:
-        self.decide = lambda call: fault if call in calls else None
-
-    def heal(self) -> None:
-        self.decide = lambda call: None
-
-    def let_go(self) -> None:
-        self.heal()
-        self._go_on.set()
 
 
 @pytest.fixture
