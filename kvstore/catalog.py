@@ -92,6 +92,8 @@ class Slot:
     """When it was used last, on the catalog's clock."""
     dirty: bool = False
     checksum: int | None = None
+    parent: bytes = b""
+    """The key of the page before it in its chain; empty where nobody says."""
 
     def apply(self, event: Event) -> None:
         """Follow the table.

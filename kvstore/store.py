@@ -21,20 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-import xxhash
-
 from kvstore.answers import (
-    ABSENT,
     ARENA,
     BATCH_BYTES,
-    DISK,
     LONGEST_TICKET,
     MOST_BATCH_PAGES,
     MOST_LOOKUP_PAGES,
     PRESENT,
-    REDIS,
     REFUSED,
     RESERVED,
     Held,
@@ -47,34 +40,24 @@ from kvstore.arena.arena import Arena
 from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.residency import Residency
+from kvstore.below import Below
 from kvstore.bringup import BringUps
 from kvstore.bytesize import format_size
 from kvstore.catalog import Slot, SlotState
+from kvstore.checksum import checksum_of
 from kvstore.errors import (
     InvalidRequestError,
     LimitExceededError,
     NotAttachedError,
-    ResourceError,
     UnavailableError,
     UnknownNamespaceError,
 )
 from kvstore.hashing import HASH_BYTES
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace, Namespaces
-from kvstore.sharing import Sharing
 from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
-from kvstore.tiers.tier import PageWrite, Tier
-
-Bytes = npt.NDArray[np.uint8]
-
-_WRITE_BYTES = 8 << 20
-"""Most bytes that are held for one write to the tiers below, unless it is one page."""
-_WRITE_PAGES = 512
-_SHARE_BYTES = 32 << 20
-"""Most bytes that are held for one write to the shared tier, unless it is one page."""
-_SHARE_PAGES = 2048
-MOST_UNSHARED_PAGES = 1 << 16
-"""Most pages that wait for the shared tier; the oldest are passed over first."""
+from kvstore.tiers.tier import Tier
+from kvstore.write_behind import WriteBehind
 
 
 class Store:
@@ -95,29 +78,24 @@ class Store:
         shared: Tier | None = None,
     ) -> None:
         self.arena = arena
-        self.tiers = tuple(tiers)
-        self.shared = shared
+        self.below = Below(tiers, shared)
         self.namespaces = Namespaces(namespace_directories)
         self._clients = Clients(arena.directory / "clients")
         self._residency = Residency(arena)
         self._catalog = self._residency.catalog
         self._tickets = Tickets()
-        self._bringups = BringUps(arena, self._residency, self.tiers, shared)
-        self._to_share = Sharing(MOST_UNSHARED_PAGES)
+        self._bringups = BringUps(arena, self._residency, self.below.own, shared)
         self._half_frames = arena.arena_bytes // FRAME_BYTES // 2
         """As much as one owner may have in hand."""
         self._lock = threading.Lock()
-        self._dirtied = threading.Condition(self._lock)
-        self._published = threading.Condition(self._lock)
-        self._writing = threading.Lock()
-        self._sharing = threading.Lock()
+        self.write_behind = WriteBehind(arena, self._residency, self.below, self._lock)
         self._closed = False
         self._ended = False
         self.kept_pages = 0
         """Pages that were found in the arena of an earlier node."""
         if arena.taken_over:
             self.kept_pages = self._residency.take_over(
-                self.namespaces, self._clients, self._below, tiers=bool(self.tiers)
+                self.namespaces, self._clients, self.below.find_own, tiers=bool(tiers)
             )
         self.namespaces.save()
 
@@ -176,7 +154,7 @@ class Store:
         if pages > MOST_LOOKUP_PAGES:
             raise LimitExceededError(f"a lookup of {pages} pages, the limit is {MOST_LOOKUP_PAGES}")
         asked = [self._keys(self._known(fingerprint), hashes) for fingerprint, hashes in queries]
-        below = self._below_and_shared(asked)
+        below = self.below.find(asked, self._catalog.find)
         with self._lock:
             find = self._catalog.find
             return [
@@ -208,7 +186,7 @@ class Store:
         """
         known = self._known(fingerprint)
         keys = self._batch_keys(known, hashes)
-        below = self._below(keys)
+        below = self.below.find_own(keys)
         frames = frames_for(known.layout.page_bytes)
         outcomes = bytearray()
         slots: list[Slot] = []
@@ -281,15 +259,12 @@ class Store:
                 self._count("refused", pages)
                 self._give_arena_up()
                 return Published(0, 0, pages)
-            stored = self._residency.publish(found.slots, checksums or [None] * pages, dirty=bool(self.tiers))
+            stored = self._residency.publish(found.slots, checksums or [None] * pages, dirty=bool(self.below.own))
             # With what was here before: a prefix's old head must not count as older than its new tail.
             self._catalog.touch([slot for slot in map(self._catalog.find, found.batch) if slot is not None])
             self._count("stored", stored)
             self._count("present", pages - stored)
-            self._dirtied.notify_all()
-            if self.shared is not None:
-                self._count("unshared", self._to_share.add(found.slots))
-                self._published.notify_all()
+            self.write_behind.add(found.slots)
             self._give_arena_up()
             return Published(stored, pages - stored, 0)
 
@@ -308,7 +283,7 @@ class Store:
         """
         known = self._known(fingerprint)
         keys = self._batch_keys(known, hashes)
-        (below,) = self._below_and_shared([keys])
+        (below,) = self.below.find([keys], self._catalog.find)
         deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
         with self._lock:
             self._check_open()
@@ -392,7 +367,7 @@ class Store:
         self.namespaces.forget(self._known(fingerprint))
         with self._lock:
             keys = {slot.key for slot in self._catalog.resident() if slot.key.startswith(fingerprint)}
-        for tier in self._all_tiers():
+        for tier in self.below.all():
             keys.update(tier.keys(fingerprint))
         return self._drop(sorted(keys))
 
@@ -409,65 +384,10 @@ class Store:
             UnavailableError: the store is closed.
         """
         self._check_open()
-        self._share_all(deadline)
-        return self._flush(deadline)
+        self.write_behind.share_all(deadline)
+        return self.write_behind.flush(deadline)
 
     # -- work of the node's own threads ------------------------------------------------------------------------------
-
-    def wait_for_dirty(self, timeout: float) -> bool:
-        """Wait until some page must be written below. False: none within ``timeout`` seconds."""
-        with self._dirtied:
-            if not self._catalog.dirty_pages:
-                self._dirtied.wait(timeout)
-            return self._catalog.dirty_pages > 0
-
-    def wait_for_unshared(self, timeout: float) -> bool:
-        """Wait until some page is to be offered to the shared tier. False: none within ``timeout`` seconds."""
-        with self._published:
-            if not self._to_share:
-                self._published.wait(timeout)
-            return bool(self._to_share)
-
-    def wake(self) -> None:
-        """Let ``wait_for_dirty`` and ``wait_for_unshared`` return."""
-        with self._lock:
-            self._dirtied.notify_all()
-            self._published.notify_all()
-
-    def share(self) -> int:
-        """Offer one batch of new pages, oldest first, to the shared tier. Returns how many it has now.
-
-        A page that has left the arena meanwhile is counted as unshared, and so is one that the tier does not take:
-        there is no second try, since what comes behind is as good.
-        """
-        if self.shared is None:
-            return 0
-        with self._sharing:
-            with self._lock:
-                batch, gone = self._to_share.take(_SHARE_PAGES, min(_SHARE_BYTES, self.arena.arena_bytes // 8))
-                self._count("unshared", gone)
-                for slot in batch:
-                    self._catalog.hold(slot)
-            shared = 0
-            sums: list[int | None] = [None] * len(batch)
-            try:
-                pages, sums = self._writes_of(batch)
-                shared = sum(self.shared.write(pages)) if pages else 0
-            finally:
-                with self._lock:
-                    self._residency.note_checksums(batch, sums)
-                    for slot in batch:
-                        self._catalog.release(slot)
-                    self._count("shared", shared)
-                    self._count("unshared", len(batch) - shared)
-        return shared
-
-    def write_back(self) -> int:
-        """Write one batch of dirty pages, oldest first, to the tiers below. Returns how many are clean now."""
-        with self._writing:
-            with self._lock:
-                batch, _ = self._hold_batch(self._catalog.dirty(_WRITE_PAGES))
-            return self._write(batch)
 
     def sweep(self) -> None:
         """End what is past its deadline, and what dead clients left open."""
@@ -522,7 +442,7 @@ class Store:
 
     def statistics(self) -> StoreStatistics:
         """A frozen view of everything."""
-        below = {tier.name: tier.statistics() for tier in self._all_tiers()}
+        below = {tier.name: tier.statistics() for tier in self.below.all()}
         with self._lock:
             return StoreStatistics(
                 arena_used_bytes=self._catalog.used_frames * FRAME_BYTES,
@@ -559,14 +479,14 @@ class Store:
             if self._closed:
                 return
             self._closed = True
-            self._dirtied.notify_all()
         with ExitStack() as closing:
             closing.callback(self._end)
-            for tier in self._all_tiers():
+            for tier in self.below.all():
                 closing.callback(tier.close)
             closing.callback(self._bringups.close)
-            self._share_all(deadline)
-            self._flush(deadline)
+            self.write_behind.wake()
+            self.write_behind.share_all(deadline)
+            self.write_behind.flush(deadline)
 
     def __enter__(self) -> Self:
         return self
@@ -595,49 +515,6 @@ class Store:
             raise LimitExceededError(f"{len(hashes)} pages in one batch, the limit is {self.batch_pages(known)}")
         return self._keys(known, hashes)
 
-    def _below(self, keys: Sequence[bytes]) -> bytes:
-        """For each key ``DISK`` where a tier below has it, else ``ABSENT``."""
-        found = bytearray(len(keys))
-        for tier in self.tiers:
-            for place, here in enumerate(tier.contains(keys)):
-                if here:
-                    found[place] = DISK
-        return bytes(found)
-
-    def _below_and_shared(self, asked: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """For each list of keys, where below the arena each page is. The shared tier is asked once, for all that this
-        node has nowhere."""
-        answers = [bytearray(self._below(keys)) for keys in asked]
-        if self.shared is not None:
-            with self._lock:
-                nowhere = [
-                    (answer, place, key)
-                    for keys, answer in zip(asked, answers, strict=True)
-                    for place, key in enumerate(keys)
-                    if answer[place] == ABSENT and self._catalog.find(key) is None
-                ]
-            there = self.shared.contains([key for _, _, key in nowhere]) if nowhere else []
-            for (answer, place, _), here in zip(nowhere, there, strict=True):
-                if here:
-                    answer[place] = REDIS
-        return list(map(bytes, answers))
-
-    def _all_tiers(self) -> tuple[Tier, ...]:
-        return self.tiers if self.shared is None else (*self.tiers, self.shared)
-
-    def _share_all(self, deadline: float) -> None:
-        """Offer everything that waits now to the shared tier."""
-        if self.shared is None:
-            return
-        with self._lock:
-            left = len(self._to_share)
-        while left > 0 and time.monotonic() < deadline:
-            with self._lock:
-                before = len(self._to_share)
-            self.share()
-            with self._lock:
-                left -= max(before - len(self._to_share), 1)
-
     def _check_open(self) -> None:
         if self._closed:
             raise UnavailableError("the node is stopping")
@@ -646,7 +523,10 @@ class Store:
         self.arena.count(counter, pages)
 
     def _end(self) -> None:
-        with self._writing, self._lock:  # who writes pages below writes their checksums into headers afterwards
+        with (
+            self.write_behind.writing,
+            self._lock,
+        ):  # who writes pages below writes their checksums into headers afterwards
             self._ended = True
             self._give_arena_up()
 
@@ -683,12 +563,11 @@ class Store:
     def _drop(self, keys: Sequence[bytes]) -> int:
         dropped = self._drop_here(keys)
         # Not while pages are being written below, which may be some of these.
-        for lock, tiers in ((self._writing, self.tiers), (self._sharing, self._all_tiers()[len(self.tiers) :])):
-            with lock:
-                for tier in tiers:
-                    dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
-                    tier.remove(keys)
-        if self._all_tiers():  # until now, pages could come up from there
+        for tier in self.below.all():
+            with self.write_behind.sharing if tier is self.below.shared else self.write_behind.writing:
+                dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
+                tier.remove(keys)
+        if self.below.all():  # until now, pages could come up from there
             dropped |= self._drop_here(keys)
         return len(dropped)
 
@@ -703,70 +582,3 @@ class Store:
                     self._residency.drop(slot)
                     dropped.add(key)
         return dropped
-
-    def _flush(self, deadline: float) -> int:
-        with self._lock:
-            todo = self._catalog.dirty(self._catalog.dirty_pages)
-        done = 0
-        while done < len(todo) and time.monotonic() < deadline:
-            with self._writing:
-                with self._lock:
-                    batch, seen = self._hold_batch(todo[done : done + _WRITE_PAGES])
-                self._write(batch)
-            done += seen
-        for tier in self.tiers:
-            tier.flush()
-        left = sum(slot.dirty for slot in todo)
-        if left:
-            raise ResourceError(f"{left} of {len(todo)} pages are not on disk: no tier below would take them (in time)")
-        return self._below([slot.key for slot in todo]).count(DISK)
-
-    def _hold_batch(self, slots: Sequence[Slot]) -> tuple[list[Slot], int]:
-        """Hold the dirty ones of ``slots``, as many as one write takes, and never more than an eighth of the arena.
-
-        Returns:
-            These, and how many of ``slots`` that deals with.
-        """
-        budget = min(_WRITE_BYTES, self.arena.arena_bytes // 8)
-        batch: list[Slot] = []
-        for seen, slot in enumerate(slots):
-            if not slot.dirty:
-                continue
-            if batch and budget < slot.length:
-                return batch, seen
-            self._catalog.hold(slot)
-            batch.append(slot)
-            budget -= slot.length
-        return batch, len(slots)
-
-    def _write(self, batch: Sequence[Slot]) -> int:
-        """Write held pages to the tiers below, and end the holds. Returns how many are clean now."""
-        written: list[bool] = [False] * len(batch)
-        sums: list[int | None] = [None] * len(batch)
-        try:
-            pages, sums = self._writes_of(batch)
-            for tier in self.tiers:
-                written = [a or b for a, b in zip(written, tier.write(pages), strict=True)]
-        finally:
-            with self._lock:
-                self._residency.note_checksums(batch, sums)
-                for slot, done in zip(batch, written, strict=True):
-                    if done:
-                        self._catalog.mark_clean(slot)
-                    else:
-                        self._catalog.defer(slot)
-                    self._catalog.release(slot)
-        return sum(written)
-
-    def _writes_of(self, held: Sequence[Slot]) -> tuple[list[PageWrite], list[int | None]]:
-        """Held pages as tiers take them, with checksums made where there are none yet."""
-        pages = []
-        for slot in held:
-            view = self.arena.view(slot.frame, slot.length)
-            pages.append(PageWrite(slot.key, slot.checksum if slot.checksum is not None else checksum_of(view), view))
-        return pages, [page.checksum for page in pages]
-
-
-def checksum_of(payload: Bytes) -> int:
-    """xxh3_64 of a payload, unsigned."""
-    return xxhash.xxh3_64_intdigest(payload.data)

@@ -27,7 +27,7 @@ class Upkeep:
             threading.Thread(target=self._write_back, name="kvstore-write-back", daemon=True),
             threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True),
         ]
-        if store.shared is not None:
+        if store.below.shared is not None:
             self._threads.append(threading.Thread(target=self._share, name="kvstore-share", daemon=True))
         if store.kept_pages:
             self._threads.append(threading.Thread(target=self._verify, name="kvstore-verify", daemon=True))
@@ -37,20 +37,20 @@ class Upkeep:
     def stop(self) -> None:
         """End the threads, each behind what it is doing."""
         self._stop.set()
-        self._store.wake()
+        self._store.write_behind.wake()
         for thread in self._threads:
             thread.join()
 
     def _write_back(self) -> None:
         while not self._stop.is_set():
-            waiting = self._store.wait_for_dirty(_SWEEP_SECONDS)
-            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back):
+            waiting = self._store.write_behind.wait_for_dirty(_SWEEP_SECONDS)
+            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_behind.write_back):
                 self._stop.wait(_RETRY_SECONDS)
 
     def _share(self) -> None:
         while not self._stop.is_set():
-            waiting = self._store.wait_for_unshared(_SWEEP_SECONDS)
-            if waiting and not self._stop.is_set() and not _keep_going(self._store.share):
+            waiting = self._store.write_behind.wait_for_unshared(_SWEEP_SECONDS)
+            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_behind.share):
                 self._stop.wait(_RETRY_SECONDS)
 
     def _sweep(self) -> None:

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, RESERVED, TIER_NAMES
+from kvstore.checksum import checksum_of
 from kvstore.client.control import Connection
 from kvstore.client.deadline import time_left
 from kvstore.client.path import OpenedNamespace
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
-from kvstore.store import checksum_of
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, join_hashes, raw_messages
 

@@ -14,9 +14,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, Published
+from kvstore.checksum import checksum_of
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
 from kvstore.service.calls import Places, abort
-from kvstore.store import Store, checksum_of
+from kvstore.store import Store
 from kvstore.tickets import NODE
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, raw_messages, split_hashes

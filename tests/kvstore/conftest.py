@@ -22,9 +22,10 @@ import pytest
 from kvstore.answers import Held, Published, Reserved
 from kvstore.arena.arena import Arena
 from kvstore.arena.format import FRAME_BYTES
+from kvstore.checksum import checksum_of
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace
-from kvstore.store import Store, checksum_of
+from kvstore.store import Store
 from kvstore.tickets import NODE
 from kvstore.tiers.tier import PageBytes, PageWrite, Tier, TierStatistics
 
@@ -298,8 +299,8 @@ def open_store(shm: Path) -> Iterator[Callable[..., Store]]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """Time stands still for the store but where a test moves it."""
     clock = FakeClock()
-    monkeypatch.setattr("kvstore.store.time", clock)
-    monkeypatch.setattr("kvstore.bringup.time", clock)
+    for module in ("store", "write_behind", "bringup"):
+        monkeypatch.setattr(f"kvstore.{module}.time", clock)
     return clock
 
 

@@ -179,7 +179,7 @@ def test_pages_that_leave_are_counted_exactly(open_store: OpenStore, kv: SimpleN
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put(store, known, [1, 2])
     kv.put(store, known, [3, 4])
-    assert store.write_back() == 2
+    assert store.write_behind.write_back() == 2
     assert kv.put(store, known, [5, 6]) == (2, 0, 0)
     for number in range(10, 20):
         kv.put(store, known, [number])
@@ -203,7 +203,7 @@ def test_without_a_tier_nothing_is_overrun(open_store: OpenStore, kv: SimpleName
     for number in range(20):
         kv.put(store, known, [number])
     assert counts(store, "stored", "evicted", "overrun") == (20, 4, 0)
-    assert store.write_back() == 0
+    assert store.write_behind.write_back() == 0
     assert store.statistics().dirty_pages == 0
 
 
@@ -511,7 +511,7 @@ def test_evicted_pages_are_nowhere(open_store: OpenStore, kv: SimpleNamespace, t
     store = open_store(16, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put(store, known, [1, 2])
-    store.write_back()
+    store.write_behind.write_back()
     kv.put(store, known, [3, 4])
     assert store.evict(known.fingerprint, kv.hashes_of([2, 3, 3, 9])) == 2
     assert kv.found(store, known, [1, 2, 3, 4]) == [1, 4]
@@ -586,7 +586,7 @@ def test_a_page_dropped_while_it_is_written_below_does_not_come_back(
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put(store, known, [1, 2])
     tier.write_gate.close()
-    writing = threads.submit(store.write_back)
+    writing = threads.submit(store.write_behind.write_back)
     tier.write_gate.wait_reached()
     gone = threading.Event()
     drop = store._drop_here
@@ -650,7 +650,7 @@ def below(store: Store, known: Any, kv: SimpleNamespace, tier: Any, numbers: lis
     """Store pages, and let them be on the tier below only."""
     for number in numbers:
         kv.put(store, known, [number])
-    while store.write_back():
+    while store.write_behind.write_back():
         pass
     keep = dict(tier.pages)
     store.evict(known.fingerprint, kv.hashes_of(numbers))
@@ -895,7 +895,7 @@ def test_dirty_pages_are_written_oldest_first_in_bounded_batches(
     for number in range(10):
         kv.put(store, known, [number])
     keys = [known.fingerprint + kv.hash_of(number) for number in range(10)]
-    assert [store.write_back() for _ in range(4)] == [4, 4, 2, 0]
+    assert [store.write_behind.write_back() for _ in range(4)] == [4, 4, 2, 0]
     assert [key for batch in tier.writes for key in batch] == keys
     assert store.statistics().dirty_pages == 0
     store.check_integrity()
@@ -909,11 +909,11 @@ def test_pages_that_a_tier_refuses_stay_dirty_and_let_others_go_first(
     for number in range(6):
         kv.put(store, known, [number])
     tier.refuse = lambda key: key[-1] < 4
-    assert store.write_back() == 0
-    assert store.write_back() == 2
+    assert store.write_behind.write_back() == 0
+    assert store.write_behind.write_back() == 2
     assert store.statistics().dirty_pages == 4
     tier.refuse = lambda key: False
-    assert store.write_back() == 4
+    assert store.write_behind.write_back() == 4
     store.check_integrity()
 
 
@@ -925,11 +925,11 @@ def test_a_tier_that_raises_while_writing_changes_nothing(
     kv.put(store, known, [1])
     tier.write_gate.error = RuntimeError("broken")
     with pytest.raises(RuntimeError):
-        store.write_back()
+        store.write_behind.write_back()
     assert store.statistics().dirty_pages == 1
     store.check_integrity()
     tier.write_gate.error = None
-    assert store.write_back() == 1
+    assert store.write_behind.write_back() == 1
 
 
 def test_pages_being_written_below_do_not_leave(
@@ -939,7 +939,7 @@ def test_pages_being_written_below_do_not_leave(
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put(store, known, [1])
     tier.write_gate.close()
-    writing = threads.submit(store.write_back)
+    writing = threads.submit(store.write_behind.write_back)
     tier.write_gate.wait_reached()
     for number in range(100, 120):
         kv.put(store, known, [number])
@@ -1005,11 +1005,11 @@ def test_waiting_for_dirty_pages(
 ) -> None:
     store = open_store(32, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
-    assert not store.wait_for_dirty(0.0)
-    waiting = threads.submit(store.wait_for_dirty, PATIENCE)
+    assert not store.write_behind.wait_for_dirty(0.0)
+    waiting = threads.submit(store.write_behind.wait_for_dirty, PATIENCE)
     kv.put(store, known, [1])
     assert result(waiting)
-    assert store.wait_for_dirty(PATIENCE)
+    assert store.write_behind.wait_for_dirty(PATIENCE)
 
 
 # -- checksums -----------------------------------------------------------------------------------------------------
@@ -1065,7 +1065,7 @@ def test_verify_finds_a_flipped_byte_and_drops_the_page(open_store: OpenStore, k
     store = open_store(32, [tier])
     known = store.open_namespace(kv.layout("a", 5000))
     kv.put(store, known, [1, 2, 3])
-    store.write_back()
+    store.write_behind.write_back()
     held = kv.hold(store, known, [1, 2, 3])
     for frame in held.frames[:2]:
         store.arena.view(frame, 5000)[4999] ^= 0x80

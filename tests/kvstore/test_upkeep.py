@@ -70,7 +70,7 @@ def test_dirty_pages_are_written_below(
 ) -> None:
     store = open_store(64, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
-    written = watch(store, "write_back")
+    written = watch(store.write_behind, "write_back")
     keep_up(store)
     kv.put(store, known, [1, 2])
     written.wait_for(1)
@@ -92,7 +92,7 @@ def test_a_tier_that_fails_is_tried_again(
     tier.write_gate.error = RuntimeError("broken")
     landed = threading.Event()
     tier.refuse = lambda key: landed.set() is not None
-    written = watch(store, "write_back")
+    written = watch(store.write_behind, "write_back")
     with caplog.at_level(logging.ERROR):
         running = keep_up(store)
         kv.put(store, known, [1])

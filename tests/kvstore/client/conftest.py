@@ -39,7 +39,7 @@ class Place:
         return self.store.statistics()
 
     def check_integrity(self) -> None:
-        with self.store._writing:  # or the write-back's own holds would be counted
+        with self.store.write_behind.writing:  # or the write-back's own holds would be counted
             self.store.check_integrity()
 
     def used_bytes(self) -> int:

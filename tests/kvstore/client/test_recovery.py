@@ -356,7 +356,7 @@ class TestOtherProcesses:
         eventually(lambda: not node.store._tickets.loads)
         assert living.tell("complete") == [4, 0, 0]
         assert living.tell("store", 3, 8) == [8, 0, 0]
-        with node.store._writing:
+        with node.store.write_behind.writing:
             node.store.check_integrity()
 
     def test_a_stopped_process_past_its_deadline_publishes_nothing(self, served, client_process, eventually):
@@ -372,5 +372,5 @@ class TestOtherProcesses:
         stopped.process.send_signal(signal.SIGCONT)
         assert stopped.tell("complete") == [0, 0, 8]
         eventually(lambda: node.store.statistics().arena_used_bytes == 8 * 8192)
-        with node.store._writing:
+        with node.store.write_behind.writing:
             node.store.check_integrity()

@@ -10,8 +10,8 @@ import pytest
 
 import kvstore
 import kvstore.service.pages
+from kvstore.checksum import checksum_of
 from kvstore.errors import UnavailableError
-from kvstore.store import checksum_of
 from kvstore.v1 import cache_pb2 as pb
 
 

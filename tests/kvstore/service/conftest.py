@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kvstore.answers import StoreStatistics
+from kvstore.checksum import checksum_of
 from kvstore.layout import Layout
 from kvstore.node import Node
-from kvstore.store import checksum_of
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import CacheStub
 
@@ -94,7 +94,7 @@ def connect() -> Iterator[Callable[..., Wire]]:
     yield make
     for wire in wires:
         wire.channel.close()
-        with wire.node.store._writing:  # or the write-back's own holds would be counted
+        with wire.node.store.write_behind.writing:  # or the write-back's own holds would be counted
             wire.node.store.check_integrity()
 
 

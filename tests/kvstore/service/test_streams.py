@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvstore.service.pages
-from kvstore.store import checksum_of
+from kvstore.checksum import checksum_of
 from kvstore.v1 import cache_pb2 as pb
 
 ROOT = Path(__file__).parents[3]
@@ -273,7 +273,7 @@ class TestLoad:
 PEER = """
 import sys, time, grpc
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.store import checksum_of
+from kvstore.checksum import checksum_of
 import numpy as np
 target, kind, ticket, request = sys.argv[1], sys.argv[2], int(sys.argv[3]), bytes.fromhex(sys.argv[4])
 channel = grpc.insecure_channel(target)

@@ -1,0 +1,56 @@
+"""The tiers below the arena, asked as one: which of them has a page, and what all of them are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvstore.answers import ABSENT, DISK, REDIS
+from kvstore.tiers.tier import Tier
+
+
+class Below:
+    """This node's own tiers and the one that it shares.
+
+    Args:
+        own: of this node alone, fastest first.
+        shared: the tier that several nodes share.
+    """
+
+    def __init__(self, own: Sequence[Tier], shared: Tier | None) -> None:
+        self.own = tuple(own)
+        self.shared = shared
+
+    def all(self) -> tuple[Tier, ...]:
+        """Every tier, the shared one last."""
+        return self.own if self.shared is None else (*self.own, self.shared)
+
+    def find_own(self, keys: Sequence[bytes]) -> bytes:
+        """For each key ``DISK`` where a tier of this node has it, else ``ABSENT``. No I/O."""
+        found = bytearray(len(keys))
+        for tier in self.own:
+            for place, here in enumerate(tier.contains(keys)):
+                if here:
+                    found[place] = DISK
+        return bytes(found)
+
+    def find(self, asked: Sequence[Sequence[bytes]], is_above: Callable[[bytes], object]) -> list[bytes]:
+        """For each list of keys, where each page is. The shared tier is asked once, for all that is nowhere else, and
+        may block until its deadline.
+
+        Args:
+            asked: lists of keys.
+            is_above: whether the arena has a page: then the shared tier isn't asked for it.
+        """
+        answers = [bytearray(self.find_own(keys)) for keys in asked]
+        if self.shared is not None:
+            nowhere = [
+                (answer, place, key)
+                for keys, answer in zip(asked, answers, strict=True)
+                for place, key in enumerate(keys)
+                if answer[place] == ABSENT and not is_above(key)
+            ]
+            there = self.shared.contains([key for _, _, key in nowhere]) if nowhere else []
+            for (answer, place, _), here in zip(nowhere, there, strict=True):
+                if here:
+                    answer[place] = REDIS
+        return list(map(bytes, answers))
