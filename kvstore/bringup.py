@@ -192,7 +192,7 @@ class BringUps:
                 leading.append(slot)
             elif slot is not None:
                 self._catalog.release(slot)
-        self._catalog.touch([slot for slot in leading if slot.state is SlotState.RESIDENT])
+        self._catalog.use([slot for slot in leading if slot.state is SlotState.RESIDENT])
         return leading
 
     def give_up(self, run: Run) -> None:

@@ -221,12 +221,21 @@ class Catalog:
     # -- staying -----------------------------------------------------------------------------------------------------
 
     def touch(self, slots: Sequence[Slot]) -> None:
-        """A prefix was used, head first. All its pages are of one size."""
+        """Pages of a prefix were stored or are wanted, head first. All are of one size."""
+        if slots:
+            self._heat_up(slots)
+            self._policies[slots[0].frames].touch([slot.frame for slot in slots])
+
+    def use(self, slots: Sequence[Slot]) -> None:
+        """A load read these pages of a prefix, head first. All are of one size."""
+        if slots:
+            self._heat_up(slots)
+            self._policies[slots[0].frames].use([slot.frame for slot in slots])
+
+    def _heat_up(self, slots: Sequence[Slot]) -> None:
         for slot in reversed(slots):
             self._clock += 1
             slot.used = self._clock
-        if slots:
-            self._policies[slots[0].frames].touch(slot.frame for slot in slots)
 
     def hold(self, slot: Slot) -> None:
         """Keep a resident page where it is."""
@@ -344,7 +353,7 @@ class Catalog:
         self._namespaces[slot.namespace] = self._namespaces.get(slot.namespace, 0) + 1
         if slot.frames not in self._policies:
             self._policies[slot.frames] = self._new_policy()
-        self._policies[slot.frames].insert(slot.frame)
+        self._policies[slot.frames].insert(slot.frame, slot.key)
         self._clock += 1
         slot.used = self._clock
         slot.dirty = dirty

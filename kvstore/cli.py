@@ -21,6 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from kvstore import check_command
+from kvstore.bench import command as bench_command
 from kvstore.bytesize import format_size
 from kvstore.client.client import connect
 from kvstore.client.url import socket_url
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(run=_status)
 
     check_command.add_to(commands)
+    bench_command.add_to(commands)
 
     commands.add_parser("demo", help="the main job, end to end, in about a minute (needs kvstore-offload[engine])")
     return parser

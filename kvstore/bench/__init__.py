@@ -1,0 +1,1 @@
+"""``kvstore bench`` and ``kvstore plan``: what this machine reaches, and what a trace would gain."""

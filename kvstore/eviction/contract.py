@@ -1,0 +1,33 @@
+"""The contract of eviction: what a policy is told, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+
+class EvictionPolicy(Protocol):
+    """An order over slots, each named by a number. The store's lock is held around each call: microseconds a page."""
+
+    def insert(self, slot: int, key: bytes) -> None:
+        """The page ``key`` was published in this slot. Pages of one store come head first, and are touched behind."""
+        ...
+
+    def use(self, slots: Sequence[int]) -> None:
+        """A load read these pages: a prefix, or a part of one, head first. Unknown slots are passed over."""
+        ...
+
+    def touch(self, slots: Sequence[int]) -> None:
+        """These pages of a prefix were stored, or are wanted, head first. Unknown slots are passed over."""
+        ...
+
+    def remove(self, slot: int) -> None:
+        """The page left, for whatever reason. An unknown slot is passed over."""
+        ...
+
+    def victims(self) -> Iterator[int]:
+        """Every slot once, in the order in which they should leave; within one use the tail before the head.
+
+        The policy must not change while this is read.
+        """
+        ...
