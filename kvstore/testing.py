@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import xxhash
 
-from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Tier
+from kvstore.tiers.tier import FINGERPRINT_BYTES, KEY_BYTES, PageBytes, PageWrite, QuotaTier, Tier
 
 PAGE_BITS = 18
 """A page of 256 KiB, where its size does not matter."""
@@ -18,6 +18,12 @@ def make_page(number: int, length: int) -> PageWrite:
     """The page of this number: a key and ``length`` bytes of payload that no other number has."""
     payload = np.random.default_rng(number).integers(0, 256, length, dtype=np.uint8)
     return PageWrite(number.to_bytes(KEY_BYTES, "big"), xxhash.xxh3_64_intdigest(payload.data), payload)
+
+
+def make_page_of(namespace: int, number: int, length: int) -> PageWrite:
+    """The page of this number, in a namespace that is told by a number from 1 to 255."""
+    page = make_page(number, length)
+    return page._replace(key=bytes([namespace]) * FINGERPRINT_BYTES + page.key[FINGERPRINT_BYTES:])
 
 
 def read_pages(tier: Tier, pages: Sequence[PageWrite]) -> list[bool]:
@@ -204,3 +210,99 @@ class TierContract:
             arena[:] = 0
             assert None not in tier.read([page.key for page in pages], [page.payload for page in pages])
             assert np.array_equal(arena, expected)
+
+
+class TierQuotaContract(TierContract):
+    """What every tier promises of namespaces: see ``touch``, ``set_quota`` and ``used_by``."""
+
+    @contextmanager
+    def opened_with_quotas(self, open_tier: Callable[[], QuotaTier]) -> Iterator[QuotaTier]:
+        """The tier, closed in the end."""
+        tier = open_tier()
+        with self.opened(lambda: tier):
+            yield tier
+
+    def test_a_namespace_keeps_to_its_quota(self, open_tier: Callable[[], QuotaTier]) -> None:
+        """At every moment, by letting go of its own pages; the newest is here, what left is counted."""
+        pages = [make_page_of(1, n, 1 << PAGE_BITS) for n in range(24)]
+        others = [make_page_of(2, n, 1 << PAGE_BITS) for n in range(4)]
+        quota = 3 << 20
+        with self.opened_with_quotas(open_tier) as tier:
+            assert all(tier.write(others))
+            tier.set_quota(pages[0].key[:32], quota)
+            for page in pages:
+                assert tier.write([page]) == [True]
+                assert tier.used_by(page.key[:32]) <= quota
+            found = read_pages(tier, pages)
+            assert found[-1]
+            assert 4 <= sum(found) == 24 - tier.statistics().evicted
+            assert tier.used_by(pages[0].key[:32]) >= sum(found) << PAGE_BITS
+            assert read_pages(tier, others) == [True] * 4
+            assert tier.used_by(others[0].key[:32]) >= 4 << PAGE_BITS
+
+    def test_one_call_may_exceed_a_quota(self, open_tier: Callable[[], QuotaTier]) -> None:
+        """Its answers are true, and every page that is not here afterwards is counted."""
+        pages = [make_page_of(1, n, 1 << PAGE_BITS) for n in range(24)]
+        with self.opened_with_quotas(open_tier) as tier:
+            tier.set_quota(pages[0].key[:32], 3 << 20)
+            answers = tier.write(pages)
+            assert answers == tier.contains([page.key for page in pages]) == read_pages(tier, pages)
+            assert 4 <= sum(answers) < 12
+            assert tier.used_by(pages[0].key[:32]) <= 3 << 20
+            counts = tier.statistics()
+            assert counts.refused + counts.evicted == answers.count(False)
+
+    def test_a_page_above_its_quota_is_refused(self, open_tier: Callable[[], QuotaTier]) -> None:
+        """It pushes nothing out."""
+        small, large = make_page_of(1, 1, 5000), make_page_of(1, 2, 1 << 20)
+        with self.opened_with_quotas(open_tier) as tier:
+            tier.set_quota(small.key[:32], 1 << 20)
+            assert tier.write([small]) == [True]
+            assert tier.write([large]) == [False]
+            counts = tier.statistics()
+            assert (counts.refused, counts.evicted, counts.stored) == (1, 0, 1)
+            assert read_pages(tier, [small, large]) == [True, False]
+
+    def test_a_quota_may_be_changed(self, open_tier: Callable[[], QuotaTier]) -> None:
+        """A lower one counts from the namespace's next write on; none, and the tier's limit alone counts."""
+        pages = [make_page_of(1, n, 1 << PAGE_BITS) for n in range(32)]
+        namespace = pages[0].key[:32]
+        with self.opened_with_quotas(open_tier) as tier:
+            assert all(tier.write(pages[:16]))
+            tier.set_quota(namespace, 2 << 20)
+            assert tier.write([make_page_of(2, 1, 5000)]) == [True]
+            assert read_pages(tier, pages[:16]) == [True] * 16
+            assert tier.write([pages[16]]) == [True]
+            assert tier.used_by(namespace) <= 2 << 20
+            tier.set_quota(namespace, 0)
+            assert all(tier.write(pages[16:]))
+            assert tier.used_by(namespace) > 2 << 20
+
+    def test_touched_pages_leave_last(self, open_tier: Callable[[], QuotaTier]) -> None:
+        """What is used in a faster tier stays for longer than what is not. Unknown keys are passed over."""
+        pages = [make_page_of(1, n, 1 << 20) for n in range(20)]
+        with self.opened_with_quotas(open_tier) as tier:
+            tier.set_quota(pages[0].key[:32], 8 << 20)
+            for page in pages:
+                tier.touch([pages[0].key, make_page_of(3, 1, 1).key])
+                assert tier.write([page]) == [True]
+            found = read_pages(tier, pages)
+            assert found[0]
+            assert found[-1]
+            assert not found[1]
+
+    def test_bytes_are_counted_by_namespace(self, open_tier: Callable[[], QuotaTier]) -> None:
+        """Those of pages that are here."""
+        pages = [make_page_of(1, n, 70_000) for n in range(4)]
+        with self.opened_with_quotas(open_tier) as tier:
+            assert tier.used_by(pages[0].key[:32]) == 0
+            tier.write(pages)
+            before = tier.used_by(pages[0].key[:32])
+            assert 4 * 70_000 <= before <= tier.statistics().used_bytes
+            tier.write(pages)
+            assert tier.used_by(pages[0].key[:32]) == before
+            tier.remove([page.key for page in pages[:3]])
+            assert 70_000 <= tier.used_by(pages[0].key[:32]) < before
+            tier.remove([page.key for page in pages])
+            assert tier.used_by(pages[0].key[:32]) == 0
+            assert tier.used_by(bytes([9]) * 32) == 0

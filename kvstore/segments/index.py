@@ -1,7 +1,8 @@
-"""Where each page of a log lies, in memory: about 110 bytes a page, looked up and filled in whole batches.
+"""Where each page of a log lies, in memory: about 80 bytes a page, looked up and filled in whole batches.
 
-Python's own containers take four times that for a million pages. A page is a row of columns; a table of row numbers,
-probed linearly, finds rows by key. Not safe for threads: who owns it has a lock.
+Python's own containers take five times that for a million pages. A page is a row of columns; a table of row numbers,
+probed linearly, finds rows by key. Of a key, the namespace's fingerprint is kept once, the rest by page. Not safe for
+threads: who owns it has a lock.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.segments.record import BLOCK, KEY_BYTES
+from kvstore.segments.fingerprints import Fingerprints
+from kvstore.segments.record import BLOCK, FINGERPRINT_BYTES, KEY_BYTES, page_footprints
 
 Rows = npt.NDArray[np.int64]
 """Row numbers; -1 where there is none."""
+Ticks = npt.NDArray[np.uint64]
+"""Times of use, see :meth:`PageIndex.touch`."""
 
 _EMPTY, _DELETED = -1, -2
-_WORDS = KEY_BYTES // 8
+_HASH_BYTES = KEY_BYTES - FINGERPRINT_BYTES
+_WORDS = _HASH_BYTES // 8
 _FEW = 48  # up to here, a plain loop is faster than NumPy's overhead
 
 
@@ -47,13 +52,15 @@ class PageIndex:
         self._filled = 0  # of the table: rows and deleted ones
         self._used_rows = 0  # rows up to here hold a page or are in `_free`
         self._free = array("I")
-        self._keys = np.zeros((1 << 8, _WORDS), np.uint64)
+        self._fingerprints = Fingerprints()
+        self._namespaces = np.zeros(1 << 8, np.int32)  # their numbers
+        self._block_hashes = np.zeros((1 << 8, _WORDS), np.uint64)  # what follows the fingerprint in the key
         self._hashes = np.zeros(1 << 8, np.uint32)
         self._segments = np.zeros(1 << 8, np.uint64)
         self._blocks = np.zeros(1 << 8, np.uint32)  # offsets in blocks; 0: the row is free
         self._lengths = np.zeros(1 << 8, np.uint32)
         self._checksums = np.zeros(1 << 8, np.uint64)
-        self._ticks = np.zeros(1 << 8, np.uint32)
+        self._ticks = np.zeros(1 << 8, np.uint64)
         self._read = np.zeros(1 << 8, np.bool_)
 
     def __len__(self) -> int:
@@ -63,7 +70,7 @@ class PageIndex:
         """The row of each key, -1 for those that are not here."""
         if len(keys) <= _FEW or set(map(len, keys)) != {KEY_BYTES}:
             return np.array([self._find(key) for key in keys], np.int64)
-        wanted = _words(keys)
+        wanted, namespaces = _words(keys), self._fingerprints.of(keys)
         hashes = _hashes(keys)
         rows = np.full(len(keys), -1, np.int64)
         mask = np.uint32(len(self._table) - 1)
@@ -76,7 +83,8 @@ class PageIndex:
             if not len(pending):
                 return rows
             same = (candidates >= 0) & (self._hashes[candidates] == hashes[pending])
-            same[same] = (self._keys[candidates[same]] == wanted[pending[same]]).all(axis=1)
+            same[same] = self._namespaces[candidates[same]] == namespaces[pending[same]]
+            same[same] = (self._block_hashes[candidates[same]] == wanted[pending[same]]).all(axis=1)
             rows[pending[same]] = candidates[same]
             pending, slots = pending[~same], (slots[~same] + np.uint32(1)) & mask
 
@@ -117,10 +125,16 @@ class PageIndex:
         if rows is None:
             rows = self.find(keys)
         new = np.flatnonzero(rows < 0)
+        sizes = page_footprints(lengths)
+        if len(new) < len(rows):
+            known = np.flatnonzero(rows >= 0)
+            growth = sizes[known] - page_footprints(self._lengths[rows[known]])
+            self._fingerprints.change(self._namespaces[rows[known]], growth)
         if len(new):
             fresh = [keys[at] for at in new.tolist()]
             rows[new] = made = self._take_rows(len(new))
-            self._keys[made] = _words(fresh)
+            self._namespaces[made] = self._fingerprints.add(fresh, sizes[new])
+            self._block_hashes[made] = _words(fresh)
             self._hashes[made] = hashes = _hashes(fresh)
             if (self._filled + len(new)) * 3 > len(self._table) * 2:
                 self._rebuild(made)
@@ -142,6 +156,7 @@ class PageIndex:
             here = self._table[slots] == pending
             self._table[slots[here]] = _DELETED
             pending, slots = pending[~here], (slots[~here] + np.uint32(1)) & mask
+        self._fingerprints.remove(self._namespaces[rows], page_footprints(self._lengths[rows]))
         self._blocks[rows] = self._lengths[rows] = 0
         self._free.frombytes(rows.astype(np.uint32).tobytes())
 
@@ -160,8 +175,9 @@ class PageIndex:
 
     def keys(self, rows: Rows) -> list[bytes]:
         """The keys of the pages in these rows."""
-        joined = self._keys[rows].tobytes()
-        return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
+        joined = self._block_hashes[rows].tobytes()
+        names = self._fingerprints.names(self._namespaces[rows])
+        return [name + joined[at * _HASH_BYTES : (at + 1) * _HASH_BYTES] for at, name in enumerate(names)]
 
     def all_rows(self) -> Rows:
         """The rows of all pages."""
@@ -174,9 +190,57 @@ class PageIndex:
             return rows
         if len(prefix) > KEY_BYTES:
             return rows[:0]
-        begin = self._keys[: self._used_rows].view(np.uint8)[:, : len(prefix)]
-        whole: npt.NDArray[np.bool_] = (begin == np.frombuffer(prefix, np.uint8)).all(axis=1)
-        return rows[whole[rows]]
+        numbers = self._fingerprints.beginning_with(prefix[:FINGERPRINT_BYTES])
+        rows = rows[np.isin(self._namespaces[rows], numbers)]
+        if rest := prefix[FINGERPRINT_BYTES:]:
+            begin = self._block_hashes[rows].view(np.uint8)[:, : len(rest)]
+            whole: npt.NDArray[np.bool_] = (begin == np.frombuffer(rest, np.uint8)).all(axis=1)
+            rows = rows[whole]
+        return rows
+
+    def pages_of(self, fingerprint: bytes) -> int:
+        """How many pages a namespace has."""
+        return self._fingerprints.pages_of(fingerprint)
+
+    def bytes_of(self, fingerprint: bytes) -> int:
+        """Bytes on disk of a namespace's pages, with padding and records."""
+        return self._fingerprints.bytes_of(fingerprint)
+
+    def lengths(self, rows: Rows) -> npt.NDArray[np.uint32]:
+        """Bytes of the payloads in these rows, on disk."""
+        return self._lengths[rows]
+
+    def footprints(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Bytes on disk of the pages in these rows, with padding and records; 0 for a row that holds none."""
+        return page_footprints(self._lengths[rows])
+
+    def least_used(self, fingerprint: bytes, count: int) -> Rows:
+        """At least so many of a namespace's pages, or all of them: those whose last use lies back furthest.
+
+        The first to leave comes first. Of those that were used last at the same tick, the last that was written comes
+        first: the tail of a prefix leaves before its head.
+        """
+        number = self._fingerprints.find(fingerprint)
+        if number < 0:
+            return np.empty(0, np.int64)
+        end = self._used_rows
+        rows = np.flatnonzero((self._namespaces[:end] == number) & (self._blocks[:end] != 0))
+        ticks = self._ticks[rows]
+        if count < len(rows):
+            rows = rows[ticks <= np.partition(ticks, count - 1)[count - 1]]
+        segments, blocks = self._segments[rows].astype(np.int64), self._blocks[rows].astype(np.int64)
+        order = np.lexsort((-blocks, -segments, self._ticks[rows]))
+        return rows[order]
+
+    def unused_since(self, rows: Rows, ticks: Ticks, fingerprint: bytes) -> Rows:
+        """Of these rows, those that hold a page of a namespace whose last use was at the tick given for the row."""
+        same: npt.NDArray[np.bool_] = self._namespaces[rows] == self._fingerprints.find(fingerprint)
+        same &= (self._blocks[rows] != 0) & (self._ticks[rows] == ticks)
+        return rows[same]
+
+    def last_uses(self, rows: Rows) -> Ticks:
+        """When the pages in these rows were used last."""
+        return self._ticks[rows]
 
     def rows_in(self, segment: int) -> Rows:
         """The rows of pages that lie in this segment, by offset."""
@@ -186,7 +250,7 @@ class PageIndex:
         return rows[np.argsort(self._blocks[rows], kind="stable")]
 
     def touch(self, rows: Rows, tick: int) -> None:
-        """Note that pages were read at ``tick``: the clock counts shares of the limit that were written."""
+        """Note that pages were read at ``tick``, a clock of the caller's that only grows."""
         self._ticks[rows] = tick
         self._read[rows] = True
 
@@ -215,18 +279,35 @@ class PageIndex:
     @property
     def memory_bytes(self) -> int:
         """What the index itself takes."""
-        columns = (self._keys, self._hashes, self._segments, self._blocks, self._lengths, self._checksums)
+        columns = (
+            self._namespaces,
+            self._block_hashes,
+            self._hashes,
+            self._segments,
+            self._blocks,
+            self._lengths,
+            self._checksums,
+        )
         rest = (self._ticks, self._read, self._table)
         return sum(column.nbytes for column in (*columns, *rest)) + len(self._free) * self._free.itemsize
 
     def _find(self, key: bytes) -> int:
         if len(key) != KEY_BYTES:
             return -1
+        namespace = self._fingerprints.find(key[:FINGERPRINT_BYTES])
+        if namespace < 0:
+            return -1
+        rest = key[FINGERPRINT_BYTES:]
         hashed = hash(key) & 0xFFFFFFFF
         slot = hashed & (len(self._table) - 1)
         while True:
             row = int(self._table[slot])
-            if row >= 0 and self._hashes[row] == hashed and self._keys[row].tobytes() == key:
+            if (
+                row >= 0
+                and self._hashes[row] == hashed
+                and self._namespaces[row] == namespace
+                and self._block_hashes[row].tobytes() == rest
+            ):
                 return row
             if row == _EMPTY:
                 return -1
@@ -247,9 +328,9 @@ class PageIndex:
             for column in (self._hashes, self._segments, self._blocks, self._lengths, self._checksums):
                 # In place: the system moves large memory without a copy, so that growing takes no second index.
                 column.resize(room, refcheck=False)
-            self._ticks.resize(room, refcheck=False)
-            self._read.resize(room, refcheck=False)
-            self._keys.resize((room, _WORDS), refcheck=False)
+            for other in (self._namespaces, self._ticks, self._read):
+                other.resize(room, refcheck=False)
+            self._block_hashes.resize((room, _WORDS), refcheck=False)
         return rows
 
     def _enter(self, rows: Rows, hashes: npt.NDArray[np.uint32]) -> None:
@@ -276,7 +357,8 @@ class PageIndex:
 
 
 def _words(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(b"".join(keys), np.uint64).reshape(len(keys), _WORDS)
+    """What follows the fingerprint in each key."""
+    return np.frombuffer(b"".join(keys), np.uint64).reshape(len(keys), KEY_BYTES // 8)[:, -_WORDS:]
 
 
 def _hashes(keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:

@@ -20,6 +20,8 @@ BLOCK = 4096
 FORMAT_VERSION = 2
 """The newest that is read. A segment says the oldest that suffices for it: 2 if it is encrypted, else 1."""
 KEY_BYTES = 64
+FINGERPRINT_BYTES = 32
+"""A page key begins with the fingerprint of its namespace."""
 STAMP_BYTES = 16
 
 RAW = 0
@@ -125,6 +127,11 @@ def chunk_bytes(lengths: Sequence[int]) -> int:
 def footer_bytes(records: int) -> int:
     """Length of table and trailer of a segment of so many records."""
     return padded(records * _RECORD.size) + BLOCK
+
+
+def page_footprints(lengths: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """What pages of these lengths take on disk: whole blocks, and a record each in header and footer."""
+    return -(-lengths.astype(np.int64) // BLOCK) * BLOCK + np.where(lengths > 0, 2 * _RECORD.size, 0)
 
 
 def encode_records(records: Iterable[Record]) -> bytes:

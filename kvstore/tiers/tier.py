@@ -12,6 +12,9 @@ import numpy.typing as npt
 KEY_BYTES = 64
 """A page key is the namespace's fingerprint followed by the block hash."""
 
+FINGERPRINT_BYTES = 32
+"""A page key begins with it."""
+
 PageBytes = npt.NDArray[np.uint8]
 """One page's payload: a contiguous one-dimensional array of bytes, mostly a view into the arena."""
 
@@ -108,4 +111,32 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Flush and release. No method may be called after it."""
+        ...
+
+
+class QuotaTier(Tier, Protocol):
+    """A tier that knows namespaces."""
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Note that pages were used in a faster tier: they count as read lately. Unknown keys are passed over.
+
+        Called by a background thread. A tier of this node alone does no I/O for it; one that nodes share may block up
+        to its own deadline.
+        """
+        ...
+
+    def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
+        """Say how many bytes the pages whose keys begin with ``prefix`` may take at most, from now on.
+
+        When a write would pass the quota, pages of that namespace leave first, those least wanted, and none of any
+        other; a page that can't fit at all is refused. A quota below what is used takes effect at the next write.
+
+        Args:
+            prefix: a namespace's fingerprint, 32 bytes.
+            limit_bytes: padding and headers included; 0: no limit but the tier's.
+        """
+        ...
+
+    def used_by(self, prefix: bytes) -> int:
+        """Bytes of a namespace's pages that are here, padding and headers included. From memory, without I/O."""
         ...

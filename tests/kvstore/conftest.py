@@ -72,6 +72,8 @@ class MemoryTier:
     """Every key that was read, as often as it was."""
     writes: list[list[bytes]] = field(default_factory=list)
     """The keys of each write."""
+    quotas: dict[bytes, int] = field(default_factory=dict)
+    touched: list[bytes] = field(default_factory=list)
     flush_error: Exception | None = None
     flushes: int = 0
     hits: int = 0
@@ -89,10 +91,32 @@ class MemoryTier:
         taken = []
         for page in pages:
             assert checksum_of(page.payload) == page.checksum, "a checksum that is not the payload's"
-            taken.append(not self.refuse(page.key))
+            taken.append(not self.refuse(page.key) and self.keep_quota(page))
             if taken[-1]:
                 self.pages.setdefault(page.key, (page.checksum, page.payload.tobytes()))
-        return taken
+        return [here and page.key in self.pages for page, here in zip(pages, taken, strict=True)]
+
+    def keep_quota(self, page: PageWrite) -> bool:
+        """Have the page's namespace drop pages until it fits."""
+        namespace = page.key[:32]
+        quota = self.quotas.get(namespace, 0)
+        if not quota or page.key in self.pages:
+            return True
+        while self.used_by(namespace) + len(page.payload) > quota and (here := self.keys(namespace)):
+            del self.pages[here[0]]
+        return len(page.payload) <= quota
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        self.touched += keys
+        for key in keys:
+            if key in self.pages:
+                self.pages[key] = self.pages.pop(key)
+
+    def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
+        self.quotas[prefix] = limit_bytes
+
+    def used_by(self, prefix: bytes) -> int:
+        return sum(len(payload) for key, (_, payload) in self.pages.items() if key.startswith(prefix))
 
     def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
         self.asked += keys

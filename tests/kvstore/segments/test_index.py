@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from kvstore.segments import index
 from kvstore.segments.index import PageIndex, Place
-from kvstore.segments.record import BLOCK
+from kvstore.segments.record import BLOCK, padded
 
-KEYS = [os.urandom(64) for _ in range(60)]
+# Three namespaces, one of them with most of the pages.
+KEYS = [bytes([max(1, number - 56)]) * 32 + os.urandom(32) for number in range(60)]
 # Keys that all want the same few slots of the table.
 CLASHING = [key for key in (number.to_bytes(64, "big") for number in range(200_000)) if hash(key) & 1023 < 3][:60]
 places = st.builds(
@@ -46,6 +47,11 @@ def test_it_is_a_dictionary(steps: list[tuple[str, list[int], Place]], few: int,
                 pages.remove(rows[rows >= 0])
                 for key in named:
                     model.pop(key, None)
+            for namespace in range(1, 4):
+                fingerprint = bytes([namespace]) * 32
+                held = [place.length for key, place in model.items() if key.startswith(fingerprint)]
+                assert pages.pages_of(fingerprint) == len(held)
+                assert pages.bytes_of(fingerprint) == sum(padded(length) + 176 for length in held)
             rows = pages.find(keys)
             assert [row >= 0 for row in rows.tolist()] == [key in model for key in keys]
             here = rows[rows >= 0]
@@ -63,7 +69,7 @@ def test_it_grows_and_takes_little_memory() -> None:
         keys = [os.urandom(64) for _ in range(1000)]
         pages.put(keys, [Place(segment, (n + 1) * BLOCK, 65536, n) for n in range(1000)], segment)
     assert len(pages) == 60_000
-    assert pages.memory_bytes < 150 * 60_000
+    assert pages.memory_bytes < 130 * 60_000
     assert pages.places(pages.find(keys)) == [Place(59, (n + 1) * BLOCK, 65536, n) for n in range(1000)]
     live, used = pages.bytes_by_segment(range(60), since=30)
     assert live == [65536 * 1000] * 60
@@ -87,7 +93,37 @@ def test_keys_of_another_length_are_not_here() -> None:
     pages.put(KEYS, [Place(1, BLOCK, 1, 1)] * 60, 0)
     odd = [KEYS[0][:63], KEYS[1] + b"x", b""] * 60
     assert (pages.find(odd) < 0).all()
-    assert pages.keys(pages.rows_with_prefix(KEYS[7][:20])) == [KEYS[7]]
+    assert pages.keys(pages.rows_with_prefix(KEYS[7][:40])) == [KEYS[7]]
+    assert len(pages.rows_with_prefix(KEYS[7][:20])) == 58
     assert len(pages.rows_with_prefix(b"")) == 60
     assert len(pages.rows_with_prefix(KEYS[7] + b"x")) == 0
     assert np.array_equal(pages.find([]), np.array([]))
+
+
+def test_the_least_used_leave_first_and_tails_before_heads() -> None:
+    pages = PageIndex()
+    first, second = KEYS[:8], KEYS[8:16]
+    pages.put(first, [Place(1, (n + 1) * BLOCK, 1, 1) for n in range(8)], tick=5)
+    pages.put(second, [Place(2, (n + 1) * BLOCK, 1, 1) for n in range(8)], tick=7)
+    pages.put([b"x" * 64], [Place(2, 90 * BLOCK, 1, 1)], tick=0)
+    pages.touch(pages.find(first[2:4]), 9)
+    fingerprint = KEYS[0][:32]
+    order = [*reversed(first[4:]), *reversed(first[:2]), *reversed(second), *reversed(first[2:4])]
+    assert pages.keys(pages.least_used(fingerprint, 100)) == order
+    assert pages.keys(pages.least_used(fingerprint, 3)) == order[:6], "those of one tick are told together"
+    rows = pages.least_used(fingerprint, 100)
+    ticks = pages.last_uses(rows)
+    pages.touch(pages.find(order[:1]), 10)
+    pages.remove(pages.find(order[1:2]))
+    assert pages.keys(pages.unused_since(rows, ticks, fingerprint)) == order[2:]
+
+
+def test_many_namespaces_that_come_and_go_take_no_memory() -> None:
+    pages = PageIndex()
+    for turn in range(200):
+        keys = [bytes([turn, number]) * 32 for number in range(10)]
+        rows = pages.put(keys, [Place(1, BLOCK, 1, 1)] * 10, 0)
+        assert pages.keys(pages.rows_with_prefix(bytes([turn]))) == keys
+        pages.remove(rows)
+    assert len(pages) == 0
+    assert pages.memory_bytes < 64 << 10

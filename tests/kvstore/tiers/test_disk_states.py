@@ -1,4 +1,4 @@
-"""The disk tier against a dictionary: writes, reads, removals, restarts, kills and torn tails, in any order.
+"""The disk tier against a dictionary: writes, reads, removals, quotas, restarts, kills and torn tails, in any order.
 
 Segments are small and many, so that they leave in any order, pages are carried over, and tombstones have to be.
 """
@@ -11,15 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvstore.testing import make_page, read_pages
+from kvstore.segments.record import padded
+from kvstore.testing import make_page_of, read_pages
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20
 LIMIT = 3 * MIB
+RECORDS_BYTES = 2 * 88  # of one page, in a chunk's header and a footer
 NUMBERS = range(40)
 LENGTHS = [1, 4096, 70_000, 150_000, 300_000]
-PAGES = [make_page(number, LENGTHS[number % len(LENGTHS)]) for number in NUMBERS]
+PAGES = [make_page_of(1 + number % 2, number, LENGTHS[number % len(LENGTHS)]) for number in NUMBERS]
+NAMESPACES = [bytes([1]) * 32, bytes([2]) * 32]
 ALL_KEYS = [page.key for page in PAGES]
 some_pages = st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=12, unique=True).map(
     lambda numbers: [PAGES[number] for number in numbers]
@@ -35,13 +38,17 @@ class DiskTierStates(RuleBasedStateMachine):
         self.here: set[bytes] = set()
         self.durable: set[bytes] = set()  # here at the last flush, and neither removed nor evicted since
         self.flushed_sizes: dict[str, int] = {}
+        self.quotas = dict.fromkeys(NAMESPACES, 0)
 
     @initialize()
     def start(self) -> None:
         self.tier = self.open()
 
     def open(self) -> DiskTier:
-        return DiskTier(self.directory, LIMIT, segment_bytes=MIB // 2)
+        tier = DiskTier(self.directory, LIMIT, segment_bytes=MIB // 2)
+        for namespace, quota in self.quotas.items():
+            tier.set_quota(namespace, quota)
+        return tier
 
     def found(self) -> set[bytes]:
         return {key for key, here in zip(ALL_KEYS, self.tier.contains(ALL_KEYS), strict=True) if here}
@@ -51,14 +58,20 @@ class DiskTierStates(RuleBasedStateMachine):
 
     @rule(pages=some_pages)
     def write(self, pages: list[PageWrite]) -> None:
-        evicted = self.tier.statistics().evicted
+        before = self.tier.statistics()
         answers = self.tier.write(pages)
         now = self.found()
         assert answers == [page.key in now for page in pages]
-        assert answers[-1] or pages[-1].key in self.here, "the newest page is never pushed out"
+        if not self.quotas[pages[-1].key[:32]]:
+            assert answers[-1] or pages[-1].key in self.here, "the newest page is never pushed out"
         wanted = self.here | {page.key for page in pages}
         assert now <= wanted
-        assert self.tier.statistics().evicted - evicted == len(wanted - now)
+        counts = self.tier.statistics()
+        assert counts.evicted - before.evicted + counts.refused - before.refused == len(wanted - now)
+        written = {page.key[:32] for page in pages}
+        assert counts.refused == before.refused or any(self.quotas[namespace] for namespace in written)
+        for namespace in written:
+            assert self.tier.used_by(namespace) <= (self.quotas[namespace] or LIMIT)
         self.durable &= now
         self.here = now
 
@@ -76,6 +89,16 @@ class DiskTierStates(RuleBasedStateMachine):
     @rule(pages=some_pages)
     def read(self, pages: list[PageWrite]) -> None:
         assert read_pages(self.tier, pages) == [page.key in self.here for page in pages]
+
+    @rule(namespace=st.sampled_from(NAMESPACES), quota=st.sampled_from([0, 100_000, 400_000, 900_000]))
+    def set_quota(self, namespace: bytes, quota: int) -> None:
+        self.quotas[namespace] = quota
+        self.tier.set_quota(namespace, quota)
+        assert self.found() == self.here
+
+    @rule(pages=some_pages)
+    def touch(self, pages: list[PageWrite]) -> None:
+        self.tier.touch([page.key for page in pages])
 
     @rule()
     def flush(self) -> None:
@@ -132,7 +155,11 @@ class DiskTierStates(RuleBasedStateMachine):
             held = sum(path.stat().st_size for path in self.directory.iterdir())
             assert held <= counts.used_bytes <= counts.limit_bytes
             assert counts.pages == len(self.here)
-            assert counts.corrupt == counts.errors == counts.refused == 0
+            assert counts.corrupt == counts.errors == 0
+            for namespace in NAMESPACES:
+                here = [page for page in PAGES if page.key in self.here and page.key.startswith(namespace)]
+                used = sum(padded(len(page.payload)) + RECORDS_BYTES for page in here)
+                assert self.tier.used_by(namespace) == used
             assert self.tier.check().damaged == 0
 
     def teardown(self) -> None:

@@ -26,7 +26,8 @@ from kvstore.segments.io_threads import IoThreads, LateError
 from kvstore.segments.log import SegmentLog, write_cost
 from kvstore.segments.plan import leading_within, order_to_leave, plan_chunks
 from kvstore.segments.segment import Entry, Segment
-from kvstore.tiers.disk_reads import DiskReads, Fetched, Outcome
+from kvstore.tiers.disk.quotas import Quotas
+from kvstore.tiers.disk.reads import DiskReads, Fetched, Outcome
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
 
 _log = logging.getLogger(__name__)
@@ -34,10 +35,8 @@ _log = logging.getLogger(__name__)
 DEADLINE_SECONDS = 5.0
 _READS = 4
 """Reads that are in flight at once."""
-_TICKS = 64
-"""The clock of use ticks so often while the limit is written once."""
-_LATELY = 32
-"""Used within so many ticks: wanted."""
+_LATELY_SHARE = 2
+"""Used while this part of the limit was written last: wanted."""
 _CARRY_SHARE = 4
 """At most this part of a segment is carried over: of what is written, at most a third is written again."""
 _RESTING = "the disk keeps failing, and is left alone for a while"
@@ -135,14 +134,15 @@ class DiskTier:
         self._writing = threading.Lock()
         self._lock = threading.Lock()
         self._index = PageIndex()
+        self._quotas = Quotas(self._index)
         self._unreadable: set[bytes] = set()  # in the index, but the last read was refused: written anew if asked
         self._forgotten: set[bytes] = set()  # out of the index, but not yet by a tombstone on disk
         self._dead = DeadRecords()
         self._counts = _Counts()
         self._used_bytes = 0
         self._closed = False
-        self._tick_bytes = max(1, limit_bytes // _TICKS)
-        self._written = self._tick_bytes * (_LATELY + 1)  # what is found at opening was not used lately
+        self._lately = limit_bytes // _LATELY_SHARE
+        self._clock_of_use = 0  # bytes that were written
         self._to_leave: list[int] = []
         self._left_in_vain = False  # a segment left for a full file system, and there was no room all the same
         self._reading_health = Health(clock)
@@ -262,7 +262,7 @@ class DiskTier:
                 elif outcome is Outcome.FAILED and self._place_of(key) == place:
                     self._unreadable.add(key)
             if touched:  # a row may have got another page by now, which then counts as read: no harm
-                self._index.touch(np.array(touched, np.int64), self._tick)
+                self._index.touch(np.array(touched, np.int64), self._clock_of_use)
             counts.missed += answers.count(None)
         return answers
 
@@ -270,7 +270,23 @@ class DiskTier:
         """Note that pages were used, though they were not read here: those that are used stay longer. No I/O."""
         with self._lock:
             rows = self._index.find(keys)
-            self._index.touch(rows[rows >= 0], self._tick)
+            self._index.touch(rows[rows >= 0], self._clock_of_use)
+
+    def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
+        """Limit what the pages of a namespace take, from its next write on; 0: by the tier's limit alone.
+
+        Pages that leave for it are forgotten; their bytes come back when their segments leave.
+
+        Raises:
+            InvalidRequestError: ``prefix`` is no fingerprint (32 bytes), or the limit is below 0.
+        """
+        with self._lock:
+            self._quotas.set(prefix, limit_bytes)
+
+    def used_by(self, prefix: bytes) -> int:
+        """Bytes of a namespace's pages: whole blocks, and a record each in a header and a footer. No I/O."""
+        with self._lock:
+            return self._index.bytes_of(prefix)
 
     def remove(self, keys: Sequence[bytes]) -> int:
         """Forget pages, also over a restart. Returns how many were here. Segments left without pages are deleted."""
@@ -345,6 +361,7 @@ class DiskTier:
                 _log.warning("closing: %s", error)
             with self._lock:
                 self._index = PageIndex()
+                self._quotas = Quotas(self._index)
             self._closed = True
             self._segments.close()
             self._reading_threads.close()
@@ -353,31 +370,28 @@ class DiskTier:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def _replay(self) -> None:
-        for segment, records in self._segments.replay():
+        for age, (segment, records) in enumerate(self._segments.replay()):
             keys = _table_keys(records)
             hidden = records["codec"] == record.TOMBSTONE
             if not hidden.any() and len(set(keys)) == len(keys):
-                self._replay_pages(segment, keys, records)
+                self._replay_pages(segment, keys, records, age)
                 continue
             for at, key in enumerate(keys):  # in order: a page may come, go and come again
                 if hidden[at]:
                     segment.tombstones.append(key)
                     self._forget([key], pending=False)
                 else:
-                    self._replay_pages(segment, [key], records[at : at + 1])
+                    self._replay_pages(segment, [key], records[at : at + 1], age)
+        self._clock_of_use = self._lately + len(self._segments.segments) + 1  # none of them was used lately
 
-    def _replay_pages(self, segment: Segment, keys: list[bytes], records: npt.NDArray[np.void]) -> None:
+    def _replay_pages(self, segment: Segment, keys: list[bytes], records: npt.NDArray[np.void], tick: int) -> None:
         """Pages of one segment, no key twice."""
         segment.encrypted = segment.encrypted or bool((records["codec"] == record.AES_GCM).any())
         rows = self._bury(keys)
         ids = np.full(len(keys), segment.id, np.uint64)
-        self._index.put_columns(keys, ids, records["offset"], records["length"], records["checksum"], 0, rows)
+        self._index.put_columns(keys, ids, records["offset"], records["length"], records["checksum"], tick, rows)
 
     # -- the index; the caller holds the lock ------------------------------------------------------------------------
-
-    @property
-    def _tick(self) -> int:
-        return self._written // self._tick_bytes
 
     def _rows(self, keys: Sequence[bytes]) -> list[int]:
         rows: list[int] = self._index.find(keys).tolist()
@@ -412,7 +426,7 @@ class DiskTier:
         with self._lock:
             rows = self._rows([page.key for page in pages])
             # What is here is in use: it should not leave for the rest of its prefix.
-            self._index.touch(np.array([row for row in rows if row >= 0], np.int64), self._tick)
+            self._index.touch(np.array([row for row in rows if row >= 0], np.int64), self._clock_of_use)
             for page, row in zip(pages, rows, strict=True):
                 if page.key in wanted or (row >= 0 and page.key not in self._unreadable):
                     continue
@@ -422,7 +436,23 @@ class DiskTier:
                     wanted[page.key] = Entry(page.key, page.checksum, page.payload)
                 else:
                     self._counts.refused += 1
+            for fingerprint, keys in self._quotas.limited([page.key for page in pages]).items():
+                self._keep_quota(fingerprint, keys, wanted)
         return list(wanted.values())
+
+    def _keep_quota(self, fingerprint: bytes, keys: Sequence[bytes], wanted: dict[bytes, Entry]) -> None:
+        """Let pages of a namespace leave for those of ``keys`` that are wanted; drop from these what can't fit."""
+        here = dict(zip(keys, self._rows(keys), strict=True))
+        asked = [key for key in keys if key in wanted or here[key] >= 0]
+        lengths = self._index.lengths(np.array([here[key] for key in asked], np.int64)).tolist()
+        for at, key in enumerate(asked):
+            if key in wanted:
+                lengths[at] = wanted[key].length + self._segments.overhead_bytes
+        fitting, leaving = self._quotas.fit(fingerprint, asked, lengths)
+        for key in asked[fitting:]:
+            self._counts.refused += wanted.pop(key, None) is not None
+        self._counts.evicted += len(leaving)
+        self._forget(self._index.keys(leaving))
 
     def _wrong(self, pages: Sequence[PageWrite]) -> set[bytes]:
         """The pages that are not what their checksums say: once encrypted, that could not be seen any more."""
@@ -489,12 +519,12 @@ class DiskTier:
             self._used_bytes = self._segments.used_bytes
             rows = self._bury(keys)
             if not carried:
-                self._written += sum(record.padded(place.length) for place in places)
+                self._clock_of_use += sum(record.padded(place.length) for place in places)
                 self._counts.stored += len(places)
                 self._counts.written_bytes += sum(entry.length for entry in entries)
             else:
                 self._counts.carried += len(places)
-            self._index.put(keys, places, self._tick, rows)
+            self._index.put(keys, places, self._clock_of_use, rows)
             # Either by this tombstone, or because this page comes after.
             self._forgotten.difference_update([entry.key for entry in entries])
             self._unreadable.difference_update(keys)
@@ -561,7 +591,7 @@ class DiskTier:
         self._to_leave = [each for each in self._to_leave if each in by_id]
         if not self._to_leave:
             ids = [segment.id for segment in self._segments.segments]
-            live, wanted = self._index.bytes_by_segment(ids, self._tick - _LATELY)
+            live, wanted = self._index.bytes_by_segment(ids, self._clock_of_use - self._lately)
             sizes = {each: (a, w) for each, a, w in zip(ids, live, wanted, strict=True)}
             order = order_to_leave(
                 [segment.footprint for segment in candidates],
@@ -633,7 +663,7 @@ class DiskTier:
     def _carry_over(self, victim: Segment) -> None:
         """Write the pages of a segment that are wanted most once more, as far as there is room for them."""
         with self._lock:
-            rows = self._index.read_since(self._index.rows_in(victim.id), self._tick - _LATELY)
+            rows = self._index.read_since(self._index.rows_in(victim.id), self._clock_of_use - self._lately)
             places, keys = self._index.places(rows), self._index.keys(rows)
         room = min(-self._segments.missing([]), self._segments.reserve_bytes or victim.size, victim.size)
         budget = min(victim.size // _CARRY_SHARE, room)
