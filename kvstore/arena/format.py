@@ -13,6 +13,9 @@ FRAME_BYTES = 4096
 """Slots start at, and are padded to, multiples of this many bytes."""
 HEADER_BYTES = 64
 MAX_UNITS = 1024
+BUCKET_WORDS = 8
+BUCKET_BYTES = 8 * BUCKET_WORDS
+"""A bucket of the index: one cache line of 64-bit words."""
 
 COUNTERS_OFFSET = 1024
 """Where the node's persistent counters lie: unsigned 64-bit numbers, in the order of ``COUNTERS``."""
@@ -96,6 +99,11 @@ def frames_for(length: int) -> int:
 def headers_bytes(arena_bytes: int) -> int:
     """Size of the ``headers`` file for an arena of this size."""
     return SLOTS_OFFSET + arena_bytes // FRAME_BYTES * HEADER_BYTES
+
+
+def buckets_for(arena_bytes: int) -> int:
+    """Buckets of the index: at most 0.4 pages for each of its words, if every page takes one frame only."""
+    return -(-arena_bytes // FRAME_BYTES * 5 // (2 * BUCKET_WORDS))
 
 
 def unit_bytes_for(arena_bytes: int) -> int:
