@@ -74,18 +74,22 @@ def stage_write(payloads: Sequence[ByteArray]) -> list[ByteArray]:
     They are valid until the thread's next staging, and as long as the payloads are.
     """
     split = [_in_place(payload) for payload in payloads]
-    memory = _bounce.take(sum(padded(len(payload) - here) for payload, here in zip(payloads, split, strict=True)))
+    rests = [padded(len(payload) - here) for payload, here in zip(payloads, split, strict=True)]
+    memory = _bounce.take(sum(rests))
     buffers = []
     at = 0
-    for payload, here in zip(payloads, split, strict=True):
+    for payload, here, rest_bytes in zip(payloads, split, rests, strict=True):
+        if not rest_bytes:
+            buffers.append(payload)
+            continue
         if here:
             buffers.append(payload[:here])
-        if rest := len(payload) - here:
-            staged = memory[at : at + padded(rest)]
-            staged[:rest] = payload[here:]
-            staged[rest:] = 0
-            buffers.append(staged)
-            at += len(staged)
+        rest = len(payload) - here
+        staged = memory[at : at + rest_bytes]
+        staged[:rest] = payload[here:]
+        staged[rest:] = 0
+        buffers.append(staged)
+        at += rest_bytes
     return buffers
 
 

@@ -29,8 +29,10 @@ class Fingerprints:
 
     def of(self, keys: Sequence[bytes]) -> Numbers:
         """The number of each key's namespace."""
-        find = self._numbers.get
-        return np.fromiter((find(key[:FINGERPRINT_BYTES], -1) for key in keys), np.int32, len(keys))
+        names = [key[:FINGERPRINT_BYTES] for key in keys]
+        if names and names.count(names[0]) == len(names):  # mostly they are all of one
+            return np.full(len(names), self.find(names[0]), np.int32)
+        return np.array([self.find(name) for name in names], np.int32)
 
     def beginning_with(self, prefix: bytes) -> Numbers:
         """The numbers of the namespaces whose fingerprints begin with ``prefix``."""

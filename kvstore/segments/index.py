@@ -25,7 +25,8 @@ Ticks = npt.NDArray[np.uint64]
 _EMPTY, _DELETED = -1, -2
 _HASH_BYTES = KEY_BYTES - FINGERPRINT_BYTES
 _WORDS = _HASH_BYTES // 8
-_FEW = 48  # up to here, a plain loop is faster than NumPy's overhead
+_WINDOW = np.arange(8, dtype=np.uint32)
+_FEW = 12  # up to here, a plain loop is faster than NumPy's overhead
 
 
 class Place(NamedTuple):
@@ -70,48 +71,29 @@ class PageIndex:
         """The row of each key, -1 for those that are not here."""
         if len(keys) <= _FEW or set(map(len, keys)) != {KEY_BYTES}:
             return np.array([self._find(key) for key in keys], np.int64)
-        wanted, namespaces = _words(keys), self._fingerprints.of(keys)
         hashes = _hashes(keys)
         rows = np.full(len(keys), -1, np.int64)
         mask = np.uint32(len(self._table) - 1)
-        pending = np.arange(len(keys))
-        slots = hashes & mask
-        while True:
-            candidates = self._table[slots]
-            going = candidates != _EMPTY
-            pending, slots, candidates = pending[going], slots[going], candidates[going]
-            if not len(pending):
-                return rows
-            same = (candidates >= 0) & (self._hashes[candidates] == hashes[pending])
-            same[same] = self._namespaces[candidates[same]] == namespaces[pending[same]]
-            same[same] = (self._block_hashes[candidates[same]] == wanted[pending[same]]).all(axis=1)
-            rows[pending[same]] = candidates[same]
-            pending, slots = pending[~same], (slots[~same] + np.uint32(1)) & mask
+        pending, wanted, slots = np.arange(len(keys)), hashes[:, None], hashes[:, None] + _WINDOW
+        while len(pending):
+            candidates = self._table[slots & mask]
+            # Each looks for its hash, or for the end of the row of slots in which it would be.
+            stops = (self._hashes[candidates] == wanted) & (candidates >= 0) | (candidates == _EMPTY)
+            first = stops.argmax(axis=1)
+            lines = np.arange(len(pending))
+            found = stops[lines, first]
+            rows[pending[found]] = candidates[lines, first][found]
+            pending, wanted, slots = pending[~found], wanted[~found], slots[~found] + np.uint32(len(_WINDOW))
+        here = np.flatnonzero(rows >= 0)
+        if len(here):
+            chosen = [keys[at] for at in here.tolist()] if len(here) < len(keys) else keys
+            same = (self._block_hashes[rows[here]] == _words(chosen)).all(axis=1)
+            same &= self._namespaces[rows[here]] == self._fingerprints.of(chosen)
+            for at in here[~same].tolist():  # another key of the same hash stood first
+                rows[at] = self._find(keys[at])
+        return rows
 
-    def put(self, keys: Sequence[bytes], places: Sequence[Place], tick: int, rows: Rows | None = None) -> Rows:
-        """Note where pages lie now, and that they were used at ``tick``; they count as not read yet.
-
-        Args:
-            keys: no key twice.
-            places: one for each.
-            tick: the clock of use, see :meth:`touch`.
-            rows: what :meth:`find` answers for the keys, where that is known.
-
-        Returns:
-            Their rows.
-        """
-        segments, offsets, lengths, checksums = zip(*places, strict=True) if places else ((), (), (), ())
-        return self.put_columns(
-            keys,
-            np.array(segments, np.uint64),
-            np.array(offsets, np.uint64),
-            np.array(lengths, np.uint32),
-            np.array(checksums, np.uint64),
-            tick,
-            rows,
-        )
-
-    def put_columns(
+    def put(
         self,
         keys: Sequence[bytes],
         segments: npt.NDArray[np.uint64],
@@ -121,7 +103,20 @@ class PageIndex:
         tick: int,
         rows: Rows | None = None,
     ) -> Rows:
-        """:meth:`put`, the places column by column."""
+        """Note where pages lie now, and that they were used at ``tick``; they count as not read yet.
+
+        Args:
+            keys: no key twice.
+            segments: their ids.
+            offsets: of the payloads, in bytes from the start of the file.
+            lengths: of the payloads, in bytes, without padding.
+            checksums: xxh3_64 of the bytes on disk.
+            tick: the clock of use, see :meth:`touch`.
+            rows: what :meth:`find` answers for the keys, where that is known.
+
+        Returns:
+            Their rows.
+        """
         if rows is None:
             rows = self.find(keys)
         new = np.flatnonzero(rows < 0)
@@ -337,13 +332,20 @@ class PageIndex:
         """Put rows into the table, which has none of their keys."""
         mask = np.uint32(len(self._table) - 1)
         pending, slots = rows, hashes & mask
-        while len(pending):
+        while len(pending) > _FEW:
             was = self._table[slots]
             free = was < 0
             self._table[slots[free]] = pending[free]  # where two want one slot, the last one has it
             placed = self._table[slots] == pending
             self._filled += int((placed & (was == _EMPTY)).sum())
             pending, slots = pending[~placed], (slots[~placed] + np.uint32(1)) & mask
+        last = len(self._table) - 1
+        for row, slot in zip(pending.tolist(), slots.tolist(), strict=True):
+            at = slot
+            while (was_here := int(self._table[at])) >= 0:
+                at = (at + 1) & last
+            self._filled += was_here == _EMPTY
+            self._table[at] = row
 
     def _rebuild(self, made: Rows) -> None:
         """A new table, without deleted ones, for the rows that hold a page and those that are being made."""

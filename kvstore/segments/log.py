@@ -20,9 +20,9 @@ from kvstore.segments.blockfile import SYNC_DEADLINES, Patience
 from kvstore.segments.cipher import TAG_BYTES, Cipher
 from kvstore.segments.io_threads import LateError
 from kvstore.segments.plan import CHUNK_BYTES
-from kvstore.segments.record import BLOCK, Record
+from kvstore.segments.record import BLOCK, ChunkSize
 from kvstore.segments.recovery import RecoveredSegment, recover
-from kvstore.segments.segment import Entry, Segment, segment_id, segment_name
+from kvstore.segments.segment import NO_CHUNK, Entry, Segment, segment_id, segment_name
 from kvstore.segments.write_budget import FILE_BYTES, WriteBudget
 
 LOCK_NAME = "lock"
@@ -135,7 +135,7 @@ class SegmentLog:
                 self.budget = WriteBudget(directory, write_limit_bytes, patience, now)
                 """Bytes that may be written today."""
                 self._small_bytes += self.budget.file_bytes
-                self._most_padded = limit_bytes - self._small_bytes - _fresh_footprint([0])
+                self._most_padded = limit_bytes - self._small_bytes - _fresh_footprint(ChunkSize(1, 0))
                 self._recovered, self._next_id = self._recover()
             except BaseException:
                 self._lock.release()
@@ -214,22 +214,26 @@ class SegmentLog:
         """How long the payloads of entries will be on disk."""
         return [entry.length + (self.overhead_bytes if entry.payload is not None else 0) for entry in entries]
 
-    def missing(self, lengths: Sequence[int], reserve_bytes: int = 0) -> int:
-        """How many bytes too few are free for an append of these payload lengths that leaves a reserve."""
-        if not lengths:
+    def chunk_size(self, entries: Sequence[Entry]) -> ChunkSize:
+        """How large a chunk of these entries is."""
+        return ChunkSize.of(self.stored_lengths(entries))
+
+    def missing(self, chunk: ChunkSize = NO_CHUNK, reserve_bytes: int = 0) -> int:
+        """How many bytes too few are free for an append of this size that leaves a reserve."""
+        if not chunk.records:
             growth = 0
-        elif self._active is not None and self._takes(self._active, lengths):
-            growth = self._active.footprint_with(lengths) - self._active.footprint
+        elif self._active is not None and self._takes(self._active, chunk):
+            growth = self._active.footprint_with(chunk) - self._active.footprint
         else:
-            growth = _fresh_footprint(lengths)
+            growth = _fresh_footprint(chunk)
         return self.used_bytes + growth + reserve_bytes - self._room()
 
-    def may_leave(self, lengths: Sequence[int]) -> list[Segment]:
+    def may_leave(self, chunk: ChunkSize) -> list[Segment]:
         """The segments of which one may leave to make room for such an append; the one it goes to is last or not in.
 
         Those in which calls still hang are not in.
         """
-        takes = self._active is not None and self._takes(self._active, lengths)
+        takes = self._active is not None and self._takes(self._active, chunk)
         return [segment for segment in self.segments if not segment.stuck and not (takes and segment is self._active)]
 
     def is_active(self, segment: Segment) -> bool:
@@ -268,16 +272,16 @@ class SegmentLog:
             self._room_bytes = self.limit_bytes
         return self._room_bytes
 
-    def append(self, entries: Sequence[Entry]) -> tuple[Segment, list[Record]]:
+    def append(self, entries: Sequence[Entry]) -> tuple[Segment, npt.NDArray[np.void]]:
         """Write one chunk; room was made before.
 
         Returns:
-            The segment, and what it holds of each entry now.
+            The segment, and the record of each entry (``record.RECORDS``).
 
         Raises:
             OSError: the system refuses, or is late. Nothing was added; the next append starts a new segment.
         """
-        if self._active is not None and not self._takes(self._active, self.stored_lengths(entries)):
+        if self._active is not None and not self._takes(self._active, self.chunk_size(entries)):
             self._seal_active()
         if self._active is None:
             self._directory_synced = False
@@ -331,8 +335,8 @@ class SegmentLog:
         self.budget.close()
         self._lock.release()
 
-    def _takes(self, active: Segment, lengths: Sequence[int]) -> bool:
-        return active.empty or active.footprint_with(lengths) <= self.segment_bytes
+    def _takes(self, active: Segment, chunk: ChunkSize) -> bool:
+        return active.empty or active.footprint_with(chunk) <= self.segment_bytes
 
     def _seal_active(self) -> None:
         assert self._active is not None
@@ -352,11 +356,11 @@ class SegmentLog:
         self._older_bytes = sum(segment.footprint for segment in self.segments if segment is not self._active)
 
 
-def write_cost(lengths: Sequence[int]) -> int:
-    """Bytes that an append of these payload lengths writes at most, its part of headers and footer included."""
-    return _fresh_footprint(lengths) + BLOCK
+def write_cost(chunk: ChunkSize) -> int:
+    """Bytes that an append of this size writes at most, its part of headers and footer included."""
+    return _fresh_footprint(chunk) + BLOCK
 
 
-def _fresh_footprint(lengths: Sequence[int]) -> int:
-    """What a new segment with one chunk of these payload lengths counts."""
-    return BLOCK + record.chunk_bytes(lengths) + record.footer_bytes(len(lengths))
+def _fresh_footprint(chunk: ChunkSize) -> int:
+    """What a new segment with this one chunk counts."""
+    return BLOCK + chunk.bytes + record.footer_bytes(chunk.records)

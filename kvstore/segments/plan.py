@@ -26,6 +26,8 @@ def plan_chunks(lengths: Sequence[int], most_bytes: int = CHUNK_BYTES) -> list[r
     """
     ranges = []
     start = total = 0
+    if 0 < len(lengths) <= CHUNK_RECORDS and sum(map(padded, lengths)) <= most_bytes:
+        return [range(len(lengths))]
     for index, length in enumerate(lengths):
         size = padded(length)
         if index > start and (total + size > most_bytes or index - start == CHUNK_RECORDS):

@@ -78,6 +78,24 @@ class SegmentHeader:
     """By which the key is known that they are encrypted with; zeros when they are not."""
 
 
+class ChunkSize(NamedTuple):
+    """What a chunk takes of a file."""
+
+    records: int
+    payload_bytes: int
+    """Length of all payloads with their padding."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> ChunkSize:
+        """The size of a chunk whose payloads have these lengths (0 for a tombstone)."""
+        return cls(len(lengths), sum(map(padded, lengths)))
+
+    @property
+    def bytes(self) -> int:
+        """Length of the whole chunk: header and payloads."""
+        return chunk_header_bytes(self.records) + self.payload_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
     """What stands before the payloads of one append."""
@@ -88,12 +106,13 @@ class ChunkHeader:
     """The chunk's number in its segment; grows from chunk to chunk."""
     payload_bytes: int
     """Length of all payloads with their padding."""
-    records: tuple[Record, ...]
+    table: bytes
+    """Its records, 88 bytes each."""
 
     @property
-    def size(self) -> int:
-        """Length of the whole chunk in bytes: header and payloads."""
-        return chunk_header_bytes(len(self.records)) + self.payload_bytes
+    def size(self) -> ChunkSize:
+        """How much of the file it takes."""
+        return ChunkSize(len(self.table) // _RECORD.size, self.payload_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +136,6 @@ def padded(length: int) -> int:
 def chunk_header_bytes(records: int) -> int:
     """Length of the header of a chunk of so many records."""
     return padded(_TABLE_AT + records * _RECORD.size)
-
-
-def chunk_bytes(lengths: Sequence[int]) -> int:
-    """Length of a chunk whose payloads have these lengths (0 for a tombstone)."""
-    return chunk_header_bytes(len(lengths)) + sum(map(padded, lengths))
 
 
 def footer_bytes(records: int) -> int:
@@ -169,8 +183,9 @@ def decode_segment_header(block: bytes) -> SegmentHeader | None:
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
     """One or more blocks."""
-    body = _CHUNK.pack(header.segment, header.stamp, header.sequence, len(header.records), header.payload_bytes)
-    return _close(_CHUNK_MAGIC, body + encode_records(header.records), chunk_header_bytes(len(header.records)))
+    records = header.size.records
+    body = _CHUNK.pack(header.segment, header.stamp, header.sequence, records, header.payload_bytes)
+    return _close(_CHUNK_MAGIC, body + header.table, chunk_header_bytes(records))
 
 
 def announced_chunk_header_bytes(block: bytes) -> int | None:
@@ -187,8 +202,8 @@ def decode_chunk_header(blocks: bytes) -> ChunkHeader | None:
     if body is None:
         return None
     segment, stamp, sequence, count, payload_bytes = _CHUNK.unpack_from(body)
-    records = decode_records(body[_CHUNK.size : _CHUNK.size + count * _RECORD.size])
-    return ChunkHeader(segment, stamp, sequence, payload_bytes, records)
+    table = body[_CHUNK.size : _CHUNK.size + count * _RECORD.size]
+    return ChunkHeader(segment, stamp, sequence, payload_bytes, table)
 
 
 def encode_trailer(trailer: Trailer) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore.errors import FormatError
 from kvstore.segments import record
-from kvstore.segments.record import BLOCK, ChunkHeader, Record
+from kvstore.segments.record import BLOCK, ChunkHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _by_footer(fd: int, segment: int, stamp: bytes, size: int) -> RecoveredSegme
 
 
 def _by_scan(fd: int, segment: int, stamp: bytes, size: int) -> RecoveredSegment:
-    records: list[Record] = []
+    table = bytearray()
     sequence = -1
     offset = end = BLOCK
     while offset + BLOCK <= size:
@@ -108,14 +108,14 @@ def _by_scan(fd: int, segment: int, stamp: bytes, size: int) -> RecoveredSegment
             chunk is not None
             and (chunk.segment, chunk.stamp) == (segment, stamp)
             and chunk.sequence > sequence
-            and offset + chunk.size <= size
+            and offset + chunk.size.bytes <= size
         ):
-            records += chunk.records
+            table += chunk.table
             sequence = chunk.sequence
-            offset = end = offset + chunk.size
+            offset = end = offset + chunk.size.bytes
         else:
             offset += BLOCK
-    return RecoveredSegment(segment, stamp, size, end, sealed=False, table=record.encode_records(records))
+    return RecoveredSegment(segment, stamp, size, end, sealed=False, table=bytes(table))
 
 
 def _chunk_header(fd: int, offset: int, size: int) -> ChunkHeader | None:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from kvstore.segments import aligned, record
 from kvstore.segments.blockfile import BlockFile, Patience
 from kvstore.segments.cipher import TAG_BYTES, Cipher, SegmentCipher
 from kvstore.segments.io_threads import LateError
-from kvstore.segments.record import BLOCK, ByteArray, ChunkHeader, Record, SegmentHeader, Trailer, padded
+from kvstore.segments.record import BLOCK, ByteArray, ChunkHeader, ChunkSize, SegmentHeader, Trailer, padded
 from kvstore.segments.recovery import RecoveredSegment
 
 _NAME = re.compile(r"([0-9a-f]{16})\.segment")
@@ -33,6 +34,9 @@ def segment_id(name: str) -> int | None:
     """The id of the segment whose file has this name; None for any other file."""
     match = _NAME.fullmatch(name)
     return int(match[1], 16) if match else None
+
+
+NO_CHUNK = ChunkSize(0, 0)
 
 
 class Entry(NamedTuple):
@@ -143,14 +147,14 @@ class Segment:
     @property
     def footprint(self) -> int:
         """Bytes that count against a limit: the file's, and those of the footer that it will get."""
-        return self.footprint_with([])
+        return self.footprint_with(NO_CHUNK)
 
-    def footprint_with(self, lengths: Sequence[int]) -> int:
-        """The footprint after another chunk, whose payloads have these lengths."""
+    def footprint_with(self, chunk: ChunkSize) -> int:
+        """The footprint after another chunk."""
         if not self._footer_due:
             return self.size
-        chunk = record.chunk_bytes(lengths) if lengths else 0
-        return self.size + chunk + record.footer_bytes(self._count + len(lengths))
+        growth = chunk.bytes if chunk.records else 0
+        return self.size + growth + record.footer_bytes(self._count + chunk.records)
 
     @property
     def empty(self) -> bool:
@@ -166,11 +170,11 @@ class Segment:
     def _count(self) -> int:
         return len(self._table) // record.RECORDS.itemsize
 
-    def append(self, entries: Sequence[Entry]) -> list[Record]:
+    def append(self, entries: Sequence[Entry]) -> npt.NDArray[np.void]:
         """Write one chunk.
 
         Returns:
-            What the segment holds of each entry now.
+            The record of each entry (``record.RECORDS``).
 
         Raises:
             OSError: the system refuses, or is late. Nothing was added; the segment takes no further chunk and
@@ -180,11 +184,10 @@ class Segment:
         assert self._stamp is not None
         at = self.size + record.chunk_header_bytes(len(entries))
         payloads, records = self._encode(entries, at)
-        payload_bytes = sum(padded(entry.length) for entry in records)
+        table = records.tobytes()
+        payload_bytes = sum(map(padded, records["length"].tolist()))
         at += payload_bytes
-        header = record.encode_chunk_header(
-            ChunkHeader(self.id, self._stamp, self._sequence, payload_bytes, tuple(records))
-        )
+        header = record.encode_chunk_header(ChunkHeader(self.id, self._stamp, self._sequence, payload_bytes, table))
         self.synced = False
         try:
             _write_staged(self._file, [_bytes(header), *payloads], self.size)
@@ -193,31 +196,45 @@ class Segment:
             raise
         self.size = at
         self._sequence += 1
-        self._table += record.encode_records(records)
+        self._table += table
         self.tombstones += [entry.key for entry in entries if entry.payload is None]
         return records
 
-    def _encode(self, entries: Sequence[Entry], at: int) -> tuple[list[ByteArray], list[Record]]:
+    def _encode(self, entries: Sequence[Entry], at: int) -> tuple[list[ByteArray], npt.NDArray[np.void]]:
         """What is written of each page, and the record of each entry, from an offset on."""
-        payloads, records = [], []
-        memory = at_memory = None
-        if self.cipher is not None:
-            lengths = [entry.length + TAG_BYTES for entry in entries if entry.payload is not None]
-            memory, at_memory = aligned.take_for_encryption(sum(map(padded, lengths))), 0
-        for key, checksum, payload in entries:
-            if payload is None:
-                records.append(Record(key, at, 0, 0, record.TOMBSTONE))
-                continue
-            codec = record.RAW
-            if self.cipher is not None and memory is not None and at_memory is not None:
-                stored = memory[at_memory : at_memory + len(payload) + TAG_BYTES]
-                self.cipher.encrypt(at, key, payload, stored)
-                at_memory += padded(len(stored))
-                payload, checksum, codec = stored, xxhash.xxh3_64_intdigest(stored.data), record.AES_GCM
-            payloads.append(payload)
-            records.append(Record(key, at, checksum, len(payload), codec))
-            at += padded(len(payload))
+        keys, checksums, written = zip(*entries, strict=True)
+        payloads = [payload for payload in written if payload is not None]
+        overhead = TAG_BYTES if self.cipher is not None else 0
+        lengths = [0 if payload is None else len(payload) + overhead for payload in written]
+        ends = at + np.cumsum([padded(length) for length in lengths])
+        records = np.zeros(len(entries), record.RECORDS)
+        records["key"] = np.frombuffer(b"".join(keys), f"V{record.KEY_BYTES}")
+        records["offset"][0] = at
+        records["offset"][1:] = ends[:-1]
+        records["checksum"] = checksums
+        records["length"] = lengths
+        if len(payloads) < len(entries):
+            records["codec"] = [record.TOMBSTONE if payload is None else record.RAW for payload in written]
+        if self.cipher is not None and payloads:
+            payloads = self._encrypt(self.cipher, payloads, records)
         return payloads, records
+
+    def _encrypt(
+        self, cipher: SegmentCipher, payloads: Sequence[ByteArray], records: npt.NDArray[np.void]
+    ) -> list[ByteArray]:
+        """The payloads as they are stored; notes checksums and codec of these in their records."""
+        pages = np.flatnonzero(records["codec"] != record.TOMBSTONE)
+        lengths = records["length"][pages].tolist()
+        memory = aligned.take_for_encryption(sum(map(padded, lengths)))
+        encrypted, at = [], 0
+        for place, payload, length in zip(pages.tolist(), payloads, lengths, strict=True):
+            stored = memory[at : at + length]
+            at += padded(length)
+            cipher.encrypt(int(records["offset"][place]), records["key"][place].tobytes(), payload, stored)
+            records["checksum"][place] = xxhash.xxh3_64_intdigest(stored.data)
+            encrypted.append(stored)
+        records["codec"][pages] = record.AES_GCM
+        return encrypted
 
     def seal(self) -> OSError | None:
         """Append the footer and close the file, after cutting what a failed append left.

@@ -25,7 +25,8 @@ from kvstore.segments.index import PageIndex, Place, Rows
 from kvstore.segments.io_threads import IoThreads, LateError
 from kvstore.segments.log import SegmentLog, write_cost
 from kvstore.segments.plan import leading_within, order_to_leave, plan_chunks
-from kvstore.segments.segment import Entry, Segment
+from kvstore.segments.record import ChunkSize
+from kvstore.segments.segment import NO_CHUNK, Entry, Segment
 from kvstore.tiers.disk.quotas import Quotas
 from kvstore.tiers.disk.reads import DiskReads, Fetched, Outcome
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
@@ -165,7 +166,7 @@ class DiskTier:
         )
         try:
             self._replay()
-            self._make_room([], carry=False)
+            self._make_room(NO_CHUNK, carry=False)
             self.recovery = self._segments.settle()
             """What opening found (:class:`~kvstore.segments.log.RecoveryReport`)."""
         except OSError as error:
@@ -389,7 +390,7 @@ class DiskTier:
         segment.encrypted = segment.encrypted or bool((records["codec"] == record.AES_GCM).any())
         rows = self._bury(keys)
         ids = np.full(len(keys), segment.id, np.uint64)
-        self._index.put_columns(keys, ids, records["offset"], records["length"], records["checksum"], tick, rows)
+        self._index.put(keys, ids, records["offset"], records["length"], records["checksum"], tick, rows)
 
     # -- the index; the caller holds the lock ------------------------------------------------------------------------
 
@@ -424,16 +425,18 @@ class DiskTier:
         wanted: dict[bytes, Entry] = {}
         wrong = self._wrong(pages) if self._segments.overhead_bytes else set()
         with self._lock:
-            rows = self._rows([page.key for page in pages])
+            rows = self._index.find([page.key for page in pages])
+            here = rows >= 0
             # What is here is in use: it should not leave for the rest of its prefix.
-            self._index.touch(np.array([row for row in rows if row >= 0], np.int64), self._clock_of_use)
-            for page, row in zip(pages, rows, strict=True):
-                if page.key in wanted or (row >= 0 and page.key not in self._unreadable):
+            self._index.touch(rows[here], self._clock_of_use)
+            fits = {length: length and self._segments.fits(length) for length in {len(page.payload) for page in pages}}
+            for (key, checksum, payload, _), known in zip(pages, here.tolist(), strict=True):
+                if key in wanted or (known and key not in self._unreadable):
                     continue
-                if page.key in wrong:
+                if key in wrong:
                     self._counts.corrupt += 1
-                elif len(page.payload) and self._segments.fits(len(page.payload)):
-                    wanted[page.key] = Entry(page.key, page.checksum, page.payload)
+                elif fits[len(payload)]:
+                    wanted[key] = Entry(key, checksum, payload)
                 else:
                     self._counts.refused += 1
             for fingerprint, keys in self._quotas.limited([page.key for page in pages]).items():
@@ -460,16 +463,16 @@ class DiskTier:
 
     def _store(self, entries: Sequence[Entry]) -> None:
         """Make room for one chunk of pages, and write it. What can't be is counted."""
-        lengths = self._segments.stored_lengths(entries)
+        size = self._segments.chunk_size(entries)
         # Closed: the directory may be another's by now.
         may = not self._closed and self._may(self._writing_health)
-        if not may or not self._segments.budget.take(write_cost(lengths)):
+        if not may or not self._segments.budget.take(write_cost(size)):
             with self._lock:
                 self._counts.refused += len(entries)
             return
         try:
             try:
-                self._make_room(lengths)
+                self._make_room(size)
                 self._append(entries)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._left_in_vain:
@@ -479,7 +482,7 @@ class DiskTier:
                 self._failed(error)
                 self._segments.file_system_is_full()
                 self._left_in_vain = True
-                self._make_room(lengths)
+                self._make_room(size)
                 self._append(entries)
         except OSError as error:
             self._failed(error)
@@ -510,21 +513,20 @@ class DiskTier:
                         self._dead.add(key, last.id)
                     self._forgotten.update(key for key, row in zip(keys, self._rows(keys), strict=True) if row < 0)
             raise
-        places = [
-            Place(segment.id, each.offset, each.length, each.checksum)
-            for each in records
-            if each.codec != record.TOMBSTONE
-        ]
+        if len(keys) < len(entries):
+            records = records[records["codec"] != record.TOMBSTONE]
+        ids = np.full(len(keys), segment.id, np.uint64)
+        columns = (ids, records["offset"], records["length"], records["checksum"])
         with self._lock:
             self._used_bytes = self._segments.used_bytes
             rows = self._bury(keys)
             if not carried:
-                self._clock_of_use += sum(record.padded(place.length) for place in places)
-                self._counts.stored += len(places)
-                self._counts.written_bytes += sum(entry.length for entry in entries)
+                self._clock_of_use += sum(map(record.padded, records["length"].tolist()))
+                self._counts.stored += len(keys)
+                self._counts.written_bytes += sum([entry.length for entry in entries])
             else:
-                self._counts.carried += len(places)
-            self._index.put(keys, places, self._clock_of_use, rows)
+                self._counts.carried += len(keys)
+            self._index.put(keys, *columns, self._clock_of_use, rows)
             # Either by this tombstone, or because this page comes after.
             self._forgotten.difference_update([entry.key for entry in entries])
             self._unreadable.difference_update(keys)
@@ -537,11 +539,11 @@ class DiskTier:
             entries = [Entry(key, 0, None) for key in self._forgotten]
         try:
             for chunk in plan_chunks([0] * len(entries)):
-                self._make_room([0] * len(chunk))
+                self._make_room(ChunkSize(len(chunk), 0))
                 # Making room may have made some of them needless.
                 still = [entries[index] for index in chunk if entries[index].key in self._forgotten]
                 if still:
-                    self._segments.budget.take(write_cost([0] * len(still)), must=True)
+                    self._segments.budget.take(write_cost(ChunkSize(len(still), 0)), must=True)
                     self._append(still)
         except OSError as error:
             self._failed(error)
@@ -564,21 +566,21 @@ class DiskTier:
 
     # -- making room; the caller holds `_writing` --------------------------------------------------------------------
 
-    def _make_room(self, lengths: Sequence[int], *, carry: bool = True) -> None:
-        """Let segments leave until a chunk of these payload lengths fits.
+    def _make_room(self, chunk: ChunkSize, *, carry: bool = True) -> None:
+        """Let segments leave until a chunk of this size fits.
 
         Raises:
             OSError: the system refuses to delete one, or is late, or all that could leave has.
         """
         log = self._segments
         # First with something to spare for carrying over, as long as there is an older segment to take it from.
-        while carry and log.missing(lengths, log.reserve_bytes) > 0:
-            candidates = [segment for segment in log.may_leave(lengths) if not log.is_active(segment)]
+        while carry and log.missing(chunk, log.reserve_bytes) > 0:
+            candidates = [segment for segment in log.may_leave(chunk) if not log.is_active(segment)]
             if not candidates:
                 break
             self._reclaim(self._victim(candidates), candidates[0], carry=True)
-        while log.missing(lengths) > 0:
-            candidates = log.may_leave(lengths)
+        while log.missing(chunk) > 0:
+            candidates = log.may_leave(chunk)
             if not candidates:
                 if log.try_to_grow():  # nothing is left that could make room in a full file system
                     continue
@@ -615,7 +617,7 @@ class DiskTier:
         """
         with self._lock:
             hidden = self._to_be_hidden(victim)
-        if hidden and victim is not oldest and self._segments.missing([0] * len(hidden)) > 0:
+        if hidden and victim is not oldest and self._segments.missing(ChunkSize(len(hidden), 0)) > 0:
             victim = oldest
         if carry:
             self._carry_over(victim)
@@ -630,8 +632,9 @@ class DiskTier:
         try:
             # Before the file goes: a crash in between must not bring back what was removed.
             for chunk in plan_chunks([0] * len(hidden)):
-                if self._segments.missing([0] * len(chunk)) <= 0:
-                    self._segments.budget.take(write_cost([0] * len(chunk)), must=True)
+                size = ChunkSize(len(chunk), 0)
+                if self._segments.missing(size) <= 0:
+                    self._segments.budget.take(write_cost(size), must=True)
                     self._append([Entry(hidden[index], 0, None) for index in chunk])
             self._segments.drop(victim)
         except OSError:
@@ -665,7 +668,7 @@ class DiskTier:
         with self._lock:
             rows = self._index.read_since(self._index.rows_in(victim.id), self._clock_of_use - self._lately)
             places, keys = self._index.places(rows), self._index.keys(rows)
-        room = min(-self._segments.missing([]), self._segments.reserve_bytes or victim.size, victim.size)
+        room = min(-self._segments.missing(), self._segments.reserve_bytes or victim.size, victim.size)
         budget = min(victim.size // _CARRY_SHARE, room)
         most = leading_within([place.length for place in places], budget)
         chosen = sorted(zip(places[:most], keys[:most], strict=True))
@@ -684,12 +687,8 @@ class DiskTier:
                 ]
                 self._counts.errors += len(fetched.errors)
                 self._counts.late += fetched.late
-            lengths = [entry.length for entry in entries]
-            if (
-                not entries
-                or self._segments.missing(lengths) > 0
-                or not self._segments.budget.take(write_cost(lengths))
-            ):
+            size = self._segments.chunk_size(entries)
+            if not entries or self._segments.missing(size) > 0 or not self._segments.budget.take(write_cost(size)):
                 return
             try:
                 self._append(entries, carried=True)
@@ -706,7 +705,7 @@ class DiskTier:
             with self._lock:
                 hidden = self._to_be_hidden(segment)
                 full = len(self._index.rows_in(number)) > 0
-            if full or self._segments.missing([0] * len(hidden)) > 0:
+            if full or self._segments.missing(ChunkSize(len(hidden), 0)) > 0:
                 continue
             if not self._may(self._writing_health):
                 return

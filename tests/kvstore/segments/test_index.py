@@ -1,6 +1,7 @@
 """The index against a dictionary."""
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.segments import index
-from kvstore.segments.index import PageIndex, Place
+from kvstore.segments.index import PageIndex, Place, Rows
 from kvstore.segments.record import BLOCK, padded
 
 # Three namespaces, one of them with most of the pages.
@@ -23,6 +24,12 @@ places = st.builds(
     checksum=st.integers(0, (1 << 64) - 1),
 )
 numbers = st.lists(st.integers(0, 59), unique=True, max_size=60)
+
+
+def put(pages: PageIndex, keys: Sequence[bytes], where: Sequence[Place], tick: int) -> Rows:
+    segments, offsets, lengths, checksums = zip(*where, strict=True) if where else ((), (), (), ())
+    columns = np.array(segments, np.uint64), np.array(offsets, np.uint64), np.array(lengths, np.uint32)
+    return pages.put(keys, *columns, np.array(checksums, np.uint64), tick)
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,7 +47,7 @@ def test_it_is_a_dictionary(steps: list[tuple[str, list[int], Place]], few: int,
             named = [keys[number] for number in chosen]
             if step == "put":
                 new = [place._replace(checksum=number) for number in chosen]
-                pages.put(named, new, 1)
+                put(pages, named, new, 1)
                 model.update(zip(named, new, strict=True))
             elif step == "remove":
                 rows = pages.find(named)
@@ -67,7 +74,7 @@ def test_it_grows_and_takes_little_memory() -> None:
     pages = PageIndex()
     for segment in range(60):
         keys = [os.urandom(64) for _ in range(1000)]
-        pages.put(keys, [Place(segment, (n + 1) * BLOCK, 65536, n) for n in range(1000)], segment)
+        put(pages, keys, [Place(segment, (n + 1) * BLOCK, 65536, n) for n in range(1000)], segment)
     assert len(pages) == 60_000
     assert pages.memory_bytes < 130 * 60_000
     assert pages.places(pages.find(keys)) == [Place(59, (n + 1) * BLOCK, 65536, n) for n in range(1000)]
@@ -78,19 +85,19 @@ def test_it_grows_and_takes_little_memory() -> None:
 
 def test_what_was_read_lately_the_latest_first() -> None:
     pages = PageIndex()
-    rows = pages.put(KEYS, [Place(1, BLOCK, 1, 1)] * 60, tick=5)
+    rows = put(pages, KEYS, [Place(1, BLOCK, 1, 1)] * 60, tick=5)
     assert len(pages.read_since(rows, 0)) == 0, "written is not read"
     pages.touch(rows[:3], 6)
     pages.touch(rows[3:5], 8)
     assert pages.keys(pages.read_since(rows, 7)) == KEYS[3:5]
     assert pages.keys(pages.read_since(rows, 6)) == [*KEYS[3:5], *KEYS[:3]]
-    pages.put(KEYS[:4], [Place(2, BLOCK, 1, 1)] * 4, tick=9)
+    put(pages, KEYS[:4], [Place(2, BLOCK, 1, 1)] * 4, tick=9)
     assert pages.keys(pages.read_since(rows, 0)) == KEYS[4:5], "what was carried over must be read again"
 
 
 def test_keys_of_another_length_are_not_here() -> None:
     pages = PageIndex()
-    pages.put(KEYS, [Place(1, BLOCK, 1, 1)] * 60, 0)
+    put(pages, KEYS, [Place(1, BLOCK, 1, 1)] * 60, 0)
     odd = [KEYS[0][:63], KEYS[1] + b"x", b""] * 60
     assert (pages.find(odd) < 0).all()
     assert pages.keys(pages.rows_with_prefix(KEYS[7][:40])) == [KEYS[7]]
@@ -103,9 +110,9 @@ def test_keys_of_another_length_are_not_here() -> None:
 def test_the_least_used_leave_first_and_tails_before_heads() -> None:
     pages = PageIndex()
     first, second = KEYS[:8], KEYS[8:16]
-    pages.put(first, [Place(1, (n + 1) * BLOCK, 1, 1) for n in range(8)], tick=5)
-    pages.put(second, [Place(2, (n + 1) * BLOCK, 1, 1) for n in range(8)], tick=7)
-    pages.put([b"x" * 64], [Place(2, 90 * BLOCK, 1, 1)], tick=0)
+    put(pages, first, [Place(1, (n + 1) * BLOCK, 1, 1) for n in range(8)], tick=5)
+    put(pages, second, [Place(2, (n + 1) * BLOCK, 1, 1) for n in range(8)], tick=7)
+    put(pages, [b"x" * 64], [Place(2, 90 * BLOCK, 1, 1)], tick=0)
     pages.touch(pages.find(first[2:4]), 9)
     fingerprint = KEYS[0][:32]
     order = [*reversed(first[4:]), *reversed(first[:2]), *reversed(second), *reversed(first[2:4])]
@@ -122,7 +129,7 @@ def test_many_namespaces_that_come_and_go_take_no_memory() -> None:
     pages = PageIndex()
     for turn in range(200):
         keys = [bytes([turn, number]) * 32 for number in range(10)]
-        rows = pages.put(keys, [Place(1, BLOCK, 1, 1)] * 10, 0)
+        rows = put(pages, keys, [Place(1, BLOCK, 1, 1)] * 10, 0)
         assert pages.keys(pages.rows_with_prefix(bytes([turn]))) == keys
         pages.remove(rows)
     assert len(pages) == 0

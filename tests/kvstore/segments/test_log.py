@@ -232,9 +232,9 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
         assert found(log) == [1]
         log.settle()
         for number in range(10):
-            lengths = [MIB // 2]
-            while log.missing(lengths) > 0:
-                log.drop(log.may_leave(lengths)[0])
+            size = log.chunk_size([entry(number, MIB // 2)])
+            while log.missing(size) > 0:
+                log.drop(log.may_leave(size)[0])
             segment, _ = log.append([entry(number, MIB // 2)])
         assert segment.id > 8
     assert [(tmp_path / name).read_bytes() for name in names] == [b"not ours"] * 4

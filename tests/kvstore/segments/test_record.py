@@ -32,12 +32,12 @@ def test_segment_header_round_trip(header: SegmentHeader) -> None:
         stamp=stamps,
         sequence=u32,
         payload_bytes=u64,
-        records=st.lists(records, max_size=100).map(tuple),
+        table=st.lists(records, max_size=100).map(record.encode_records),
     )
 )
 def test_chunk_header_round_trip(header: ChunkHeader) -> None:
     blocks = record.encode_chunk_header(header)
-    assert len(blocks) == record.chunk_header_bytes(len(header.records))
+    assert len(blocks) == record.chunk_header_bytes(header.size.records)
     assert record.announced_chunk_header_bytes(blocks[:BLOCK]) == len(blocks)
     assert record.decode_chunk_header(blocks) == header
 
@@ -58,7 +58,9 @@ def entry(number: int) -> Record:
     [
         (record.encode_segment_header(SegmentHeader(7, b"s" * 16)), record.decode_segment_header),
         (
-            record.encode_chunk_header(ChunkHeader(7, b"s" * 16, 3, BLOCK, tuple(map(entry, range(60))))),
+            record.encode_chunk_header(
+                ChunkHeader(7, b"s" * 16, 3, BLOCK, record.encode_records(map(entry, range(60))))
+            ),
             record.decode_chunk_header,
         ),
         (record.encode_trailer(Trailer(7, b"s" * 16, BLOCK, 9, 5)), record.decode_trailer),
@@ -86,6 +88,7 @@ def test_headers_never_pass_for_each_other() -> None:
 def test_sizes_follow_from_the_layout() -> None:
     # 64 bytes of header and 88 a record: 45 records fit into the first block.
     assert [record.chunk_header_bytes(n) for n in (0, 1, 45, 46)] == [BLOCK, BLOCK, BLOCK, 2 * BLOCK]
-    assert record.chunk_bytes([1, 0, BLOCK + 1]) == BLOCK + 3 * BLOCK
+    assert record.ChunkSize.of([1, 0, BLOCK + 1]) == (3, 3 * BLOCK)
+    assert record.ChunkSize.of([1, 0, BLOCK + 1]).bytes == BLOCK + 3 * BLOCK
     assert record.footer_bytes(0) == BLOCK
     assert record.footer_bytes(1) == 2 * BLOCK
