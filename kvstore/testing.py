@@ -284,7 +284,7 @@ class TierQuotaContract(TierContract):
         with self.opened_with_quotas(open_tier) as tier:
             tier.set_quota(pages[0].key[:32], 8 << 20)
             for page in pages:
-                tier.touch([pages[0].key, make_page_of(3, 1, 1).key])
+                assert tier.touch([pages[0].key, make_page_of(3, 1, 1).key]) == [page is not pages[0], False]
                 assert tier.write([page]) == [True]
             found = read_pages(tier, pages)
             assert found[0]
@@ -292,7 +292,7 @@ class TierQuotaContract(TierContract):
             assert not found[1]
 
     def test_bytes_are_counted_by_namespace(self, open_tier: Callable[[], QuotaTier]) -> None:
-        """Those of pages that are here."""
+        """Those of pages that are here. A tier may keep the bytes of a page until those beside it go as well."""
         pages = [make_page_of(1, n, 70_000) for n in range(4)]
         with self.opened_with_quotas(open_tier) as tier:
             assert tier.used_by(pages[0].key[:32]) == 0
@@ -302,7 +302,7 @@ class TierQuotaContract(TierContract):
             tier.write(pages)
             assert tier.used_by(pages[0].key[:32]) == before
             tier.remove([page.key for page in pages[:3]])
-            assert 70_000 <= tier.used_by(pages[0].key[:32]) < before
+            assert 70_000 <= tier.used_by(pages[0].key[:32]) <= before
             tier.remove([page.key for page in pages])
             assert tier.used_by(pages[0].key[:32]) == 0
             assert tier.used_by(bytes([9]) * 32) == 0

@@ -117,11 +117,14 @@ class Tier(Protocol):
 class QuotaTier(Tier, Protocol):
     """A tier that knows namespaces."""
 
-    def touch(self, keys: Sequence[bytes]) -> None:
+    def touch(self, keys: Sequence[bytes]) -> list[bool]:
         """Note that pages were used in a faster tier: they count as read lately. Unknown keys are passed over.
 
         Called by a background thread. A tier of this node alone does no I/O for it; one that nodes share may block up
         to its own deadline.
+
+        Returns:
+            For each page, False if it is certainly not here, and may be written again. What nobody can tell is True.
         """
         ...
 

@@ -267,11 +267,16 @@ class DiskTier:
             counts.missed += answers.count(None)
         return answers
 
-    def touch(self, keys: Sequence[bytes]) -> None:
-        """Note that pages were used, though they were not read here: those that are used stay longer. No I/O."""
+    def touch(self, keys: Sequence[bytes]) -> list[bool]:
+        """Note that pages were used, though they were not read here: those that are used stay longer. No I/O.
+
+        Returns:
+            Which of them are here.
+        """
         with self._lock:
             rows = self._index.find(keys)
             self._index.touch(rows[rows >= 0], self._clock_of_use)
+        return [row >= 0 for row in rows.tolist()]
 
     def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
         """Limit what the pages of a namespace take, from its next write on; 0: by the tier's limit alone.

@@ -151,8 +151,8 @@ def part_sizes(header_bytes: int, payload_bytes: int) -> list[int]:
     return sizes
 
 
-CHUNK_OVERHEAD = 640
-"""Charged for a chunk's names and its places in the bucket's order and list."""
+CHUNK_OVERHEAD = 1024
+"""Charged for a chunk's names, its places in orders and list, and its namespace's order and books."""
 PAGE_OVERHEAD = 320
 """Charged for a page's entry."""
 

@@ -4,22 +4,23 @@
 ``kvstore:buckets``                   string    how many buckets there are; the first node says it
 ``kvstore:page:PAGE KEY``             string    where a page is (:mod:`kvstore.tiers.redis.entry`)
 ``kvstore:{B}:order``                 zset      bucket B's chunks by last use
-``kvstore:{B}:chunks``                hash      what each is charged with, and how it is cut
-``kvstore:{B}:books``                 hash      ``bytes`` and ``pages``: the sums over ``chunks``
+``kvstore:{B}:order:NAMESPACE``       zset      of these, the ones of a namespace
+``kvstore:{B}:chunks``                hash      what each is charged with, how it is cut, and its namespace
+``kvstore:{B}:books``                 hash      ``bytes``, ``pages``, ``bytes:NAMESPACE``: the sums over ``chunks``
 ``kvstore:{B}:chunk:NONCE:PART``      string    a chunk's bytes, mostly in one part, number 0
 ====================================  ========  ===================================================================
 
-Page key (64 bytes) and nonce (16) are raw bytes. The braces are Redis Cluster's hash tag: a bucket's keys lie in one
-slot, so that one script can change them together.
+Page key (64 bytes), namespace (its first 32) and nonce (16) are raw bytes. The braces are Redis Cluster's hash tag: a
+bucket's keys lie in one slot, so that one script can change them together.
 """
 
 from __future__ import annotations
 
-import xxhash
-
 BUCKETS = b"kvstore:buckets"
 PAGE_PREFIX = b"kvstore:page:"
+NAMESPACE_FIELD = b"bytes:"
 NONCE_BYTES = 16
+NAMESPACE_BYTES = 32
 
 
 def page_name(key: bytes) -> bytes:
@@ -45,8 +46,3 @@ def bucket_names(bucket: int) -> tuple[bytes, bytes, bytes]:
 def part_name(bucket: int, nonce: bytes, part: int) -> bytes:
     """The name of one part of a chunk."""
     return b"kvstore:{%d}:chunk:%b:%d" % (bucket, nonce, part)
-
-
-def bucket_of(key: bytes, buckets: int) -> int:
-    """The bucket of a chunk whose first page has this key."""
-    return xxhash.xxh3_64_intdigest(key) % buckets

@@ -29,6 +29,11 @@ class NewChunk:
         return part_sizes(len(self.head), sum(self.header.stored))
 
     @property
+    def charge(self) -> int:
+        """What it counts against budget and quota."""
+        return chunk.charge(self.sizes, len(self.payloads))
+
+    @property
     def keys(self) -> list[bytes]:
         """Its pages' keys."""
         return [self.header.namespace + block_hash for block_hash in self.header.hashes]
@@ -37,12 +42,17 @@ class NewChunk:
         """What will say where its pages are."""
         return entries_of(self.header, self.bucket, len(self.head))
 
-    def admission(self, budget: int, live_ms: bytes) -> list[bytes]:
-        """The arguments of the script ``ADMIT``."""
-        sizes = self.sizes
-        charge = chunk.charge(sizes, len(self.payloads))
-        numbers = [charge, len(self.payloads), len(self.head), len(sizes), budget]
-        return [self.header.nonce, *(b"%d" % number for number in numbers), live_ms]
+    def admission(self, budget: int, live_ms: bytes, quota: int | None) -> list[bytes]:
+        """The arguments of the script ``ADMIT``.
+
+        Args:
+            budget: most bytes in its bucket.
+            live_ms: milliseconds that its values live.
+            quota: most bytes of its namespace there; None: no quota.
+        """
+        numbers = [self.charge, len(self.payloads), len(self.head), len(self.sizes), budget]
+        most = b"" if quota is None else b"%d" % quota
+        return [self.header.nonce, *(b"%d" % number for number in numbers), live_ms, self.header.namespace, most]
 
     def commands(self) -> list[tuple[bytes, list[Argument]]]:
         """For each value its name, and the command that puts it where the admission made a place for it."""

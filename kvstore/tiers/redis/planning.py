@@ -66,3 +66,9 @@ def plan_chunks(pages: Sequence[NewPage]) -> list[range]:
         chunks.append(range(start, at))
         start = at
     return chunks
+
+
+def cut_smaller(chunk: range, most_pages: int | None) -> list[range]:
+    """A chunk in pieces of so many pages; None: whole."""
+    step = most_pages or len(chunk)
+    return [chunk[at : at + step] for at in range(0, len(chunk), step)]

@@ -19,15 +19,18 @@ from kvstore.hashing import HASH_BYTES
 from kvstore.tiers.redis import chunk as chunks
 from kvstore.tiers.redis import codec, names, scripts
 from kvstore.tiers.redis.address import parse_address
+from kvstore.tiers.redis.books import Books
 from kvstore.tiers.redis.breaker import FIRST_PAUSE
-from kvstore.tiers.redis.chunk import CHUNK_BYTES, ChunkHeader, allocated
+from kvstore.tiers.redis.chunk import CHUNK_BYTES, ChunkHeader
 from kvstore.tiers.redis.codec_choice import CodecChoice
 from kvstore.tiers.redis.entry import PageEntry, decode, reference
 from kvstore.tiers.redis.loading import Load, Outcome
 from kvstore.tiers.redis.merging import MOST_TAILS, begins_a_row, fills_a_row, is_tail
 from kvstore.tiers.redis.new_chunk import NewChunk, entries_of
 from kvstore.tiers.redis.node import Request
-from kvstore.tiers.redis.planning import NewPage, plan_chunks, positions
+from kvstore.tiers.redis.periodic import Periodic
+from kvstore.tiers.redis.planning import NewPage, cut_smaller, plan_chunks, positions
+from kvstore.tiers.redis.quotas import FULL_CHUNK, Share, share_of
 from kvstore.tiers.redis.resp import Argument, Buffer, Reply, ServerError
 from kvstore.tiers.redis.servers import NO_ANSWER, Servers
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
@@ -40,6 +43,7 @@ BUCKET_CHUNKS = 16
 MOST_BUCKETS = 1 << 14
 TIME_TO_LIVE = 7 * 86400.0
 """Seconds after which the server drops what it has, if nobody else did: only a safety net."""
+REFRESH_SECONDS = 5.0
 _BATCH_BYTES = 32 << 20
 """Bytes that are sent, or asked for, under one deadline."""
 _READS = 2
@@ -98,6 +102,7 @@ class RedisTier:
         lookup_timeout: seconds for ``contains``; what comes later is a miss.
         time_to_live: seconds after which the server drops what nobody dropped.
         pause: seconds for which a server is left alone after it failed, at first.
+        refresh: seconds between two looks at what all nodes together have there.
 
     Raises:
         ConfigError: the URL can't be read, or the limit is too small. A server that is away is no error.
@@ -114,12 +119,13 @@ class RedisTier:
         lookup_timeout: float = 0.05,
         time_to_live: float = TIME_TO_LIVE,
         pause: float = FIRST_PAUSE,
+        refresh: float = REFRESH_SECONDS,
     ) -> None:
         least = 4 * CHUNK_BYTES
         if limit_bytes < least:
             raise ConfigError(f"redis: a limit of {limit_bytes} bytes, the least is {format_size(least)}")
         self._limit_bytes = limit_bytes
-        self._own_buckets = max(1, min(MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * allocated(CHUNK_BYTES + 4096))))
+        self._own_buckets = max(1, min(MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * FULL_CHUNK)))
         self._buckets = self._own_buckets
         self._timeout = timeout
         self._lookup_timeout = lookup_timeout
@@ -127,8 +133,10 @@ class RedisTier:
         self._lock = threading.Lock()
         self._counts = _Counts()
         self._codecs = CodecChoice()
-        self._used_bytes = self._pages = 0
+        self._books = Books()
+        self._quotas: dict[bytes, int] = {}
         self._servers = Servers(parse_address(url), scripts.ALL, timeout, pause)
+        self._look = Periodic(self._look_around, refresh, "kvstore-redis-books")
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Which pages are here: one pipelined request to each server, and a miss where the answer is late.
@@ -168,10 +176,10 @@ class RedisTier:
         for page in pages:
             if len(page.key) != KEY_BYTES:
                 raise InvalidRequestError(f"a page key has {len(page.key)} bytes, it must have {KEY_BYTES}")
-        here = self._write(pages)
+        here, pushed_out = self._write(pages)
         answers = [page.key in here for page in pages]
         with self._lock:
-            self._counts.refused += answers.count(False)
+            self._counts.refused += sum(page.key not in here and page.key not in pushed_out for page in pages)
         return answers
 
     def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
@@ -217,33 +225,62 @@ class RedisTier:
     def flush(self) -> None:
         """Nothing is held back here: what was answered as stored is in Redis, as durable as that is set up to be."""
 
-    def statistics(self) -> TierStatistics:
-        """A frozen view of the counters; asks the servers for what all nodes together have there."""
-        deadline = time.monotonic() + self._timeout
-        asked = [
-            self._request(names.bucket_names(bucket)[2], [b"HMGET", names.bucket_names(bucket)[2], b"bytes", b"pages"])
-            for bucket in range(self._current_buckets(deadline))
-        ]
-        sums = np.zeros(2, np.int64)
-        whole = True
-        for reply in self._servers.exchange(asked, deadline):
-            match reply:
-                case [used, pages]:
-                    sums += [_number(used), _number(pages)]
-                case _:
-                    whole = False
+    def touch(self, keys: Sequence[bytes]) -> list[bool]:
+        """Pages were used in a faster tier: their chunks count as read just now, those of the first pages last of all.
+
+        Blocks up to the lookup's deadline.
+
+        Returns:
+            False for each page that is certainly not here. One that nobody could tell of counts as here.
+        """
+        deadline = time.monotonic() + self._lookup_timeout
+        raw, _ = self._raw_entries(keys, deadline, renew=True)
+        entries = {key: entry for key, value in zip(keys, raw, strict=True) if (entry := decode(value)) is not None}
+        gone = {key for _, some, found in self._touch(entries, deadline) if found == 0 for key in some}
+        here = [not isinstance(value, bytes | None) or key in entries for key, value in zip(keys, raw, strict=True)]
+        return [there and key not in gone for key, there in zip(keys, here, strict=True)]
+
+    def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
+        """Most bytes that a namespace's pages may take here from now on, those of all nodes: give every node the same.
+
+        A write that would pass it lets the namespace's least recently used chunks leave first. The quota is divided
+        over buckets (:mod:`kvstore.tiers.redis.quotas`); what is too much when it is set leaves at the next write.
+
+        Args:
+            prefix: the namespace's fingerprint, 32 bytes.
+            limit_bytes: 0: no limit but the tier's.
+
+        Raises:
+            InvalidRequestError: not a fingerprint, or less than 0.
+        """
+        if len(prefix) != names.NAMESPACE_BYTES:
+            raise InvalidRequestError(f"a fingerprint has {len(prefix)} bytes, it must have {names.NAMESPACE_BYTES}")
+        if limit_bytes < 0:
+            raise InvalidRequestError(f"a quota is {limit_bytes} bytes, the least is 0 (no quota)")
         with self._lock:
-            if whole:
-                self._used_bytes, self._pages = map(int, sums)
+            self._quotas.pop(prefix, None)
+            if limit_bytes:
+                self._quotas[prefix] = limit_bytes
+
+    def used_by(self, prefix: bytes) -> int:
+        """Bytes that a namespace's pages take here, those of all nodes, as of when the servers last said so."""
+        return self._books.used_by(prefix)
+
+    def statistics(self) -> TierStatistics:
+        """A frozen view of the counters, without any I/O.
+
+        ``used_bytes`` and ``pages`` are those of all nodes, as of when the servers last said so: at once behind what
+        this node did, else every few seconds.
+        """
+        used_bytes, pages = self._books.totals()
+        with self._lock:
             return TierStatistics(
-                used_bytes=self._used_bytes,
-                limit_bytes=self._limit_bytes,
-                pages=self._pages,
-                **asdict(self._counts),
+                used_bytes=used_bytes, limit_bytes=self._limit_bytes, pages=pages, **asdict(self._counts)
             )
 
     def close(self) -> None:
         """Close all connections. No method may be called after it."""
+        self._look.close()
         self._servers.close()
 
     # -- entries -----------------------------------------------------------------------------------------------------
@@ -251,8 +288,14 @@ class RedisTier:
     def _request(self, key: bytes, arguments: Sequence[Argument], into: Sequence[Buffer] = ()) -> Request:
         return Request(self._servers.slot(key), arguments, into)
 
-    def _raw_entries(self, keys: Sequence[bytes], deadline: float, *also: Request) -> tuple[list[Reply], list[Reply]]:
-        """What stands under the names of pages, and the replies to other requests that went along."""
+    def _raw_entries(
+        self, keys: Sequence[bytes], deadline: float, *also: Request, renew: bool = False
+    ) -> tuple[list[Reply], list[Reply]]:
+        """What stands under the names of pages, and the replies to other requests that went along.
+
+        Args:
+            renew: let the entries live on.
+        """
         by_slot: dict[int, list[int]] = defaultdict(list)
         found = [names.page_name(key) for key in keys]
         for place, name in enumerate(found):
@@ -262,7 +305,11 @@ class RedisTier:
             for slot, places in by_slot.items()
             for at in range(0, len(places), _MOST_KEYS)
         ]
-        requests = [Request(slot, [b"MGET", *(found[place] for place in places)]) for slot, places in groups]
+        requests = []
+        for slot, places in groups:
+            some = [found[place] for place in places]
+            command = _evalsha(scripts.RENEW, some, self._live_ms) if renew else [b"MGET", *some]
+            requests.append(Request(slot, command))
         replies = self._servers.exchange([*also, *requests], deadline)
         raw: list[Reply] = [NO_ANSWER] * len(keys)
         for (_, places), reply in zip(groups, replies[len(also) :], strict=True):
@@ -297,14 +344,27 @@ class RedisTier:
 
     def _release(self, gone: Mapping[tuple[int, bytes], int], deadline: float) -> None:
         """Take pages without entries off their chunks."""
-        self._servers.exchange(
-            [
-                self._in_bucket(bucket, scripts.RELEASE, nonce, b"%d" % pages)
-                for (bucket, nonce), pages in gone.items()
-                if pages
-            ],
-            deadline,
-        )
+        releases = [
+            self._in_bucket(bucket, scripts.RELEASE, nonce, b"%d" % pages)
+            for (bucket, nonce), pages in gone.items()
+            if pages
+        ]
+        self._change(releases, {bucket for (bucket, _), pages in gone.items() if pages}, deadline)
+
+    def _change(
+        self, requests: Sequence[Request], buckets: Iterable[int], deadline: float, *, writing: bool = False
+    ) -> list[Reply]:
+        """Send requests that change the books of buckets, and take down what the books say then."""
+        changed = list(buckets)
+        asked = [self._books_of(bucket) for bucket in changed]
+        replies = self._servers.exchange([*requests, *asked], deadline, writing=writing)
+        for bucket, reply in zip(changed, replies[len(requests) :], strict=True):
+            self._books.said(bucket, reply)
+        return replies[: len(requests)]
+
+    def _books_of(self, bucket: int) -> Request:
+        name = names.bucket_names(bucket)[2]
+        return self._request(name, [b"HGETALL", name])
 
     def _in_bucket(self, bucket: int, script: bytes, *arguments: bytes) -> Request:
         keys = names.bucket_names(bucket)
@@ -341,7 +401,7 @@ class RedisTier:
         used: dict[int, list[bytes]] = defaultdict(list)
         for load in loads:
             used[load.bucket].append(load.nonce)
-        touches = [self._in_bucket(bucket, scripts.TOUCH, *nonces) for bucket, nonces in used.items()]
+        touches = [self._in_bucket(bucket, scripts.TOUCH, self._live_ms, *nonces) for bucket, nonces in used.items()]
         replies = iter(self._servers.exchange([*requests, *touches], deadline))
         out = []
         lost: list[tuple[bytes, PageEntry]] = []
@@ -361,12 +421,12 @@ class RedisTier:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def _write(self, pages: Sequence[PageWrite]) -> set[bytes]:
-        """Store what is not here. Returns the keys of what is here now."""
+    def _write(self, pages: Sequence[PageWrite]) -> tuple[set[bytes], set[bytes]]:
+        """Store what is not here. Returns the keys of what is here now, and of what was here during the call."""
         first = {page.key: page for page in reversed(pages) if len(page.payload)}
         wanted = [key for key in dict.fromkeys(page.key for page in pages) if key in first]
         if not wanted:
-            return set()
+            return set(), set()
         todo = [first[key] for key in wanted]
         deadline = time.monotonic() + self._timeout
         parents: list[bytes] = [page.parent for page in todo]
@@ -375,7 +435,8 @@ class RedisTier:
         self._buckets = self._agreed(agreed)
         known = {key: entry for key, value in zip(asked, raw, strict=True) if (entry := decode(value)) is not None}
         silent = {key for key, value in zip(asked, raw, strict=True) if isinstance(value, ServerError)}
-        brought = self._still_here({key: known[key] for key in wanted if key in known}, deadline)
+        stored = {key: known[key] for key in wanted if key in known}
+        brought = {nonce: set(some) for nonce, some, found in self._touch(stored, deadline) if found == 1}
         skipped = silent.union(*brought.values())
         at = positions(wanted, parents, {key: entry.position for key, entry in known.items()})
         new = [
@@ -389,32 +450,34 @@ class RedisTier:
         useless = {
             key: value for key, value in zip(asked, raw, strict=True) if isinstance(value, bytes) and key not in skipped
         }
-        cuts = plan_chunks([NewPage(page.key, len(page.payload), position) for page, position, _ in new])
+        cuts = [
+            cut
+            for whole in plan_chunks([NewPage(page.key, len(page.payload), position) for page, position, _ in new])
+            for cut in cut_smaller(whole, self._pages_at_once(*_kind(new[whole.start][0])))
+        ]
         made = [
             self._make_chunk([page for page, _, _ in new[cut.start : cut.stop]], *new[cut.start][1:]) for cut in cuts
         ]
+        made = self._fitting(made)
         others: set[bytes] = set()
+        pushed_out: set[bytes] = set()
         for batch in _batches(made, [sum(chunk.sizes) for chunk in made]):
             left, elsewhere = self._store(batch, useless, brought)
             others |= elsewhere
             for gone in left:  # what was here at first may have had to make room for the rest of this very call
-                brought.pop(gone.nonce, None)
+                pushed_out |= brought.pop(gone.nonce, set())
         for chunk in made:
-            if chunk.header.nonce in brought and fills_a_row(chunk.header):
+            if chunk.header.nonce in brought and self._is_to_merge(chunk.header):
                 entry = known.get(chunk.header.namespace + chunk.header.parent)
                 for gone in self._merge(chunk, first, entry) if entry is not None else []:
-                    brought.pop(gone.nonce, None)
-        return others.union(*brought.values())
+                    pushed_out |= brought.pop(gone.nonce, set())
+        return others.union(*brought.values()), pushed_out
 
     def _agree_on_buckets(self) -> list[Request]:
         return [
             self._request(names.BUCKETS, [b"SET", names.BUCKETS, b"%d" % self._own_buckets, b"NX"]),
             self._request(names.BUCKETS, [b"GET", names.BUCKETS]),
         ]
-
-    def _current_buckets(self, deadline: float) -> int:
-        self._buckets = self._agreed(self._servers.exchange(self._agree_on_buckets()[1:], deadline))
-        return self._buckets
 
     def _agreed(self, replies: Sequence[Reply]) -> int:
         """The number of buckets that stands in Redis; the last one known where it does not say."""
@@ -423,19 +486,33 @@ class RedisTier:
             return int(number)
         return self._buckets
 
-    def _still_here(self, entries: Mapping[bytes, PageEntry], deadline: float) -> dict[bytes, set[bytes]]:
-        """Which of these pages' chunks are here: their nonces, and the pages. They count as used."""
+    def _touch(self, entries: Mapping[bytes, PageEntry], deadline: float) -> Iterable[tuple[bytes, list[bytes], Reply]]:
+        """Mark the chunks of pages as used. Says of each its nonce, the pages, and whether it is here (1 or 0)."""
         chunks_of: dict[int, dict[bytes, list[bytes]]] = defaultdict(lambda: defaultdict(list))
         for key, entry in entries.items():
             chunks_of[entry.bucket][entry.nonce].append(key)
-        requests = [self._in_bucket(bucket, scripts.TOUCH, *nonces) for bucket, nonces in chunks_of.items()]
-        here: dict[bytes, set[bytes]] = {}
+        requests = [
+            self._in_bucket(bucket, scripts.TOUCH, self._live_ms, *nonces) for bucket, nonces in chunks_of.items()
+        ]
         for nonces, reply in zip(chunks_of.values(), self._servers.exchange(requests, deadline), strict=True):
             if isinstance(reply, list) and len(reply) == len(nonces):
                 for (nonce, keys), found in zip(nonces.items(), reply, strict=True):
-                    if found == 1:
-                        here[nonce] = set(keys)
-        return here
+                    yield nonce, keys, found
+
+    def _fitting(self, made: Sequence[NewChunk]) -> list[NewChunk]:
+        """Chunks of one call that fit into their namespaces' quotas together, from the first one on: what comes first
+        in a prefix is wanted most."""
+        room: dict[tuple[int, bytes], int] = {}
+        fitting = []
+        for chunk in made:
+            place = chunk.bucket, chunk.header.namespace
+            if place not in room:
+                limit = self._share_of(chunk.header.namespace).limit_in(chunk.bucket)
+                room[place] = self._limit_bytes if limit is None else limit
+            if chunk.charge <= room[place]:
+                room[place] -= chunk.charge
+                fitting.append(chunk)
+        return fitting
 
     def _make_chunk(self, pages: Sequence[PageWrite], position: int, parent: bytes) -> NewChunk:
         namespace = pages[0].key[:-HASH_BYTES]
@@ -453,7 +530,7 @@ class RedisTier:
             position,
             parent[-HASH_BYTES:],
         )
-        return NewChunk(names.bucket_of(pages[0].key, self._buckets), header, header.encode(), payloads)
+        return NewChunk(self._share_of(namespace).bucket_of(pages[0].key), header, header.encode(), payloads)
 
     def _packed(self, payloads: Sequence[PageBytes], namespace: bytes) -> list[Buffer]:
         """What to store of pages: their compressed forms, if that pays."""
@@ -473,15 +550,20 @@ class RedisTier:
     def _admit(self, batch: Sequence[NewChunk], deadline: float) -> tuple[list[NewChunk], list[_Left]]:
         """Write chunks that nobody finds yet. Returns those that stand, and those that made room."""
         budget = self._limit_bytes // self._buckets
-        requests: list[Request] = []
+        over = self._over_quota({chunk.header.namespace for chunk in batch})
+        requests = [
+            self._in_bucket(bucket, scripts.TRIM, namespace, b"%d" % limit) for namespace, bucket, limit in over
+        ]
         for chunk in batch:
-            admission = chunk.admission(budget, self._live_ms)
+            quota = self._share_of(chunk.header.namespace).limit_in(chunk.bucket)
+            admission = chunk.admission(budget, self._live_ms, quota)
             requests.append(self._in_bucket(chunk.bucket, scripts.ADMIT, *admission))
             requests += [self._request(name, command) for name, command in chunk.commands()]
         start = time.perf_counter()
-        replies = iter(self._servers.exchange(requests, deadline, writing=True))
+        changed = {chunk.bucket for chunk in batch}.union(bucket for _, bucket, _ in over)
+        replies = iter(self._change(requests, changed, deadline, writing=True))
         seconds = time.perf_counter() - start
-        left: list[_Left] = []
+        left = [gone for _, bucket, _ in over for gone in _left(bucket, next(replies))]
         standing: dict[bytes, NewChunk] = {}
         failed = 0
         for chunk in batch:
@@ -558,7 +640,38 @@ class RedisTier:
         entries, _ = self._entries(keys, deadline)
         return {key for key, entry in zip(keys, entries, strict=True) if entry is not None}
 
+    def _pages_at_once(self, namespace: bytes, length: int) -> int | None:
+        return self._share_of(namespace).pages_at_once(length)
+
+    def _share_of(self, namespace: bytes) -> Share:
+        return share_of(namespace, self._quotas.get(namespace, 0), self._buckets)
+
+    # -- quotas and books --------------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """Ask all buckets what they hold."""
+        deadline = time.monotonic() + self._timeout
+        buckets = self._agreed(self._servers.exchange(self._agree_on_buckets()[1:], deadline))
+        asked = self._books.now
+        replies = self._servers.exchange([self._books_of(bucket) for bucket in range(buckets)], deadline)
+        self._books.forget_beyond(buckets)
+        for bucket, reply in enumerate(replies):
+            self._books.said(bucket, reply, asked)
+
+    def _over_quota(self, namespaces: Iterable[bytes]) -> list[tuple[bytes, int, int]]:
+        """Where some namespaces have more than they may, as far as is known: which, the bucket, and what they may."""
+        return [
+            (namespace, bucket, limit)
+            for namespace in namespaces
+            if namespace in self._quotas
+            for bucket, size in self._books.holding(namespace).items()
+            if (limit := self._share_of(namespace).limit_in(bucket)) is not None and size > limit
+        ]
+
     # -- merging -----------------------------------------------------------------------------------------------------
+
+    def _is_to_merge(self, header: ChunkHeader) -> bool:
+        return fills_a_row(header) and self._pages_at_once(header.namespace, header.lengths[0]) is None
 
     def _merge(self, last: NewChunk, pages: Mapping[bytes, PageWrite], entry: PageEntry) -> list[_Left]:
         """Write a row that ``last`` has filled as one chunk, point its pages there, and let its pieces go.
@@ -659,12 +772,12 @@ def _evalsha(script: bytes, keys: Sequence[bytes], *arguments: bytes) -> list[Ar
     return [b"EVALSHA", script, b"%d" % len(keys), *keys, *arguments]
 
 
+def _kind(page: PageWrite) -> tuple[bytes, int]:
+    return page.key[:-HASH_BYTES], len(page.payload)
+
+
 def _ones(reply: Reply) -> int:
     return reply.count(1) if isinstance(reply, list) else 0
-
-
-def _number(reply: Reply) -> int:
-    return int(reply) if isinstance(reply, bytes) and reply.isdigit() else 0
 
 
 def _left(bucket: int, reply: Reply) -> list[_Left]:

@@ -7,6 +7,7 @@ import shutil
 import socket
 import tempfile
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def open_redis() -> Iterator[Callable[..., RedisTier]]:
     tiers: list[RedisTier] = []
 
     def start(url: str, limit_bytes: int = 64 << 20, **options: Any) -> RedisTier:
-        defaults = {"timeout": 20.0, "lookup_timeout": 20.0, "pause": 0.01}
+        defaults = {"timeout": 20.0, "lookup_timeout": 20.0, "pause": 0.01, "refresh": 0.05}
         tiers.append(RedisTier(url, limit_bytes, **(defaults | options)))
         return tiers[-1]
 
@@ -124,6 +125,7 @@ class Books:
         self.entries: dict[bytes, bytes] = {}
         self.used_bytes = 0
         self.pages = 0
+        self.by_namespace: Counter[bytes] = Counter()
         self.chunks: dict[bytes, int] = {}
         self.memory = 0
         """What the servers say that our keys take."""
@@ -144,13 +146,24 @@ class Books:
                 assert set(lines) == set(client.zrange(base + b"order", 0, -1))
                 charges = 0
                 pages = 0
+                by_namespace: Counter[bytes] = Counter()
+                orders: dict[bytes, set[bytes]] = defaultdict(set)
                 for nonce, line in lines.items():
-                    charge, live, _, count = map(int, line.split(b":"))
+                    *numbers, namespace = line.split(b":", 4)
+                    charge, live, _, count = map(int, numbers)
                     charges += charge
                     pages += live
+                    by_namespace[namespace] += charge
+                    orders[namespace].add(nonce)
                     self.chunks[nonce] = live
                     expected |= {base + b"chunk:%b:%d" % (nonce, part) for part in range(count)}
-                assert (charges, pages) == (int(books[b"bytes"]), int(books[b"pages"])), "the books don't add up"
+                sums = {b"bytes": charges, b"pages": pages} | {b"bytes:" + name: n for name, n in by_namespace.items()}
+                assert {field: int(value) for field, value in books.items()} == {
+                    field: value for field, value in sums.items() if value
+                }, "the books don't add up"
+                for namespace, nonces in orders.items():
+                    assert set(client.zrange(base + b"order:" + namespace, 0, -1)) == nonces
+                self.by_namespace += by_namespace
                 assert charges <= budget, "a bucket is over its budget"
                 self.used_bytes += charges
                 self.pages += pages

@@ -2,16 +2,18 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.testing import TierContract
+from kvstore.testing import TierQuotaContract
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.tier import Tier
+from kvstore.tiers.tier import QuotaTier
 
 LIMIT = 16 << 20
 
 
-class TestContract(TierContract):
+class TestContract(TierQuotaContract):
     @pytest.fixture(params=["tcp", "unix", "cluster"])
-    def open_tier(self, request: pytest.FixtureRequest, open_redis: Callable[..., RedisTier]) -> Callable[[], Tier]:
+    def open_tier(
+        self, request: pytest.FixtureRequest, open_redis: Callable[..., RedisTier]
+    ) -> Callable[[], QuotaTier]:
         if request.param == "cluster":
             url = request.getfixturevalue("cluster").url
         else:

@@ -209,7 +209,7 @@ def test_garbled_replies_never_become_pages(
             data[rng.randrange(min(len(data), rng.choice([4, 100, 70_000])))] ^= 1 << rng.randrange(8)
 
     for round_ in range(60):
-        pages = [make_page(round_ * 10 + n, 30_000) for n in range(6)]
+        pages = [make_page(1000 + round_ * 10 + n, 30_000) for n in range(6)]
         proxy.garble = garble
         tier.contains([page.key for page in pages])
         tier.write(pages)

@@ -25,7 +25,7 @@ from kvstore.tiers.redis.chunk import (
     part_sizes,
 )
 from kvstore.tiers.redis.entry import PageEntry, decode
-from kvstore.tiers.redis.names import bucket_of, page_pattern
+from kvstore.tiers.redis.names import page_pattern
 from kvstore.tiers.redis.planning import NewPage, plan_chunks, positions
 from kvstore.tiers.redis.resp import ServerError, Wire, encode
 
@@ -232,7 +232,6 @@ def test_positions() -> None:
 
 def test_names() -> None:
     assert page_pattern(b"a*[\\]?-^z") == b"kvstore:page:a\\*\\[\\\\\\]\\?\\-\\^z*"
-    assert {bucket_of(key(1, n), 4) for n in range(100)} == {0, 1, 2, 3}
 
 
 # --- the protocol

@@ -1,0 +1,33 @@
+"""Work that is done now and then, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Periodic:
+    """Does some work at once, and then every so many seconds.
+
+    Args:
+        work: must not raise.
+        seconds: of rest between two times.
+        name: of the thread.
+    """
+
+    def __init__(self, work: Callable[[], None], seconds: float, name: str) -> None:
+        self._work = work
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for what is being done, and stop."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._work()
+            self._stop.wait(self._seconds)
