@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.bench import eviction
+from kvstore.bench import disk, eviction
 
-BENCHES = (eviction,)
+BENCHES = (disk, eviction)
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
