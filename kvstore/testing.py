@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import xxhash
 
-from kvstore.tiers.tier import FINGERPRINT_BYTES, KEY_BYTES, PageBytes, PageWrite, QuotaTier, Tier
+from kvstore.tiers.tier import FINGERPRINT_BYTES, KEY_BYTES, PageBytes, PageWrite, Tier
 
 PAGE_BITS = 18
 """A page of 256 KiB, where its size does not matter."""
@@ -211,23 +211,12 @@ class TierContract:
             assert None not in tier.read([page.key for page in pages], [page.payload for page in pages])
             assert np.array_equal(arena, expected)
 
-
-class TierQuotaContract(TierContract):
-    """What every tier promises of namespaces: see ``touch``, ``set_quota`` and ``used_by``."""
-
-    @contextmanager
-    def opened_with_quotas(self, open_tier: Callable[[], QuotaTier]) -> Iterator[QuotaTier]:
-        """The tier, closed in the end."""
-        tier = open_tier()
-        with self.opened(lambda: tier):
-            yield tier
-
-    def test_a_namespace_keeps_to_its_quota(self, open_tier: Callable[[], QuotaTier]) -> None:
+    def test_a_namespace_keeps_to_its_quota(self, open_tier: Callable[[], Tier]) -> None:
         """At every moment, by letting go of its own pages; the newest is here, what left is counted."""
         pages = [make_page_of(1, n, 1 << PAGE_BITS) for n in range(24)]
         others = [make_page_of(2, n, 1 << PAGE_BITS) for n in range(4)]
         quota = 3 << 20
-        with self.opened_with_quotas(open_tier) as tier:
+        with self.opened(open_tier) as tier:
             assert all(tier.write(others))
             tier.set_quota(pages[0].key[:32], quota)
             for page in pages:
@@ -240,10 +229,10 @@ class TierQuotaContract(TierContract):
             assert read_pages(tier, others) == [True] * 4
             assert tier.used_by(others[0].key[:32]) >= 4 << PAGE_BITS
 
-    def test_one_call_may_exceed_a_quota(self, open_tier: Callable[[], QuotaTier]) -> None:
+    def test_one_call_may_exceed_a_quota(self, open_tier: Callable[[], Tier]) -> None:
         """Its answers are true, and every page that is not here afterwards is counted."""
         pages = [make_page_of(1, n, 1 << PAGE_BITS) for n in range(24)]
-        with self.opened_with_quotas(open_tier) as tier:
+        with self.opened(open_tier) as tier:
             tier.set_quota(pages[0].key[:32], 3 << 20)
             answers = tier.write(pages)
             assert answers == tier.contains([page.key for page in pages]) == read_pages(tier, pages)
@@ -252,10 +241,10 @@ class TierQuotaContract(TierContract):
             counts = tier.statistics()
             assert counts.refused + counts.evicted == answers.count(False)
 
-    def test_a_page_above_its_quota_is_refused(self, open_tier: Callable[[], QuotaTier]) -> None:
+    def test_a_page_above_its_quota_is_refused(self, open_tier: Callable[[], Tier]) -> None:
         """It pushes nothing out."""
         small, large = make_page_of(1, 1, 5000), make_page_of(1, 2, 1 << 20)
-        with self.opened_with_quotas(open_tier) as tier:
+        with self.opened(open_tier) as tier:
             tier.set_quota(small.key[:32], 1 << 20)
             assert tier.write([small]) == [True]
             assert tier.write([large]) == [False]
@@ -263,11 +252,11 @@ class TierQuotaContract(TierContract):
             assert (counts.refused, counts.evicted, counts.stored) == (1, 0, 1)
             assert read_pages(tier, [small, large]) == [True, False]
 
-    def test_a_quota_may_be_changed(self, open_tier: Callable[[], QuotaTier]) -> None:
+    def test_a_quota_may_be_changed(self, open_tier: Callable[[], Tier]) -> None:
         """A lower one counts from the namespace's next write on; none, and the tier's limit alone counts."""
         pages = [make_page_of(1, n, 1 << PAGE_BITS) for n in range(32)]
         namespace = pages[0].key[:32]
-        with self.opened_with_quotas(open_tier) as tier:
+        with self.opened(open_tier) as tier:
             assert all(tier.write(pages[:16]))
             tier.set_quota(namespace, 2 << 20)
             assert tier.write([make_page_of(2, 1, 5000)]) == [True]
@@ -278,10 +267,10 @@ class TierQuotaContract(TierContract):
             assert all(tier.write(pages[16:]))
             assert tier.used_by(namespace) > 2 << 20
 
-    def test_touched_pages_leave_last(self, open_tier: Callable[[], QuotaTier]) -> None:
+    def test_touched_pages_leave_last(self, open_tier: Callable[[], Tier]) -> None:
         """What is used in a faster tier stays for longer than what is not. Unknown keys are passed over."""
         pages = [make_page_of(1, n, 1 << 20) for n in range(20)]
-        with self.opened_with_quotas(open_tier) as tier:
+        with self.opened(open_tier) as tier:
             tier.set_quota(pages[0].key[:32], 8 << 20)
             for page in pages:
                 assert tier.touch([pages[0].key, make_page_of(3, 1, 1).key]) == [page is not pages[0], False]
@@ -291,10 +280,10 @@ class TierQuotaContract(TierContract):
             assert found[-1]
             assert not found[1]
 
-    def test_bytes_are_counted_by_namespace(self, open_tier: Callable[[], QuotaTier]) -> None:
+    def test_bytes_are_counted_by_namespace(self, open_tier: Callable[[], Tier]) -> None:
         """Those of pages that are here. A tier may keep the bytes of a page until those beside it go as well."""
         pages = [make_page_of(1, n, 70_000) for n in range(4)]
-        with self.opened_with_quotas(open_tier) as tier:
+        with self.opened(open_tier) as tier:
             assert tier.used_by(pages[0].key[:32]) == 0
             tier.write(pages)
             before = tier.used_by(pages[0].key[:32])

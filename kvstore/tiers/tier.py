@@ -93,30 +93,6 @@ class Tier(Protocol):
         """
         ...
 
-    def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages, also over a restart. Returns how many were here."""
-        ...
-
-    def flush(self) -> None:
-        """Return when everything written so far would be found after the machine loses power.
-
-        Raises:
-            ResourceError: the device refuses; pages stay findable as long as the machine is up.
-        """
-        ...
-
-    def statistics(self) -> TierStatistics:
-        """A frozen view of the counters."""
-        ...
-
-    def close(self) -> None:
-        """Flush and release. No method may be called after it."""
-        ...
-
-
-class QuotaTier(Tier, Protocol):
-    """A tier that knows namespaces."""
-
     def touch(self, keys: Sequence[bytes]) -> list[bool]:
         """Note that pages were used in a faster tier: they count as read lately. Unknown keys are passed over.
 
@@ -142,4 +118,24 @@ class QuotaTier(Tier, Protocol):
 
     def used_by(self, prefix: bytes) -> int:
         """Bytes of a namespace's pages that are here, padding and headers included. From memory, without I/O."""
+        ...
+
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """Forget pages, also over a restart. Returns how many were here."""
+        ...
+
+    def flush(self) -> None:
+        """Return when everything written so far would be found after the machine loses power.
+
+        Raises:
+            ResourceError: the device refuses; pages stay findable as long as the machine is up.
+        """
+        ...
+
+    def statistics(self) -> TierStatistics:
+        """A frozen view of the counters."""
+        ...
+
+    def close(self) -> None:
+        """Flush and release. No method may be called after it."""
         ...

@@ -106,11 +106,12 @@ class MemoryTier:
             del self.pages[here[0]]
         return len(page.payload) <= quota
 
-    def touch(self, keys: Sequence[bytes]) -> None:
+    def touch(self, keys: Sequence[bytes]) -> list[bool]:
         self.touched += keys
         for key in keys:
             if key in self.pages:
                 self.pages[key] = self.pages.pop(key)
+        return self.contains(keys)
 
     def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
         self.quotas[prefix] = limit_bytes

@@ -21,7 +21,7 @@ from kvstore.errors import ConfigError, FormatError, InUseError, InvalidRequestE
 from kvstore.segments import record
 from kvstore.segments.aligned import aligned_empty
 from kvstore.segments.record import BLOCK, SegmentHeader
-from kvstore.testing import TierQuotaContract, make_page, read_pages
+from kvstore.testing import TierContract, make_page, read_pages
 from kvstore.tiers.disk import CheckReport, DiskTier
 from kvstore.tiers.tier import PageWrite, Tier
 
@@ -68,7 +68,7 @@ class Clock:
         return self.now
 
 
-class TestContract(TierQuotaContract):
+class TestContract(TierContract):
     @pytest.fixture(params=["direct", "buffered", "memory", "encrypted"])
     def open_tier(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Tier]]:
         if request.param == "encrypted":

@@ -2,18 +2,16 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.testing import TierQuotaContract
+from kvstore.testing import TierContract
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.tier import QuotaTier
+from kvstore.tiers.tier import Tier
 
 LIMIT = 16 << 20
 
 
-class TestContract(TierQuotaContract):
+class TestContract(TierContract):
     @pytest.fixture(params=["tcp", "unix", "cluster"])
-    def open_tier(
-        self, request: pytest.FixtureRequest, open_redis: Callable[..., RedisTier]
-    ) -> Callable[[], QuotaTier]:
+    def open_tier(self, request: pytest.FixtureRequest, open_redis: Callable[..., RedisTier]) -> Callable[[], Tier]:
         if request.param == "cluster":
             url = request.getfixturevalue("cluster").url
         else:
