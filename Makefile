@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 VLLM := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: redis-server help demo test test-kill test-vllm lint format proto bench bench-blocks bench-storage clean
+.PHONY: redis-server help demo test test-kill soak test-vllm lint format proto bench bench-blocks bench-storage clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,10 @@ test: $(VENV)/.dev redis-server ## the whole test suite
 
 test-kill: $(VENV)/.dev ## SIGKILL a node a hundred times while it stores
 	KILLS=100 $(BIN)/pytest -m kill --timeout 1800
+
+SECONDS ?= 1200
+soak: $(VENV)/.dev redis-server ## kill nodes, clients and Redis under load, for 20 minutes (SECONDS=1200)
+	SOAK_SECONDS=$(SECONDS) $(BIN)/pytest -m soak -s
 
 test-vllm: $(VLLM)/.ready ## compare the block manager with vLLM's, operation by operation (installs vLLM: 2.5 GB)
 	PYTHONPATH=. $(VLLM)/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib -p no:cacheprovider \
