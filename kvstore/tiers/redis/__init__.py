@@ -9,8 +9,16 @@ the first node said, each large enough for 16 full chunks.
 ::
 
     contains   MGET entries                                                          one request to each server
-    read       MGET entries │ GETRANGE chunks, touch buckets                         two
+    touch      renew entries │ touch chunks                                          two
+    read       MGET entries │ GETRANGE chunks, touch them                            two
     write      MGET entries │ (touch chunks) │ admit, SET parts │ SET entries        three, four if some are here
+
+::
+
+    tier ──► reader · writer ──► rows ──► reader
+                       │           │
+                       └─► admitting · making · planning · merging
+    entries ──► buckets ──► books · quotas · scripts ──► servers ──► node ──► resp
 
 A row of short chunks that a write fills to its end is written anew as one chunk; its entries are pointed there, and the
 pieces go (:mod:`.merging`). Bytes leave from the arena and arrive in it without a copy between (:mod:`.resp`). Where
@@ -28,6 +36,12 @@ a full server may refuse. ``volatile-*`` policies and the time to live drop valu
 asks for them or they are the oldest: the count errs on the side of the limit. A server that evicts by ``allkeys-*``
 may drop the books themselves: set ``noeviction``.
 
+**A quota is a budget.** A bucket keeps an order and a sum for each namespace beside its own, and ``admit`` enforces the
+namespace's part of its quota as it enforces the bucket's budget: that namespace's oldest chunks leave, nobody else's.
+The parts of all buckets are the quota. A small quota is divided over fewer buckets, each part at least four full chunks
+or the whole quota, and one of less than four chunks gets smaller chunks (:mod:`.quotas`). A quota that is set later
+counts from the next write of a node that was told: what lies elsewhere, or is too much, leaves along with it.
+
 **Who may delete what.** A chunk goes by its bucket's scripts only: as the oldest, or when no entry names it any more.
 An entry is deleted, or replaced, by whoever knows that its chunk is gone, and only if it still names that chunk.
 Names are never used twice (a chunk has 16 random bytes), so an entry that is late can't hit another chunk. Keys that
@@ -44,8 +58,10 @@ since its chunk is gone or since the row is merged, is replaced only if what was
 whoever replaces it takes the page off the chunk that it named. So a chunk counts at least the entries that name it,
 and exactly these when nobody died on the way.
 
-**Nobody waits.** Every call has a deadline; connections are opened in the background; a server that failed three times
-in a row is left alone for 0.1 to 2 s at a time (:mod:`.breaker`). One that is full or read-only is still read from.
+**Nobody waits.** ``statistics`` and ``used_by`` answer from memory: what this node changes is told along with the
+change, what others change is asked for every five seconds (:mod:`.books`). Every other call has a deadline; connections
+are opened in the background; a server that failed three times in a row is left alone for 0.1 to 2 s at a time
+(:mod:`.breaker`). One that is full or read-only is still read from.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ script begins with the write that may be refused, or with one that never is: it 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+
+from kvstore.tiers.redis.resp import Argument
 
 _BUCKET = """
 local order, chunks, books = KEYS[1], KEYS[2], KEYS[3]
@@ -204,6 +207,11 @@ return done
 """
 
 ALL = (_ADMIT, _TOUCH, _RELEASE, _TRIM, _RENEW, _FORGET, _REPOINT, _REPLACE)
+
+
+def call(script: bytes, keys: Sequence[bytes], *arguments: bytes) -> list[Argument]:
+    """The command that runs a script."""
+    return [b"EVALSHA", script, b"%d" % len(keys), *keys, *arguments]
 
 
 def _digest(script: str) -> bytes:

@@ -73,7 +73,9 @@ def test_a_server_that_hangs_costs_few_deadlines_and_then_none(
     server.pause()
     for _ in range(3):
         assert not any(tier.contains([page.key for page in PAGES]))
-    tier._timeout = tier._lookup_timeout = 1000.0  # who waits now waits for the test to fail
+    for part in (tier, tier._reader, tier._writer):
+        part._timeout = 1000.0  # who waits now waits for the test to fail
+    tier._lookup_timeout = 1000.0
     nothing(tier, PAGES)
     server.resume()
 

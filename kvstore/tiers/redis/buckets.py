@@ -1,0 +1,184 @@
+"""The buckets: how many there are, what each may hold, and the scripts that change them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from kvstore.errors import InvalidRequestError
+from kvstore.tiers.redis import names, scripts
+from kvstore.tiers.redis.books import Books
+from kvstore.tiers.redis.entry import PageEntry
+from kvstore.tiers.redis.new_chunk import NewChunk
+from kvstore.tiers.redis.node import Request
+from kvstore.tiers.redis.quotas import FULL_CHUNK, Share, share_of
+from kvstore.tiers.redis.resp import Reply
+from kvstore.tiers.redis.servers import Servers
+
+BUCKET_CHUNKS = 16
+"""As many chunks of full size fit into every bucket."""
+MOST_BUCKETS = 1 << 14
+
+Pages = Mapping[tuple[int, bytes], int]
+"""Numbers of pages by bucket and nonce of their chunks."""
+
+
+class Left(NamedTuple):
+    """A chunk that made room."""
+
+    bucket: int
+    nonce: bytes
+    pages: int
+    header: bytes
+
+
+class Buckets:
+    """All buckets. Safe for threads.
+
+    Args:
+        servers: where they are.
+        limit_bytes: most bytes in all of them together.
+        live_ms: milliseconds that values live, in digits.
+    """
+
+    def __init__(self, servers: Servers, limit_bytes: int, live_ms: bytes) -> None:
+        self._servers = servers
+        self._limit_bytes = limit_bytes
+        self._live_ms = live_ms
+        self._own_number = max(1, min(MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * FULL_CHUNK)))
+        self._number = self._own_number
+        self._quotas: dict[bytes, int] = {}
+        self.books = Books()
+
+    # -- what they may hold ------------------------------------------------------------------------------------------
+
+    @property
+    def budget(self) -> int:
+        """Most bytes in one bucket."""
+        return self._limit_bytes // self._number
+
+    def agreement(self) -> list[Request]:
+        """Requests that say how many buckets there are, unless somebody has, and ask for it; see :meth:`agreed`."""
+        slot = self._servers.slot(names.BUCKETS)
+        return [
+            Request(slot, [b"SET", names.BUCKETS, b"%d" % self._own_number, b"NX"]),
+            Request(slot, [b"GET", names.BUCKETS]),
+        ]
+
+    def agreed(self, replies: Sequence[Reply]) -> None:
+        """Take the number of buckets that stands in Redis; it stays what it was where nobody says."""
+        number = replies[-1]
+        if isinstance(number, bytes) and number.isdigit() and 1 <= int(number) <= MOST_BUCKETS:
+            self._number = int(number)
+
+    def set_quota(self, namespace: bytes, limit_bytes: int) -> None:
+        """See :meth:`kvstore.tiers.redis.RedisTier.set_quota`."""
+        if len(namespace) != names.NAMESPACE_BYTES:
+            raise InvalidRequestError(f"a fingerprint has {len(namespace)} bytes, it must have {names.NAMESPACE_BYTES}")
+        if limit_bytes < 0:
+            raise InvalidRequestError(f"a quota is {limit_bytes} bytes, the least is 0 (no quota)")
+        self._quotas[namespace] = limit_bytes
+
+    def share_of(self, namespace: bytes) -> Share:
+        """Where a namespace's chunks may lie, and how much of them."""
+        return share_of(namespace, self._quotas.get(namespace, 0), self._number)
+
+    def fitting(self, made: Iterable[NewChunk]) -> list[NewChunk]:
+        """Chunks of one call that fit into their namespaces' quotas together, from the first one on: what comes first
+        in a prefix is wanted most."""
+        room: dict[tuple[int, bytes], int] = {}
+        fitting = []
+        for chunk in made:
+            place = chunk.bucket, chunk.header.namespace
+            if place not in room:
+                limit = self.share_of(chunk.header.namespace).limit_in(chunk.bucket)
+                room[place] = self._limit_bytes if limit is None else limit
+            if chunk.charge <= room[place]:
+                room[place] -= chunk.charge
+                fitting.append(chunk)
+        return fitting
+
+    # -- the scripts -------------------------------------------------------------------------------------------------
+
+    def admission(self, chunk: NewChunk) -> Request:
+        """A request that makes a place for a chunk."""
+        quota = self.share_of(chunk.header.namespace).limit_in(chunk.bucket)
+        return self._script(chunk.bucket, scripts.ADMIT, *chunk.admission(self.budget, self._live_ms, quota))
+
+    def trims(self, namespaces: Iterable[bytes]) -> list[tuple[int, Request]]:
+        """Requests that let go what some namespaces have beyond their quotas, as far as is known, and the buckets."""
+        found = []
+        for namespace in namespaces:
+            share = self.share_of(namespace)
+            for bucket, size in self.books.holding(namespace).items() if share.limit_bytes else ():
+                limit = share.limit_in(bucket)
+                if limit is not None and size > limit:
+                    found.append((bucket, self._script(bucket, scripts.TRIM, namespace, b"%d" % limit)))
+        return found
+
+    def touch(self, bucket: int, nonces: Collection[bytes]) -> Request:
+        """A request that marks chunks as used, the first as the newest."""
+        return self._script(bucket, scripts.TOUCH, self._live_ms, *nonces)
+
+    def touch_chunks_of(
+        self, entries: Mapping[bytes, PageEntry], deadline: float
+    ) -> Iterator[tuple[bytes, list[bytes], Reply]]:
+        """Mark the chunks of pages as used. Says of each its nonce, the pages, and whether it is here (1 or 0)."""
+        chunks_of: dict[int, dict[bytes, list[bytes]]] = defaultdict(lambda: defaultdict(list))
+        for key, entry in entries.items():
+            chunks_of[entry.bucket][entry.nonce].append(key)
+        requests = [self.touch(bucket, nonces) for bucket, nonces in chunks_of.items()]
+        for nonces, reply in zip(chunks_of.values(), self._servers.exchange(requests, deadline), strict=True):
+            if isinstance(reply, list) and len(reply) == len(nonces):
+                for (nonce, keys), found in zip(nonces.items(), reply, strict=True):
+                    yield nonce, keys, found
+
+    def release(self, gone: Pages, deadline: float) -> None:
+        """Take pages without entries off their chunks."""
+        releases = [
+            self._script(bucket, scripts.RELEASE, nonce, b"%d" % pages)
+            for (bucket, nonce), pages in gone.items()
+            if pages
+        ]
+        self.change(releases, {bucket for (bucket, _), pages in gone.items() if pages}, deadline)
+
+    def change(
+        self, requests: Sequence[Request], buckets: Collection[int], deadline: float, *, writing: bool = False
+    ) -> list[Reply]:
+        """Send requests that change the books of buckets, and take down what the books say then."""
+        asked = [self._books_of(bucket) for bucket in buckets]
+        replies = self._servers.exchange([*requests, *asked], deadline, writing=writing)
+        for bucket, reply in zip(buckets, replies[len(requests) :], strict=True):
+            self.books.said(bucket, reply)
+        return replies[: len(requests)]
+
+    def look(self, timeout: float) -> None:
+        """Ask all buckets what they hold: other nodes change them as well."""
+        deadline = time.monotonic() + timeout
+        self.agreed(self._servers.exchange(self.agreement()[1:], deadline))
+        number = self._number
+        asked = self.books.now
+        replies = self._servers.exchange([self._books_of(bucket) for bucket in range(number)], deadline)
+        self.books.forget_beyond(number)
+        for bucket, reply in enumerate(replies):
+            self.books.said(bucket, reply, asked)
+
+    def _script(self, bucket: int, script: bytes, *arguments: bytes) -> Request:
+        keys = names.bucket_names(bucket)
+        return Request(self._servers.slot(keys[0]), scripts.call(script, keys, *arguments))
+
+    def _books_of(self, bucket: int) -> Request:
+        name = names.bucket_names(bucket)[2]
+        return Request(self._servers.slot(name), [b"HGETALL", name])
+
+
+def left_of(bucket: int, reply: Reply) -> list[Left]:
+    """The chunks that a script says have left."""
+    out = []
+    for chunk in reply if isinstance(reply, list) else []:
+        match chunk:
+            case [bytes() as nonce, int() as pages, bytes() as header]:
+                out.append(Left(bucket, nonce, pages, header))
+    return out

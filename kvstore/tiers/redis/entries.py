@@ -1,0 +1,149 @@
+"""The entries of pages in Redis: looked up, replaced and deleted, each only where it still says what was seen."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvstore.errors import FormatError
+from kvstore.tiers.redis import names, scripts
+from kvstore.tiers.redis.buckets import Buckets, Left
+from kvstore.tiers.redis.chunk import decode_header
+from kvstore.tiers.redis.entry import PageEntry, decode, reference
+from kvstore.tiers.redis.new_chunk import NewChunk
+from kvstore.tiers.redis.node import Request
+from kvstore.tiers.redis.resp import Argument, Reply, ServerError
+from kvstore.tiers.redis.servers import NO_ANSWER, Servers
+
+_MOST_KEYS = 1024
+"""Keys in one command."""
+
+
+class Entries:
+    """All entries. Safe for threads.
+
+    Args:
+        servers: where they are.
+        buckets: where their chunks are.
+        live_ms: milliseconds that entries live, in digits.
+    """
+
+    def __init__(self, servers: Servers, buckets: Buckets, live_ms: bytes) -> None:
+        self._servers = servers
+        self._buckets = buckets
+        self._live_ms = live_ms
+
+    def seen(
+        self, keys: Sequence[bytes], deadline: float, *also: Request, renew: bool = False
+    ) -> tuple[list[Reply], list[Reply]]:
+        """What stands under the names of pages, and the replies to other requests that went along.
+
+        Args:
+            keys: of the pages.
+            deadline: on the clock of ``time.monotonic``; ``NO_ANSWER`` is what came too late.
+            also: requests that go along.
+            renew: let the entries live on.
+        """
+        found = [names.page_name(key) for key in keys]
+        groups = [
+            (slot, places[at : at + _MOST_KEYS])
+            for slot, places in self._by_slot(found).items()
+            for at in range(0, len(places), _MOST_KEYS)
+        ]
+        requests = []
+        for slot, places in groups:
+            some = [found[place] for place in places]
+            command = scripts.call(scripts.RENEW, some, self._live_ms) if renew else [b"MGET", *some]
+            requests.append(Request(slot, command))
+        replies = self._servers.exchange([*also, *requests], deadline)
+        raw: list[Reply] = [NO_ANSWER] * len(keys)
+        for (_, places), reply in zip(groups, replies[len(also) :], strict=True):
+            if isinstance(reply, list) and len(reply) == len(places):
+                for place, value in zip(places, reply, strict=True):
+                    raw[place] = value
+        return raw, replies[: len(also)]
+
+    def find(self, keys: Sequence[bytes], deadline: float) -> tuple[list[PageEntry | None], int]:
+        """The entries of pages, and how many of them no server would tell."""
+        if not keys:
+            return [], 0
+        raw, _ = self.seen(keys, deadline)
+        return [decode(value) for value in raw], sum(isinstance(value, ServerError) for value in raw)
+
+    def placing(self, chunk: NewChunk, useless: Mapping[bytes, bytes]) -> list[Request]:
+        """A request for each page of a chunk that puts its entry where none stands.
+
+        Args:
+            chunk: is whole in Redis.
+            useless: what was seen under pages' names, and is of no use: it is replaced if it still stands there.
+        """
+        requests = []
+        for key, entry in zip(chunk.keys, chunk.entries(), strict=True):
+            name, seen = names.page_name(key), useless.get(key)
+            command: list[Argument] = [b"SET", name, entry.encode(), b"PX", self._live_ms, b"NX"]
+            if seen is not None:
+                command = scripts.call(scripts.REPLACE, [name], self._live_ms, seen, entry.encode())
+            requests.append(Request(self._servers.slot(name), command))
+        return requests
+
+    def forget(self, pages: Sequence[tuple[bytes, PageEntry]], deadline: float) -> int:
+        """Delete entries that still say the same, and take their pages off their chunks. Returns how many were."""
+        groups: dict[tuple[int, bytes], list[tuple[bytes, PageEntry]]] = defaultdict(list)
+        for key, entry in pages:
+            groups[self._servers.slot(names.page_name(key)), entry.reference].append((key, entry))
+        requests = [
+            Request(slot, scripts.call(scripts.FORGET, [names.page_name(key) for key, _ in group], same))
+            for (slot, same), group in groups.items()
+        ]
+        gone: dict[tuple[int, bytes], int] = defaultdict(int)
+        for group, reply in zip(groups.values(), self._servers.exchange(requests, deadline), strict=True):
+            entry = group[0][1]
+            gone[entry.bucket, entry.nonce] += reply.count(1) if isinstance(reply, list) else 0
+        self._buckets.release(gone, deadline)
+        return sum(gone.values())
+
+    def deletions(self, left: Iterable[Left]) -> Iterable[Request]:
+        """Requests that delete the entries of chunks that made room."""
+        for gone in left:
+            try:
+                header = decode_header(gone.header)
+            except FormatError:
+                continue  # it never had any, or nobody can say which: whoever reads one finds out
+            found = [names.page_name(header.key(index)) for index in range(len(header.hashes))]
+            for slot, places in self._by_slot(found).items():
+                some = [found[place] for place in places]
+                yield Request(slot, scripts.call(scripts.FORGET, some, reference(gone.bucket, gone.nonce)))
+
+    def repoint(self, merged: NewChunk, pieces: Sequence[tuple[int, bytes]], deadline: float) -> None:
+        """Point pages from the chunks where they were to the one that has them all. What was removed stays removed.
+
+        Args:
+            merged: is whole in Redis.
+            pieces: for each of its pages the bucket and the nonce of the chunk where it was.
+            deadline: on the clock of ``time.monotonic``.
+        """
+        found = [names.page_name(key) for key in merged.keys]
+        groups = self._by_slot(found)
+        entries = merged.entries()
+        requests = []
+        for slot, places in groups.items():
+            arguments = [self._live_ms]
+            for place in places:
+                arguments += [reference(*pieces[place]), entries[place].encode()]
+            some = [found[place] for place in places]
+            requests.append(Request(slot, scripts.call(scripts.REPOINT, some, *arguments)))
+        gone: dict[tuple[int, bytes], int] = defaultdict(int)
+        replies = self._servers.exchange(requests, deadline, writing=True)
+        for places, reply in zip(groups.values(), replies, strict=True):
+            if not isinstance(reply, list) or len(reply) != len(places):
+                continue  # nobody knows where they point now: both chunks stay until they are the oldest
+            for place, done in zip(places, reply, strict=True):
+                gone[pieces[place] if done == 1 else (merged.bucket, merged.header.nonce)] += 1
+        self._buckets.release(gone, deadline)
+
+    def _by_slot(self, found: Sequence[bytes]) -> dict[int, list[int]]:
+        """Which of some names are in each hash slot, by their places."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for place, name in enumerate(found):
+            groups[self._servers.slot(name)].append(place)
+        return groups
