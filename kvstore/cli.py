@@ -85,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--listen", metavar="HOST:PORT", help="serve on TCP as well; only a PORT means the loopback address"
     )
+    serve.add_argument(
+        "--bulk-port", metavar="PORT", help="TCP port for bulk connections beside --listen (default: any free one)"
+    )
     serve.add_argument("--arena", metavar="SIZE", help="shared memory for pages, as 512MiB or 64GiB (default: 1GiB)")
     serve.add_argument(
         "--arena-dir", metavar="DIR", help="tmpfs folder of the arena (default: one in /dev/shm, by socket)"
@@ -120,6 +123,7 @@ def _serve(options: argparse.Namespace) -> int:
     names = [
         "socket",
         "listen",
+        "bulk_port",
         "arena",
         "arena_dir",
         "disk",
@@ -173,7 +177,7 @@ def _ready_line(node: Node) -> str:
     config: NodeConfig = node.config
     where = socket_url(config.socket)
     if node.port:
-        where += f" and port {node.port}"
+        where += f" and port {node.port} (bulk: {node.bulk_port})"
     kept = f", {node.store.kept_pages} pages kept" if node.store.arena.taken_over else ""
     disk = f"disk {format_size(config.disk_limit)} in {config.disk}" if config.disk_limit else "no disk tier"
     arena = f"arena {format_size(node.store.arena.arena_bytes)}{kept}"

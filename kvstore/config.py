@@ -56,6 +56,8 @@ class NodeConfig:
     """Unix socket to serve on."""
     listen: str = ""
     """``HOST:PORT`` to serve on as well, or only ``PORT``: then on the loopback address. Empty: no TCP."""
+    bulk_port: int = 0
+    """TCP port for bulk connections, on the address of ``listen``. 0: any free one."""
     arena: int = 1 << 30
     """Bytes of shared memory for pages."""
     arena_dir: Path | None = None
@@ -95,6 +97,8 @@ class NodeConfig:
             raise ConfigError(f"log_level must be one of {', '.join(_LOG_LEVELS)}, got {self.log_level!r}")
         if len(os.fsencode(self.socket)) > 100:
             raise ConfigError(f"socket: {str(self.socket)!r} has more than the 100 bytes that a Unix socket's path may")
+        if not 0 <= self.bulk_port <= 65535:
+            raise ConfigError(f"bulk_port must lie between 0 and 65535, got {self.bulk_port}")
         if self.listen:
             parse_address(self.listen)
 

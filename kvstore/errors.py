@@ -10,6 +10,8 @@
     │   └── UnknownNamespaceError          the namespace was not opened, or was cleared
     ├── UnavailableError (ConnectionError) the node can't be reached, is stopping, or broke the stream off
     │   └── NotAttachedError               the client does not share the node's arena (any more)
+    ├── UnauthenticatedError (PermissionError)  no token, or none that the node knows
+    ├── PermissionDeniedError (PermissionError) a call that is not allowed from there
     ├── DeadlineError (TimeoutError)       the answer did not come in time
     ├── InUseError                         another process owns the directory or the socket
     ├── ResourceError (OSError)            the machine can't give what the configuration asks for
@@ -51,6 +53,14 @@ class UnavailableError(KVStoreError, ConnectionError):
 
 class NotAttachedError(UnavailableError):
     """The client does not share the node's arena (any more). Clients attach again by themselves."""
+
+
+class UnauthenticatedError(KVStoreError, PermissionError):
+    """The node wants a token, and this client showed none, or none that the node knows."""
+
+
+class PermissionDeniedError(KVStoreError, PermissionError):
+    """This client may not do that, or not from where it is."""
 
 
 class DeadlineError(KVStoreError, TimeoutError):

@@ -18,11 +18,13 @@ from kvstore.config import NodeConfig, parse_address
 from kvstore.errors import InUseError, ResourceError
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
+from kvstore.service.bulk import BulkServer, BulkServicer
 from kvstore.service.cache import CacheServicer
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
+from kvstore.service.receipts import Receipts
 from kvstore.service.standard import MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
 from kvstore.upkeep import Upkeep
-from kvstore.v1 import cache_pb2, cache_pb2_grpc
+from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc
 from kvstore.wire import MOST_MESSAGE_BYTES, unix_target
 
 _CONTROL_CALLS = 16
@@ -31,7 +33,7 @@ _HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_REFLECTIONS
 """Threads, started when needed: as many as the long calls can keep, and those for the control calls."""
 _WAITING_CALLS = 256
 """Calls that may wait for a handler; more are refused with RESOURCE_EXHAUSTED."""
-_SERVICES = ("kvstore.v1.Cache", "kvstore.v1.Pages")
+_SERVICES = ("kvstore.v1.Cache", "kvstore.v1.Pages", "kvstore.v1.Bulk")
 _log = logging.getLogger(__name__)
 
 
@@ -60,12 +62,14 @@ class Node:
         self._health = Health(_SERVICES)
         self.instance = secrets.randbits(63)
         self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
+        self._bulk: BulkServer | None = None
+        receipts = Receipts()
         self._server = grpc.server(
             self._handlers,
             handlers=[
-                PagesHandler(self.store),
+                PagesHandler(self.store, receipts),
                 self._health,
-                Reflection([cache_pb2.DESCRIPTOR.serialized_pb, *STANDARD_FILES]),
+                Reflection([cache_pb2.DESCRIPTOR.serialized_pb, bulk_pb2.DESCRIPTOR.serialized_pb, *STANDARD_FILES]),
             ],
             maximum_concurrent_rpcs=_HANDLERS + _WAITING_CALLS,
             options=[
@@ -78,6 +82,10 @@ class Node:
         cache_pb2_grpc.add_CacheServicer_to_server(CacheServicer(self.store, self.instance, disk), self._server)  # type: ignore[no-untyped-call]
         try:
             self.port = self._bind()
+            if config.listen:
+                host, _ = parse_address(config.listen)
+                self._bulk = BulkServer(self.store, (host, config.bulk_port), receipts)
+            bulk_pb2_grpc.add_BulkServicer_to_server(BulkServicer(self.store, self._bulk, receipts), self._server)  # type: ignore[no-untyped-call]
             self._server.start()
         except BaseException:
             self.stop()
@@ -94,7 +102,10 @@ class Node:
         deadline = time.monotonic() + self.config.drain_seconds
         self._health.stop()
         # Half of the time at most for calls under way: a peer that stands still must not keep pages from the disk.
-        self._server.stop(self.config.drain_seconds / 2).wait(self.config.drain_seconds / 2)
+        stopped = self._server.stop(self.config.drain_seconds / 2)
+        if self._bulk is not None:
+            self._bulk.stop(self.config.drain_seconds / 2)
+        stopped.wait(max(0.0, deadline - self.config.drain_seconds / 2 - time.monotonic()))
         self._handlers.shutdown(wait=False)
         # Writing back may hang with the disk that it writes to, so it is waited for, not done, here.
         closing = threading.Thread(target=self._close, args=(deadline,), name="kvstore-close", daemon=True)
@@ -103,6 +114,11 @@ class Node:
         self.config.socket.unlink(missing_ok=True)
         self._socket_lock.release()
         return not closing.is_alive() and self._written_back
+
+    @property
+    def bulk_port(self) -> int:
+        """The TCP port of bulk connections, 0 without one."""
+        return self._bulk.port if self._bulk is not None else 0
 
     def _close(self, deadline: float) -> None:
         self._upkeep.stop()

@@ -32,6 +32,8 @@ _CODES: dict[type[errors.KVStoreError], grpc.StatusCode] = {
     errors.UnknownNamespaceError: grpc.StatusCode.NOT_FOUND,
     errors.NotAttachedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ResourceError: grpc.StatusCode.INTERNAL,
 }
@@ -122,6 +124,11 @@ def code_of(error: errors.KVStoreError) -> grpc.StatusCode:
 def reason_of(error: errors.KVStoreError) -> str:
     """What ``REASON_KEY`` says of an error."""
     return _kind_of(error).__name__
+
+
+def error_named(reason: str, text: str) -> errors.KVStoreError:
+    """The error that a node named, as :func:`reason_of` names them."""
+    return _REASONS.get(reason, errors.UnavailableError)(text)
 
 
 def _kind_of(error: errors.KVStoreError) -> type[errors.KVStoreError]:

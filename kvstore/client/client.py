@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from kvstore.answers import ABSENT, MOST_LOOKUP_PAGES
 from kvstore.client.buffers import Pages, page_arrays
+from kvstore.client.bulk import BulkPath
+from kvstore.client.bulk_pool import BulkPool
 from kvstore.client.control import Connection, RemoteControl
 from kvstore.client.deadline import locked, time_left
 from kvstore.client.embedded import EmbeddedStore
@@ -79,7 +81,8 @@ def connect(url: str, *, timeout: float = 5.0) -> Client:
                 return SharedPath(connection, FilePath(directory), left)
             except ResourceError as error:
                 _log.warning("pages go through the socket instead of shared memory: %s", error)
-        return StreamPath(connection)
+            return StreamPath(connection)
+        return BulkPath(connection, BulkPool(connection, where.host))
 
     return Client(url, control, timeout, make_path)
 

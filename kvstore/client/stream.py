@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import grpc
 import numpy as np
@@ -20,7 +19,9 @@ from kvstore.client.path import OpenedNamespace
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
+from kvstore.v1 import bulk_pb2
 from kvstore.v1 import cache_pb2 as pb
+from kvstore.v1.bulk_pb2_grpc import BulkStub
 from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, join_hashes, raw_messages
 
 Bytes = npt.NDArray[np.uint8]
@@ -44,16 +45,18 @@ class StreamPath:
         page_bytes = namespace.layout.page_bytes
         pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in outcomes]
         reserved = [page for page in pages if page is not None]
-        return PendingStore(pages, outcomes, partial(self._finish, ticket, reserved, lambda: timeout))
+        return PendingStore(pages, outcomes, lambda publish: self.finish(ticket, reserved, timeout, publish=publish))
 
     def store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
     ) -> StoreResult:
         """Store whole pages, sent from where they are."""
-        left = partial(time_left, time.monotonic() + timeout)
+        deadline = time.monotonic() + timeout
         ticket, outcomes = self._reserve(namespace, hashes, timeout)
         wanted = [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
-        return PendingStore([], outcomes, partial(self._finish, ticket, wanted, left)).complete()
+        return PendingStore(
+            [], outcomes, lambda publish: self.finish(ticket, wanted, time_left(deadline), publish=publish)
+        ).complete()
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
         """Receive the leading pages."""
@@ -94,20 +97,41 @@ class StreamPath:
         )
         return reply.ticket, reply.outcomes
 
-    def _finish(
-        self, ticket: int, pages: Sequence[Bytes], finish_in: Callable[[], float], publish: bool
-    ) -> StoreResult:
+    def finish(self, ticket: int, pages: Sequence[Bytes], timeout: float, *, publish: bool) -> StoreResult:
+        """Send the payloads of reserved slots, to be published, or give the slots up.
+
+        A connection that breaks leaves a question, which the node answers when it can be reached again in time.
+        """
         if not ticket:
             return StoreResult()
+        deadline = time.monotonic() + timeout
         if not publish:
             request = pb.CompleteStoreRequest(ticket=ticket, publish=False)
-            self._connection.call(self._connection.stub.CompleteStore, request, finish_in())
+            self._connection.call(self._connection.stub.CompleteStore, request, timeout)
             return StoreResult(refused=len(pages))
-        with self._connection.errors():
-            counts = self._store(_store_messages(ticket, pages), timeout=min(finish_in(), LONGEST_TICKET))
+        try:
+            with self._connection.errors():
+                counts = self._store(_store_messages(ticket, pages), timeout=min(timeout, LONGEST_TICKET))
+        except UnavailableError:
+            settled = settle(self._connection, ticket, time_left(deadline))
+            if settled.stored + settled.present != len(pages):
+                raise
+            return StoreResult(settled.stored, settled.present)
         if counts.stored + counts.present + counts.refused != len(pages):
             raise UnavailableError(f"{self._connection.name} lost the reservation")
         return StoreResult(counts.stored, counts.present, counts.refused)
+
+
+def settle(connection: Connection, ticket: int, timeout: float) -> bulk_pb2.SettleReply:
+    """Ask what became of payloads that were sent, when the answer was lost. They are not published any more.
+
+    Raises:
+        UnavailableError: the node can't be reached.
+        DeadlineError: it did not answer in time.
+    """
+    stub = BulkStub(connection.channel)  # type: ignore[no-untyped-call]
+    reply: bulk_pb2.SettleReply = connection.call(stub.Settle, bulk_pb2.SettleRequest(ticket=ticket), timeout)
+    return reply
 
 
 def _receive_run(messages: Iterator[bytes], into: Sequence[Bytes], tiers: list[str]) -> bool:

@@ -21,6 +21,8 @@ class RemoteUrl:
     """What gRPC connects to."""
     local: bool
     """Whether it is a Unix socket."""
+    host: str = ""
+    """Where bulk connections go, for a node that is no Unix socket."""
 
 
 def socket_url(path: Path) -> str:
@@ -50,7 +52,7 @@ def parse_url(url: str) -> RemoteUrl | NodeConfig:
         return RemoteUrl(unix_target(Path(urllib.parse.unquote(parts.path))), local=True)
     if parts.scheme == "kv" and parts.hostname and parts.path in ("", "/"):
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        return RemoteUrl(f"{host}:{port if port is not None else DEFAULT_PORT}", local=False)
+        return RemoteUrl(f"{host}:{port if port is not None else DEFAULT_PORT}", local=False, host=parts.hostname)
     raise InvalidRequestError(f"not a kvstore URL: {url!r}; write {_FORMS}")
 
 

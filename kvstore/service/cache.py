@@ -60,19 +60,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def PrepareStore(self, request: pb.PrepareStoreRequest, context: grpc.ServicerContext) -> pb.PrepareStoreReply:
         """Reserve slots."""
-        owner = self._owner(request.client)
-        reserved = self._store.prepare_store(
-            owner,
-            request.pages.fingerprint,
-            split_hashes(request.pages.hashes),
-            request.ttl_ms / 1000,
-            direct=owner != NODE,
-        )
-        return pb.PrepareStoreReply(
-            ticket=reserved.ticket,
-            outcomes=reserved.outcomes,
-            offsets=[frame * FRAME_BYTES for frame in reserved.frames],
-        )
+        return reserve(self._store, self._owner(request.client), request)
 
     @answering
     def CompleteStore(self, request: pb.CompleteStoreRequest, context: grpc.ServicerContext) -> pb.StoreCounts:
@@ -141,3 +129,19 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     def _owner(self, client: int) -> int:
         return self._store.owner_of(client) if client else NODE
+
+
+def reserve(store: Store, owner: int, request: pb.PrepareStoreRequest) -> pb.PrepareStoreReply:
+    """Reserve slots for an owner, by whatever connection the request came."""
+    reserved = store.prepare_store(
+        owner,
+        request.pages.fingerprint,
+        split_hashes(request.pages.hashes),
+        request.ttl_ms / 1000,
+        direct=owner != NODE,
+    )
+    return pb.PrepareStoreReply(
+        ticket=reserved.ticket,
+        outcomes=reserved.outcomes,
+        offsets=[frame * FRAME_BYTES for frame in reserved.frames],
+    )

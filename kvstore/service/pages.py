@@ -7,16 +7,18 @@ has a deadline, at which gRPC ends it here, too, whatever the other side does: n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, Published
+from kvstore.catalog import Slot
 from kvstore.checksum import checksum_of
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
 from kvstore.service.calls import Places, abort
+from kvstore.service.receipts import Receipts
 from kvstore.store import Store
 from kvstore.tickets import NODE
 from kvstore.v1 import cache_pb2 as pb
@@ -34,8 +36,9 @@ class _Method(NamedTuple):
 class PagesHandler(grpc.GenericRpcHandler):
     """Answers the payload streams from a store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, receipts: Receipts) -> None:
         self._store = store
+        self._receipts = receipts
         self._places = Places("payload streams", MOST_STREAMS)
         self._methods = _Method(
             grpc.unary_stream_rpc_method_handler(
@@ -92,39 +95,48 @@ class PagesHandler(grpc.GenericRpcHandler):
         try:
             with self._places.taken():
                 _seconds(context)
-                done = self._receive(messages)
+                done = self._receive(messages, context)
         except KVStoreError as error:
             abort(context, error)
         return pb.StoreCounts(stored=done.stored, present=done.present, refused=done.refused)
 
-    def _receive(self, messages: Iterator[bytes]) -> Published:
+    def _receive(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Published:
         try:
             request = pb.StorePages.FromString(next(messages))
         except (StopIteration, DecodeError) as error:
             raise InvalidRequestError("a store stream begins with a StorePages message") from error
-        slots = self._store.take_over_writing(NODE, request.ticket)
-        if slots is None:  # it lapsed, or an earlier node gave it
-            return Published(0, 0, refused=len(request.checksums))
-        complete = False
-        try:
-            if len(request.checksums) != len(slots):
-                raise InvalidRequestError(f"{len(request.checksums)} checksums came for {len(slots)} reserved pages")
-            views = [self._store.arena.view(slot.frame, slot.length) for slot in slots]
-            total = sum(view.size for view in views)
-            came = fill(views, messages)
-            if came < total:
-                raise InvalidRequestError(f"the stream ended after {came} of {total} bytes; nothing of it was stored")
-            if next(messages, None) is not None:
-                raise InvalidRequestError(f"the stream carries more than the {total} bytes of its pages")
-            for view, checksum in zip(views, request.checksums, strict=True):
-                if checksum_of(view) != checksum:
-                    raise InvalidRequestError("a page's bytes do not have the checksum that was sent with them")
-            complete = True
-        finally:
-            done = self._store.complete_store(
-                NODE, request.ticket, publish=complete, checksums=list(request.checksums) if complete else None
-            )
-        return done
+        with self._receipts.receiving(request.ticket, context.cancel) as receipt:
+            slots = self._store.take_over_writing(NODE, request.ticket)
+            if slots is None:  # it lapsed, or an earlier node gave it
+                return Published(0, 0, refused=len(request.checksums))
+            complete = False
+            try:
+                self._fill(slots, request.checksums, messages)
+                complete = True
+            finally:
+                receipt.published = self._store.complete_store(
+                    NODE, request.ticket, publish=complete, checksums=list(request.checksums) if complete else None
+                )
+            return receipt.published
+
+    def _fill(self, slots: Sequence[Slot], checksums: Sequence[int], messages: Iterator[bytes]) -> None:
+        """Receive the payloads of reserved slots.
+
+        Raises:
+            InvalidRequestError: what came is not these pages.
+        """
+        if len(checksums) != len(slots):
+            raise InvalidRequestError(f"{len(checksums)} checksums came for {len(slots)} reserved pages")
+        views = [self._store.arena.view(slot.frame, slot.length) for slot in slots]
+        total = sum(view.size for view in views)
+        came = fill(views, messages)
+        if came < total:
+            raise InvalidRequestError(f"the stream ended after {came} of {total} bytes; nothing of it was stored")
+        if next(messages, None) is not None:
+            raise InvalidRequestError(f"the stream carries more than the {total} bytes of its pages")
+        for view, checksum in zip(views, checksums, strict=True):
+            if checksum_of(view) != checksum:
+                raise InvalidRequestError("a page's bytes do not have the checksum that was sent with them")
 
 
 def _seconds(context: grpc.ServicerContext) -> float:

@@ -142,7 +142,7 @@ class TestUsage:
         [
             ("arrena = '1GiB'", r"unknown key 'arrena'; did you mean 'arena'\?"),
             ("disk-limit = '1GiB'", r"unknown key 'disk-limit'; did you mean 'disk_limit'\?"),
-            ("colour = 'red'", "unknown key 'colour'; known keys: socket, listen, arena"),
+            ("colour = 'red'", "unknown key 'colour'; known keys: socket, listen, bulk_port"),
             ("[node]\narena = '1GiB'", "unknown key 'node'"),
             ("arena = 1.5", "arena can't be 1.5"),
             ("arena = true", "arena: not a size: True|arena can't be True"),
@@ -222,7 +222,7 @@ class TestServe:
     def test_one_line_when_ready(self, node_process, short_folder, shm_folder):
         node = node_process()
         assert node.ready_line == (
-            f"kvstore: ready on unix://{short_folder}/s and port {node.port}"
+            f"kvstore: ready on unix://{short_folder}/s and port {node.port} (bulk: {node.bulk_port})"
             f" (pid {node.pid}; arena 16 MiB; disk 64 MiB in {short_folder}/disk)\n"
         )
         assert node.terminate() == 0

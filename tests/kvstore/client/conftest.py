@@ -1,4 +1,4 @@
-"""One client a URL: to a node by its mapped arena, to a node by streams, and to a store in this process."""
+"""One client a path: a node's mapped arena, bulk connections, gRPC's streams, and a store in this process."""
 
 from __future__ import annotations
 
@@ -57,11 +57,13 @@ def _place(url: str, start_node, short_folder: Path, shm_folder: Path, **setting
         client = kvstore.connect(address, timeout=10.0)
         return Place(address, client._control._store, [client])
     node = start_node(**settings)
+    if url == "grpc":
+        node._bulk.stop(0.0)  # then a client has only the streams
     address = f"unix://{node.config.socket}" if url == "unix" else f"kv://127.0.0.1:{node.port}"
     return Place(address, node.store)
 
 
-@pytest.fixture(params=["unix", "kv", "embedded"])
+@pytest.fixture(params=["unix", "kv", "grpc", "embedded"])
 def make_place(request, start_node, short_folder: Path, shm_folder: Path) -> Iterator[Callable[..., Place]]:
     """Make a place with settings of a node; its integrity is checked when the test ends."""
     places: list[Place] = []

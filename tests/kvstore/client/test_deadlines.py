@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kvstore
+from kvstore.client.bulk_requests import BulkRequests
 from kvstore.client.control import Connection
 from kvstore.errors import DeadlineError, UnavailableError
 
@@ -138,10 +139,12 @@ def test_closing_does_not_wait_for_a_hanging_node(hanging, layout, hashes, paylo
         assert time.monotonic() - started < MUCH_LATER
 
 
-@pytest.mark.parametrize("scheme", ["unix", "kv"])
+@pytest.mark.parametrize("scheme", ["unix", "kv", "grpc"])
 def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hashes, payload, monkeypatch):
     """What the first call over the wire used up, the second one does not get again."""
     node = start_node()
+    if scheme == "grpc":
+        node._bulk.stop(0.0)
     url = f"unix://{node.config.socket}" if scheme == "unix" else f"kv://127.0.0.1:{node.port}"
     given: list[float] = []
     original = Connection.call
@@ -153,10 +156,19 @@ def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hash
     with kvstore.connect(url, timeout=20.0) as client:
         pages = client.namespace(layout)
         path = pages._opened[1]
-        monkeypatch.setattr(Connection, "call", call)
+        pages.store(hashes(1, name=7), payload(1))  # its connection is made
         if scheme == "kv":
-            send = path._store
-            path._store = lambda messages, timeout: given.append(timeout) or send(messages, timeout=timeout)
+            ask = BulkRequests._ask
+
+            def asked(self, kind, message, deadline, payload=0):
+                given.append(deadline - time.monotonic())
+                ask(self, kind, message, deadline, payload)
+
+            monkeypatch.setattr(BulkRequests, "_ask", asked)
+        if scheme == "grpc":
+            send = path._stream._store
+            path._stream._store = lambda messages, timeout: given.append(timeout) or send(messages, timeout=timeout)
+        monkeypatch.setattr(Connection, "call", call)
         pages.store(hashes(4), payload(4))
         assert len(given) == 2
         assert given[1] < given[0] <= 20.0

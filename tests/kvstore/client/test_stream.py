@@ -17,7 +17,9 @@ from kvstore.v1 import cache_pb2 as pb
 
 @pytest.fixture
 def node(start_node):
-    return start_node()
+    node = start_node()
+    node._bulk.stop(0.0)  # then a client has only the streams
+    return node
 
 
 @pytest.fixture
@@ -105,7 +107,9 @@ def test_a_node_without_room_for_a_stream_is_unavailable(node, far_pages, hashes
 
 def test_counts_that_do_not_add_up_are_no_answer(far_pages, hashes, payload, monkeypatch):
     monkeypatch.setattr(
-        kvstore.service.pages.PagesHandler, "_receive", lambda self, messages: kvstore.answers.Published(1, 0, 0)
+        kvstore.service.pages.PagesHandler,
+        "_receive",
+        lambda self, messages, context: kvstore.answers.Published(1, 0, 0),
     )
     with pytest.raises(UnavailableError, match="lost the reservation"):
         far_pages.store(hashes(4), payload(4))

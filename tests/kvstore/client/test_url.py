@@ -15,19 +15,19 @@ from kvstore.errors import ConfigError, InUseError, InvalidRequestError, Resourc
 
 
 @pytest.mark.parametrize(
-    ("url", "target", "local"),
+    ("url", "target", "host"),
     [
-        ("unix:///run/kvstore.sock", "unix:/run/kvstore.sock", True),
-        ("unix:///run/a%20b/%C3%BC.sock", "unix:/run/a%20b/%C3%BC.sock", True),
-        ("kv://localhost:7421", "localhost:7421", False),
-        ("kv://cache-1.example.net", "cache-1.example.net:7420", False),
-        ("kv://10.0.0.7:80/", "10.0.0.7:80", False),
-        ("kv://[::1]:7421", "[::1]:7421", False),
-        ("kv://[fe80::1]", "[fe80::1]:7420", False),
+        ("unix:///run/kvstore.sock", "unix:/run/kvstore.sock", ""),
+        ("unix:///run/a%20b/%C3%BC.sock", "unix:/run/a%20b/%C3%BC.sock", ""),
+        ("kv://localhost:7421", "localhost:7421", "localhost"),
+        ("kv://cache-1.example.net", "cache-1.example.net:7420", "cache-1.example.net"),
+        ("kv://10.0.0.7:80/", "10.0.0.7:80", "10.0.0.7"),
+        ("kv://[::1]:7421", "[::1]:7421", "::1"),
+        ("kv://[fe80::1]", "[fe80::1]:7420", "fe80::1"),
     ],
 )
-def test_nodes(url, target, local):
-    assert parse_url(url) == RemoteUrl(target, local)
+def test_nodes(url, target, host):
+    assert parse_url(url) == RemoteUrl(target, local=not host, host=host)
 
 
 def test_embedded_stores(tmp_path):

@@ -26,6 +26,8 @@ OVER_THE_WIRE = {
     errors.ConfigError: (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequestError),
     errors.UnavailableError: (grpc.StatusCode.UNAVAILABLE, errors.UnavailableError),
     errors.DeadlineError: (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineError),
+    errors.UnauthenticatedError: (grpc.StatusCode.UNAUTHENTICATED, errors.UnauthenticatedError),
+    errors.PermissionDeniedError: (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDeniedError),
     errors.ResourceError: (grpc.StatusCode.INTERNAL, errors.ResourceError),
     # What no call of a client can cause is the node's own trouble.
     errors.InUseError: (grpc.StatusCode.INTERNAL, errors.UnavailableError),

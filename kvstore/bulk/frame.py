@@ -1,0 +1,75 @@
+"""The header of a frame. Lengths are checked before anything is allocated for them."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from kvstore.errors import FormatError
+
+MAGIC = b"KVB1"
+"""The last letter is the version of the frames."""
+HEADER = struct.Struct("<4sB3xIIQ")
+"""Magic, kind, three zero bytes, milliseconds, length of the message, length of the payload; little-endian."""
+HEADER_BYTES = HEADER.size
+CHECKSUM = struct.Struct("<Q")
+"""Behind each page of a payload: its xxh3_64."""
+MOST_MESSAGE_BYTES = 64 << 10
+"""Longest message: room for the hashes of the largest batch, several times over."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame is; see :mod:`kvstore.bulk`."""
+
+    HELLO = 1
+    LOAD = 2
+    RESERVE = 3
+    PUT = 4
+    READY = 65
+    RUN = 66
+    RESERVED = 67
+    STORED = 68
+    FAILED = 69
+
+
+_WITH_PAYLOAD = (Kind.PUT, Kind.RUN)
+
+
+class Header(NamedTuple):
+    """The header of one frame."""
+
+    kind: Kind
+    milliseconds: int
+    """How long the node may work on a request; 0 in answers."""
+    message: int
+    """Bytes of the message."""
+    payload: int
+    """Bytes of the payload: pages and checksums."""
+
+    def pack(self) -> bytes:
+        """As it travels."""
+        return HEADER.pack(MAGIC, self.kind, self.milliseconds, self.message, self.payload)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray) -> Header:
+        """A header that came.
+
+        Raises:
+            FormatError: it is none, or says lengths that no frame has.
+        """
+        magic, kind, milliseconds, message, payload = HEADER.unpack(data)
+        if magic != MAGIC:
+            raise FormatError(f"the bulk connection carries something else than frames: {bytes(data[:4])!r}")
+        if any(data[5:8]) or kind not in Kind.__members__.values():
+            raise FormatError(f"an unknown kind of frame on the bulk connection: {kind}")
+        if message > MOST_MESSAGE_BYTES:
+            raise FormatError(f"a frame's message has {message} bytes, the limit is {MOST_MESSAGE_BYTES}")
+        if payload and kind not in _WITH_PAYLOAD:
+            raise FormatError(f"a frame of kind {Kind(kind).name} has no payload, this one has {payload} bytes")
+        return cls(Kind(kind), milliseconds, message, payload)
+
+
+def payload_bytes(pages: int, page_bytes: int) -> int:
+    """Length of a payload of so many pages."""
+    return pages * (page_bytes + CHECKSUM.size)

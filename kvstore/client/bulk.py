@@ -1,0 +1,160 @@
+"""Pages over bulk connections: for nodes on other hosts. Where none can be made, or one breaks, gRPC's streams go on.
+
+A connection that breaks in a load has brought some pages whole, and the rest is asked for again. One that breaks in a
+store leaves a question, which the node answers (``Settle``): its pages are published all or none, and if none, they are
+stored again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.answers import LONGEST_TICKET, RESERVED
+from kvstore.client.bulk_pool import BulkPool
+from kvstore.client.bulk_requests import BulkRequests
+from kvstore.client.control import Connection
+from kvstore.client.deadline import time_left
+from kvstore.client.path import OpenedNamespace
+from kvstore.client.pending import PendingLoad, PendingStore
+from kvstore.client.results import StoreResult
+from kvstore.client.stream import StreamPath, settle
+from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError, UnknownNamespaceError
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire import join_hashes
+
+Bytes = npt.NDArray[np.uint8]
+Answer = TypeVar("Answer")
+_TRIES = 2
+"""Connections that one load or reservation tries: the first may have been closed while it was idle."""
+
+
+class BulkPath:
+    """:class:`kvstore.client.path.Path` over bulk connections. What it lends is this process's own memory.
+
+    Args:
+        connection: to the node.
+        pool: bulk connections to the same node; closed with the path.
+    """
+
+    def __init__(self, connection: Connection, pool: BulkPool) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._stream = StreamPath(connection)
+
+    def prepare_store(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingStore:
+        """Reserve pages; they are sent when the store is completed."""
+        reply = self._reserve(namespace, hashes, time.monotonic() + timeout)
+        page_bytes = namespace.layout.page_bytes
+        pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in reply.outcomes]
+        wanted = [page for page in pages if page is not None]
+        finish = partial(self._finish, namespace, reply, hashes, wanted, lambda: time.monotonic() + timeout)
+        return PendingStore(pages, reply.outcomes, finish)
+
+    def store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
+    ) -> StoreResult:
+        """Store whole pages, sent from where they are."""
+        deadline = time.monotonic() + timeout
+        reply = self._reserve(namespace, hashes, deadline)
+        wanted = [page for page, outcome in zip(pages, reply.outcomes, strict=True) if outcome == RESERVED]
+        finish = partial(self._finish, namespace, reply, hashes, wanted, lambda: deadline)
+        return PendingStore([], reply.outcomes, finish).complete()
+
+    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """Receive the leading pages."""
+        pages: list[Bytes] = [np.empty(namespace.layout.page_bytes, np.uint8) for _ in hashes]
+        tiers = self.load(namespace, hashes, pages, timeout)
+        for page in pages:
+            page.flags.writeable = False
+        return PendingLoad(pages[: len(tiers)], tiers, lambda: True)
+
+    def load(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
+    ) -> list[str]:
+        """Receive the leading pages into place, and verify them."""
+        deadline = time.monotonic() + timeout
+        tiers: list[str] = []
+
+        def ask(requests: BulkRequests) -> list[str]:
+            asked = pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes[len(tiers) :]))
+            requests.load(asked, into[len(tiers) :], tiers, deadline)
+            return tiers
+
+        try:
+            if self._tried(ask, deadline) is None:
+                behind = len(tiers)
+                tiers += self._stream.load(namespace, hashes[behind:], into[behind:], time_left(deadline))
+        except KVStoreError:
+            if not tiers:
+                raise
+        return tiers
+
+    def close(self) -> None:
+        """Close the bulk connections. The gRPC connection is the client's."""
+        self._pool.close()
+
+    def _tried(self, ask: Callable[[BulkRequests], Answer], deadline: float) -> Answer | None:
+        """The answer of a bulk connection; None when there is none, or when they break."""
+        for _ in range(_TRIES):
+            with self._pool.lent(deadline) as requests:
+                if requests is None:
+                    return None
+                try:
+                    return ask(requests)
+                except (UnavailableError, FormatError):
+                    if requests.good:  # the node's own answer
+                        raise
+                    self._pool.forget_idle()
+        return None
+
+    def _reserve(self, namespace: OpenedNamespace, hashes: Sequence[bytes], deadline: float) -> pb.PrepareStoreReply:
+        left = time_left(deadline)
+        request = pb.PrepareStoreRequest(
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
+            ttl_ms=math.ceil(min(left, LONGEST_TICKET) * 1000),
+        )
+        reply = self._tried(lambda requests: requests.reserve(request, deadline), deadline)
+        if reply is None:
+            reply = self._connection.call(self._connection.stub.PrepareStore, request, time_left(deadline))
+        return reply
+
+    def _finish(
+        self,
+        namespace: OpenedNamespace,
+        reply: pb.PrepareStoreReply,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        until: Callable[[], float],
+        publish: bool,
+    ) -> StoreResult:
+        """Send what was reserved, or give it up; when the connection breaks, find out what became of it."""
+        if not reply.ticket:
+            return StoreResult()
+        deadline = until()
+        if not publish:
+            return self._stream.finish(reply.ticket, pages, time_left(deadline), publish=False)
+        with self._pool.lent(deadline) as requests:
+            if requests is None:
+                return self._stream.finish(reply.ticket, pages, time_left(deadline), publish=True)
+            try:
+                counts = requests.put(reply.ticket, pages, deadline)
+                # Fewer than were sent: the reservation lapsed, or an earlier node gave it.
+                return StoreResult(counts.stored, counts.present, len(pages) - counts.stored - counts.present)
+            except (UnavailableError, FormatError, InvalidRequestError):
+                if not requests.good:
+                    self._pool.forget_idle()
+        settled = settle(self._connection, reply.ticket, time_left(deadline))
+        if settled.stored + settled.present == len(pages):
+            return StoreResult(settled.stored, settled.present)
+        reserved = [each for each, outcome in zip(hashes, reply.outcomes, strict=True) if outcome == RESERVED]
+        try:
+            return self._stream.store(namespace, reserved, pages, time_left(deadline))
+        except UnknownNamespaceError:  # cleared meanwhile: nothing of it is wanted any more
+            return StoreResult(refused=len(pages))

@@ -1,0 +1,102 @@
+"""The requests of one bulk connection (:mod:`kvstore.bulk`), one after the other."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from kvstore.answers import LONGEST_TICKET, TIER_NAMES
+from kvstore.bulk.channel import Channel
+from kvstore.bulk.frame import Header, Kind, payload_bytes
+from kvstore.errors import FormatError
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire import error_named
+
+Bytes = npt.NDArray[np.uint8]
+Answer = TypeVar("Answer", pb.PageRun, pb.PrepareStoreReply, pb.StoreCounts)
+
+
+class BulkRequests:
+    """A bulk connection as its client has it. Not safe for threads.
+
+    Attributes:
+        channel: the connection.
+        good: whether it waits for a request: after any error but one that the node answered, it does not.
+
+    Methods raise :class:`UnavailableError` when the connection broke, :class:`DeadlineError` when the deadline passed,
+    :class:`FormatError` when what came makes no sense, and whatever the node answered.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.good = False
+
+    def load(self, pages: pb.PageList, into: Sequence[Bytes], tiers: list[str], deadline: float) -> None:
+        """Receive the leading pages into place.
+
+        Args:
+            pages: which ones.
+            into: where each goes.
+            tiers: gets the tier of each page that came whole and right, as it comes, also when an error follows.
+            deadline: on the clock of ``time.monotonic``.
+        """
+        self._ask(Kind.LOAD, pb.LoadPages(pages=pages).SerializeToString(), deadline)
+        header, message = self.expect(Kind.RUN)
+        run = _parsed(pb.PageRun, message)
+        targets = into[: len(run.tiers)]
+        if len(run.tiers) > len(into) or header.payload != sum(payload_bytes(1, target.size) for target in targets):
+            raise self._nonsense("other pages than were asked for")
+        self.good = False
+        for tier, checksum in zip(run.tiers, self.channel.receive_pages(targets), strict=True):
+            if checksum is None or tier >= len(TIER_NAMES):
+                return  # in doubt it is a miss; what follows is left where it is, with the connection
+            tiers.append(TIER_NAMES[tier] or "")
+        self.good = True
+
+    def reserve(self, request: pb.PrepareStoreRequest, deadline: float) -> pb.PrepareStoreReply:
+        """Reserve slots."""
+        self._ask(Kind.RESERVE, request.SerializeToString(), deadline)
+        return _parsed(pb.PrepareStoreReply, self.expect(Kind.RESERVED)[1])
+
+    def put(self, ticket: int, pages: Sequence[Bytes], deadline: float) -> pb.StoreCounts:
+        """Send the payloads of reserved slots, to be published."""
+        payload = sum(payload_bytes(1, page.size) for page in pages)
+        self._ask(Kind.PUT, pb.StorePages(ticket=ticket).SerializeToString(), deadline, payload)
+        for _ in self.channel.send_pages(pages):
+            pass
+        return _parsed(pb.StoreCounts, self.expect(Kind.STORED)[1])
+
+    def expect(self, kind: Kind) -> tuple[Header, bytes]:
+        """Receive an answer; the connection is good behind it, but for its payload."""
+        header, message = self.channel.receive()
+        if header.kind is Kind.FAILED:
+            self.good = True
+            reason, _, text = message.decode(errors="replace").partition("\n")
+            raise error_named(reason, text)
+        if header.kind is not kind:
+            raise self._nonsense(f"a frame of kind {header.kind.name} where {kind.name} was awaited")
+        self.good = True
+        return header, message
+
+    def _ask(self, kind: Kind, message: bytes, deadline: float, payload: int = 0) -> None:
+        self.good = False
+        self.channel.deadline = deadline
+        left = min(max(deadline - time.monotonic(), 0.0), LONGEST_TICKET)
+        self.channel.send(kind, message, payload=payload, milliseconds=math.ceil(left * 1000))
+
+    def _nonsense(self, what: str) -> FormatError:
+        self.good = False
+        return FormatError(f"the bulk connection answers {what}")
+
+
+def _parsed(kind: type[Answer], data: bytes) -> Answer:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise FormatError("an answer on the bulk connection can't be read") from error

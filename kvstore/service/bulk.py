@@ -1,0 +1,367 @@
+"""The node's end of bulk connections (:mod:`kvstore.bulk`): a thread each, nothing buffered but in the kernel.
+
+Pages are sent from the arena and received into it. A peer that is slow costs its own connection and, until the deadline
+of its request, the slots that it asked for; a peer that sends nonsense, or nothing, costs a thread for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from kvstore.answers import LONGEST_TICKET, Published
+from kvstore.bulk.channel import Channel
+from kvstore.bulk.frame import Kind, payload_bytes
+from kvstore.errors import (
+    DeadlineError,
+    FormatError,
+    InvalidRequestError,
+    KVStoreError,
+    LimitExceededError,
+    ResourceError,
+    UnauthenticatedError,
+    UnknownNamespaceError,
+)
+from kvstore.service.cache import reserve
+from kvstore.service.calls import answering
+from kvstore.service.receipts import Receipts
+from kvstore.service.tokens import TOKEN_BYTES, OneTimeTokens
+from kvstore.store import Store
+from kvstore.tickets import NODE
+from kvstore.v1 import bulk_pb2, bulk_pb2_grpc
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire import reason_of, split_hashes
+
+MOST_CONNECTIONS = 64
+"""Most connections that showed a token."""
+MOST_STRANGERS = 32
+"""Most connections that have not shown one yet."""
+MOST_TOKENS = 256
+TOKEN_SECONDS = 10.0
+HELLO_SECONDS = 5.0
+"""How long a connection may take to show its token, TLS included."""
+IDLE_SECONDS = 120.0
+"""How long a connection may wait for its next request."""
+MESSAGE_SECONDS = 5.0
+"""How long the message behind a header, or an answer without payload, may take."""
+_STOP_SECONDS = 1.0
+"""How long threads that were cut off have to end."""
+_log = logging.getLogger(__name__)
+
+
+class BulkServer:
+    """Listens for bulk connections and answers them from a store.
+
+    Args:
+        store: what is served.
+        address: host and port to listen on; port 0 is any free one.
+        receipts: told what became of stores.
+        tls: for TLS connections, None for plain ones.
+
+    Raises:
+        ResourceError: the address can't be had.
+    """
+
+    def __init__(
+        self, store: Store, address: tuple[str, int], receipts: Receipts, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._store = store
+        self._receipts = receipts
+        self._tls = tls
+        self.tokens = OneTimeTokens(MOST_TOKENS, TOKEN_SECONDS)
+        self._lock = threading.Lock()
+        self._strangers: set[socket.socket] = set()
+        self._channels: dict[Channel, bool] = {}
+        """Open connections, and whether a request is being worked on."""
+        self._idle = threading.Condition(self._lock)
+        self._threads: set[threading.Thread] = set()
+        self._stopping = threading.Event()
+        self._listener = _listen(address)
+        self.port: int = self._listener.getsockname()[1]
+        self._acceptor = threading.Thread(target=self._accept, name="kvstore-bulk-accept", daemon=True)
+        self._acceptor.start()
+
+    def stop(self, grace: float) -> None:
+        """Take no more connections and requests, and end those under way after ``grace`` seconds."""
+        self._stopping.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join(_STOP_SECONDS)
+        self._listener.close()
+        with self._lock:
+            for channel, busy in self._channels.items():
+                if not busy:
+                    channel.cut()
+            self._idle.wait_for(lambda: not any(self._channels.values()), grace)
+            for channel in self._channels:
+                channel.cut()
+            for stranger in self._strangers:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(stranger, socket.SHUT_RDWR)
+            threads = list(self._threads)
+        end = time.monotonic() + _STOP_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    @property
+    def connections(self) -> int:
+        """How many are open, those included that have not shown a token."""
+        with self._lock:
+            return len(self._channels) + len(self._strangers)
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                stranger, _ = self._listener.accept()
+            except OSError:  # no descriptors left, or the end
+                self._stopping.wait(0.05)
+                continue
+            with self._lock:
+                full = len(self._strangers) >= MOST_STRANGERS
+                if not full:
+                    self._strangers.add(stranger)
+            if full:
+                stranger.close()
+                continue
+            thread = threading.Thread(target=self._serve, args=(stranger,), name="kvstore-bulk", daemon=True)
+            with self._lock:
+                self._threads.add(thread)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads
+                self._forget(stranger, thread)
+
+    def _serve(self, stranger: socket.socket) -> None:
+        channel = None
+        try:
+            channel = self._welcome(stranger)
+            while not self._stopping.is_set():
+                self._answer(channel)
+        except (KVStoreError, OSError) as error:
+            _log.debug("a bulk connection ended: %s", error)
+        finally:
+            if channel is not None:
+                with self._lock:
+                    self._channels.pop(channel, None)
+                    self._idle.notify_all()
+                channel.close()
+            self._forget(stranger, threading.current_thread())
+
+    def _forget(self, stranger: socket.socket, thread: threading.Thread) -> None:
+        with self._lock:
+            self._strangers.discard(stranger)
+            self._threads.discard(thread)
+        with contextlib.suppress(OSError):
+            stranger.close()
+
+    def _welcome(self, stranger: socket.socket) -> Channel:
+        """Let a connection in that shows a token.
+
+        Raises:
+            KVStoreError: it does not.
+        """
+        deadline = time.monotonic() + HELLO_SECONDS
+        connected = stranger
+        if self._tls is not None:
+            stranger.settimeout(HELLO_SECONDS)
+            connected = self._tls.wrap_socket(stranger, server_side=True)
+        channel = Channel(connected, deadline)
+        try:
+            self._check_hello(channel)
+            self._admit(stranger, channel)
+            channel.send(Kind.READY)
+        except BaseException:
+            with self._lock:
+                self._channels.pop(channel, None)
+            channel.close()
+            raise
+        return channel
+
+    def _admit(self, stranger: socket.socket, channel: Channel) -> None:
+        """Count a connection as one that may make requests.
+
+        Raises:
+            LimitExceededError: there are too many.
+        """
+        with self._lock:
+            if len(self._channels) < MOST_CONNECTIONS:
+                self._strangers.discard(stranger)
+                self._channels[channel] = False
+                return
+        error = LimitExceededError(f"{MOST_CONNECTIONS} bulk connections are open, the limit")
+        _fail(channel, error)
+        raise error
+
+    def _check_hello(self, channel: Channel) -> None:
+        """Receive a token, and use it up.
+
+        Raises:
+            KVStoreError: it is not good.
+        """
+        header = channel.receive_header()
+        if header.kind is not Kind.HELLO or header.message != TOKEN_BYTES:
+            raise FormatError("a bulk connection begins with its token")
+        if not self.tokens.redeem(channel.receive_message(header)):
+            error = UnauthenticatedError("the token is unknown, was used before, or is too old")
+            _fail(channel, error)
+            raise error
+
+    def _answer(self, channel: Channel) -> None:
+        """One request.
+
+        Raises:
+            KVStoreError: the connection is of no more use.
+        """
+        channel.deadline = time.monotonic() + IDLE_SECONDS
+        header = channel.receive_header()
+        start = time.monotonic()
+        channel.deadline = start + MESSAGE_SECONDS
+        with self._lock:
+            self._channels[channel] = True
+        try:
+            message = channel.receive_message(header)
+            deadline = start + min(header.milliseconds / 1000, LONGEST_TICKET)
+            try:
+                if header.kind is Kind.LOAD:
+                    self._load(channel, pb.LoadPages.FromString(message).pages, deadline)
+                elif header.kind is Kind.RESERVE:
+                    self._reserve(channel, pb.PrepareStoreRequest.FromString(message))
+                elif header.kind is Kind.PUT:
+                    self._put(channel, pb.StorePages.FromString(message).ticket, header.payload, deadline)
+                else:
+                    raise FormatError(f"a frame of kind {header.kind.name} is no request")
+            except DecodeError as error:
+                raise FormatError("a request's message can't be read") from error
+        finally:
+            with self._lock:
+                self._channels[channel] = False
+                self._idle.notify_all()
+
+    def _reserve(self, channel: Channel, request: pb.PrepareStoreRequest) -> None:
+        try:
+            reply = reserve(self._store, NODE, request)
+        except KVStoreError as error:
+            _fail(channel, error)
+            return
+        channel.deadline = time.monotonic() + MESSAGE_SECONDS
+        channel.send(Kind.RESERVED, reply.SerializeToString())
+
+    def _load(self, channel: Channel, pages: pb.PageList, deadline: float) -> None:
+        try:
+            known = self._store.namespaces.get(pages.fingerprint)
+            if known is None:
+                raise UnknownNamespaceError("unknown namespace: open it first")
+            hashes = split_hashes(pages.hashes)
+            held = self._store.prepare_load(NODE, pages.fingerprint, hashes, deadline - time.monotonic())
+        except KVStoreError as error:
+            _fail(channel, error)
+            return
+        channel.deadline = deadline
+        if not held.ticket:
+            channel.send(Kind.RUN, pb.PageRun().SerializeToString())
+            return
+        try:
+            checksums = self._store.checksums(NODE, held.ticket)
+            if checksums is None:
+                raise DeadlineError("reading the pages took longer than they can be held")
+            page_bytes = known.layout.page_bytes
+            channel.send(
+                Kind.RUN,
+                pb.PageRun(tiers=held.tiers).SerializeToString(),
+                payload=payload_bytes(len(held.frames), page_bytes),
+            )
+            views = [self._store.arena.view(frame, page_bytes) for frame in held.frames]
+            for _ in channel.send_pages(views, checksums):
+                if not self._store.still_held(NODE, held.ticket):
+                    raise DeadlineError("the reader was slower than pages can be held")
+        finally:
+            self._store.complete_load(NODE, held.ticket)
+
+    def _put(self, channel: Channel, ticket: int, payload: int, deadline: float) -> None:
+        channel.deadline = deadline
+        with self._receipts.receiving(ticket, channel.cut) as receipt:
+            slots = self._store.take_over_writing(NODE, ticket)
+            if slots is None:  # it lapsed, was given up, or an earlier node gave it
+                channel.discard(payload)
+                channel.send(Kind.STORED, pb.StoreCounts().SerializeToString())
+                return
+            checksums: list[int] = []
+            try:
+                views = [self._store.arena.view(slot.frame, slot.length) for slot in slots]
+                if payload != sum(payload_bytes(1, view.size) for view in views):
+                    raise FormatError(f"a payload of {payload} bytes came for {len(views)} reserved pages")
+                checksums = [made for made in channel.receive_pages(views) if made is not None]
+            finally:
+                whole = len(checksums) == len(slots)
+                receipt.published = self._store.complete_store(
+                    NODE, ticket, publish=whole, checksums=checksums if whole else None
+                )
+        channel.deadline = time.monotonic() + MESSAGE_SECONDS
+        if whole:
+            channel.send(Kind.STORED, _counts(receipt.published).SerializeToString())
+        else:
+            damaged = len(slots) - len(checksums)
+            _fail(channel, InvalidRequestError(f"{damaged} pages' bytes do not have the checksums sent with them"))
+
+
+class BulkServicer(bulk_pb2_grpc.BulkServicer):
+    """Answers ``kvstore.v1.Bulk``."""
+
+    def __init__(self, store: Store, server: BulkServer | None, receipts: Receipts) -> None:
+        self._store = store
+        self._server = server
+        self._receipts = receipts
+
+    @answering
+    def Open(self, request: bulk_pb2.OpenBulkRequest, context: grpc.ServicerContext) -> bulk_pb2.OpenBulkReply:
+        """A token for one connection."""
+        if self._server is None:
+            raise InvalidRequestError("this node listens on no TCP port, so it has no bulk connections")
+        tokens = self._server.tokens
+        return bulk_pb2.OpenBulkReply(
+            port=self._server.port, token=tokens.issue(), expires_ms=int(tokens.seconds * 1000)
+        )
+
+    @answering
+    def Settle(self, request: bulk_pb2.SettleRequest, context: grpc.ServicerContext) -> bulk_pb2.SettleReply:
+        """What became of a ticket."""
+        remaining = context.time_remaining()
+        try:
+            published = self._receipts.settle(request.ticket, min(remaining or MESSAGE_SECONDS, MESSAGE_SECONDS))
+        except TimeoutError as error:
+            raise DeadlineError("the pages are still being received") from error
+        if published is None:
+            given_up = self._store.complete_store(NODE, request.ticket, publish=False)
+            published = given_up if given_up.refused else None
+        if published is None:
+            return bulk_pb2.SettleReply(known=False)
+        counts = _counts(published)
+        return bulk_pb2.SettleReply(known=True, stored=counts.stored, present=counts.present, refused=counts.refused)
+
+
+def _counts(published: Published) -> pb.StoreCounts:
+    return pb.StoreCounts(stored=published.stored, present=published.present, refused=published.refused)
+
+
+def _fail(channel: Channel, error: KVStoreError) -> None:
+    """Answer with an error; the connection stays good."""
+    channel.deadline = time.monotonic() + MESSAGE_SECONDS
+    channel.send(Kind.FAILED, f"{reason_of(error)}\n{error}".encode()[:4096])
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    host, port = address
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(
+            where[:2], family=family, backlog=128, dualstack_ipv6=family == socket.AF_INET6 and host == "::"
+        )
+    except OSError as error:
+        raise ResourceError(f"can't listen on {host}:{port} for bulk connections: {error.strerror or error}") from error

@@ -1,0 +1,337 @@
+"""Bulk connections that are cut, garbled, refused or forgotten: nothing is lost, and every count is exact."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from faulty_proxy import Proxy
+
+import kvstore
+import kvstore.client.bulk_pool
+import kvstore.service.bulk
+import kvstore.service.pages
+from kvstore.bulk.channel import Channel
+from kvstore.bulk.frame import CHECKSUM, HEADER_BYTES
+from kvstore.errors import UnavailableError
+from kvstore.v1 import cache_pb2 as pb
+
+PAGE = 5000 + CHECKSUM.size
+HELLO = HEADER_BYTES + 32
+
+
+@pytest.fixture
+def node(start_node):
+    return start_node()
+
+
+@pytest.fixture
+def proxy(node):
+    """Before the node's bulk port: the node tells clients to go there."""
+    proxy = Proxy(node._bulk.port)
+    node._bulk.port = proxy.port
+    yield proxy
+    proxy.close()
+
+
+def url_of(node) -> str:
+    return f"kv://127.0.0.1:{node.port}"
+
+
+def at_rest(node) -> bool:
+    return not node.store._tickets.stores and not node.store._tickets.loads
+
+
+def no_streams(monkeypatch) -> None:
+    """From now on gRPC carries no pages."""
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("a payload went through gRPC")
+
+    monkeypatch.setattr(kvstore.client.stream, "raw_messages", fail)
+    monkeypatch.setattr(kvstore.service.pages, "raw_messages", fail)
+
+
+def test_pages_go_over_one_bulk_connection(node, layout, hashes, payload, monkeypatch):
+    no_streams(monkeypatch)
+    with kvstore.connect(url_of(node)) as client:
+        pages = client.namespace(layout)
+        count = pages.batch_pages + 10
+        data = payload(count)
+        assert pages.store(hashes(count), data) == kvstore.StoreResult(stored=count)
+        into = np.zeros_like(data)
+        assert pages.load(hashes(count), into) == count
+        assert np.array_equal(into, data)
+        assert node._bulk.connections == 1
+
+
+@pytest.mark.parametrize("page_bytes", [1, 7, 4096, (512 << 10) - 1, (512 << 10) + 1, 3 << 20])
+def test_pages_of_any_size(start_node, hashes, payload, monkeypatch, page_bytes):
+    """Smaller than a piece, larger, and beside its edges."""
+    no_streams(monkeypatch)
+    node = start_node(arena=64 << 20)
+    with kvstore.connect(url_of(node)) as client:
+        pages = client.namespace(kvstore.Layout(model="sized", block_size=16, page_bytes=page_bytes))
+        count = min(pages.batch_pages, 300)
+        data = payload(count, page_bytes=page_bytes)
+        assert pages.store(hashes(count), data).stored == count
+        into = np.zeros_like(data)
+        assert pages.load(hashes(count), into) == count
+        assert np.array_equal(into, data)
+
+
+def around(lengths: list[int]) -> list[int]:
+    """Behind each of these parts, a byte before and a byte behind."""
+    ends = np.cumsum(lengths)
+    return sorted({int(end) + shift for end in ends for shift in (-1, 0, 1)})
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "for good"])
+def test_a_load_is_whole_wherever_its_connection_is_cut(node, proxy, layout, hashes, payload, eventually, again):
+    """For good: every connection is cut, and gRPC brings the rest. Once: the second one does."""
+    data = payload(4)
+    with kvstore.connect(url_of(node)) as client:
+        client.namespace(layout).store(hashes(4), data)
+    run = HEADER_BYTES + len(pb.PageRun(tiers=b"\1" * 4).SerializeToString())
+    for cut in around([HEADER_BYTES, HEADER_BYTES, run - HEADER_BYTES] + 4 * [5000, CHECKSUM.size])[:-1]:
+        proxy.heal()
+        with kvstore.connect(url_of(node)) as client:
+            pages = client.namespace(layout)
+            proxy.cut_after = cut
+            if not again:
+                threading.Thread(target=heal_behind_cut, args=(proxy,)).start()
+            into = np.zeros_like(data)
+            assert pages.load(hashes(4), into) == 4, f"cut behind {cut} bytes"
+            assert np.array_equal(into, data), f"cut behind {cut} bytes"
+            assert pages.statistics().loaded == {"arena": 4}
+            proxy.heal()
+    eventually(lambda: at_rest(node))
+
+
+def heal_behind_cut(proxy: Proxy) -> None:
+    end = time.monotonic() + 20
+    while proxy.cut_after or proxy.cut_up_after:
+        if time.monotonic() > end:
+            return
+        time.sleep(0.0005)
+    proxy.heal()
+
+
+def cuts_of_a_store(fingerprint: bytes) -> dict[str, list[int]]:
+    pages = pb.PageList(fingerprint=fingerprint, hashes=bytes(4 * 32))
+    reserve = HEADER_BYTES + len(pb.PrepareStoreRequest(pages=pages, ttl_ms=5000).SerializeToString())
+    put = HEADER_BYTES + len(pb.StorePages(ticket=1).SerializeToString())
+    up = [HELLO, reserve, HEADER_BYTES, put - HEADER_BYTES] + 4 * [5000, CHECKSUM.size]
+    reserved = pb.PrepareStoreReply(ticket=1, outcomes=bytes(4), offsets=[8192 * place for place in range(4)])
+    stored = HEADER_BYTES + len(pb.StoreCounts(stored=4).SerializeToString())
+    down = [HEADER_BYTES, HEADER_BYTES + len(reserved.SerializeToString()), stored]
+    return {"up": around(up)[:-1], "down": around(down)[:-1]}
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "for good"])
+def test_a_store_is_whole_and_told_exactly_wherever_its_connection_is_cut(
+    node, proxy, layout, hashes, payload, eventually, direction, again
+):
+    fingerprint = node.store.open_namespace(layout).fingerprint
+    for turn, cut in enumerate(cuts_of_a_store(fingerprint)[direction]):
+        proxy.heal()
+        names, data = hashes(4, name=1000 * turn), payload(4, seed=turn)
+        before = node.store.statistics().counters["stored"]
+        with kvstore.connect(url_of(node), timeout=5.0) as client:
+            pages = client.namespace(layout)
+            if direction == "up":
+                proxy.cut_up_after = cut
+            else:
+                proxy.cut_after = cut
+            if not again:
+                threading.Thread(target=heal_behind_cut, args=(proxy,)).start()
+            assert pages.store(names, data) == kvstore.StoreResult(stored=4), f"cut behind {cut} bytes"
+            assert node.store.statistics().counters["stored"] == before + 4
+            proxy.heal()
+            into = np.zeros_like(data)
+            assert pages.load(names, into) == 4
+            assert np.array_equal(into, data), f"cut behind {cut} bytes"
+    eventually(lambda: at_rest(node), "what lost its connection lapses")
+    eventually(lambda: node.store.statistics().arena_used_bytes == node.store.statistics().arena_pages * 8192)
+
+
+def test_what_is_garbled_on_the_way_is_never_a_page(node, proxy, layout, hashes, payload):
+    """One bit of every piece, anywhere in it: what is said to be loaded is right, and so is what is stored."""
+    data = payload(64)
+    choose = np.random.default_rng(3)
+
+    def flip(piece: bytearray) -> None:
+        piece[choose.integers(len(piece))] ^= 1 << int(choose.integers(8))
+
+    loaded = 0
+    for turn in range(20):
+        names = hashes(64, name=1000 * turn)
+        with kvstore.connect(url_of(node)) as client:
+            pages = client.namespace(layout)
+            assert pages.store(names, data).refused == 0
+            proxy.garble = flip
+            into = np.zeros_like(data)
+            here = pages.load(names, into)
+            assert np.array_equal(into[:here], data[:here])
+            loaded += here
+            proxy.heal()
+            assert pages.load(names, into) == 64
+            assert np.array_equal(into, data)
+    assert loaded < 20 * 64, "nothing was garbled"
+
+
+def test_a_page_damaged_on_its_way_to_the_node_is_sent_again(node, layout, hashes, payload, monkeypatch):
+    data = payload(4)
+    original = Channel._send
+
+    def damaged(self, buffers) -> None:
+        if len(buffers) == 8:  # four pages, each with its checksum
+            buffers[5] = memoryview(bytes(8))
+        original(self, buffers)
+
+    with kvstore.connect(url_of(node)) as client:
+        pages = client.namespace(layout)
+        monkeypatch.setattr(Channel, "_send", damaged)
+        assert pages.store(hashes(4), data) == kvstore.StoreResult(stored=4)
+        monkeypatch.undo()
+        into = np.zeros_like(data)
+        assert pages.load(hashes(4), into) == 4
+        assert np.array_equal(into, data)
+
+
+class TestFallingBack:
+    def test_a_port_that_refuses_is_left_alone_for_a_while(self, node, proxy, layout, hashes, payload, caplog):
+        proxy.refuse = True
+        with kvstore.connect(url_of(node)) as client:
+            pages = client.namespace(layout)
+            for name in range(4):
+                assert pages.store(hashes(4, name=name), payload(4)).stored == 4
+                assert pages.load(hashes(4, name=name), np.zeros((4, 5000), np.uint8)) == 4
+        assert caplog.text.count("pages go through gRPC") == 1
+
+    def test_a_port_that_answers_nothing_costs_its_time_once(self, node, layout, hashes, payload, monkeypatch):
+        monkeypatch.setattr(kvstore.client.bulk_pool, "CONNECT_SECONDS", 0.3)
+        tries = []
+        original = kvstore.client.bulk_pool.BulkPool._connect
+        monkeypatch.setattr(
+            kvstore.client.bulk_pool.BulkPool,
+            "_connect",
+            lambda self, *arguments: tries.append(threading.current_thread()) or original(self, *arguments),
+        )
+        with socket.create_server(("127.0.0.1", 0)) as silent, kvstore.connect(url_of(node)) as client:
+            node._bulk.port = silent.getsockname()[1]
+            pages = client.namespace(layout)
+            assert pages.store(hashes(4), payload(4)).stored == 4
+            assert pages.load(hashes(4), np.zeros((4, 5000), np.uint8)) == 4
+            assert tries == [threading.current_thread()]
+
+    def test_bulk_connections_come_back_by_themselves(
+        self, node, proxy, layout, hashes, payload, monkeypatch, eventually
+    ):
+        monkeypatch.setattr(kvstore.client.bulk_pool, "SHORTEST_REST", 0.01)
+        proxy.refuse = True
+        with kvstore.connect(url_of(node)) as client:
+            pages = client.namespace(layout)
+            pages.store(hashes(4), payload(4))
+            proxy.heal()
+            into = np.zeros((4, 5000), np.uint8)
+            eventually(lambda: pages.load(hashes(4), into) == 4 and node._bulk.connections == 1)
+            no_streams(monkeypatch)
+            assert pages.load(hashes(4), into) == 4
+
+    def test_a_connection_closed_while_idle_costs_nothing(self, node, layout, hashes, payload, monkeypatch, eventually):
+        monkeypatch.setattr(kvstore.service.bulk, "IDLE_SECONDS", 0.1)
+        no_streams(monkeypatch)
+        with kvstore.connect(url_of(node)) as client:
+            pages = client.namespace(layout)
+            for name in range(3):
+                assert pages.store(hashes(4, name=name), payload(4)).stored == 4
+                eventually(lambda: node._bulk.connections == 0)
+
+    def test_threads_have_connections_of_their_own(self, node, layout, hashes, payload):
+        failures = []
+        with kvstore.connect(url_of(node)) as client:
+            pages = client.namespace(layout)
+
+            def work(number: int) -> None:
+                try:
+                    for turn in range(20):
+                        names, data = hashes(8, name=number * 10_000 + turn), payload(8, seed=number)
+                        assert pages.store(names, data).stored == 8
+                        into = np.zeros_like(data)
+                        assert pages.load(names, into) == 8
+                        assert np.array_equal(into, data)
+                except BaseException as error:
+                    failures.append(error)
+                    raise
+
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert not failures
+
+
+class TestKilledNode:
+    LARGE = kvstore.Layout(model="large", block_size=16, page_bytes=2 << 20)
+
+    def test_in_the_middle_of_a_load(self, node_process, hashes, payload, monkeypatch, eventually):
+        node = node_process(arena="64MiB", disk_limit="0")
+        data = payload(8, page_bytes=2 << 20)
+        with kvstore.connect(node.kv_url) as client:
+            pages = client.namespace(self.LARGE)
+            assert pages.store(hashes(8), data).stored == 8
+            original = Channel.receive_pages
+
+            def killed(self, into):
+                for place, checksum in enumerate(original(self, into)):
+                    if place == 2:
+                        node.kill()
+                    yield checksum
+
+            monkeypatch.setattr(Channel, "receive_pages", killed)
+            into = np.zeros_like(data)
+            loaded = pages.load(hashes(8), into)
+            assert 3 <= loaded <= 8
+            assert np.array_equal(into[:loaded], data[:loaded])
+            monkeypatch.undo()
+            node.start()
+            eventually(lambda: reached(client))
+            into[:] = 0
+            assert pages.load(hashes(8), into) == 8
+            assert np.array_equal(into, data)
+
+    def test_in_the_middle_of_a_store(self, node_process, hashes, payload, monkeypatch, eventually):
+        node = node_process(arena="64MiB", disk_limit="0")
+        data = payload(8, page_bytes=2 << 20)
+        with kvstore.connect(node.kv_url) as client:
+            pages = client.namespace(self.LARGE)
+            original = Channel.send_pages
+
+            def killed(self, *arguments):
+                for sent in original(self, *arguments):
+                    if sent == 2:
+                        node.kill()
+                    yield sent
+
+            monkeypatch.setattr(Channel, "send_pages", killed)
+            with pytest.raises(UnavailableError):
+                pages.store(hashes(8), data)
+            monkeypatch.undo()
+            node.start()
+            eventually(lambda: reached(client))
+            assert pages.lookup(hashes(8)).prefix == 0
+            assert client.status().tier("arena").used_bytes == 0
+            assert pages.store(hashes(8), data) == kvstore.StoreResult(stored=8)
+
+
+def reached(client: kvstore.Client) -> bool:
+    try:
+        return bool(client.status())
+    except UnavailableError:
+        return False
