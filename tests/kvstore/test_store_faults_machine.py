@@ -41,8 +41,9 @@ from redis_servers import RedisServer
 
 from kvstore.answers import PRESENT, RESERVED
 from kvstore.arena.arena import Arena
+from kvstore.checksum import checksum_of
 from kvstore.errors import ResourceError
-from kvstore.store import Store, checksum_of
+from kvstore.store import Store
 from kvstore.tickets import NODE
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.redis import RedisTier
@@ -221,7 +222,7 @@ class FaultsMachine(RuleBasedStateMachine):
     @rule()
     def write_back(self) -> None:
         dirty = self.store.statistics().dirty_pages
-        assert self.store.write_back() == dirty - self.store.statistics().dirty_pages
+        assert self.store.write_behind.write_back() == dirty - self.store.statistics().dirty_pages
 
     @rule()
     def flush(self) -> None:
@@ -243,7 +244,7 @@ class FaultsMachine(RuleBasedStateMachine):
     @rule(fault=st.sampled_from([None, None, "drop", "delay", "cut", "garble", "refuse"]), after=st.integers(1, 90_000))
     def share(self, fault: str | None, after: int) -> None:
         self.harm_redis(fault, after)
-        self.store.share()
+        self.store.write_behind.share()
         self.heal_redis()
 
     @precondition(lambda self: self.proxy)
@@ -360,7 +361,7 @@ class FaultsMachine(RuleBasedStateMachine):
         for tier in statistics.below.values():
             assert tier.asked == tier.hit + tier.missed
         if self.server is not None:
-            waiting = len(self.store._to_share) + self.unshared_at_death
+            waiting = self.waiting_to_be_shared() + self.unshared_at_death
             assert counters["stored"] == counters["shared"] + counters["unshared"] + waiting
 
     @invariant()
@@ -430,8 +431,8 @@ class FaultsMachine(RuleBasedStateMachine):
             if made is None:
                 return False
             self.publish(made)
-            while self.store._to_share:
-                self.store.share()
+            while self.waiting_to_be_shared():
+                self.store.write_behind.share()
             return self.other.contains([self.key(page)]) == [True]
 
         self.patiently(shared, "Redis is back, and nothing is shared")
@@ -470,10 +471,11 @@ class FaultsMachine(RuleBasedStateMachine):
         self.disk = left
 
     def remember_counters(self) -> None:
-        self.unshared_at_death += len(self.store._to_share)
+        self.unshared_at_death += self.waiting_to_be_shared()
         for tier in (self.tier, self.shared):
+            statistics = tier.statistics() if tier is not None else None
             for counter in ("hit", "evicted", "corrupt") if tier is not None else ():
-                self.past[f"{tier.name} {counter}"] += getattr(tier._counts, counter)
+                self.past[f"{tier.name} {counter}"] += getattr(statistics, counter)
 
     def come_back(self, end: Callable[[], None], arena: int | None, disk: int | None, cut: float) -> None:
         before, in_arena, clean = self.here(), self.in_arena(), not self.tier._forgotten
@@ -639,6 +641,9 @@ class FaultsMachine(RuleBasedStateMachine):
         return sum(self.past[each] - base[each] for each in some) + sum(
             getattr(statistics, counter) for tier, statistics in now.items() if tier in (tiers or now)
         )
+
+    def waiting_to_be_shared(self) -> int:
+        return len(self.store.write_behind._to_share)
 
     def key(self, page: Page) -> bytes:
         return bytes(self.spaces[page[0]].fingerprint + self.kv.hash_of(page[1]))
