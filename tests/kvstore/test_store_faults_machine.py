@@ -64,6 +64,8 @@ Page = tuple[str, int]
 names = st.sampled_from(sorted(SIZES))
 firsts = st.sampled_from(NUMBERS)
 lengths = st.integers(1, 6)
+any_of_them = st.integers(0, 999)
+"""Which of some things there are: taken modulo their number, so that what is drawn depends on no clock."""
 some_numbers = st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=5, unique=True)
 
 
@@ -162,12 +164,10 @@ class FaultsMachine(RuleBasedStateMachine):
         if made is not None:
             self.writings.append(made)
 
-    @precondition(lambda self: self.writings)
-    @rule(data=st.data(), publish=st.booleans())
-    def end_storing(self, data: st.DataObject, publish: bool) -> None:
-        writing = data.draw(st.sampled_from(self.writings))
-        self.writings.remove(writing)
-        self.publish(writing, publish=publish)
+    @rule(which=any_of_them, publish=st.booleans())
+    def end_storing(self, which: int, publish: bool) -> None:
+        if self.writings:
+            self.publish(self.writings.pop(which % len(self.writings)), publish=publish)
 
     @rule(name=names, first=firsts, pages=lengths)
     def load_a_prompt(self, name: str, first: int, pages: int) -> None:
@@ -185,11 +185,11 @@ class FaultsMachine(RuleBasedStateMachine):
             self.readings.append(self.opened(name, numbers[: len(held.frames)], held.ticket, held.frames))
             self.check_bytes(self.readings[-1])
 
-    @precondition(lambda self: self.readings)
-    @rule(data=st.data())
-    def end_hold(self, data: st.DataObject) -> None:
-        reading = data.draw(st.sampled_from(self.readings))
-        self.readings.remove(reading)
+    @rule(which=any_of_them)
+    def end_hold(self, which: int) -> None:
+        if not self.readings:
+            return
+        reading = self.readings.pop(which % len(self.readings))
         before = [self.store.arena.view(frame, SIZES[reading.name]).tobytes() for frame in reading.frames]
         good = self.store.complete_load(NODE, reading.ticket)
         assert good or reading.deadline < self.clock.now
@@ -299,13 +299,13 @@ class FaultsMachine(RuleBasedStateMachine):
     def the_disk_is_well(self) -> None:
         self.heal_disk()
 
-    @precondition(lambda self: self.segments())
-    @rule(data=st.data(), where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-    def a_bit_rots(self, data: st.DataObject, where: float, bit: int) -> None:
-        path = data.draw(st.sampled_from(self.segments()))
-        content = bytearray(path.read_bytes())
-        if not content:
+    @rule(which=any_of_them, where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+    def a_bit_rots(self, which: int, where: float, bit: int) -> None:
+        paths = [path for path in self.segments() if path.stat().st_size]
+        if not paths:
             return
+        path = paths[which % len(paths)]
+        content = path.read_bytes()
         at = int(where * len(content))
         with path.open("r+b") as file:
             file.seek(at)
@@ -324,7 +324,6 @@ class FaultsMachine(RuleBasedStateMachine):
         """SIGKILL: files stay as they are, in the middle of whatever hangs."""
         self.come_back(lambda: self.kill(), arena, disk, cut=0.0)
 
-    @precondition(lambda self: self.segments())
     @rule(arena=st.sampled_from([None, *ARENAS]), cut=st.floats(0, 1))
     def lose_a_tail(self, arena: int | None, cut: float) -> None:
         """Of the newest segment, a part of what was not flushed is gone."""
@@ -487,7 +486,7 @@ class FaultsMachine(RuleBasedStateMachine):
         anew = arena is not None and arena != self.arena_bytes
         less = disk is not None and disk < self.disk_bytes
         self.arena_bytes, self.disk_bytes = arena or self.arena_bytes, disk or self.disk_bytes
-        if cut:
+        if cut and self.segments():
             newest = max(self.segments())
             size = newest.stat().st_size
             flushed = self.flushed_sizes.get(newest.name, 0)
@@ -667,7 +666,7 @@ class FaultsMachine(RuleBasedStateMachine):
         return self.in_arena() | self.on_disk()
 
     def segments(self) -> list[Path]:
-        return sorted(self.disk.glob("*.segment")) if self.store is not None or self.disk.exists() else []
+        return sorted(self.disk.glob("*.segment"))
 
     def patiently(self, succeeds: Callable[[], bool], otherwise: str) -> None:
         """Again and again: a machine that is busy makes calls late, too."""
