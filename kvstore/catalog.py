@@ -353,7 +353,9 @@ class Catalog:
         self._namespaces[slot.namespace] = self._namespaces.get(slot.namespace, 0) + 1
         if slot.frames not in self._policies:
             self._policies[slot.frames] = self._new_policy()
-        self._policies[slot.frames].insert(slot.frame, slot.key)
+        parent = self._resident.get(slot.parent)
+        same_size = parent is not None and parent.frames == slot.frames
+        self._policies[slot.frames].insert(slot.frame, slot.key, parent.frame if parent and same_size else None)
         self._clock += 1
         slot.used = self._clock
         slot.dirty = dirty

@@ -13,7 +13,7 @@ from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.arena.slabs import Slabs
 from kvstore.catalog import Catalog, Removal, Slot, SlotState
-from kvstore.eviction import LeastRecentlyUsed
+from kvstore.eviction import ExpectedReuse
 from kvstore.hashing import HASH_BYTES
 from kvstore.namespaces import KnownNamespace, Namespaces
 
@@ -24,7 +24,7 @@ class Residency:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._slabs = Slabs(arena.units, arena.unit_bytes // FRAME_BYTES)
-        self.catalog = Catalog(self._slabs, LeastRecentlyUsed)
+        self.catalog = Catalog(self._slabs, ExpectedReuse)
         self.quarantined: list[Slot] = []
         """Slots into which clients of an earlier node may still write."""
 

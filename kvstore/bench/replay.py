@@ -43,11 +43,12 @@ class Replay:
             policy.use(present[:hit])
         new = [block for block in blocks if block not in slots] if len(present) < len(blocks) else []
         del new[self._make_room(len(new), set(present)) :]
+        before = dict(zip(blocks[1:], blocks, strict=False))
         for block in new:
             slot = self._free.pop()
             slots[block] = slot
             self._blocks[slot] = block
-            policy.insert(slot, block.to_bytes(8, "big"))
+            policy.insert(slot, block.to_bytes(8, "big"), slots.get(before.get(block, -1)))
         policy.touch([slots[block] for block in blocks if block in slots])
         return hit
 

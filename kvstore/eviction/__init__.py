@@ -8,10 +8,16 @@ decides nothing about holds or dirty pages: the catalog skips what may not leave
 from collections.abc import Callable
 
 from kvstore.eviction.contract import EvictionPolicy
+from kvstore.eviction.expected_reuse import ExpectedReuse
 from kvstore.eviction.lru import LeastRecentlyUsed
+from kvstore.eviction.s3_fifo import S3FIFO
 
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": LeastRecentlyUsed}
-DEFAULT_POLICY = "lru"
+POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
+    "lru": LeastRecentlyUsed,
+    "s3-fifo": S3FIFO,
+    "expected-reuse": ExpectedReuse,
+}
+DEFAULT_POLICY = "expected-reuse"
 """What a node uses."""
 
-__all__ = ["DEFAULT_POLICY", "POLICIES", "EvictionPolicy", "LeastRecentlyUsed"]
+__all__ = ["DEFAULT_POLICY", "POLICIES", "S3FIFO", "EvictionPolicy", "ExpectedReuse", "LeastRecentlyUsed"]

@@ -9,8 +9,11 @@ from typing import Protocol
 class EvictionPolicy(Protocol):
     """An order over slots, each named by a number. The store's lock is held around each call: microseconds a page."""
 
-    def insert(self, slot: int, key: bytes) -> None:
-        """The page ``key`` was published in this slot. Pages of one store come head first, and are touched behind."""
+    def insert(self, slot: int, key: bytes, parent: int | None) -> None:
+        """The page ``key`` was published in this slot. Pages of one store come head first, and are touched behind.
+
+        ``parent`` is the slot of the page before it in its chain, where that is known and here.
+        """
         ...
 
     def use(self, slots: Sequence[int]) -> None:

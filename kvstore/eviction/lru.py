@@ -12,7 +12,7 @@ class LeastRecentlyUsed:
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
 
-    def insert(self, slot: int, key: bytes) -> None:
+    def insert(self, slot: int, key: bytes, parent: int | None = None) -> None:
         """A page was published in this slot."""
         self._order[slot] = None
         self._order.move_to_end(slot)

@@ -1,0 +1,348 @@
+"""Expected reuse: the page leaves whose place earns least, by what pages like it did before.
+
+A page's class says how it was used last: how often so far, how far from the end of its prompt, with how many new pages
+behind it; and, if it was new itself, behind which pages it came. The worth of a class at an age is learned
+(:mod:`kvstore.eviction.reuse`). Only pages with no other page behind them may leave, so that a prompt's tail leaves
+before its head; of these, each class keeps its own in order of use, and the oldest ones of all classes are compared. So
+a choice takes as many comparisons as there are classes, whatever the number of pages, and nothing is fitted in a lump:
+each reference adds to a few sums, and now and then one class is worked out anew.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xxhash
+
+from kvstore.eviction.ghosts import Ghost, Ghosts
+from kvstore.eviction.reuse import ReuseTimes, bin_of
+
+_NEW_CLASSES = 30
+_CLASSES = _NEW_CLASSES + 60
+_FEWEST_GHOSTS = 1 << 18
+_REFRESH = 16
+"""References from one class worked out anew to the next."""
+_WATCH = 256
+"""References from one look at pages that wait to the next."""
+_CHUNK = 4096
+"""Pages a look."""
+_HALF_LIFE = 1 << 17
+"""References, at least, until what was seen counts half; a larger cache forgets more slowly."""
+_SETTLED, _INSERTED, _READ = 0, 1, 2
+"""A page that was stored or read by this request already: that the request touches it again is no second use."""
+
+
+class ExpectedReuse:
+    """Ranks pages by the worth of their class at their age."""
+
+    def __init__(self) -> None:
+        self._times = ReuseTimes(_CLASSES)
+        self._clock = 0
+        self._rows: dict[int, int] = {}
+        self._free: list[int] = []
+        # By row:
+        self._slot = array("q")
+        self._key = array("Q")
+        self._used = array("q")
+        self._parent = array("i")
+        self._children = array("i")
+        self._class = array("B")
+        self._queued = array("B")
+        """The class in whose queue the row is; ``_CLASSES``: in none."""
+        self._uses = array("B")
+        self._fresh = array("B")
+        self._queues: list[list[tuple[int, int]]] = [[] for _ in range(_CLASSES)]
+        """By class: a heap of (when it was used last, row). An entry may be late: what counts is said by the row."""
+        self._valid = [0] * _CLASSES
+        """How many entries of each queue count."""
+        self._next_leaf = -1
+        """The row that became a leaf when the last victim left, and leaves next while nothing else changes."""
+        self._next_until = 0
+        self._ghosts = Ghosts(_FEWEST_GHOSTS)
+        self._watched: list[int] = []
+        """When each chunk of rows was looked at last."""
+        self._watched_ghosts = [0] * (_FEWEST_GHOSTS // _CHUNK)
+        self._next_chunk = 0
+        self._to_refresh = self._to_watch = 0
+
+    # -- the contract ------------------------------------------------------------------------------------------------
+
+    def insert(self, slot: int, key: bytes, parent: int | None = None) -> None:
+        """A page was published in this slot."""
+        self.remove(slot)
+        number = xxhash.xxh3_64_intdigest(key)
+        row = self._new_row()
+        self._rows[slot] = row
+        self._slot[row] = slot
+        self._key[row] = number
+        self._fresh[row] = _INSERTED
+        self._uses[row] = 1
+        found = self._ghosts.take(number)
+        if found is not None:
+            place, ghost = found
+            self._uses[row] = min(ghost.uses + 1, 255)
+            seen = self._watched_ghosts[place // _CHUNK] - ghost.used
+            self._times.were_wanted(1, ghost.page_class, self._clock - ghost.used, seen)
+        self._tick(1)
+        self._used[row] = self._clock
+        self._class[row] = 0
+        self._adopt(row, -1 if parent is None else self._rows.get(parent, -1))
+        self._enter(row)
+
+    def use(self, slots: Sequence[int]) -> None:
+        """A prefix was read."""
+        self._wanted(slots, _INSERTED, _READ)
+
+    def touch(self, slots: Sequence[int]) -> None:
+        """A prefix was stored, or is wanted."""
+        self._wanted(slots, _INSERTED | _READ, _SETTLED)
+
+    def remove(self, slot: int) -> None:
+        """The page left."""
+        row = self._rows.pop(slot, None)
+        if row is None:
+            return
+        self._leave_queue(row)
+        self._slot[row] = -1
+        self._remember(row)
+        self._next_leaf = -1
+        parent = self._parent[row]
+        if parent >= 0:
+            self._parent[row] = -1
+            self._children[parent] -= 1
+            if not self._children[parent]:
+                if self._slot[parent] < 0:
+                    self._free.append(parent)
+                else:
+                    self._enter(parent)
+                    if self._class[parent] == self._class[row] and self._used[parent] == self._used[row]:
+                        self._next_leaf = parent
+        if not self._children[row]:
+            self._free.append(row)  # else, when the last page behind it has left
+
+    def victims(self) -> Iterator[int]:
+        """The least worth first."""
+        first = self._next_leaf if self._clock < self._next_until else -1
+        if first >= 0:
+            yield self._slot[first]
+        else:
+            self._next_until = self._clock + _REFRESH
+        for row in self._leaving():
+            if row != first:
+                yield self._slot[row]
+
+    def _leaving(self) -> Iterator[int]:
+        worth, clock, used, slots = self._times.worth, self._clock, self._used, self._slot
+        order: list[tuple[float, int, int, int, int]] = []
+        """(worth, when it was used, class, place in the queue or -1, row)"""
+
+        def propose(row: int, page_class: int, place: int) -> None:
+            last = used[row]
+            heapq.heappush(order, (worth[page_class][bin_of(clock - last)], last, page_class, place, row))
+
+        for page_class in range(_CLASSES):
+            self._settle(page_class)
+            if self._queues[page_class]:
+                propose(self._queues[page_class][0][1], page_class, 0)
+        children: dict[int, int] = {}
+        seen: set[int] = set()
+        while order:
+            _, _, page_class, place, row = heapq.heappop(order)
+            if place >= 0:
+                queue = self._queues[page_class]
+                for following in range(2 * place + 1, min(2 * place + 3, len(queue))):
+                    propose(queue[following][1], page_class, following)
+                if self._queued[row] != page_class or self._children[row]:
+                    continue
+            if row in seen:
+                continue
+            seen.add(row)
+            yield row
+            parent = self._parent[row]
+            if parent >= 0 and slots[parent] >= 0:
+                children[parent] = children.get(parent, self._children[parent]) - 1
+                if not children[parent]:
+                    propose(parent, self._class[parent], -1)
+
+    # -- how a page is used ------------------------------------------------------------------------------------------
+
+    def _wanted(self, slots: Sequence[int], same: int, after: int) -> None:
+        """A request used these pages, head first: once more, unless what it did before is one of ``same``."""
+        find = self._rows.get
+        rows = [row for row in dict.fromkeys(map(find, slots)) if row is not None]
+        fresh, uses, used, classes, watched = self._fresh, self._uses, self._used, self._class, self._watched
+        spells: dict[tuple[int, int, int], int] = {}
+        """(class, when used last, when watched last) → pages that are wanted again."""
+        for row in rows:
+            if not fresh[row] & same:
+                spell = (classes[row], used[row], watched[row // _CHUNK])
+                spells[spell] = spells.get(spell, 0) + 1
+                if uses[row] < 255:
+                    uses[row] += 1
+            fresh[row] = after
+        for (page_class, last, looked), pages in spells.items():
+            self._times.were_wanted(pages, page_class, self._clock - last, looked - last)
+        self._tick(sum(spells.values()))
+        self._queue_up(rows)
+
+    def _queue_up(self, rows: Sequence[int]) -> None:
+        """Give the pages of one use, head first, their classes, and let those that can leave stand in line."""
+        uses, classes, used, parents = self._uses, self._class, self._used, self._parent
+        pages, clock = len(rows), self._clock
+        known = 0
+        while known < pages and uses[rows[known]] > 1:
+            known += 1
+        new = pages - known
+        before = rows[known - 1] if known else parents[rows[0]] if rows else -1
+        of_new = _class_of_new(uses[before] if before >= 0 else 0, new)
+        of_known = _class_of_known(new)
+        parent = -1
+        behind = pages
+        for row in rows:
+            count = uses[row]
+            if count == 1:
+                classes[row] = of_new + (behind == 1)
+            else:
+                classes[row] = of_known + _OFTEN[count] + (behind if behind < 3 else 3)
+            used[row] = clock
+            if parent >= 0 and parents[row] != parent:
+                self._adopt(row, parent)
+            parent = row
+            behind -= 1
+        for row in rows:
+            if not self._children[row]:
+                self._enter(row)
+
+    # -- leaves, by class --------------------------------------------------------------------------------------------
+
+    def _adopt(self, row: int, parent: int) -> None:
+        """``parent`` is the page before this one, unless it is known to have another."""
+        known = self._parent[row]
+        if parent < 0 or parent == row or (known >= 0 and self._slot[known] >= 0):
+            return
+        if self._children[row]:
+            above = parent
+            while above >= 0:
+                if above == row:
+                    return  # whoever says so contradicts himself: no page comes before itself
+                above = self._parent[above]
+        if known >= 0:
+            self._children[known] -= 1
+            if not self._children[known]:
+                self._free.append(known)
+        self._parent[row] = parent
+        self._children[parent] += 1
+        self._leave_queue(parent)
+
+    def _enter(self, row: int) -> None:
+        """A page with none behind it stands in line in its class's queue."""
+        page_class = self._class[row]
+        if self._queued[row] == page_class:
+            return  # its entry is moved when it comes to the front
+        self._leave_queue(row)
+        self._queued[row] = page_class
+        self._valid[page_class] += 1
+        queue = self._queues[page_class]
+        heapq.heappush(queue, (self._used[row], row))
+        if len(queue) > 2 * self._valid[page_class] + 64:
+            entries = {each for _, each in queue if self._queued[each] == page_class}
+            queue[:] = sorted((self._used[each], each) for each in entries)
+
+    def _leave_queue(self, row: int) -> None:
+        page_class = self._queued[row]
+        if page_class != _CLASSES:
+            self._queued[row] = _CLASSES
+            self._valid[page_class] -= 1
+
+    def _settle(self, page_class: int) -> None:
+        """Let an entry that counts, and is not late, come to the front of a queue."""
+        queue = self._queues[page_class]
+        while queue:
+            last, row = queue[0]
+            if self._queued[row] != page_class:
+                heapq.heappop(queue)
+            elif last != self._used[row]:
+                heapq.heapreplace(queue, (self._used[row], row))
+            else:
+                return
+
+    # -- what is remembered and watched ------------------------------------------------------------------------------
+
+    def _tick(self, references: int) -> None:
+        self._clock += references
+        self._to_refresh -= references
+        if self._to_refresh < 0:
+            self._to_refresh = _REFRESH
+            self._times.refresh()
+        self._to_watch -= references
+        if self._to_watch < 0:
+            self._to_watch = _WATCH
+            self._watch()
+
+    def _watch(self) -> None:
+        """Look at one chunk of pages that wait, here or gone."""
+        chunk = self._next_chunk
+        chunks = len(self._watched)
+        if chunk < chunks:
+            low, seen = chunk * _CHUNK, self._watched[chunk]
+            self._watched[chunk] = self._clock
+            part = slice(low, low + _CHUNK)
+            known = np.frombuffer(self._slot[part], np.int64) >= 0
+            used, classes = self._used[part], self._class[part]
+        else:
+            place = chunk - chunks
+            low, seen = place * _CHUNK, self._watched_ghosts[place]
+            self._watched_ghosts[place] = self._clock
+            part = slice(low, low + _CHUNK)
+            known = np.frombuffer(self._ghosts.keys[part], np.uint64) > 0
+            used, classes = self._ghosts.used[part], self._ghosts.classes[part]
+        last = np.frombuffer(used, np.int64)[known].astype(np.float64)
+        self._times.have_waited(
+            np.frombuffer(classes, np.uint8)[known], np.maximum(seen - last, 0.0), self._clock - last
+        )
+        self._next_chunk = (chunk + 1) % (chunks + len(self._watched_ghosts))
+        self._times.forget(0.5 ** (_WATCH / max(_HALF_LIFE, 16 * len(self._rows))))
+
+    def _remember(self, row: int) -> None:
+        if len(self._rows) > len(self._ghosts) // 2:
+            self._ghosts = self._ghosts.grown()
+            self._watched_ghosts += self._watched_ghosts
+        self._ghosts.add(self._key[row], Ghost(self._class[row], self._uses[row], self._used[row]))
+
+    def _new_row(self) -> int:
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = len(self._slot)
+            for each in (self._slot, self._key, self._used, self._parent, self._children):
+                each.append(0)
+            for each in (self._class, self._queued, self._uses, self._fresh):
+                each.append(0)
+            if row // _CHUNK >= len(self._watched):
+                self._watched.append(self._clock)
+        self._parent[row] = -1
+        self._children[row] = 0
+        self._queued[row] = _CLASSES
+        return row
+
+
+def _class_of_new(parent_uses: int, new: int) -> int:
+    """The class of pages that are new, by the uses of the page before the first of them and their number."""
+    bucket = (
+        0 if parent_uses == 0 else 1 if parent_uses <= 3 else 2 if parent_uses <= 5 else 3 if parent_uses <= 17 else 4
+    )
+    return bucket * 6 + (0 if new <= 8 else 2 if new <= 32 else 4)
+
+
+def _class_of_known(new: int) -> int:
+    """The class, but for two terms, of pages that were used before, by the number of new pages behind them."""
+    return _NEW_CLASSES - 1 + 3 * (0 if new <= 1 else 1 if new <= 8 else 2 if new <= 32 else 3)
+
+
+_OFTEN = bytes(
+    12 * (0 if uses <= 2 else 1 if uses == 3 else 2 if uses <= 5 else 3 if uses <= 9 else 4) for uses in range(256)
+)
+"""What the number of uses adds to a class."""
