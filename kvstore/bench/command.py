@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.bench import disk, eviction
+from kvstore.bench import disk, eviction, redis
 
-BENCHES = (disk, eviction)
+BENCHES = (disk, eviction, redis)
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:

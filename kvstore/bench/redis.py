@@ -1,0 +1,104 @@
+"""``kvstore bench redis``: the Redis tier beside a bare client of the same server."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvstore.bench.progress import Progress
+from kvstore.bytesize import format_size, parse_size
+from kvstore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvstore.bench.redis_speed import Speed
+
+PAGE_BYTES = (64 << 10, 256 << 10, 1_124_352, 2 << 20, 8 << 20)
+LEAST_SIZE = 8 << 20
+_EPILOG = """\
+The bare client does nothing but send SET with sendall and receive GET with recv_into: no entries, no checksums, no
+books, no eviction. Each round moves the same bytes by each, 32 MiB a call, the bare client in values of a chunk's size
+(2 MiB); a ratio is the bare client's time over the tier's, medians over rounds. "lookup" is for 512 pages.
+
+Without --redis the benchmark starts a redis-server of its own, and measures both its Unix socket and TCP. A server that
+is given must not have pages of kvstore in it; what the benchmark stores there is deleted again.
+
+exit codes:
+  0  done
+  1  Redis is away, is missing, or does not take everything
+  2  a flag or the server can't be used
+"""
+
+
+def add(group: argparse._SubParsersAction[Any]) -> None:
+    """The benchmark's flags."""
+    parser = group.add_parser(
+        "redis",
+        help="store and load pages through the Redis tier, beside a bare client of the same server",
+        description="Measure the Redis tier: stores, loads and lookups.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--redis", metavar="URL", help="a server to use: redis://, rediss:// or unix://")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds a page size (default: %(default)s)")
+    parser.add_argument(
+        "--size", default="256MiB", metavar="BYTES", help="bytes a round, kept in memory twice (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and answer with the exit code."""
+    from kvstore.bench.redis_bare import BareClient, own_server
+    from kvstore.bench.redis_speed import measure
+
+    size = parse_size(options.size)
+    if size < LEAST_SIZE:
+        raise ConfigError(f"--size is {format_size(size)}, the least is {format_size(LEAST_SIZE)}")
+    if options.rounds < 1:
+        raise ConfigError(f"--rounds is {options.rounds}, the least is 1")
+    speeds = []
+    with contextlib.ExitStack() as stack:
+        urls = [options.redis] if options.redis is not None else stack.enter_context(own_server())
+        if options.redis is not None:
+            bare = BareClient(options.redis)
+            stack.callback(bare.close)
+            if bare.is_used():
+                raise ConfigError("--redis: there are pages of kvstore in it; take an empty server or database")
+        progress = Progress("kvstore bench redis", len(urls) * len(PAGE_BYTES) * (options.rounds + 1))
+        for url in urls:
+            speeds += [measure(url, each, size, options.rounds, progress.advance) for each in PAGE_BYTES]
+        progress.end()
+    if options.json:
+        print(json.dumps({"cores": os.cpu_count(), "speed": [asdict(speed) for speed in speeds]}, indent=2))
+        return 0
+    _print(speeds)
+    return 0
+
+
+def _print(speeds: list[Speed]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column("pages of")
+    for column in ("store GB/s", "bare", "of bare", "load GB/s", "bare", "of bare", "lookup ms"):
+        table.add_column(column, justify="right")
+    for speed in speeds:
+        figures = (
+            f"{speed.store_gbps:.2f}",
+            f"{speed.bare_store_gbps:.2f}",
+            f"{speed.store_of_bare:.2f}",
+            f"{speed.load_gbps:.2f}",
+            f"{speed.bare_load_gbps:.2f}",
+            f"{speed.load_of_bare:.2f}",
+            f"{speed.lookup_ms:.2f}",
+        )
+        table.add_row(speed.way, format_size(speed.page_bytes), *figures)
+    Console().print(table)
