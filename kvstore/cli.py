@@ -23,7 +23,7 @@ from rich.table import Table
 from kvstore import check_command
 from kvstore.bench import command as bench_command
 from kvstore.bytesize import format_size
-from kvstore.client.client import connect
+from kvstore.client.environment import connect_by_environment
 from kvstore.client.url import socket_url
 from kvstore.config import NodeConfig, default_disk, default_socket, load_config
 from kvstore.errors import InvalidRequestError, KVStoreError
@@ -88,6 +88,18 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--bulk-port", metavar="PORT", help="TCP port for bulk connections beside --listen (default: any free one)"
     )
+    serve.add_argument("--tls-cert", metavar="FILE", help="TLS on TCP with this certificate (PEM, its chain behind it)")
+    serve.add_argument("--tls-key", metavar="FILE", help="the certificate's private key (PEM), its owner's alone")
+    serve.add_argument(
+        "--client-ca", metavar="FILE", help="TCP clients need a certificate that these authorities signed (PEM)"
+    )
+    serve.add_argument("--token-file", metavar="FILE", help="TCP clients need a token: one a line, TOKEN or NAME:TOKEN")
+    serve.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="listen on other addresses than loopback without TLS, or for whoever comes",
+    )
     serve.add_argument("--arena", metavar="SIZE", help="shared memory for pages, as 512MiB or 64GiB (default: 1GiB)")
     serve.add_argument(
         "--arena-dir", metavar="DIR", help="tmpfs folder of the arena (default: one in /dev/shm, by socket)"
@@ -105,9 +117,16 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", metavar="FILE", help="TOML file of settings, named as the flags with _ for -")
     serve.set_defaults(run=_serve)
 
-    status = commands.add_parser("status", help="what a node holds and has done", allow_abbrev=False)
+    status = commands.add_parser(
+        "status",
+        help="what a node holds and has done",
+        epilog="For TLS and tokens, KVSTORE_CONNECT_CA, _CERT, _KEY and _TOKEN_FILE in the environment name files.",
+        allow_abbrev=False,
+    )
     status.add_argument(
-        "url", nargs="?", help="unix:///run/kvstore.sock or kv://host:port (default: the socket that serve would use)"
+        "url",
+        nargs="?",
+        help="unix:///run/kvstore.sock, kv://host:port or kvs://host:port (default: the socket that serve would use)",
     )
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(run=_status)
@@ -124,6 +143,11 @@ def _serve(options: argparse.Namespace) -> int:
         "socket",
         "listen",
         "bulk_port",
+        "tls_cert",
+        "tls_key",
+        "client_ca",
+        "token_file",
+        "insecure",
         "arena",
         "arena_dir",
         "disk",
@@ -238,7 +262,7 @@ def _status(options: argparse.Namespace) -> int:
     url = options.url or socket_url(load_config(environment=os.environ).socket)
     if url.startswith("embedded:"):  # to look at it would be to open it
         raise InvalidRequestError(f"{url}: an embedded store answers its own process only; name a node")
-    with connect(url) as client:
+    with connect_by_environment(url, os.environ) as client:
         status = client.status()
     if options.json:
         print(json.dumps(_plain(dataclasses.asdict(status)), indent=2))

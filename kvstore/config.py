@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import ipaddress
 import logging
 import os
 import tomllib
@@ -18,6 +19,8 @@ from kvstore.errors import ConfigError
 
 DEFAULT_PORT = 7420
 ENVIRONMENT_PREFIX = "KVSTORE_"
+CONNECT_PREFIX = "KVSTORE_CONNECT_"
+"""What begins so is for clients, not for nodes."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _log = logging.getLogger(__name__)
 
@@ -58,6 +61,16 @@ class NodeConfig:
     """``HOST:PORT`` to serve on as well, or only ``PORT``: then on the loopback address. Empty: no TCP."""
     bulk_port: int = 0
     """TCP port for bulk connections, on the address of ``listen``. 0: any free one."""
+    tls_cert: Path | None = None
+    """PEM file of the node's certificate, the chain behind it: TCP then is TLS."""
+    tls_key: Path | None = None
+    """PEM file of its private key, which nobody else may read."""
+    client_ca: Path | None = None
+    """PEM file of the authorities that sign clients' certificates: TCP clients then need one."""
+    token_file: Path | None = None
+    """File of tokens, one a line, ``token`` or ``name:token``: TCP clients then need one of them."""
+    insecure: bool = False
+    """Whether to listen on other addresses than loopback without TLS, or for whoever comes."""
     arena: int = 1 << 30
     """Bytes of shared memory for pages."""
     arena_dir: Path | None = None
@@ -99,8 +112,27 @@ class NodeConfig:
             raise ConfigError(f"socket: {str(self.socket)!r} has more than the 100 bytes that a Unix socket's path may")
         if not 0 <= self.bulk_port <= 65535:
             raise ConfigError(f"bulk_port must lie between 0 and 65535, got {self.bulk_port}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key are given together, or neither")
+        if self.client_ca is not None and self.tls_cert is None:
+            raise ConfigError("client_ca needs TLS: give tls_cert and tls_key as well")
         if self.listen:
-            parse_address(self.listen)
+            self._check_listen()
+
+    def _check_listen(self) -> None:
+        host, _ = parse_address(self.listen)
+        if is_loopback(host) or self.insecure:
+            return
+        missing = []
+        if self.tls_cert is None:
+            missing.append("TLS (tls_cert and tls_key)")
+        if self.token_file is None and self.client_ca is None:
+            missing.append("a token_file or a client_ca")
+        if missing:
+            raise ConfigError(
+                f"listen: {self.listen!r} can be reached from other hosts, which needs {' and '.join(missing)};"
+                " with insecure, whoever reaches it can read and write pages"
+            )
 
     @property
     def arena_directory(self) -> Path:
@@ -124,6 +156,14 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is this one, whatever a name server says."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def load_config(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
@@ -139,7 +179,7 @@ def load_config(
         values |= {key: _convert(key, value, str(file)) for key, value in _read(file).items()}
     for name, text in sorted((environment or {}).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if not name.startswith(ENVIRONMENT_PREFIX):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(CONNECT_PREFIX):
             continue
         if key in _FIELDS:
             values[key] = _convert(key, text, name)

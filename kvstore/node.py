@@ -14,10 +14,12 @@ from pathlib import Path
 import grpc
 
 from kvstore.arena.arena import Progress
-from kvstore.config import NodeConfig, parse_address
+from kvstore.config import NodeConfig, is_loopback, parse_address
 from kvstore.errors import InUseError, ResourceError
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
+from kvstore.secret_files import read_tokens
+from kvstore.service.access import Tls, TokenGate, tls_of
 from kvstore.service.bulk import BulkServer, BulkServicer
 from kvstore.service.cache import CacheServicer
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
@@ -47,10 +49,15 @@ class Node:
     Raises:
         InUseError: another process owns the socket or a folder.
         ResourceError: a port, a folder or the memory can't be had.
+        ConfigError: a file of TLS or tokens can't be used.
     """
 
     def __init__(self, config: NodeConfig, progress: Progress = lambda done, size: None) -> None:
         self.config = config
+        tls = tls_of(config)
+        gates: list[grpc.ServerInterceptor] = (
+            [TokenGate(read_tokens(config.token_file))] if config.token_file is not None else []
+        )
         self._socket_lock = _own_socket(config.socket)
         try:
             self.store = open_store(config, progress)
@@ -71,6 +78,7 @@ class Node:
                 self._health,
                 Reflection([cache_pb2.DESCRIPTOR.serialized_pb, bulk_pb2.DESCRIPTOR.serialized_pb, *STANDARD_FILES]),
             ],
+            interceptors=gates,
             maximum_concurrent_rpcs=_HANDLERS + _WAITING_CALLS,
             options=[
                 # Two nodes must never share a port by accident.
@@ -81,10 +89,12 @@ class Node:
         disk = str(config.disk) if config.disk_limit else ""
         cache_pb2_grpc.add_CacheServicer_to_server(CacheServicer(self.store, self.instance, disk), self._server)  # type: ignore[no-untyped-call]
         try:
-            self.port = self._bind()
+            self.port = self._bind(tls)
             if config.listen:
                 host, _ = parse_address(config.listen)
-                self._bulk = BulkServer(self.store, (host, config.bulk_port), receipts)
+                self._bulk = BulkServer(
+                    self.store, (host, config.bulk_port), receipts, tls.context if tls is not None else None
+                )
             bulk_pb2_grpc.add_BulkServicer_to_server(BulkServicer(self.store, self._bulk, receipts), self._server)  # type: ignore[no-untyped-call]
             self._server.start()
         except BaseException:
@@ -129,7 +139,7 @@ class Node:
         else:
             self._written_back = True
 
-    def _bind(self) -> int:
+    def _bind(self, tls: Tls | None) -> int:
         """Listen. Returns the TCP port, 0 without one."""
         self.config.socket.unlink(missing_ok=True)  # a killed node's; its lock is ours
         old = os.umask(0o177)
@@ -140,15 +150,18 @@ class Node:
         if not self.config.listen:
             return 0
         host, port = parse_address(self.config.listen)
-        if host not in ("127.0.0.1", "::1", "localhost"):
-            _log.warning("listening on %s without TLS: whoever reaches that address can read and write pages", host)
+        if self.config.insecure and not is_loopback(host):
+            _log.warning("insecure: whoever reaches %s may be able to read and write pages", host)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         _check_port(host, port, address)
-        return self._listen(address)
+        return self._listen(address, tls)
 
-    def _listen(self, address: str) -> int:
+    def _listen(self, address: str, tls: Tls | None = None) -> int:
         try:
-            port = self._server.add_insecure_port(address)
+            if tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, tls.grpc)
         except RuntimeError as error:
             raise ResourceError(f"can't listen on {address}: {error}") from error
         if not port:

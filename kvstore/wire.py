@@ -25,6 +25,10 @@ MOST_MESSAGE_BYTES = 8 << 20
 REASON_KEY = "kvstore-reason"
 """Trailing metadata: the name of the error class behind a failed call."""
 
+TOKEN_KEY = "authorization"  # noqa: S105 - no token itself
+"""Metadata: the client's token, behind ``TOKEN_SCHEME`` and a space."""
+TOKEN_SCHEME = "bearer"  # noqa: S105
+
 _CODES: dict[type[errors.KVStoreError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.LayoutMismatchError: grpc.StatusCode.FAILED_PRECONDITION,

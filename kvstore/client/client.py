@@ -19,6 +19,7 @@ from kvstore.client.buffers import Pages, page_arrays
 from kvstore.client.bulk import BulkPath
 from kvstore.client.bulk_pool import BulkPool
 from kvstore.client.control import Connection, RemoteControl
+from kvstore.client.credentials import Credentials
 from kvstore.client.deadline import locked, time_left
 from kvstore.client.embedded import EmbeddedStore
 from kvstore.client.path import Control, OpenedNamespace, Path
@@ -49,30 +50,51 @@ _REOPENINGS = 8
 _log = logging.getLogger(__name__)
 
 
-def connect(url: str, *, timeout: float = 5.0) -> Client:
+def connect(
+    url: str,
+    *,
+    timeout: float = 5.0,
+    ca: FilePath | str | None = None,
+    cert: FilePath | str | None = None,
+    key: FilePath | str | None = None,
+    token_file: FilePath | str | None = None,
+) -> Client:
     """A client of the node at ``url``.
 
-    ``unix:///run/kvstore.sock`` is a node on this host, whose arena is mapped; ``kv://host:port`` one elsewhere;
-    ``embedded:///folder?arena=256MiB&disk_limit=4GiB`` a store inside this process.
+    ``unix:///run/kvstore.sock`` is a node on this host, whose arena is mapped; ``kv://host:port`` one elsewhere,
+    ``kvs://host:port`` one with TLS; ``embedded:///folder?arena=256MiB&disk_limit=4GiB`` a store inside this process.
 
     A node need not run yet: it is connected to by the first call, and again whenever it comes back.
 
     Args:
         url: where the pages are.
         timeout: seconds that any one method may take before it raises :class:`DeadlineError`; a day at most.
+        ca: PEM file of the authorities that may have signed the node's certificate; by default those of the system.
+        cert: PEM file of this client's certificate, where the node asks for one.
+        key: PEM file of its private key, which nobody else may read.
+        token_file: a file with the token that the node asks for: the first one in it, ``token`` or ``name:token``.
 
     Raises:
         InvalidRequestError: not such a URL, or a timeout out of its range.
         InUseError: an embedded folder that another process has open.
         ResourceError: an embedded folder that can't be used.
+        ConfigError: a file that can't be used.
     """
     if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
         raise InvalidRequestError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {timeout!r}")
     where = parse_url(url)
+    files = (FilePath(file) if file is not None else None for file in (ca, cert, key, token_file))
+    credentials = Credentials(*files)
     if isinstance(where, NodeConfig):
+        if credentials:
+            raise InvalidRequestError(f"{url}: an embedded store has neither TLS nor tokens")
         store = EmbeddedStore(where)
         return Client(url, store, timeout, lambda directory, left: store)
-    connection = Connection(where.target, url)
+    credentials.check(where, url)
+    context = credentials.context() if where.tls else None
+    connection = Connection(
+        where.target, url, credentials.channel_credentials() if where.tls else None, credentials.metadata()
+    )
     control = RemoteControl(connection)
 
     def make_path(directory: str, left: float) -> Path:
@@ -82,7 +104,7 @@ def connect(url: str, *, timeout: float = 5.0) -> Client:
             except ResourceError as error:
                 _log.warning("pages go through the socket instead of shared memory: %s", error)
             return StreamPath(connection)
-        return BulkPath(connection, BulkPool(connection, where.host))
+        return BulkPath(connection, BulkPool(connection, where.host, context))
 
     return Client(url, control, timeout, make_path)
 

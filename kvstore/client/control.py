@@ -37,11 +37,23 @@ class Connection:
     Args:
         target: gRPC's name of the node.
         name: what people call it, for errors.
+        credentials: for TLS; None: the channel is plain.
+        metadata: what every call carries.
     """
 
-    def __init__(self, target: str, name: str) -> None:
+    def __init__(
+        self,
+        target: str,
+        name: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         self.name = name
-        self.channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self.metadata = metadata
+        if credentials is None:
+            self.channel = grpc.insecure_channel(target, options=_OPTIONS)
+        else:
+            self.channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
         self.stub = CacheStub(self.channel)  # type: ignore[no-untyped-call]
         self._closed = False
 
@@ -52,7 +64,7 @@ class Connection:
             KVStoreError: what the node answered, or that it did not.
         """
         with self.errors():
-            return method(request, timeout=timeout)
+            return method(request, timeout=timeout, metadata=self.metadata)
 
     @contextmanager
     def errors(self) -> Iterator[None]:

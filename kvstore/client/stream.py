@@ -74,7 +74,7 @@ class StreamPath:
         tiers: list[str] = []
         try:
             with self._connection.errors():
-                messages = self._load(request, timeout=min(timeout, LONGEST_TICKET))
+                messages = self._load(request, timeout=min(timeout, LONGEST_TICKET), metadata=self._connection.metadata)
                 while _receive_run(messages, into[len(tiers) :], tiers):
                     pass
                 messages.cancel()  # behind its end this does nothing
@@ -111,7 +111,11 @@ class StreamPath:
             return StoreResult(refused=len(pages))
         try:
             with self._connection.errors():
-                counts = self._store(_store_messages(ticket, pages), timeout=min(timeout, LONGEST_TICKET))
+                counts = self._store(
+                    _store_messages(ticket, pages),
+                    timeout=min(timeout, LONGEST_TICKET),
+                    metadata=self._connection.metadata,
+                )
         except UnavailableError:
             settled = settle(self._connection, ticket, time_left(deadline))
             if settled.stored + settled.present != len(pages):

@@ -10,7 +10,7 @@ from kvstore.config import DEFAULT_PORT, NodeConfig, default_arena_directory, lo
 from kvstore.errors import ConfigError, InvalidRequestError
 from kvstore.wire import unix_target
 
-_FORMS = "unix:///run/kvstore.sock, kv://host:port or embedded:///var/lib/kvstore"
+_FORMS = "unix:///run/kvstore.sock, kv://host:port, kvs://host:port (TLS) or embedded:///var/lib/kvstore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class RemoteUrl:
     """Whether it is a Unix socket."""
     host: str = ""
     """Where bulk connections go, for a node that is no Unix socket."""
+    tls: bool = False
 
 
 def socket_url(path: Path) -> str:
@@ -50,9 +51,14 @@ def parse_url(url: str) -> RemoteUrl | NodeConfig:
         raise InvalidRequestError(f"{url!r}: a {parts.scheme or 'kvstore'} URL takes no options; write {_FORMS}")
     if parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1:
         return RemoteUrl(unix_target(Path(urllib.parse.unquote(parts.path))), local=True)
-    if parts.scheme == "kv" and parts.hostname and parts.path in ("", "/"):
+    if parts.scheme in ("kv", "kvs") and parts.hostname and parts.path in ("", "/"):
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        return RemoteUrl(f"{host}:{port if port is not None else DEFAULT_PORT}", local=False, host=parts.hostname)
+        return RemoteUrl(
+            f"{host}:{port if port is not None else DEFAULT_PORT}",
+            local=False,
+            host=parts.hostname,
+            tls=parts.scheme == "kvs",
+        )
     raise InvalidRequestError(f"not a kvstore URL: {url!r}; write {_FORMS}")
 
 

@@ -167,7 +167,7 @@ def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hash
             monkeypatch.setattr(BulkRequests, "_ask", asked)
         if scheme == "grpc":
             send = path._stream._store
-            path._stream._store = lambda messages, timeout: given.append(timeout) or send(messages, timeout=timeout)
+            path._stream._store = lambda sent, **how: given.append(how["timeout"]) or send(sent, **how)
         monkeypatch.setattr(Connection, "call", call)
         pages.store(hashes(4), payload(4))
         assert len(given) == 2

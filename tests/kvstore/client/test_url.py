@@ -28,6 +28,8 @@ from kvstore.errors import ConfigError, InUseError, InvalidRequestError, Resourc
 )
 def test_nodes(url, target, host):
     assert parse_url(url) == RemoteUrl(target, local=not host, host=host)
+    if host:
+        assert parse_url(url.replace("kv:", "kvs:")) == RemoteUrl(target, local=False, host=host, tls=True)
 
 
 def test_embedded_stores(tmp_path):
@@ -68,7 +70,7 @@ def test_embedded_stores(tmp_path):
     ],
 )
 def test_what_is_no_url(url):
-    with pytest.raises(InvalidRequestError, match=r"unix:///run/kvstore.sock, kv://host:port or embedded:///"):
+    with pytest.raises(InvalidRequestError, match=r"unix:///run/kvstore.sock, kv://host:port, kvs://host:port \(TLS\) or embedded:///"):
         kvstore.connect(url)
 
 

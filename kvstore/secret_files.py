@@ -1,0 +1,74 @@
+"""Files that hold secrets: private keys and tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+
+_MOST_BYTES = 1 << 20
+LEAST_TOKEN = 16
+"""Fewest characters of a token: shorter ones can be guessed."""
+
+
+def check_private(path: Path, what: str) -> None:
+    """Make sure that nobody else can read a file: its owner alone, or also a group when root owns it (mode 0640).
+
+    Raises:
+        ConfigError: others can, or there is no such file.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{what} {path} can't be read: {error.strerror}") from error
+    allowed = 0o640 if status.st_uid == 0 else 0o600
+    if status.st_mode & 0o777 & ~(allowed | 0o100):
+        raise ConfigError(
+            f"{what} {path} has mode {status.st_mode & 0o777:04o}: others than its owner could read or change it"
+            " (chmod 600)"
+        )
+
+
+def read_file(path: Path, what: str) -> bytes:
+    """What a small file holds.
+
+    Raises:
+        ConfigError: it can't be read, or is no small file.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{what} {path} can't be read: {error.strerror}") from error
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{what} {path} has more than {_MOST_BYTES} bytes: it is something else")
+    return data
+
+
+def read_tokens(path: Path) -> dict[str, str]:
+    """The tokens of a file, one a line: ``token`` or ``name:token``; empty lines and those that begin with # are none.
+
+    Returns:
+        For each token its name; by default ``line N``.
+
+    Raises:
+        ConfigError: others can read the file, it holds no token, the same one twice, or one that is none.
+    """
+    check_private(path, "token file")
+    tokens: dict[str, str] = {}
+    for number, line in enumerate(read_file(path, "token file").decode(errors="replace").splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, _, token = text.rpartition(":")
+        # The token itself is never said: messages end in logs.
+        if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+            raise ConfigError(
+                f"token file {path}, line {number}: a token has at least {LEAST_TOKEN} ASCII characters and no spaces"
+            )
+        if token in tokens:
+            raise ConfigError(f"token file {path}, line {number}: the same token as {tokens[token]}")
+        tokens[token] = name or f"line {number}"
+    if not tokens:
+        raise ConfigError(f"token file {path} holds no token")
+    return tokens
