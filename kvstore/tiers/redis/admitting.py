@@ -43,6 +43,7 @@ class Admission:
         seconds = time.perf_counter() - start
         left = [gone for bucket, _ in trims for gone in left_of(bucket, next(replies))]
         standing: dict[bytes, NewChunk] = {}
+        broken: dict[tuple[int, bytes], int] = {}
         failed = 0
         for chunk in batch:
             admitted = next(replies)
@@ -51,7 +52,10 @@ class Admission:
                 left += left_of(chunk.bucket, admitted[1])
                 if all(value == b"OK" for value in values):
                     standing[chunk.header.nonce] = chunk
+                else:  # its place would stay, charged and empty, until it is the oldest
+                    broken[chunk.bucket, chunk.header.nonce] = len(chunk.keys)
             failed += any(isinstance(reply, ServerError) for reply in (admitted, *values))
+        self._buckets.release(broken, deadline)
         for gone in left:
             standing.pop(gone.nonce, None)
         if not failed:

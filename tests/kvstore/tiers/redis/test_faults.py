@@ -109,6 +109,20 @@ def test_a_full_server_refuses_writes_and_still_answers(
     assert read_pages(tier, PAGES) == [False] * 7 + [True] * 13
 
 
+def test_a_server_that_becomes_full_keeps_no_empty_places(start_server: Any, open_redis: Open, books: Any) -> None:
+    """It takes some chunks of a write, makes places for others, and then refuses their bytes."""
+    server = start_server()
+    tier = open_redis(server.url, LIMIT)
+    assert all(tier.write(PAGES))
+    server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] + 6 * MIB)
+    large = [make_page(n, 1_500_000) for n in range(200, 220)]
+    answers = tier.write(large)
+    assert 0 < answers.count(True) < 20
+    found = books(server, budget=LIMIT)
+    found.check_entries()
+    assert sorted(found.chunks.values()) == [1] * answers.count(True) + [20]
+
+
 def test_a_full_server_is_not_asked_to_write_again_and_again(start_server: Any, open_redis: Open) -> None:
     server = start_server()
     tier = open_redis(server.url, LIMIT, pause=1000.0)
