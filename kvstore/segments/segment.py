@@ -66,8 +66,6 @@ class Segment:
         self.id = segment
         self.size = size
         """The file's length in bytes."""
-        self.tombstones: list[bytes] = []
-        """The keys that its tombstones hide."""
         self.cipher: SegmentCipher | None = None
         """What its pages are encrypted with, if they are."""
         self.encrypted = False
@@ -83,6 +81,7 @@ class Segment:
         self._file: BlockFile | None = None  # open as long as it is appended to
         self._footer_due = False
         self._table = bytearray()  # what the footer will hold
+        self._hidden = bytearray()  # the keys of its tombstones
         self._sequence = 0
         self._state = threading.Condition()
         self._readers = 0
@@ -157,6 +156,16 @@ class Segment:
         return self.size + growth + record.footer_bytes(self._count + chunk.records)
 
     @property
+    def tombstones(self) -> list[bytes]:
+        """The keys that its tombstones hide."""
+        size = record.KEY_BYTES
+        return [bytes(self._hidden[at : at + size]) for at in range(0, len(self._hidden), size)]
+
+    def hide(self, keys: Sequence[bytes]) -> None:
+        """It holds tombstones of these keys."""
+        self._hidden += b"".join(keys)
+
+    @property
     def empty(self) -> bool:
         """Whether nothing was appended to it, since it was created, that a footer would name."""
         return not self._table
@@ -197,7 +206,7 @@ class Segment:
         self.size = at
         self._sequence += 1
         self._table += table
-        self.tombstones += [entry.key for entry in entries if entry.payload is None]
+        self.hide([entry.key for entry in entries if entry.payload is None])
         return records
 
     def _encode(self, entries: Sequence[Entry], at: int) -> tuple[list[ByteArray], npt.NDArray[np.void]]:

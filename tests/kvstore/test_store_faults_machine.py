@@ -208,7 +208,7 @@ class FaultsMachine(RuleBasedStateMachine):
         here = self.here()
         drop = self.dropping(pages)
         dropped = self.store.evict(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
-        assert len(pages & here) <= dropped or self.tier._reading_health.resting
+        assert len(pages & here) <= dropped or self.tier._device.reading.resting
         drop()
 
     @rule(name=names)
@@ -477,7 +477,7 @@ class FaultsMachine(RuleBasedStateMachine):
                 self.past[f"{tier.name} {counter}"] += getattr(statistics, counter)
 
     def come_back(self, end: Callable[[], None], arena: int | None, disk: int | None, cut: float) -> None:
-        before, in_arena, clean = self.here(), self.in_arena(), not self.tier._forgotten
+        before, in_arena, clean = self.here(), self.in_arena(), not self.tier._pages.forgotten()
         decide, overrun = self.files.decide, self.store.statistics().counters["overrun"]
         evicted = -self.below("evicted", "disk", ever=True)
         end()
@@ -544,11 +544,11 @@ class FaultsMachine(RuleBasedStateMachine):
 
     def reserve(self, name: str, numbers: list[int]) -> Open | None:
         known = self.spaces[name]
-        here = self.in_arena() | (set() if self.tier._reading_health.resting else self.on_disk())
+        here = self.in_arena() | (set() if self.tier._device.reading.resting else self.on_disk())
         reserved = self.store.prepare_store(NODE, known.fingerprint, self.kv.hashes_of(numbers), TTL, direct=True)
         outcomes = list(reserved.outcomes)
         assert len(outcomes) == len(numbers)
-        if not self.tier._reading_health.resting:
+        if not self.tier._device.reading.resting:
             assert [outcome == PRESENT for outcome in outcomes] == [(name, number) in here for number in numbers]
         wanted = [number for number, outcome in zip(numbers, outcomes, strict=True) if outcome == RESERVED]
         assert len(wanted) == len(reserved.frames) and bool(wanted) == bool(reserved.ticket)
@@ -577,7 +577,7 @@ class FaultsMachine(RuleBasedStateMachine):
             return False
         self.durable = self.on_disk() - self.on_rotten()
         self.flushed_sizes = {path.name: path.stat().st_size for path in self.segments()}
-        if not self.tier._forgotten:
+        if not self.tier._pages.forgotten():
             self.unflushed_drops.clear()
         return True
 
@@ -589,7 +589,7 @@ class FaultsMachine(RuleBasedStateMachine):
         self.check_bytes(made)
         assert self.store.complete_load(NODE, held.ticket) == bool(held.ticket)
         after = self.tier.statistics()
-        if here and not (self.writings or self.readings or self.tier._reading_health.resting):
+        if here and not (self.writings or self.readings or self.tier._device.reading.resting):
             failed = after.errors - before.errors or after.corrupt - before.corrupt
             assert held.ticket or failed, f"{page} is here, nothing failed, and it is a miss"
         return bool(held.ticket)
@@ -615,7 +615,7 @@ class FaultsMachine(RuleBasedStateMachine):
         def dropped() -> None:
             entries = [b"kvstore:page:" + self.key(page) for page in pages]
             lives_on = self.server is not None and self.server.client.exists(*entries)
-            sure = self.drops_are_sure and not self.tier._forgotten and not lives_on
+            sure = self.drops_are_sure and not self.tier._pages.forgotten() and not lives_on
             for page in pages:
                 version = self.versions[page]
                 self.versions[page] += 1
@@ -657,9 +657,7 @@ class FaultsMachine(RuleBasedStateMachine):
         return set(map(self.page_of, self.tier.keys(b"")))
 
     def on_rotten(self) -> set[Page]:
-        with self.tier._lock:
-            keys = [key for one in self.rotten for key in self.tier._index.keys(self.tier._index.rows_in(one))]
-        return set(map(self.page_of, keys))
+        return {self.page_of(key) for place, key in self.tier._pages.all() if place.segment in self.rotten}
 
     def here(self) -> set[Page]:
         """In the arena or on disk; asked beside `lookup`, which finds nothing on a disk that rests."""

@@ -659,7 +659,7 @@ def test_making_room_waits_for_a_reader_who_gets_his_own_bytes(tmp_path: Path, m
     answers: list[list[bool]] = []
     with opened(tmp_path, 2 * MIB, segment_bytes=MIB) as tier:
         tier.write([first])
-        oldest = tier._segments.segments[0]
+        oldest = tier._log.segments[0]
         monkeypatch.setattr(os, "preadv", slow)
         reader = threading.Thread(target=lambda: answers.append(read_pages(tier, [first])))
         reader.start()

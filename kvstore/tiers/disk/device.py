@@ -1,0 +1,75 @@
+"""How far the device is trusted: threads that may hang, deadlines, and when it is left alone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from kvstore.segments.blockfile import Patience
+from kvstore.segments.health import Health, RareLines
+from kvstore.segments.io_threads import IoThreads, LateError
+
+_log = logging.getLogger(__name__)
+
+READS_AT_ONCE = 4
+RESTING = "the disk keeps failing, and is left alone for a while"
+
+
+class Direction:
+    """Reads, or writes: the threads that do them, and whether to try at all.
+
+    Args:
+        threads: calls that go on at once.
+        deadline: seconds that one may take.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, threads: int, deadline: float, clock: Callable[[], float]) -> None:
+        self._threads = IoThreads(threads)
+        self._health = Health(clock)
+        self.patience = Patience(self._threads, deadline)
+
+    @property
+    def resting(self) -> bool:
+        """Whether a call now would be answered without trying."""
+        return self._health.resting
+
+    def may_try(self) -> bool:
+        """Whether to try an I/O now."""
+        return not self._threads.all_hang and self._health.allows()
+
+    def succeeded(self) -> None:
+        """An I/O was done."""
+        self._health.succeeded()
+
+    def failed(self, error: OSError) -> None:
+        """An I/O was refused, or late."""
+        self._health.failed(at_once=isinstance(error, LateError))
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.close()
+
+
+class Device:
+    """The disk in both directions, on threads apart, so that no write is late for the reads before it.
+
+    Args:
+        deadline: seconds that one call may take.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.reading = Direction(READS_AT_ONCE, deadline, clock)
+        self.writing = Direction(1, deadline, clock)
+        self._lines = RareLines(clock)
+
+    def warn(self, line: str, *values: object) -> None:
+        """Say in the log, not too often, what failed."""
+        self._lines.say(_log.warning, line, *values)
+
+    def close(self) -> None:
+        """Let the threads end, each behind what it is doing."""
+        self.reading.close()
+        self.writing.close()
