@@ -70,7 +70,8 @@ def test_embedded_stores(tmp_path):
     ],
 )
 def test_what_is_no_url(url):
-    with pytest.raises(InvalidRequestError, match=r"unix:///run/kvstore.sock, kv://host:port, kvs://host:port \(TLS\) or embedded:///"):
+    forms = r"unix:///run/kvstore.sock, kv://host:port, kvs://host:port \(TLS\) or embedded:///"
+    with pytest.raises(InvalidRequestError, match=forms):
         kvstore.connect(url)
 
 
