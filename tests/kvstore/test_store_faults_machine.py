@@ -112,8 +112,12 @@ class FaultsMachine(RuleBasedStateMachine):
         self.flushed_sizes: dict[str, int] = {}
         self.rotten: set[int] = set()
         """Segments of which not everything is as it was written."""
-        self.lost = 0
-        """Pages that the faults made here took away."""
+        self.gone: set[Page] = set()
+        """Acknowledged once; they left, and were counted. A segment that can't be deleted may bring them back."""
+        self.left_disk: set[Page] = set()
+        """In the arena; the disk had them, let them go, and counted that."""
+        self.on_disk_before: set[Page] = set()
+        self.counted_before = 0
         self.past: Counter[str] = Counter()
         """Counters of the disk and Redis tiers of earlier lives."""
         self.base: Counter[str] = Counter()
@@ -125,6 +129,7 @@ class FaultsMachine(RuleBasedStateMachine):
         self.readings: list[Open] = []
         self.drops_are_sure = True
         """False from the first fault on that may let a dropped page live on somewhere unseen."""
+        self.disk_is_well = True
 
     @initialize(arena=st.sampled_from(ARENAS), disk=st.sampled_from(DISKS))
     def start(self, arena: int, disk: int) -> None:
@@ -151,12 +156,14 @@ class FaultsMachine(RuleBasedStateMachine):
 
     # -- pages come and go -----------------------------------------------------------------------------------------
 
-    @rule(name=names, first=firsts, pages=lengths)
-    def store_a_prompt(self, name: str, first: int, pages: int) -> None:
+    @rule(name=names, first=firsts, pages=lengths, write_back=st.booleans())
+    def store_a_prompt(self, name: str, first: int, pages: int, write_back: bool) -> None:
         for number in range(first, min(first + pages, len(NUMBERS))):
             made = self.reserve(name, [number])
             if made is not None:
                 self.publish(made)
+        if write_back:
+            self.write_back()
 
     @rule(name=names, numbers=some_numbers)
     def begin_to_store(self, name: str, numbers: list[int]) -> None:
@@ -196,19 +203,20 @@ class FaultsMachine(RuleBasedStateMachine):
         for number, content in zip(reading.numbers, before if good else [], strict=bool(good)):
             assert content in self.contents((reading.name, number), ever=True), "wrong bytes, said to be good"
 
-    @rule(name=names, numbers=some_numbers)
-    def touch(self, name: str, numbers: list[int]) -> None:
-        here = self.in_arena()
-        touched = self.store.touch(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
-        assert touched == sum((name, number) in here for number in numbers)
-
-    @rule(name=names, numbers=some_numbers)
-    def evict(self, name: str, numbers: list[int]) -> None:
-        pages = {(name, number) for number in numbers}
+    @rule(name=names, which=st.lists(any_of_them, min_size=1, max_size=5), touch=st.booleans())
+    def evict(self, name: str, which: list[int], touch: bool) -> None:
+        """Drop some of a prompt, or only use it."""
         here = self.here()
+        numbers = sorted(number for each, number in here if each == name) or list(NUMBERS)
+        numbers = list({numbers[each % len(numbers)]: 0 for each in which})
+        pages = {(name, number) for number in numbers}
+        if touch:
+            touched = self.store.touch(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
+            assert touched == len(pages & self.in_arena())
+            return
         drop = self.dropping(pages)
         dropped = self.store.evict(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
-        assert len(pages & here) <= dropped or self.tier._device.reading.resting
+        assert len(pages & here) <= dropped or self.disk_rests()
         drop()
 
     @rule(name=names)
@@ -233,10 +241,6 @@ class FaultsMachine(RuleBasedStateMachine):
     def time_goes_by(self, seconds: float) -> None:
         self.clock.now += seconds
         self.store.sweep()
-
-    @rule()
-    def verify(self) -> None:
-        assert self.store.verify(SimpleNamespace(is_set=lambda: False)) == 0
 
     # -- Redis -----------------------------------------------------------------------------------------------------
 
@@ -293,14 +297,16 @@ class FaultsMachine(RuleBasedStateMachine):
         dice = random.Random(seed)
         calls = {"write"} if fault == "torn" else calls
         self.files.decide = lambda call: fault if call in calls and dice.random() < chance else None
-        self.drops_are_sure = False
+        self.disk_is_well = False
 
     @rule()
     def the_disk_is_well(self) -> None:
         self.heal_disk()
 
-    @rule(which=any_of_them, where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-    def a_bit_rots(self, which: int, where: float, bit: int) -> None:
+    @rule(which=any_of_them, where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), luck=st.integers(0, 2))
+    def a_bit_rots(self, which: int, where: float, bit: int, luck: int) -> None:
+        if luck:
+            return
         paths = [path for path in self.segments() if path.stat().st_size]
         if not paths:
             return
@@ -369,19 +375,27 @@ class FaultsMachine(RuleBasedStateMachine):
             counts = self.tier.statistics()
             held = sum(path.stat().st_size for path in self.disk.iterdir())
             assert held <= counts.used_bytes <= counts.limit_bytes == self.disk_bytes
-            assert counts.errors == 0 or not self.drops_are_sure or counts.late, "nothing failed, and it says so"
 
     @invariant()
     def pages_are_here_or_counted(self) -> None:
         if self.store is None:
             return
-        here = self.here()
-        strangers = here - self.acknowledged - self.others - {page for page, old in self.old.items() if old}
-        assert not strangers, "found, and never stored, or dropped"
-        counts = self.below("evicted", "disk", ever=True) + self.below("corrupt", "disk", ever=True)
-        gone = self.store.statistics().counters["overrun"] + counts + self.lost
+        here, on_disk = self.here(), self.on_disk()
+        known = self.acknowledged | self.gone | self.others | {page for page, old in self.old.items() if old}
+        assert here <= known, f"found, and never stored, or dropped: {here - known}"
+        self.left_disk |= self.on_disk_before - on_disk
+        self.left_disk &= self.in_arena() - on_disk | self.acknowledged - here
+        clean = {self.page_of(slot.key) for slot in self.store._catalog.resident() if not slot.dirty}
         missing = self.acknowledged - here
-        assert len(missing) <= gone, f"acknowledged, not here, and not counted: {missing}"
+        counted = self.counted()
+        # Some may have come to the disk and left it since this was asked last.
+        never = clean - on_disk - self.left_disk
+        assert len(never) <= counted - self.counted_before, f"clean, and the disk never had it: {never}"
+        self.left_disk |= never
+        assert len(missing - self.left_disk) <= counted - self.counted_before, f"not here, and not counted: {missing}"
+        self.acknowledged -= missing
+        self.gone |= missing
+        self.on_disk_before, self.counted_before = on_disk, counted
 
     @invariant()
     def what_was_flushed_stays(self) -> None:
@@ -477,8 +491,8 @@ class FaultsMachine(RuleBasedStateMachine):
                 self.past[f"{tier.name} {counter}"] += getattr(statistics, counter)
 
     def come_back(self, end: Callable[[], None], arena: int | None, disk: int | None, cut: float) -> None:
-        before, in_arena, clean = self.here(), self.in_arena(), not self.tier._pages.forgotten()
-        decide, overrun = self.files.decide, self.store.statistics().counters["overrun"]
+        before, in_arena, well = self.here(), self.in_arena(), self.disk_is_well
+        decide = self.files.decide
         evicted = -self.below("evicted", "disk", ever=True)
         end()
         self.heal_disk()
@@ -494,26 +508,27 @@ class FaultsMachine(RuleBasedStateMachine):
                 file.truncate(max(min(flushed, size), int(size * (1 - cut))))
             for page, versions in self.unflushed_drops.items():
                 self.old[page] |= versions
-        if not clean:
-            self.drops_are_sure = False
         self.store = None
         self.open()
-        self.files.decide = decide
+        self.files.decide, self.disk_is_well = decide, well
         if anew:
             self.base = Counter(self.past)
-            self.lost += overrun
             self.dropped_here = self.unshared_at_death = 0
             assert not self.in_arena()
         else:
             assert self.in_arena() == in_arena, "a takeover finds every page, and no other"
+            assert self.store.verify(SimpleNamespace(is_set=lambda: False)) == 0
         after = self.here()
         evicted += self.below("evicted", "disk", ever=True)
         assert len(self.durable - self.on_disk()) <= evicted, "flushed, and not here after a crash"
         self.durable &= self.on_disk()
-        missing = (before - after) & self.acknowledged
-        if not (cut or anew or less or not self.drops_are_sure):
-            assert len(missing) <= evicted, "the process died, and pages are gone"
-        self.lost += len(missing)
+        missing = self.acknowledged - after
+        if not (cut or anew or less or self.rotten):
+            assert len(missing & before - self.left_disk) <= evicted, "the process died, and pages are gone"
+        self.acknowledged -= missing
+        self.gone |= missing
+        # A page that is clean is so since the disk has it: found out anew.
+        self.left_disk, self.on_disk_before, self.counted_before = set(), self.on_disk(), self.counted()
 
     def harm_redis(self, fault: str | None, after: int) -> None:
         assert self.proxy is not None
@@ -535,6 +550,7 @@ class FaultsMachine(RuleBasedStateMachine):
     def heal_disk(self) -> None:
         """End its faults, and wait for the calls that hung: a process does not end before them, either."""
         self.files.let_go()
+        self.disk_is_well = True
         while self.files.hanging.acquire(blocking=False):
             assert self.files.came_back.acquire(timeout=30)
 
@@ -544,11 +560,11 @@ class FaultsMachine(RuleBasedStateMachine):
 
     def reserve(self, name: str, numbers: list[int]) -> Open | None:
         known = self.spaces[name]
-        here = self.in_arena() | (set() if self.tier._device.reading.resting else self.on_disk())
+        here = self.in_arena() | (set() if self.disk_rests() else self.on_disk())
         reserved = self.store.prepare_store(NODE, known.fingerprint, self.kv.hashes_of(numbers), TTL, direct=True)
         outcomes = list(reserved.outcomes)
         assert len(outcomes) == len(numbers)
-        if not self.tier._device.reading.resting:
+        if not self.disk_rests():
             assert [outcome == PRESENT for outcome in outcomes] == [(name, number) in here for number in numbers]
         wanted = [number for number, outcome in zip(numbers, outcomes, strict=True) if outcome == RESERVED]
         assert len(wanted) == len(reserved.frames) and bool(wanted) == bool(reserved.ticket)
@@ -577,7 +593,7 @@ class FaultsMachine(RuleBasedStateMachine):
             return False
         self.durable = self.on_disk() - self.on_rotten()
         self.flushed_sizes = {path.name: path.stat().st_size for path in self.segments()}
-        if not self.tier._pages.forgotten():
+        if not self.removals_wait():
             self.unflushed_drops.clear()
         return True
 
@@ -589,7 +605,7 @@ class FaultsMachine(RuleBasedStateMachine):
         self.check_bytes(made)
         assert self.store.complete_load(NODE, held.ticket) == bool(held.ticket)
         after = self.tier.statistics()
-        if here and not (self.writings or self.readings or self.tier._device.reading.resting):
+        if here and not (self.writings or self.readings or self.disk_rests()):
             failed = after.errors - before.errors or after.corrupt - before.corrupt
             assert held.ticket or failed, f"{page} is here, nothing failed, and it is a miss"
         return bool(held.ticket)
@@ -603,7 +619,7 @@ class FaultsMachine(RuleBasedStateMachine):
         """What may be read of a page."""
         now = self.versions[page]
         some = set(range(now)) if ever else self.old[page]
-        if page not in self.acknowledged | self.others and not ever:
+        if page not in self.acknowledged | self.gone | self.others and not ever:
             return [payload(*page, version) for version in some]
         return [payload(*page, version) for version in some | {now}]
 
@@ -615,7 +631,7 @@ class FaultsMachine(RuleBasedStateMachine):
         def dropped() -> None:
             entries = [b"kvstore:page:" + self.key(page) for page in pages]
             lives_on = self.server is not None and self.server.client.exists(*entries)
-            sure = self.drops_are_sure and not self.tier._pages.forgotten() and not lives_on
+            sure = self.drops_are_sure and self.disk_is_well and not self.removals_wait() and not lives_on
             for page in pages:
                 version = self.versions[page]
                 self.versions[page] += 1
@@ -624,7 +640,7 @@ class FaultsMachine(RuleBasedStateMachine):
                     self.old[page].clear()
                 else:
                     self.old[page] |= {version}
-            for some in (self.acknowledged, self.others, self.durable):
+            for some in (self.acknowledged, self.gone, self.others, self.durable, self.on_disk_before):
                 some -= pages
 
         return dropped
@@ -640,6 +656,18 @@ class FaultsMachine(RuleBasedStateMachine):
         return sum(self.past[each] - base[each] for each in some) + sum(
             getattr(statistics, counter) for tier, statistics in now.items() if tier in (tiers or now)
         )
+
+    def counted(self) -> int:
+        """Pages that left without anybody's wish."""
+        below = self.below("evicted", "disk", ever=True) + self.below("corrupt", "disk", ever=True)
+        return int(self.store.statistics().counters["overrun"]) + below
+
+    def disk_rests(self) -> bool:
+        return bool(self.tier._device.reading.resting)
+
+    def removals_wait(self) -> bool:
+        """Whether pages are forgotten, and no tombstone says so yet."""
+        return bool(self.tier._pages.forgotten())
 
     def waiting_to_be_shared(self) -> int:
         return len(self.store.write_behind._to_share)
