@@ -79,24 +79,29 @@ def stage_write(payloads: Sequence[ByteArray]) -> list[ByteArray]:
 
     They are valid until the thread's next staging, and as long as the payloads are.
     """
-    split = [_in_place(payload) for payload in payloads]
-    rests = [padded(len(payload) - here) for payload, here in zip(payloads, split, strict=True)]
-    memory = _bounce.take(sum(rests))
-    buffers = []
-    at = 0
-    for payload, here, rest_bytes in zip(payloads, split, rests, strict=True):
-        if not rest_bytes:
-            buffers.append(payload)
-            continue
-        if here:
-            buffers.append(payload[:here])
+    buffers: list[ByteArray] = []
+    odd: list[tuple[int, ByteArray]] = []
+    for payload in payloads:
+        if len(payload) % BLOCK or not is_aligned(payload):
+            odd.append((len(buffers), payload))
+        buffers.append(payload)
+    if odd:
+        _stage(buffers, odd)
+    return buffers
+
+
+def _stage(buffers: list[ByteArray], odd: list[tuple[int, ByteArray]]) -> None:
+    """Replace those of the buffers that can't be written as they are, the last one first."""
+    split = [_in_place(payload) for _, payload in odd]
+    memory = _bounce.take(sum(padded(len(payload) - here) for (_, payload), here in zip(odd, split, strict=True)))
+    end = len(memory)
+    for (place, payload), here in zip(reversed(odd), reversed(split), strict=True):
         rest = len(payload) - here
-        staged = memory[at : at + rest_bytes]
+        staged = memory[end - padded(rest) : end]
+        end -= len(staged)
         staged[:rest] = payload[here:]
         staged[rest:] = 0
-        buffers.append(staged)
-        at += rest_bytes
-    return buffers
+        buffers[place : place + 1] = [payload[:here], staged] if here else [staged]
 
 
 def _in_place(array: ByteArray) -> int:

@@ -212,7 +212,8 @@ class SegmentLog:
 
     def stored_lengths(self, entries: Sequence[Entry]) -> list[int]:
         """How long the payloads of entries will be on disk."""
-        return [entry.length + (self.overhead_bytes if entry.payload is not None else 0) for entry in entries]
+        overhead = self.overhead_bytes
+        return [0 if payload is None else len(payload) + overhead for _, _, payload in entries]
 
     def chunk_size(self, entries: Sequence[Entry]) -> ChunkSize:
         """How large a chunk of these entries is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.segments.record import padded
+from kvstore.segments.record import padded, padded_in_all
 
 CHUNK_BYTES = 16 << 20
 """Most payload in one chunk, unless a single page is larger: above it single writes get slower, not faster."""
@@ -26,7 +26,7 @@ def plan_chunks(lengths: Sequence[int], most_bytes: int = CHUNK_BYTES) -> list[r
     """
     ranges = []
     start = total = 0
-    if 0 < len(lengths) <= CHUNK_RECORDS and sum(map(padded, lengths)) <= most_bytes:
+    if 0 < len(lengths) <= CHUNK_RECORDS and padded_in_all(lengths) <= most_bytes:
         return [range(len(lengths))]
     for index, length in enumerate(lengths):
         size = padded(length)

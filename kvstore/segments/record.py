@@ -88,7 +88,7 @@ class ChunkSize(NamedTuple):
     @classmethod
     def of(cls, lengths: Sequence[int]) -> ChunkSize:
         """The size of a chunk whose payloads have these lengths (0 for a tombstone)."""
-        return cls(len(lengths), sum(map(padded, lengths)))
+        return cls(len(lengths), padded_in_all(lengths))
 
     @property
     def bytes(self) -> int:
@@ -131,6 +131,11 @@ class Trailer:
 def padded(length: int) -> int:
     """``length`` rounded up to whole blocks."""
     return -(-length // BLOCK) * BLOCK
+
+
+def padded_in_all(lengths: Iterable[int]) -> int:
+    """The sum of the lengths, each rounded up to whole blocks."""
+    return -BLOCK * sum([-length // BLOCK for length in lengths])
 
 
 def chunk_header_bytes(records: int) -> int:

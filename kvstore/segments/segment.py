@@ -194,7 +194,7 @@ class Segment:
         at = self.size + record.chunk_header_bytes(len(entries))
         payloads, records = self._encode(entries, at)
         table = records.tobytes()
-        payload_bytes = sum(map(padded, records["length"].tolist()))
+        payload_bytes = record.padded_in_all(records["length"].tolist())
         at += payload_bytes
         header = record.encode_chunk_header(ChunkHeader(self.id, self._stamp, self._sequence, payload_bytes, table))
         self.synced = False
@@ -234,7 +234,7 @@ class Segment:
         """The payloads as they are stored; notes checksums and codec of these in their records."""
         pages = np.flatnonzero(records["codec"] != record.TOMBSTONE)
         lengths = records["length"][pages].tolist()
-        memory = aligned.take_for_encryption(sum(map(padded, lengths)))
+        memory = aligned.take_for_encryption(record.padded_in_all(lengths))
         encrypted, at = [], 0
         for place, payload, length in zip(pages.tolist(), payloads, lengths, strict=True):
             stored = memory[at : at + length]

@@ -305,9 +305,9 @@ class Pages:
             if carried:
                 self.counts.carried += len(keys)
             else:
-                self._clock_of_use += sum(map(record.padded, records["length"].tolist()))
+                self._clock_of_use += record.padded_in_all(records["length"].tolist())
                 self.counts.stored += len(keys)
-                self.counts.written_bytes += sum([entry.length for entry in entries])
+                self.counts.written_bytes += sum([0 if payload is None else len(payload) for _, _, payload in entries])
             self._put(segment, keys, records, self._clock_of_use)
             # Either by this tombstone, or because this page comes after.
             self._forgotten.difference_update([entry.key for entry in entries])
