@@ -37,7 +37,8 @@ The key is HKDF-SHA256 of the operator's key, with the stamp as salt and ``"kvst
 info; the nonce is the payload's offset in blocks, 12 bytes; the page key is authenticated with it. No offset of a
 segment is written twice: after an append that failed, a segment takes no other. The header's check of the key is the
 first 16 bytes of HMAC-SHA256 of ``"kvstore check"``, id and stamp under the operator's key: a log of another key is
-refused before anything is changed. Checksums are over what is stored: a log is checked without its key.
+refused before anything is changed; where the header is damaged, a sound page is decrypted to tell. Checksums are over
+what is stored: a log is checked without its key.
 
 **Order.** Segments by id, in them chunks by position, in them records in order: the last record of a key says where its
 page is, or, being a tombstone, that there is none.

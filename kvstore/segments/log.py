@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from kvstore.segments import record
 from kvstore.segments.blockfile import SYNC_DEADLINES, Patience
 from kvstore.segments.cipher import TAG_BYTES, Cipher
 from kvstore.segments.io_threads import LateError
+from kvstore.segments.key_check import check_key
 from kvstore.segments.plan import CHUNK_BYTES
 from kvstore.segments.record import BLOCK, ChunkSize
 from kvstore.segments.recovery import RecoveredSegment, recover
@@ -152,7 +152,7 @@ class SegmentLog:
                 if not path.is_file() or path.is_symlink():
                     continue
                 found = recover(path, segment)
-                self._check_key(path, found)
+                check_key(path, found, self._cipher)
                 unread = False
             except OSError:
                 found = RecoveredSegment(segment, None, path.lstat().st_size, 0, sealed=False, table=b"")
@@ -164,19 +164,6 @@ class SegmentLog:
         self.by_id = {segment.id: segment for segment in self.segments}
         self._count_older()
         return recovered, max(ids, default=0) + 1
-
-    def _check_key(self, path: Path, found: RecoveredSegment) -> None:
-        encrypted = (
-            found.key_check is not None or (np.frombuffer(found.table, record.RECORDS)["codec"] == record.AES_GCM).any()
-        )
-        if not encrypted:
-            return
-        if self._cipher is None:
-            raise ConfigError(f"{path} is encrypted: give the key that it was written with. Nothing was changed")
-        if found.key_check is not None and found.stamp is not None:
-            expected = self._cipher.check_value(found.id, found.stamp)
-            if not hmac.compare_digest(found.key_check, expected):
-                raise ConfigError(f"{path} is encrypted with another key. Nothing was changed")
 
     def replay(self) -> Iterator[tuple[Segment, npt.NDArray[np.void]]]:
         """The records found at opening (``record.RECORDS``), segment by segment: the last one of a key counts."""

@@ -11,8 +11,10 @@ import pytest
 import xxhash
 
 from kvstore.errors import ConfigError
+from kvstore.segments import record
 from kvstore.segments.check import check_log
 from kvstore.segments.cipher import SegmentCipher, read_key_file
+from kvstore.segments.recovery import recover
 from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.tier import PageWrite
@@ -66,13 +68,33 @@ def test_a_wrong_key_is_an_error_that_changes_nothing(
     assert found(tmp_path) == [True] * 10
 
 
+@pytest.mark.parametrize("damaged_pages", [0, 5])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_without_its_header_a_page_tells_a_wrong_key(tmp_path: Path, damaged_pages: int, sealed: bool) -> None:
+    fill(tmp_path)
+    path = next(tmp_path.glob("*.segment"))
+    pages = sorted(record.decode_records(recover(path, 1).table), key=lambda each: each.length)
+    with path.open("r+b") as file:
+        file.write(bytes(4096))
+        for page in pages[:damaged_pages]:
+            file.seek(page.offset)
+            file.write(bytes(100))
+        if not sealed:
+            file.truncate(path.stat().st_size - 4096)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match="encrypted with another key"):
+        DiskTier(tmp_path, 8 * MIB, key=b"w" * 32)
+    assert contents(tmp_path) == before
+    assert found(tmp_path) == [False] * damaged_pages + [True] * (10 - damaged_pages)
+
+
 def test_without_its_header_a_segment_still_asks_for_a_key(tmp_path: Path) -> None:
     fill(tmp_path)
     path = next(tmp_path.glob("*.segment"))
     path.write_bytes(bytes(4096) + path.read_bytes()[4096:])
     with pytest.raises(ConfigError, match="give the key"):
         DiskTier(tmp_path, 8 * MIB)
-    assert found(tmp_path, b"w" * 32) == [False] * 10, "a wrong key finds nothing"
+    assert found(tmp_path) == [True] * 10
 
 
 def test_plain_and_encrypted_segments_side_by_side(tmp_path: Path) -> None:
