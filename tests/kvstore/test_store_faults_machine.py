@@ -295,8 +295,13 @@ class FaultsMachine(RuleBasedStateMachine):
     )
     def the_disk_fails(self, fault: int | str, calls: set[str], chance: float, seed: int) -> None:
         dice = random.Random(seed)
-        calls = {"write"} if fault == "torn" else calls
-        self.files.decide = lambda call: fault if call in calls and dice.random() < chance else None
+
+        def decide(call: str) -> int | str | None:
+            if call not in calls or dice.random() >= chance:
+                return None
+            return errno.EIO if fault == "torn" and call != "write" else fault
+
+        self.files.decide = decide
         self.disk_is_well = False
 
     @rule()
