@@ -46,6 +46,8 @@ class StorePlan:
     """Where each page comes from."""
     group: int = 0
     """Which of the model's cache groups."""
+    parent: bytes = b""
+    """Hash of the block before the first one; empty for the prompt's head."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -74,6 +74,7 @@ class SchedulerConnector:
         # Planned since the last step.
         self._loads: list[LoadPlan] = []
         self._stores: dict[tuple[str, int], dict[int, bytes]] = {}  # request and group → block id → hash
+        self._parents: dict[tuple[str, int], bytes] = {}  # of the first of these
         self._preempted: list[str] = []
         self._finished: list[str] = []
         self._overwritten: dict[int, None] = {}
@@ -227,19 +228,23 @@ class SchedulerConnector:
         transfers.num_saved[group] = max(num_saved, len(block_ids))
         if new:
             transfers.stores = True
+            if (request_id, group) not in self._stores:
+                first = block_hashes.index(next(iter(new.values())))
+                self._parents[request_id, group] = block_hashes[first - 1] if first else b""
             self._stores.setdefault((request_id, group), {}).update(new)
             self._lookups.expect(group, list(new.values()))
 
     def build_connector_meta(self) -> StepPlan:
         """Everything planned since the last call, for the worker half. Give it also to steps that compute nothing."""
         stores = tuple(
-            StorePlan(request_id, tuple(new.values()), tuple(new), group)
+            StorePlan(request_id, tuple(new.values()), tuple(new), group, self._parents[request_id, group])
             for (request_id, group), new in self._stores.items()
             if new
         )
         plan = StepPlan(
             tuple(self._loads), stores, tuple(self._preempted), tuple(self._finished), tuple(self._overwritten)
         )
+        self._parents = {}
         self._loads, self._stores, self._preempted, self._finished, self._overwritten = [], {}, [], [], {}
         return plan
 

@@ -249,7 +249,8 @@ class WorkerConnector:
             batch = slice(start, start + size)
             if not self._stores.wanted(transfer):
                 return
-            with namespace.prepare_store(hashes[batch]) as pending:
+            parent = hashes[start - 1] if start else transfer.plan.parent
+            with namespace.prepare_store(hashes[batch], parent=parent) as pending:
                 wanted = [
                     (block_id, page)
                     for block_id, page in zip(block_ids[batch], pending.pages, strict=True)

@@ -54,10 +54,16 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamespaceUsage:
-    """A namespace and its pages in the arena."""
+    """A namespace and its pages."""
 
     layout: Layout
     arena_pages: int
+    used_bytes: dict[str, int]
+    """Tier → bytes that its pages take there, padding included."""
+    quota_bytes: dict[str, int]
+    """Tier → most bytes that they may take; only where there is a quota."""
+    durability: str
+    pinned_pages: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from kvstore import check_command
+from kvstore import check_command, page_commands
+from kvstore.answers import TIER_NAMES
 from kvstore.bench import command as bench_command
 from kvstore.bytesize import format_size
 from kvstore.client.environment import connect_by_environment
@@ -28,7 +29,7 @@ from kvstore.client.url import socket_url
 from kvstore.config import NodeConfig, default_disk, default_socket, load_config
 from kvstore.errors import InvalidRequestError, KVStoreError
 from kvstore.node import Node
-from kvstore.status import Status, kvstore_version
+from kvstore.status import NamespaceStatus, Status, kvstore_version
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNCLEAN = 1, 2, 3
 _EXIT_CODES = """\
@@ -131,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(run=_status)
 
+    page_commands.add_to(commands)
     check_command.add_to(commands)
     bench_command.add_to(commands)
 
@@ -289,11 +291,24 @@ def _print_status(status: Status) -> None:
     console.print(table)
     for namespace in status.namespaces:
         console.print(
-            f"{namespace.name}: {namespace.arena_pages:,} pages of {format_size(namespace.page_bytes)} in the arena",
+            _namespace_line(namespace),
             highlight=False,
             markup=False,  # a name is data: brackets in it mean nothing
             soft_wrap=True,
         )
+
+
+def _namespace_line(namespace: NamespaceStatus) -> str:
+    parts = [f"{namespace.arena_pages:,} pages of {format_size(namespace.page_bytes)} in the arena"]
+    if namespace.pinned_pages:
+        parts.append(f"{namespace.pinned_pages:,} pinned")
+    for tier in [name for name in TIER_NAMES if name and name in namespace.used_bytes]:
+        quota = namespace.quota_bytes.get(tier)
+        of = f" of {format_size(quota)}" if quota else ""
+        parts.append(f"{tier} {format_size(namespace.used_bytes[tier])}{of}")
+    if namespace.durability:
+        parts.append(f"durability {namespace.durability}")
+    return f"{namespace.fingerprint.hex()[:12]} {namespace.name}: {', '.join(parts)}"
 
 
 def _plain(value: Any) -> Any:

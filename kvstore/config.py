@@ -16,6 +16,7 @@ from typing import Any
 
 from kvstore.bytesize import parse_size
 from kvstore.errors import ConfigError
+from kvstore.rules import NamespaceRule, parse_rules
 
 DEFAULT_PORT = 7420
 ENVIRONMENT_PREFIX = "KVSTORE_"
@@ -91,6 +92,9 @@ class NodeConfig:
     ``redis+sentinel://``, ``redis+cluster://``. Empty: this node shares nothing."""
     redis_limit: int = 10 << 30
     """Bytes that pages may take in Redis, of all nodes together: the same on each of them."""
+    namespace: tuple[NamespaceRule, ...] = ()
+    """In the file only: ``[[namespace]]`` tables with ``match`` (a pattern over names), quotas in bytes for ``arena``,
+    ``disk`` and ``redis``, and ``durability = "disk"``. The first that matches counts."""
     verify_checksums: bool = True
     """Whether pages from disk are verified. Off, a damaged page is served: only for showing that this matters."""
     drain_seconds: float = 10.0
@@ -211,6 +215,8 @@ def _convert(key: str, value: object, origin: str) -> object:
     try:
         if kind == "int" and isinstance(value, int | str):
             return parse_size(value)
+        if kind.startswith("tuple"):
+            return parse_rules(value)
         if kind.startswith("Path") and isinstance(value, str | Path) and str(value):
             return Path(value).expanduser()
         if kind == "float" and isinstance(value, int | float | str) and not isinstance(value, bool):

@@ -27,6 +27,8 @@ class KnownNamespace:
     """1 to 65535."""
     layout: Layout
     fingerprint: bytes
+    durability: str = ""
+    """``disk``: its pages don't leave the arena before they are on disk. See :mod:`kvstore.rules`."""
 
 
 class Namespaces:
@@ -43,14 +45,14 @@ class Namespaces:
         self._by_number: dict[int, KnownNamespace] = {}
         self._last = 0
         self._closed = False
-        for number, layout in _read(self._files[0]):
-            self._add(number, layout)
+        for number, layout, durability in _read(self._files[0]):
+            self._add(number, layout, durability)
         self.in_headers: Mapping[int, KnownNamespace] = dict(self._by_number)
         """What the numbers in the arena's headers stand for. The registers of other folders don't say that."""
         for path in self._files[1:]:
-            for _, layout in _read(path):
+            for _, layout, durability in _read(path):
                 if layout.identity not in self._by_identity and self._last < _LAST_NUMBER:
-                    self._add(self._last + 1, layout)
+                    self._add(self._last + 1, layout, durability)
 
     def __len__(self) -> int:
         return len(self._by_fingerprint)
@@ -68,8 +70,12 @@ class Namespaces:
         """Whether the namespace of this number was not dropped yet."""
         return number in self._by_number
 
-    def open(self, layout: Layout) -> KnownNamespace:
+    def open(self, layout: Layout, durability: str = "") -> KnownNamespace:
         """The namespace of a layout, new or known.
+
+        Args:
+            layout: of its pages.
+            durability: from now on, where it is not empty.
 
         Raises:
             LayoutMismatchError: the same name is known with another page size.
@@ -81,7 +87,10 @@ class Namespaces:
             if known is None:
                 if len(self) >= MOST_NAMESPACES or self._last >= _LAST_NUMBER:
                     raise LimitExceededError(f"the node keeps {len(self)} namespaces, the limit is {MOST_NAMESPACES}")
-                known = self._add(self._last + 1, layout)
+                known = self._add(self._last + 1, layout, durability)
+                self.save()
+            elif durability not in ("", known.durability) and known.fingerprint == layout.fingerprint:
+                known = self._add(known.number, layout, durability)
                 self.save()
         if known.fingerprint != layout.fingerprint:
             raise LayoutMismatchError(
@@ -110,7 +119,11 @@ class Namespaces:
         Called behind a takeover, not before: namespaces of other folders have numbers that the old headers don't know.
         """
         entries = [
-            {"number": known.number, "layout": json.loads(known.layout.to_json())}
+            {
+                "number": known.number,
+                "layout": json.loads(known.layout.to_json()),
+                "durability": known.durability,
+            }
             for known in self._by_fingerprint.values()
         ]
         text = json.dumps({"version": 1, "namespaces": entries}, indent=1)
@@ -134,8 +147,8 @@ class Namespaces:
         if self._closed:
             raise UnavailableError("the node is stopping")
 
-    def _add(self, number: int, layout: Layout) -> KnownNamespace:
-        known = KnownNamespace(number, layout, layout.fingerprint)
+    def _add(self, number: int, layout: Layout, durability: str) -> KnownNamespace:
+        known = KnownNamespace(number, layout, layout.fingerprint, durability)
         self._by_fingerprint[known.fingerprint] = known
         self._by_identity[layout.identity] = known
         self._by_number[number] = known
@@ -143,11 +156,16 @@ class Namespaces:
         return known
 
 
-def _read(path: Path) -> list[tuple[int, Layout]]:
+def _read(path: Path) -> list[tuple[int, Layout, str]]:
     """The entries of a register. One that can't be read is empty: its pages are then not found."""
     try:
         entries = json.loads(path.read_text())["namespaces"]
-        return _each_once([(int(entry["number"]), Layout.from_json(json.dumps(entry["layout"]))) for entry in entries])
+        return _each_once(
+            [
+                (int(entry["number"]), Layout.from_json(json.dumps(entry["layout"])), str(entry.get("durability", "")))
+                for entry in entries
+            ]
+        )
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -155,8 +173,8 @@ def _read(path: Path) -> list[tuple[int, Layout]]:
         return []
 
 
-def _each_once(entries: list[tuple[int, Layout]]) -> list[tuple[int, Layout]]:
-    numbers = {number for number, _ in entries if 0 < number <= _LAST_NUMBER}
-    if not len(entries) == len(numbers) == len({layout.identity for _, layout in entries}):
+def _each_once(entries: list[tuple[int, Layout, str]]) -> list[tuple[int, Layout, str]]:
+    numbers = {number for number, _, _ in entries if 0 < number <= _LAST_NUMBER}
+    if not len(entries) == len(numbers) == len({layout.identity for _, layout, _ in entries}):
         raise ValueError("a number or a layout is there twice, or a number is out of range")
     return entries

@@ -52,7 +52,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
         shared = RedisTier(config.redis, config.redis_limit) if config.redis else None
         if shared is not None:
             tiers.append(shared)
-        return Store(arena, [tier for tier in tiers if tier is not shared], directories, shared)
+        return Store(arena, [tier for tier in tiers if tier is not shared], directories, shared, config.namespace)
     except BaseException:
         for tier in tiers:
             tier.close()

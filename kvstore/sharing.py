@@ -19,20 +19,23 @@ class Sharing:
     def __init__(self, most_pages: int) -> None:
         self._most_pages = most_pages
         self._queue: deque[Slot] = deque()
+        self._queued: set[Slot] = set()
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def add(self, slots: Iterable[Slot]) -> int:
-        """Queue pages that have just been published, in the order of their prefix; others are left out.
+        """Queue pages, in the order of their prefix; those that are queued or not resident (any more) are left out.
 
         Returns:
             How many older ones were passed over for them.
         """
-        self._queue.extend(slot for slot in slots if slot.state is SlotState.RESIDENT)
+        new = [slot for slot in slots if slot.state is SlotState.RESIDENT and slot not in self._queued]
+        self._queue.extend(new)
+        self._queued.update(new)
         over = max(0, len(self._queue) - self._most_pages)
         for _ in range(over):
-            self._queue.popleft()
+            self._queued.discard(self._queue.popleft())
         return over
 
     def take(self, most_pages: int, most_bytes: int) -> tuple[list[Slot], int]:
@@ -48,7 +51,7 @@ class Sharing:
             here = slot.state is SlotState.RESIDENT
             if here and taken and most_bytes < slot.length:
                 break
-            self._queue.popleft()
+            self._queued.discard(self._queue.popleft())
             if here:
                 taken.append(slot)
                 most_bytes -= slot.length

@@ -31,6 +31,15 @@ class NamespaceStatus:
     fingerprint: bytes
     page_bytes: int
     arena_pages: int
+    used_bytes: Mapping[str, int]
+    """Tier → bytes that its pages take there, padding included."""
+    quota_bytes: Mapping[str, int]
+    """Tier → most bytes that they may take; only where there is a quota."""
+    durability: str
+    """``disk``: a store is refused rather than a page lost that is not on disk yet."""
+    pinned_pages: int
+    layout: str
+    """As JSON: :meth:`kvstore.layout.Layout.from_json` reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,17 @@ def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory
         uptime_seconds=uptime_seconds,
         tiers=(arena, *below),
         namespaces=tuple(
-            NamespaceStatus(each.layout.name, each.layout.fingerprint, each.layout.page_bytes, each.arena_pages)
+            NamespaceStatus(
+                each.layout.name,
+                each.layout.fingerprint,
+                each.layout.page_bytes,
+                each.arena_pages,
+                each.used_bytes,
+                each.quota_bytes,
+                each.durability,
+                each.pinned_pages,
+                each.layout.to_json(),
+            )
             for each in statistics.namespaces
         ),
         clients=statistics.clients,

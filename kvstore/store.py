@@ -55,9 +55,14 @@ from kvstore.errors import (
 from kvstore.hashing import HASH_BYTES
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace, Namespaces
+from kvstore.pins import LONGEST_PIN, Pins
+from kvstore.rules import DURABILITIES, NamespaceRule, rule_for
 from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
 from kvstore.tiers.tier import Tier
 from kvstore.write_behind import WriteBehind
+
+_PINNED_SHARE = 4
+"""Pinned pages take at most this part of the arena."""
 
 
 class Store:
@@ -68,6 +73,7 @@ class Store:
         tiers: the tiers below of this node alone, fastest first; closed with the store.
         namespace_directories: where the register of namespaces is kept, the arena's folder first.
         shared: the tier that several nodes share; closed with the store.
+        rules: what namespaces are granted.
     """
 
     def __init__(
@@ -76,10 +82,12 @@ class Store:
         tiers: Sequence[Tier],
         namespace_directories: Sequence[Path],
         shared: Tier | None = None,
+        rules: Sequence[NamespaceRule] = (),
     ) -> None:
         self.arena = arena
         self.below = Below(tiers, shared)
         self.namespaces = Namespaces(namespace_directories)
+        self._rules = tuple(rules)
         self._clients = Clients(arena.directory / "clients")
         self._residency = Residency(arena)
         self._catalog = self._residency.catalog
@@ -89,6 +97,14 @@ class Store:
         """As much as one owner may have in hand."""
         self._lock = threading.Lock()
         self.write_behind = WriteBehind(arena, self._residency, self.below, self._lock)
+        self._pins = Pins(
+            namespace_directories[-1] / "pins", time.time(), arena.arena_bytes // FRAME_BYTES // _PINNED_SHARE
+        )
+        self._saving_pins = threading.Lock()
+        self._granted: set[int] = set()
+        self._residency.pins = self._pins
+        for known in self.namespaces.known():
+            self._grant(known)
         self._closed = False
         self._ended = False
         self.kept_pages = 0
@@ -101,10 +117,16 @@ class Store:
 
     # -- namespaces and clients --------------------------------------------------------------------------------------
 
-    def open_namespace(self, layout: Layout) -> KnownNamespace:
+    def open_namespace(self, layout: Layout, durability: str = "") -> KnownNamespace:
         """The namespace of a layout, new or known.
 
+        Args:
+            layout: of its pages.
+            durability: ``disk``: from now on its stores are refused rather than that pages leave the arena before they
+                are on disk. Empty: as it was opened before, or as a rule has it.
+
         Raises:
+            InvalidRequestError: no such durability, or the node has no disk to keep it.
             LayoutMismatchError: the same name is known with another page size.
             LimitExceededError: too many namespaces, or pages larger than half of the arena.
         """
@@ -113,8 +135,17 @@ class Store:
                 f"page_bytes is {layout.page_bytes} ({format_size(layout.page_bytes)}), the limit is half of the arena,"
                 f" {format_size(self._half_frames * FRAME_BYTES)}"
             )
+        if durability not in DURABILITIES:
+            raise InvalidRequestError(f'durability must be "disk" or empty, got {durability!r}')
+        durability = durability or rule_for(self._rules, layout.name).durability
+        if durability == "disk" and not self.below.own:
+            raise InvalidRequestError(
+                f'namespace {layout.name!r} asks for durability "disk": this node has no disk tier'
+            )
         self._check_open()
-        return self.namespaces.open(layout)
+        known = self.namespaces.open(layout, durability)
+        self._grant(known)
+        return known
 
     def batch_pages(self, known: KnownNamespace) -> int:
         """Most pages that one ``prepare_store`` or ``prepare_load`` of this namespace may name."""
@@ -165,7 +196,7 @@ class Store:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     def prepare_store(
-        self, owner: int, fingerprint: bytes, hashes: Sequence[bytes], ttl: float, *, direct: bool
+        self, owner: int, fingerprint: bytes, hashes: Sequence[bytes], ttl: float, *, direct: bool, parent: bytes = b""
     ) -> Reserved:
         """Reserve a slot for each page that is not here, head of the prefix first.
 
@@ -178,6 +209,7 @@ class Store:
             hashes: at most ``batch_pages`` of it.
             ttl: seconds until the reservation lapses, at most ``LONGEST_TICKET``.
             direct: whether the writer has the slots' memory before it; see :class:`StoreTicket`.
+            parent: hash of the page before the first one in its chain; empty: it is the head, or nobody knows.
 
         Raises:
             UnknownNamespaceError: the namespace was not opened, or was cleared.
@@ -186,6 +218,7 @@ class Store:
         """
         known = self._known(fingerprint)
         keys = self._batch_keys(known, hashes)
+        before = [*(self._keys(known, [parent]) if parent else [b""]), *keys]
         below = self.below.find_own(keys)
         frames = frames_for(known.layout.page_bytes)
         outcomes = bytearray()
@@ -198,11 +231,11 @@ class Store:
             present = [slot for slot in resident if slot is not None]
             for slot in present:  # until the end of this call: a batch must not push out its own pages
                 self._catalog.hold(slot)
-            for key, here, under in zip(keys, resident, below, strict=True):
+            for key, previous, here, under in zip(keys, before[:-1], resident, below, strict=True):
                 if here is not None or under:
                     outcomes.append(PRESENT)
                     continue
-                reserved = None if full or room < frames else self._residency.reserve(key, known, owner)
+                reserved = None if full or room < frames else self._residency.reserve(key, known, owner, previous)
                 if reserved is None:
                     full = True
                     outcomes.append(REFUSED)
@@ -308,6 +341,7 @@ class Store:
             held = self._bringups.end(run)
             self._count("asked", len(keys))
             self._count("hit", len(held))
+            self.write_behind.note_use(held)
             self._count("missed", len(keys) - len(held))
             if not held:
                 return Held(0, b"", [])
@@ -355,11 +389,64 @@ class Store:
         with self._lock:
             slots = [slot for slot in map(self._catalog.find, keys) if slot is not None]
             self._catalog.touch(slots)
+            self.write_behind.note_use(slots)
             return len(slots)
+
+    def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: float) -> int:
+        """Bring the leading pages up and keep them in the arena, whatever else wants their room. Blocks on I/O.
+
+        Pinned pages take at most a quarter of the arena. The pin outlives the node, and a page that is dropped all the
+        same (by ``evict``) loses it.
+
+        Args:
+            fingerprint: the namespace.
+            hashes: head of the prefix first.
+            seconds: how long, from now; a longer pin of the same page stays.
+
+        Returns:
+            How many leading pages are pinned: fewer than asked for when one is nowhere, or the quota is full.
+
+        Raises:
+            UnknownNamespaceError: the namespace was not opened, or was cleared.
+            InvalidRequestError: a hash that has not 32 bytes, or a time that is not above 0 and at most 366 days.
+        """
+        known = self._known(fingerprint)
+        if not 0 < seconds <= LONGEST_PIN:
+            raise InvalidRequestError(
+                f"a pin lasts above 0 and at most {LONGEST_PIN} seconds (366 days), not {seconds:g}"
+            )
+        keys = self._keys(known, hashes)
+        until = time.time() + seconds
+        pinned, size = 0, self.batch_pages(known)
+        while pinned < len(keys):
+            batch = hashes[pinned : pinned + size]
+            held = self.prepare_load(NODE, fingerprint, batch, LONGEST_TICKET)
+            with self._lock:
+                here = keys[pinned : pinned + len(held.frames)]
+                taken = self._pins.add(here, until, frames_for(known.layout.page_bytes))
+                for slot in [self._catalog.find(key) for key in here[:taken]]:
+                    if slot is not None:
+                        self._catalog.pin(slot)
+            if held.ticket:
+                self.complete_load(NODE, held.ticket)
+            pinned += taken
+            if taken < len(batch):
+                break
+        self._save_pins()
+        return pinned
+
+    def unpin(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
+        """End pins. Returns how many there were."""
+        ended = self._end_pins(self._keys(self._known(fingerprint), hashes))
+        self._save_pins()
+        return ended
 
     def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
         """Drop pages from every tier. Returns how many were somewhere."""
-        return self._drop(self._keys(self._known(fingerprint), hashes))
+        keys = self._keys(self._known(fingerprint), hashes)
+        if self._end_pins(keys):
+            self._save_pins()
+        return self._drop(keys)
 
     def clear(self, fingerprint: bytes) -> int:
         """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere."""
@@ -367,8 +454,11 @@ class Store:
         self.namespaces.forget(self._known(fingerprint))
         with self._lock:
             keys = {slot.key for slot in self._catalog.resident() if slot.key.startswith(fingerprint)}
+            pinned = self._pins.keys(fingerprint)
         for tier in self.below.all():
             keys.update(tier.keys(fingerprint))
+        if self._end_pins(pinned):
+            self._save_pins()
         return self._drop(sorted(keys))
 
     def flush(self, deadline: float = math.inf) -> int:
@@ -390,7 +480,7 @@ class Store:
     # -- work of the node's own threads ------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """End what is past its deadline, and what dead clients left open."""
+        """End what is past its deadline, and what dead clients left open; tell the tiers below what is used above."""
         dead = self._clients.dead()
 
         def gone(owner: int) -> bool:
@@ -401,6 +491,7 @@ class Store:
             if self._closed:
                 return
             stores, loads = self._tickets.overdue(time.monotonic())
+            overdue = self._pins.end_overdue(time.time())
             for load in loads:
                 self._tickets.take_load(load.number, load.owner)
                 self._end_holds(load)
@@ -418,6 +509,10 @@ class Store:
         with self._lock:
             if not self._closed:
                 self._residency.release_quarantine(self._clients)
+                self._unpin(overdue)
+        if overdue:
+            self._save_pins()
+        self.write_behind.tell_own()
 
     def verify(self, stop: threading.Event) -> int:
         """Check every page that was taken over against its checksum; drop the damaged ones. Returns how many were."""
@@ -443,6 +538,10 @@ class Store:
     def statistics(self) -> StoreStatistics:
         """A frozen view of everything."""
         below = {tier.name: tier.statistics() for tier in self.below.all()}
+        used_below = [
+            (known, {tier.name: tier.used_by(known.fingerprint) for tier in self.below.all()})
+            for known in self.namespaces.known()
+        ]
         with self._lock:
             return StoreStatistics(
                 arena_used_bytes=self._catalog.used_frames * FRAME_BYTES,
@@ -452,8 +551,15 @@ class Store:
                 counters=self.arena.counters(),
                 below=below,
                 namespaces=tuple(
-                    NamespaceUsage(known.layout, self._catalog.pages_of(known.number))
-                    for known in self.namespaces.known()
+                    NamespaceUsage(
+                        known.layout,
+                        self._catalog.pages_of(known.number),
+                        {"arena": self._catalog.frames_of(known.number) * FRAME_BYTES} | used,
+                        rule_for(self._rules, known.layout.name).quotas,
+                        known.durability,
+                        len(self._pins.keys(known.fingerprint)),
+                    )
+                    for known, used in used_below
                 ),
                 clients=len(self._clients),
             )
@@ -582,3 +688,38 @@ class Store:
                     self._residency.drop(slot)
                     dropped.add(key)
         return dropped
+
+    # -- what namespaces are granted, and pins -----------------------------------------------------------------------
+
+    def _grant(self, known: KnownNamespace) -> None:
+        """Let a namespace have what its rule says. Before it has pages; again does nothing."""
+        quotas = rule_for(self._rules, known.layout.name).quotas
+        with self._lock:
+            if known.durability == "disk":
+                self._catalog.set_durable(known.number)
+            if known.number in self._granted:
+                return
+            self._granted.add(known.number)
+            if "arena" in quotas:
+                self._catalog.set_quota(known.number, quotas["arena"] // FRAME_BYTES)
+        for tier in self.below.all():
+            tier.set_quota(known.fingerprint, quotas.get(tier.name, 0))
+
+    def _end_pins(self, keys: Sequence[bytes]) -> int:
+        with self._lock:
+            ended = self._pins.remove(keys)
+            self._unpin(ended)
+            return len(ended)
+
+    def _unpin(self, keys: Sequence[bytes]) -> None:
+        """Let pages leave again; the caller holds the lock."""
+        for slot in map(self._catalog.find, keys):
+            if slot is not None:
+                self._catalog.unpin(slot)
+
+    def _save_pins(self) -> None:
+        with self._saving_pins:
+            with self._lock:
+                packed = None if self._closed else self._pins.pack()
+            if packed is not None:
+                self._pins.save(packed)

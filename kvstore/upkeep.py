@@ -50,6 +50,7 @@ class Upkeep:
     def _share(self) -> None:
         while not self._stop.is_set():
             waiting = self._store.write_behind.wait_for_unshared(_SWEEP_SECONDS)
+            _keep_going(self._store.write_behind.tell_shared)
             if waiting and not self._stop.is_set() and not _keep_going(self._store.write_behind.share):
                 self._stop.wait(_RETRY_SECONDS)
 

@@ -1,4 +1,7 @@
-"""New pages on their way out of the arena: to the node's own tiers until they are clean, and to the shared one once.
+"""What the tiers below learn from the arena: its new pages, and which of its pages are used.
+
+A new page goes to the node's own tiers until it is clean. To the shared one it is offered once, and again when it is
+used and the shared tier has it no longer.
 
 A batch is held under the store's lock, written outside of it, and let go under it again.
 """
@@ -25,6 +28,8 @@ _WRITE_PAGES = 512
 _SHARE_BYTES = 32 << 20
 """Most bytes that are held for one write to the shared tier, unless it is one page."""
 _SHARE_PAGES = 2048
+_MOST_USED = 1 << 16
+"""Most pages whose use a tier is told of at once; what is used beyond that until then is not told."""
 MOST_UNSHARED_PAGES = 1 << 16
 """Most pages that wait for the shared tier; the oldest are passed over first."""
 
@@ -45,6 +50,8 @@ class WriteBehind:
         self._catalog = residency.catalog
         self._below = below
         self._to_share = Sharing(MOST_UNSHARED_PAGES)
+        self._used_for_own: dict[bytes, None] = {}
+        self._used_for_shared: dict[bytes, None] = {}
         self._lock = lock
         self._dirtied = threading.Condition(lock)
         self._published = threading.Condition(lock)
@@ -59,6 +66,31 @@ class WriteBehind:
         if self._below.shared is not None:
             self._arena.count("unshared", self._to_share.add(slots))
             self._published.notify_all()
+
+    def note_use(self, slots: Sequence[Slot]) -> None:
+        """Pages were used in the arena. The caller holds the store's lock."""
+        if self._below.own and len(self._used_for_own) < _MOST_USED:
+            self._used_for_own.update((slot.key, None) for slot in slots)
+        if self._below.shared is not None and len(self._used_for_shared) < _MOST_USED:
+            self._used_for_shared.update((slot.key, None) for slot in slots)
+
+    def tell_own(self) -> None:
+        """Tell the node's own tiers what was used since the last call. No I/O."""
+        with self._lock:
+            used, self._used_for_own = list(self._used_for_own), {}
+        for tier in self._below.own if used else ():
+            tier.touch(used)
+
+    def tell_shared(self) -> None:
+        """Tell the shared tier the same, and offer it again what it has no longer. May block until its deadline."""
+        with self._lock:
+            used, self._used_for_shared = list(self._used_for_shared), {}
+        if self._below.shared is None or not used:
+            return
+        there = self._below.shared.touch(used)
+        with self._lock:
+            slots = [self._catalog.find(key) for key, here in zip(used, there, strict=True) if not here]
+            self.add([slot for slot in slots if slot is not None])
 
     def wait_for_dirty(self, timeout: float) -> bool:
         """Wait until some page must be written below. False: none within ``timeout`` seconds."""

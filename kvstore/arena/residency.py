@@ -6,7 +6,7 @@ and its header turned odd before its slot is written by anyone; what comes has i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from kvstore.arena.arena import Arena
 from kvstore.arena.clients import Clients
@@ -25,12 +25,14 @@ class Residency:
         self._arena = arena
         self._slabs = Slabs(arena.units, arena.unit_bytes // FRAME_BYTES)
         self.catalog = Catalog(self._slabs, ExpectedReuse)
+        self.pins: Container[bytes] = ()
+        """Keys of the pages that are pinned as soon as they are here."""
         self.quarantined: list[Slot] = []
         """Slots into which clients of an earlier node may still write."""
 
-    def reserve(self, key: bytes, known: KnownNamespace, owner: int) -> Slot | None:
+    def reserve(self, key: bytes, known: KnownNamespace, owner: int, parent: bytes = b"") -> Slot | None:
         """A slot for a page that ``owner`` is going to write; None when nothing can leave for it."""
-        slot, removal = self.catalog.reserve(key, known.number, known.layout.page_bytes, owner)
+        slot, removal = self.catalog.reserve(key, known.number, known.layout.page_bytes, owner, parent)
         self._write_down(removal)
         if slot is not None:
             self._arena.begin_change(slot.frame, owner)
@@ -51,6 +53,8 @@ class Residency:
                 continue
             published += 1
             slot.checksum = checksum
+            if slot.key in self.pins:
+                self.catalog.pin(slot)
             block_hash = slot.key[-HASH_BYTES:]
             self._arena.publish(slot.frame, block_hash, slot.namespace, slot.length, checksum, sequence)
         return published
@@ -119,6 +123,8 @@ class Residency:
             self.catalog.quarantine(slot)
         for slot, under in zip(pages.values(), is_below(list(pages)), strict=True):
             self.catalog.adopt(slot, dirty=tiers and not under)
+            if slot.key in self.pins:
+                self.catalog.pin(slot)
         return len(self.catalog)
 
     def _write_down(self, removal: Removal) -> None:

@@ -24,6 +24,8 @@ class Slab:
     slots: int
     free: list[int] = field(default_factory=list)
     """Free slots (their first frames), the next one to be given out last."""
+    used: int = 0
+    """When any page of it was used last, on the catalog's clock: pages that have left count, too."""
 
     @property
     def empty(self) -> bool:

@@ -48,9 +48,11 @@ class BulkPath:
         self._pool = pool
         self._stream = StreamPath(connection)
 
-    def prepare_store(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingStore:
+    def prepare_store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
+    ) -> PendingStore:
         """Reserve pages; they are sent when the store is completed."""
-        reply = self._reserve(namespace, hashes, time.monotonic() + timeout)
+        reply = self._reserve(namespace, hashes, time.monotonic() + timeout, parent)
         page_bytes = namespace.layout.page_bytes
         pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in reply.outcomes]
         wanted = [page for page in pages if page is not None]
@@ -58,11 +60,16 @@ class BulkPath:
         return PendingStore(pages, reply.outcomes, finish)
 
     def store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
     ) -> StoreResult:
         """Store whole pages, sent from where they are."""
         deadline = time.monotonic() + timeout
-        reply = self._reserve(namespace, hashes, deadline)
+        reply = self._reserve(namespace, hashes, deadline, parent)
         wanted = [page for page, outcome in zip(pages, reply.outcomes, strict=True) if outcome == RESERVED]
         finish = partial(self._finish, namespace, reply, hashes, wanted, lambda: deadline)
         return PendingStore([], reply.outcomes, finish).complete()
@@ -114,11 +121,14 @@ class BulkPath:
                     self._pool.forget_idle()
         return None
 
-    def _reserve(self, namespace: OpenedNamespace, hashes: Sequence[bytes], deadline: float) -> pb.PrepareStoreReply:
+    def _reserve(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], deadline: float, parent: bytes
+    ) -> pb.PrepareStoreReply:
         left = time_left(deadline)
         request = pb.PrepareStoreRequest(
             pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
             ttl_ms=math.ceil(min(left, LONGEST_TICKET) * 1000),
+            parent=parent,
         )
         reply = self._tried(lambda requests: requests.reserve(request, deadline), deadline)
         if reply is None:

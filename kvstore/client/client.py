@@ -121,10 +121,16 @@ class Client:
         self._directory = ""
         self._lock = threading.Lock()
 
-    def namespace(self, layout: Layout) -> Namespace:
+    def namespace(self, layout: Layout, *, durability: str = "") -> Namespace:
         """The namespace of pages with this layout, new or known.
 
+        Args:
+            layout: of its pages.
+            durability: ``"disk"``: from now on stores are refused rather than that pages leave the arena before they
+                are on disk. Empty: as the namespace was opened before, or as the node's configuration has it.
+
         Raises:
+            InvalidRequestError: no such durability, or the node has no disk to keep it.
             LayoutMismatchError: the node knows the same name with another page size.
             LimitExceededError: too many namespaces, or pages larger than half of the node's arena.
             UnavailableError: the node can't be reached.
@@ -132,7 +138,7 @@ class Client:
         """
         if not isinstance(layout, Layout):
             raise InvalidRequestError(f"a namespace is opened by its Layout, got {layout!r}")
-        return Namespace(self, *self._open(layout, time.monotonic() + self.timeout))
+        return Namespace(self, *self._open(layout, durability, time.monotonic() + self.timeout), durability)
 
     def lookup(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup]:
         """Look pages up in several namespaces by one call.
@@ -158,7 +164,7 @@ class Client:
                 return [Lookup.of(tiers) for tiers in self._control.lookup(asked, time_left(deadline))]
             except UnknownNamespaceError:
                 for namespace, _ in queries:
-                    self._open(namespace.layout, deadline)
+                    self._open(namespace.layout, namespace.durability, deadline)
         return [Lookup.of(tiers) for tiers in self._control.lookup(asked, time_left(deadline))]
 
     def flush(self) -> int:
@@ -195,8 +201,8 @@ class Client:
     ) -> None:
         self.close()
 
-    def _open(self, layout: Layout, deadline: float) -> tuple[OpenedNamespace, Path]:
-        opened = self._control.open_namespace(layout, time_left(deadline))
+    def _open(self, layout: Layout, durability: str, deadline: float) -> tuple[OpenedNamespace, Path]:
+        opened = self._control.open_namespace(layout, durability, time_left(deadline))
         with locked(self._lock, deadline):
             if self._path is None or self._directory != opened.arena_directory:
                 old, self._path = self._path, self._make_path(opened.arena_directory, time_left(deadline))
@@ -209,8 +215,10 @@ class Client:
 class Namespace:
     """Pages of one layout at one node. Made by :meth:`Client.namespace`; safe for threads."""
 
-    def __init__(self, client: Client, opened: OpenedNamespace, path: Path) -> None:
+    def __init__(self, client: Client, opened: OpenedNamespace, path: Path, durability: str) -> None:
         self.layout = opened.layout
+        self.durability = durability
+        """What it was asked for with."""
         self.fingerprint = opened.fingerprint
         self._client = client
         self._opened = opened, path
@@ -227,13 +235,15 @@ class Namespace:
         """Which pages are here. Errors as :meth:`Client.lookup`."""
         return self._client.lookup([(self, hashes)])[0]
 
-    def store(self, hashes: Sequence[bytes], pages: Pages) -> StoreResult:
-        """Store pages, head of the prefix first.
+    def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
+        """Store pages that follow each other in their chain, head of the prefix first.
 
         Args:
             hashes: block hashes, 32 bytes each.
             pages: for each hash its payload of ``layout.page_bytes`` bytes: a list or tuple of buffers, or one
                 contiguous buffer of all of them.
+            parent: block hash of the page before the first one; empty: it is the head, or nobody knows. It lets tiers
+                lay the pages of one prefix side by side.
 
         Returns:
             How many pages were stored, were here before, and were refused: these add up to ``len(hashes)``. What had
@@ -245,7 +255,7 @@ class Namespace:
             UnavailableError: the node could not be reached at all.
             DeadlineError: it did not answer in time.
         """
-        join_hashes(hashes)
+        join_hashes([*hashes, *([parent] if parent else [])])
         arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
         deadline = time.monotonic() + self._client.timeout
         result = StoreResult()
@@ -253,7 +263,9 @@ class Namespace:
 
         def store(opened: OpenedNamespace, path: Path, left: float) -> StoreResult:
             end = start + opened.batch_pages
-            return path.store(opened, hashes[start:end], arrays[start:end], left)
+            return path.store(
+                opened, hashes[start:end], arrays[start:end], left, hashes[start - 1] if start else parent
+            )
 
         while start < len(hashes):
             try:
@@ -312,11 +324,12 @@ class Namespace:
                 self._touch_whole(hashes[: min(loaded, MOST_LOOKUP_PAGES)], deadline)
         return loaded
 
-    def prepare_store(self, hashes: Sequence[bytes]) -> PendingStore:
+    def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> PendingStore:
         """Reserve pages that are not here, to be written in place.
 
         Args:
             hashes: at most ``batch_pages`` block hashes of 32 bytes.
+            parent: as in :meth:`store`.
 
         Raises:
             InvalidRequestError: a hash that has not 32 bytes.
@@ -325,8 +338,9 @@ class Namespace:
             DeadlineError: it did not answer in time.
         """
         _check_hashes(hashes, self.batch_pages)
+        join_hashes([parent] if parent else [])
         deadline = time.monotonic() + self._client.timeout
-        pending = self._retried(lambda opened, path, left: path.prepare_store(opened, hashes, left), deadline)
+        pending = self._retried(lambda opened, path, left: path.prepare_store(opened, hashes, left, parent), deadline)
         pending.observe(self._count_stored)
         return pending
 
@@ -358,6 +372,28 @@ class Namespace:
         _check_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._controlled(lambda control, left: control.evict(self.fingerprint, hashes, left))
 
+    def pin(self, hashes: Sequence[bytes], seconds: int) -> int:
+        """Bring the leading pages up and keep them in the arena, whatever else wants their room; also over a restart.
+
+        Args:
+            hashes: block hashes, head of the prefix first: 131,072 at most.
+            seconds: how long, from now; a longer pin of the same page stays.
+
+        Returns:
+            How many leading pages are pinned: fewer than asked for when one is nowhere, or when pinned pages take a
+            quarter of the arena.
+
+        Raises:
+            InvalidRequestError: a time that is not above 0 and at most 366 days.
+        """
+        _check_hashes(hashes, MOST_LOOKUP_PAGES)
+        return self._controlled(lambda control, left: control.pin(self.fingerprint, hashes, seconds, left))
+
+    def unpin(self, hashes: Sequence[bytes]) -> int:
+        """End pins: of 131,072 pages at most. Returns how many there were."""
+        _check_hashes(hashes, MOST_LOOKUP_PAGES)
+        return self._controlled(lambda control, left: control.unpin(self.fingerprint, hashes, left))
+
     def clear(self) -> int:
         """Drop the namespace with all its pages. Returns how many these were."""
         try:
@@ -383,7 +419,7 @@ class Namespace:
             try:
                 return call(*self._opened, time_left(deadline))
             except (UnknownNamespaceError, NotAttachedError, LimitExceededError):
-                self._opened = self._client._open(self.layout, deadline)  # noqa: SLF001
+                self._opened = self._client._open(self.layout, self.durability, deadline)  # noqa: SLF001
         return call(*self._opened, time_left(deadline))
 
     def _settled(self, hashes: Sequence[bytes], result: StoreResult, deadline: float) -> StoreResult:

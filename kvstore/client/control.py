@@ -90,9 +90,9 @@ class RemoteControl:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def open_namespace(self, layout: Layout, timeout: float) -> OpenedNamespace:
+    def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
-        request = pb.OpenNamespaceRequest(layout=layout.to_json())
+        request = pb.OpenNamespaceRequest(layout=layout.to_json(), durability=durability)
         reply = self._connection.call(self._connection.stub.OpenNamespace, request, timeout)
         return OpenedNamespace(layout, reply.fingerprint, reply.batch_pages, reply.arena_directory)
 
@@ -108,6 +108,15 @@ class RemoteControl:
     def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """Drop pages from every tier."""
         return self._count(self._connection.stub.Evict, _page_list(fingerprint, hashes), timeout)
+
+    def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
+        """Keep the leading pages in the arena."""
+        request = pb.PinRequest(pages=_page_list(fingerprint, hashes), seconds=seconds)
+        return self._count(self._connection.stub.Pin, request, timeout)
+
+    def unpin(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """End that."""
+        return self._count(self._connection.stub.Unpin, _page_list(fingerprint, hashes), timeout)
 
     def clear(self, fingerprint: bytes, timeout: float) -> int:
         """Drop a namespace with all its pages."""
@@ -130,7 +139,17 @@ class RemoteControl:
                 for tier in reply.tiers
             ),
             namespaces=tuple(
-                NamespaceStatus(each.name, each.fingerprint, each.page_bytes, each.arena_pages)
+                NamespaceStatus(
+                    each.name,
+                    each.fingerprint,
+                    each.page_bytes,
+                    each.arena_pages,
+                    dict(each.used_bytes),
+                    dict(each.quota_bytes),
+                    each.durability,
+                    each.pinned_pages,
+                    each.layout,
+                )
                 for each in reply.namespaces
             ),
             clients=reply.clients,

@@ -53,10 +53,10 @@ class EmbeddedStore:
         """The arena: for registering it with a device."""
         return self._store.arena.pages
 
-    def open_namespace(self, layout: Layout, timeout: float) -> OpenedNamespace:
+    def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
         with self._used():
-            known = self._store.open_namespace(layout)
+            known = self._store.open_namespace(layout, durability)
             directory = str(self._store.arena.directory)
             return OpenedNamespace(layout, known.fingerprint, self._store.batch_pages(known), directory)
 
@@ -75,6 +75,16 @@ class EmbeddedStore:
         with self._used():
             return self._store.evict(fingerprint, hashes)
 
+    def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
+        """Keep the leading pages in the arena."""
+        with self._used():
+            return self._store.pin(fingerprint, hashes, seconds)
+
+    def unpin(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """End that."""
+        with self._used():
+            return self._store.unpin(fingerprint, hashes)
+
     def clear(self, fingerprint: bytes, timeout: float) -> int:
         """Drop a namespace with all its pages."""
         with self._used():
@@ -90,10 +100,14 @@ class EmbeddedStore:
         with self._used():
             return status_of(self._store, self._instance, time.monotonic() - self._started, self._disk)
 
-    def prepare_store(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingStore:
+    def prepare_store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
+    ) -> PendingStore:
         """Reserve slots, lent as they lie in the arena."""
         with self._used(until_finished=True):
-            reserved = self._store.prepare_store(NODE, namespace.fingerprint, hashes, timeout, direct=True)
+            reserved = self._store.prepare_store(
+                NODE, namespace.fingerprint, hashes, timeout, direct=True, parent=parent
+            )
         frames = iter(reserved.frames)
         pages = [
             self._store.arena.view(next(frames), namespace.layout.page_bytes) if outcome == RESERVED else None
@@ -112,10 +126,15 @@ class EmbeddedStore:
         return PendingLoad(pages, tiers, partial(self._finish_load, held.ticket))
 
     def store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
     ) -> StoreResult:
         """Copy pages into the arena."""
-        return copy_in(self.prepare_store(namespace, hashes, timeout), pages)
+        return copy_in(self.prepare_store(namespace, hashes, timeout, parent), pages)
 
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float

@@ -36,8 +36,10 @@ class Path(Protocol):
     :class:`UnavailableError` when the node is lost.
     """
 
-    def prepare_store(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingStore:
-        """Reserve pages for writing."""
+    def prepare_store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
+    ) -> PendingStore:
+        """Reserve pages for writing. ``parent``: hash of the page before the first one; empty where nobody knows."""
         ...
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
@@ -45,7 +47,12 @@ class Path(Protocol):
         ...
 
     def store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
     ) -> StoreResult:
         """Store whole pages."""
         ...
@@ -64,7 +71,7 @@ class Path(Protocol):
 class Control(Protocol):
     """The calls that move no pages. Same errors and ``timeout`` as a path's."""
 
-    def open_namespace(self, layout: Layout, timeout: float) -> OpenedNamespace:
+    def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
         ...
 
@@ -78,6 +85,14 @@ class Control(Protocol):
 
     def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """Drop pages from every tier."""
+        ...
+
+    def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
+        """Keep the leading pages in the arena. Returns how many."""
+        ...
+
+    def unpin(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """End that. Returns how many pages were pinned."""
         ...
 
     def clear(self, fingerprint: bytes, timeout: float) -> int:

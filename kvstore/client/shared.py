@@ -143,10 +143,12 @@ class SharedPath:
         assert attachment is not None, "a path begins attached"
         return attachment.pages
 
-    def prepare_store(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingStore:
+    def prepare_store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
+    ) -> PendingStore:
         """Reserve slots, lent as they lie in the arena."""
         deadline = time.monotonic() + timeout
-        return self._operate(partial(self._prepare_store, namespace, hashes, lambda: timeout), deadline)
+        return self._operate(partial(self._prepare_store, namespace, hashes, parent, lambda: timeout), deadline)
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
         """Hold slots, lent as they lie in the arena."""
@@ -154,11 +156,16 @@ class SharedPath:
         return self._operate(partial(self._prepare_load, namespace, hashes, lambda: timeout), deadline)
 
     def store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
     ) -> StoreResult:
         """Copy pages into the arena."""
         deadline = time.monotonic() + timeout
-        prepare = partial(self._prepare_store, namespace, hashes, partial(time_left, deadline))
+        prepare = partial(self._prepare_store, namespace, hashes, parent, partial(time_left, deadline))
         return copy_in(self._operate(prepare, deadline), pages)
 
     def load(
@@ -186,7 +193,12 @@ class SharedPath:
             raise NotAttachedError(f"{self._connection.name} has no arena there any more: {error}") from error
 
     def _prepare_store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], finish_in: Callable[[], float], deadline: float
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        parent: bytes,
+        finish_in: Callable[[], float],
+        deadline: float,
     ) -> PendingStore:
         """Reserve slots until ``deadline``; completing them may then take the seconds that ``finish_in`` says."""
         attachment = self._attach(deadline)
@@ -196,6 +208,7 @@ class SharedPath:
                 pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
                 client=attachment.client,
                 ttl_ms=math.ceil(min(left, LONGEST_TICKET) * 1000),
+                parent=parent,
             )
             reply = self._connection.call(self._connection.stub.PrepareStore, request, left)
         except BaseException as error:

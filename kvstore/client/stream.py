@@ -39,20 +39,27 @@ class StreamPath:
             STORE_STREAM, request_serializer=None, response_deserializer=pb.StoreCounts.FromString
         )
 
-    def prepare_store(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingStore:
+    def prepare_store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
+    ) -> PendingStore:
         """Reserve pages; they are sent when the store is completed."""
-        ticket, outcomes = self._reserve(namespace, hashes, timeout)
+        ticket, outcomes = self._reserve(namespace, hashes, timeout, parent)
         page_bytes = namespace.layout.page_bytes
         pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in outcomes]
         reserved = [page for page in pages if page is not None]
         return PendingStore(pages, outcomes, lambda publish: self.finish(ticket, reserved, timeout, publish=publish))
 
     def store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], pages: Sequence[Bytes], timeout: float
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
     ) -> StoreResult:
         """Store whole pages, sent from where they are."""
         deadline = time.monotonic() + timeout
-        ticket, outcomes = self._reserve(namespace, hashes, timeout)
+        ticket, outcomes = self._reserve(namespace, hashes, timeout, parent)
         wanted = [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
         return PendingStore(
             [], outcomes, lambda publish: self.finish(ticket, wanted, time_left(deadline), publish=publish)
@@ -86,12 +93,15 @@ class StreamPath:
     def close(self) -> None:
         """Nothing: the connection is the client's."""
 
-    def _reserve(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> tuple[int, bytes]:
+    def _reserve(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes
+    ) -> tuple[int, bytes]:
         reply = self._connection.call(
             self._connection.stub.PrepareStore,
             pb.PrepareStoreRequest(
                 pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
                 ttl_ms=math.ceil(min(timeout, LONGEST_TICKET) * 1000),
+                parent=parent,
             ),
             timeout,
         )

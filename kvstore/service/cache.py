@@ -44,7 +44,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def OpenNamespace(self, request: pb.OpenNamespaceRequest, context: grpc.ServicerContext) -> pb.OpenNamespaceReply:
         """Name the layout of a client's pages."""
-        known = self._store.open_namespace(Layout.from_json(request.layout))
+        known = self._store.open_namespace(Layout.from_json(request.layout), request.durability)
         return pb.OpenNamespaceReply(
             fingerprint=known.fingerprint,
             batch_pages=self._store.batch_pages(known),
@@ -100,6 +100,17 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         return pb.PageCount(pages=self._store.evict(request.fingerprint, split_hashes(request.hashes)))
 
     @answering
+    def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PageCount:
+        """Keep pages in the arena."""
+        hashes = split_hashes(request.pages.hashes)
+        return pb.PageCount(pages=self._store.pin(request.pages.fingerprint, hashes, request.seconds))
+
+    @answering
+    def Unpin(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.PageCount:
+        """End that."""
+        return pb.PageCount(pages=self._store.unpin(request.fingerprint, split_hashes(request.hashes)))
+
+    @answering
     def Clear(self, request: pb.ClearRequest, context: grpc.ServicerContext) -> pb.PageCount:
         """Drop a namespace."""
         return pb.PageCount(pages=self._store.clear(request.fingerprint))
@@ -139,6 +150,7 @@ def reserve(store: Store, owner: int, request: pb.PrepareStoreRequest) -> pb.Pre
         split_hashes(request.pages.hashes),
         request.ttl_ms / 1000,
         direct=owner != NODE,
+        parent=request.parent,
     )
     return pb.PrepareStoreReply(
         ticket=reserved.ticket,

@@ -42,10 +42,12 @@ class AttachReply(_message.Message):
     def __init__(self, instance: _Optional[int] = ..., client: _Optional[int] = ...) -> None: ...
 
 class OpenNamespaceRequest(_message.Message):
-    __slots__ = ("layout",)
+    __slots__ = ("layout", "durability")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     layout: str
-    def __init__(self, layout: _Optional[str] = ...) -> None: ...
+    durability: str
+    def __init__(self, layout: _Optional[str] = ..., durability: _Optional[str] = ...) -> None: ...
 
 class OpenNamespaceReply(_message.Message):
     __slots__ = ("fingerprint", "batch_pages", "arena_directory")
@@ -78,14 +80,16 @@ class LookupReply(_message.Message):
     def __init__(self, tiers: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PrepareStoreRequest(_message.Message):
-    __slots__ = ("pages", "client", "ttl_ms")
+    __slots__ = ("pages", "client", "ttl_ms", "parent")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     pages: PageList
     client: int
     ttl_ms: int
-    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    parent: bytes
+    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., parent: _Optional[bytes] = ...) -> None: ...
 
 class PrepareStoreReply(_message.Message):
     __slots__ = ("ticket", "outcomes", "offsets")
@@ -179,6 +183,14 @@ class PageCount(_message.Message):
     pages: int
     def __init__(self, pages: _Optional[int] = ...) -> None: ...
 
+class PinRequest(_message.Message):
+    __slots__ = ("pages", "seconds")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    pages: PageList
+    seconds: int
+    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., seconds: _Optional[int] = ...) -> None: ...
+
 class ClearRequest(_message.Message):
     __slots__ = ("fingerprint",)
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -221,16 +233,40 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
-    __slots__ = ("name", "fingerprint", "page_bytes", "arena_pages")
+    __slots__ = ("name", "fingerprint", "page_bytes", "arena_pages", "used_bytes", "quota_bytes", "durability", "pinned_pages", "layout")
+    class UsedBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class QuotaBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ARENA_PAGES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    PINNED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: bytes
     page_bytes: int
     arena_pages: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., arena_pages: _Optional[int] = ...) -> None: ...
+    used_bytes: _containers.ScalarMap[str, int]
+    quota_bytes: _containers.ScalarMap[str, int]
+    durability: str
+    pinned_pages: int
+    layout: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., arena_pages: _Optional[int] = ..., used_bytes: _Optional[_Mapping[str, int]] = ..., quota_bytes: _Optional[_Mapping[str, int]] = ..., durability: _Optional[str] = ..., pinned_pages: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("version", "instance", "pid", "uptime_seconds", "tiers", "namespaces", "clients", "arena_directory", "disk_directory")

@@ -84,6 +84,16 @@ class CacheStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.ClearRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/kvstore.v1.Cache/Pin',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.PinRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/kvstore.v1.Cache/Unpin',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.PageList.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
+                _registered_method=True)
         self.Flush = channel.unary_unary(
                 '/kvstore.v1.Cache/Flush',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.FlushRequest.SerializeToString,
@@ -169,6 +179,20 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """Keeps the leading pages in the arena until a deadline, whatever else wants their room. Answers how many.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Ends that. Answers how many pages were pinned.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Flush(self, request, context):
         """Returns when everything stored so far is durable.
         """
@@ -233,6 +257,16 @@ def add_CacheServicer_to_server(servicer, server):
             'Clear': grpc.unary_unary_rpc_method_handler(
                     servicer.Clear,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.ClearRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.PageCount.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.PinRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.PageCount.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.PageList.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.PageCount.SerializeToString,
             ),
             'Flush': grpc.unary_unary_rpc_method_handler(
@@ -515,6 +549,60 @@ class Cache(object):
             target,
             '/kvstore.v1.Cache/Clear',
             kvstore_dot_v1_dot_cache__pb2.ClearRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/Pin',
+            kvstore_dot_v1_dot_cache__pb2.PinRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/Unpin',
+            kvstore_dot_v1_dot_cache__pb2.PageList.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
             options,
             channel_credentials,

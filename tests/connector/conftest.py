@@ -148,7 +148,7 @@ class FakeNamespace:
         tiers = ["disk" if block_hash in self.on_disk else "arena" for block_hash in hashes]
         return FakePending([self.pages[block_hash] for block_hash in hashes], tiers, complete, self._release)
 
-    def prepare_store(self, hashes: Sequence[bytes]) -> FakePending:
+    def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> FakePending:
         assert 0 < len(hashes) <= self.batch_pages
         self.prepare_store_gate.go_through()
         known, refused = set(self.pages), self.refuse

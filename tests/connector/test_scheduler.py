@@ -303,7 +303,7 @@ class TestStores:
         connector.save_blocks("a", 0, hashes[:2], [4, 5])
         assert not connector.build_connector_meta()
         connector.save_blocks("a", 0, hashes[:3], [4, 5, 6])
-        assert connector.build_connector_meta().stores == (StorePlan("a", (hashes[2],), (6,)),)
+        assert connector.build_connector_meta().stores == (StorePlan("a", (hashes[2],), (6,), parent=hashes[1]),)
 
     def test_calls_of_one_step_make_one_plan(self, connector, hashes):
         connector.save_blocks("a", 0, hashes[:1], [4])
@@ -317,7 +317,9 @@ class TestStores:
         connector.build_connector_meta()
         connector.update_connector_output(set(), {"a"})
         connector.save_blocks("a", 0, hashes[:5], [1, 2, 3, 4, 5])
-        assert connector.build_connector_meta().stores == (StorePlan("a", (hashes[1], hashes[4]), (2, 5)),)
+        assert connector.build_connector_meta().stores == (
+            StorePlan("a", (hashes[1], hashes[4]), (2, 5), parent=hashes[0]),
+        )
 
     def test_what_failed_to_load_is_stored_again_when_it_was_computed(self, client, answer, connector, hashes):
         client.pages.update(hashes[:3])
@@ -326,7 +328,9 @@ class TestStores:
         connector.build_connector_meta()
         connector.update_connector_output(set(), {"a"}, {2, 3})
         connector.save_blocks("a", 0, hashes[:4], [1, 2, 3, 4])
-        assert connector.build_connector_meta().stores == (StorePlan("a", tuple(hashes[1:4]), (2, 3, 4)),)
+        assert connector.build_connector_meta().stores == (
+            StorePlan("a", tuple(hashes[1:4]), (2, 3, 4), parent=hashes[0]),
+        )
 
     def test_hashes_and_blocks_have_to_match(self, connector, hashes):
         with pytest.raises(InvalidRequestError, match="request a: 2 hashes for 1 blocks"):
@@ -364,7 +368,7 @@ class TestEndings:
         connector.update_state_after_alloc("a", {0: [(0, 9)]})
         connector.update_connector_output(set(), {"a"})
         connector.save_blocks("a", 0, hashes[:2], [9, 10])
-        assert connector.build_connector_meta().stores == (StorePlan("a", (hashes[1],), (10,)),)
+        assert connector.build_connector_meta().stores == (StorePlan("a", (hashes[1],), (10,), parent=hashes[0]),)
 
     def test_a_preempted_request_without_stores_needs_no_word_to_the_worker(self, connector):
         connector.request_preempted("a")
@@ -613,15 +617,19 @@ class TestGroups:
         connector.save_blocks("a", 0, hashes[:4], [1, 2, 3, 4])
         connector.save_blocks("a", 1, window_hashes[:2], [9, 10])
         assert connector.build_connector_meta().stores == (
-            StorePlan("a", (hashes[3],), (4,), 0),
-            StorePlan("a", (window_hashes[1],), (10,), 1),
+            StorePlan("a", (hashes[3],), (4,), 0, hashes[2]),
+            StorePlan("a", (window_hashes[1],), (10,), 1, window_hashes[0]),
         )
 
     def test_places_without_a_block_are_skipped_for_good(self, connector, window_hashes):
         connector.save_blocks("a", 1, window_hashes[:3], [0, 0, 5])
-        assert connector.build_connector_meta().stores == (StorePlan("a", (window_hashes[2],), (5,), 1),)
+        assert connector.build_connector_meta().stores == (
+            StorePlan("a", (window_hashes[2],), (5,), 1, window_hashes[1]),
+        )
         connector.save_blocks("a", 1, window_hashes[:4], [7, 8, 0, 6])
-        assert connector.build_connector_meta().stores == (StorePlan("a", (window_hashes[3],), (6,), 1),)
+        assert connector.build_connector_meta().stores == (
+            StorePlan("a", (window_hashes[3],), (6,), 1, window_hashes[2]),
+        )
         connector.save_blocks("b", 1, window_hashes[:2], [0, 0])
         assert not connector.build_connector_meta()
         assert not connector.request_finished("b")
@@ -636,8 +644,8 @@ class TestGroups:
         connector.save_blocks("a", 0, hashes[:9], list(range(20, 29)))
         connector.save_blocks("a", 1, window_hashes[:4], [0, 0, 30, 31])
         assert connector.build_connector_meta().stores == (
-            StorePlan("a", (hashes[8],), (28,), 0),
-            StorePlan("a", (window_hashes[3],), (31,), 1),
+            StorePlan("a", (hashes[8],), (28,), 0, hashes[7]),
+            StorePlan("a", (window_hashes[3],), (31,), 1, window_hashes[2]),
         )
 
     def test_a_preempted_request_gives_its_stores_up_in_every_group(self, connector, hashes, window_hashes):

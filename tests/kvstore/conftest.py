@@ -25,6 +25,7 @@ from kvstore.arena.format import FRAME_BYTES
 from kvstore.checksum import checksum_of
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace
+from kvstore.rules import NamespaceRule
 from kvstore.store import Store
 from kvstore.tickets import NODE
 from kvstore.tiers.tier import PageBytes, PageWrite, Tier, TierStatistics
@@ -160,6 +161,8 @@ class FakeClock:
 
     def monotonic(self) -> float:
         return self.now
+
+    time = monotonic
 
 
 class LocalClient:
@@ -311,8 +314,11 @@ def open_store(shm: Path) -> Iterator[Callable[..., Store]]:
     """Opens stores over one folder; those still open in the end give it up."""
     stores: list[Store] = []
 
-    def open_it(frames: int = 64, tiers: Sequence[Tier] = (), also: Sequence[Path] = ()) -> Store:
-        stores.append(Store(Arena(shm / "arena", frames * FRAME_BYTES), tiers, [shm / "arena", *also]))
+    def open_it(
+        frames: int = 64, tiers: Sequence[Tier] = (), also: Sequence[Path] = (), rules: Sequence[NamespaceRule] = ()
+    ) -> Store:
+        arena = Arena(shm / "arena", frames * FRAME_BYTES)
+        stores.append(Store(arena, tiers, [shm / "arena", *also], rules=rules))
         return stores[-1]
 
     yield open_it

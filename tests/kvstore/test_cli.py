@@ -303,7 +303,10 @@ class TestStatus:
             assert lines[1].split() == head
             assert lines[2].split() == ["arena", "2.344", "MiB", "16", "MiB", "300", "0", "0", "300", "0", "0", "0"]
             assert lines[3].split()[:1] == ["disk"]
-            assert lines[4] == "tiny[/b] [red] · block 16 · group 0: 300 pages of 4.883 KiB in the arena"
+            assert lines[4].endswith(
+                " tiny[/b] [red] · block 16 · group 0: 300 pages of 4.883 KiB in the arena,"
+                " arena 2.344 MiB, disk 2.394 MiB"
+            )
 
     def test_one_json_object(self, kvstore_command, node_process):
         node = node_process()
@@ -314,12 +317,18 @@ class TestStatus:
         assert status["pid"] == node.pid
         assert status["tiers"][0]["name"] == "arena"
         assert status["tiers"][0]["counters"]["stored"] == 2
+        used = status["namespaces"][0]["used_bytes"]
         assert status["namespaces"] == [
             {
                 "name": "tiny[/b] [red] · block 16 · group 0",
                 "fingerprint": fingerprint.hex(),
                 "page_bytes": 5000,
                 "arena_pages": 2,
+                "used_bytes": {"arena": 16384, "disk": used["disk"]},
+                "quota_bytes": {},
+                "durability": "",
+                "pinned_pages": 0,
+                "layout": LAYOUT.to_json(),
             }
         ]
 

@@ -1167,3 +1167,57 @@ def test_statistics_say_what_is_where(open_store: OpenStore, kv: SimpleNamespace
     assert statistics.arena_limit_bytes == 64 * FRAME
     assert (statistics.arena_pages, statistics.dirty_pages, statistics.clients) == (3, 3, 0)
     assert [(usage.layout.model, usage.arena_pages) for usage in statistics.namespaces] == [("a", 2), ("b", 1)]
+
+
+def test_tiers_learn_which_page_comes_before(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+    store = open_store(64, [tier])
+    known = store.open_namespace(kv.layout("a", FRAME))
+    came: dict[bytes, bytes] = {}
+    write = tier.write
+
+    def note(pages: Any) -> Any:
+        came.update({page.key[-32:]: page.parent for page in pages})
+        return write(pages)
+
+    tier.write = note
+    kv.put(store, known, [1, 2])
+    hashes = kv.hashes_of([2, 3, 4])  # a step later, with what was there before
+    reserved = store.prepare_store(NODE, known.fingerprint, hashes, 10.0, direct=True, parent=kv.hashes_of([1])[0])
+    kv.fill(store, known, hashes, reserved)
+    store.complete_store(NODE, reserved.ticket, publish=True)
+    store.flush()
+    keys = [known.fingerprint + each for each in kv.hashes_of([1, 2, 3])]
+    assert came == dict(zip(kv.hashes_of([1, 2, 3, 4]), [b"", *keys], strict=True))
+    with pytest.raises(InvalidRequestError, match="32 bytes, got one of 3"):
+        store.prepare_store(NODE, known.fingerprint, hashes, 10.0, direct=True, parent=b"abc")
+
+
+def test_tiers_below_are_told_what_is_used_above(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+    store = open_store(64, [tier])
+    known = store.open_namespace(kv.layout("a", FRAME))
+    kv.put(store, known, [1, 2, 3])
+    told: list[bytes] = []
+    tier.touch = lambda keys: told.extend(keys)
+    store.sweep()
+    assert told == []
+    kv.get(store, known, [1, 2])
+    store.touch(known.fingerprint, kv.hashes_of([2, 9]))
+    store.sweep()
+    store.sweep()
+    assert told == [known.fingerprint + each for each in kv.hashes_of([1, 2])]
+
+
+def test_what_the_shared_tier_lost_is_offered_again_when_it_is_used(shm: Path, kv: SimpleNamespace, tier: Any) -> None:
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
+        known = store.open_namespace(kv.layout("a", FRAME))
+        kv.put(store, known, [1, 2, 3])
+        assert store.write_behind.share() == 3
+        del tier.pages[known.fingerprint + kv.hashes_of([2])[0]]
+        store.write_behind.tell_shared()
+        assert not store.write_behind.wait_for_unshared(0.0), "nothing was used"
+        kv.get(store, known, [1, 2])
+        kv.get(store, known, [1, 2])
+        store.write_behind.tell_shared()
+        assert store.write_behind.share() == 1
+        assert len(tier.pages) == 3
+        assert tier.writes[-1] == [known.fingerprint + kv.hashes_of([2])[0]]

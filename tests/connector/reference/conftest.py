@@ -69,7 +69,7 @@ class _Namespace:
             pages.append(page)
         return _Load(pages)
 
-    def prepare_store(self, hashes: Sequence[bytes]) -> _Store:
+    def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> _Store:
         self.node.before_store()
         assert len(hashes) <= self.batch_pages
         return _Store(self, hashes)

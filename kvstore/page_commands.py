@@ -1,0 +1,133 @@
+"""``kvstore lookup``, ``evict``, ``clear``, ``pin`` and ``unpin``: what an operator does with pages, by namespace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from kvstore.client.client import Client, Namespace
+from kvstore.client.environment import connect_by_environment
+from kvstore.client.url import socket_url
+from kvstore.config import default_socket
+from kvstore.errors import InvalidRequestError
+from kvstore.hashing import HASH_BYTES
+from kvstore.layout import Layout
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LEAST_DIGITS = 6
+
+Work = Callable[[Namespace, list[bytes], argparse.Namespace], dict[str, object]]
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add these commands."""
+    _add(commands, "lookup", _lookup, "say which tier has each page")
+    _add(commands, "evict", _evict, "drop pages from every tier")
+    _add(commands, "clear", _clear, "drop a namespace with all its pages, from every tier", hashes=False)
+    pin = _add(
+        commands,
+        "pin",
+        _pin,
+        "keep a prefix in the arena, whatever else wants its room",
+        epilog="Pinned pages take at most a quarter of the arena. A pin outlives the node.",
+    )
+    pin.add_argument("--for", dest="duration", metavar="TIME", required=True, help="how long: 90s, 30m, 12h, 7d")
+    _add(commands, "unpin", _unpin, "end pins")
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    work: Work,
+    text: str,
+    *,
+    hashes: bool = True,
+    epilog: str = "",
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
+    command.add_argument("namespace", help="its name or the first digits of its fingerprint, as `kvstore status` says")
+    if hashes:
+        command.add_argument(
+            "hashes", nargs="+", metavar="HASH", help="block hashes as 64 hexadecimal digits, the prefix's head first;"
+            " - reads them from standard input"
+        )  # fmt: skip
+    command.add_argument(
+        "--url", metavar="URL", help="unix:///run/kvstore.sock or kv://host:port (default: the socket of `serve`)"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(run=_run, work=work)
+    return command
+
+
+def _run(options: argparse.Namespace) -> int:
+    hashes = _hashes(getattr(options, "hashes", []))
+    with connect_by_environment(options.url or socket_url(default_socket()), os.environ) as client:
+        namespace = _find(client, options.namespace)
+        answer: dict[str, object] = options.work(namespace, hashes, options)
+    if options.json:
+        print(json.dumps(answer))
+    else:
+        print(", ".join(f"{value} {key}" for key, value in answer.items() if not isinstance(value, list)))
+        for each in answer.get("pages", []):  # type: ignore[attr-defined]
+            print(f"{each['hash']}  {each['tier'] or '-'}")
+    return 0
+
+
+def _lookup(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    found = namespace.lookup(hashes)
+    pages = [{"hash": h.hex(), "tier": tier} for h, tier in zip(hashes, found.tiers, strict=True)]
+    return {"asked": len(hashes), "present": sum(found.present), "leading": found.prefix, "pages": pages}
+
+
+def _evict(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    return {"asked": len(hashes), "evicted": namespace.evict(hashes)}
+
+
+def _clear(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    return {"dropped": namespace.clear()}
+
+
+def _pin(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    pinned = namespace.pin(hashes, _duration(options.duration))
+    if pinned < len(hashes):
+        print(
+            f"kvstore pin: page {pinned + 1} of {len(hashes)} is nowhere, or pinned pages take a quarter of the arena",
+            file=sys.stderr,
+        )
+    return {"asked": len(hashes), "pinned": pinned}
+
+
+def _unpin(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    return {"asked": len(hashes), "unpinned": namespace.unpin(hashes)}
+
+
+def _find(client: Client, wanted: str) -> Namespace:
+    """The namespace that a person names."""
+    known = client.status().namespaces
+    named = [each for each in known if each.name == wanted]
+    if not named and len(wanted) >= _LEAST_DIGITS:
+        named = [each for each in known if each.fingerprint.hex().startswith(wanted.lower())]
+    if len(named) != 1:
+        what = "more than one namespace begins" if named else "the node knows no namespace"
+        names = "; ".join(f"{each.fingerprint.hex()[:12]} {each.name}" for each in known) or "none"
+        raise InvalidRequestError(f"{what} with {wanted!r}; known: {names}")
+    return client.namespace(Layout.from_json(named[0].layout))
+
+
+def _hashes(given: Sequence[str]) -> list[bytes]:
+    words = [word for each in given for word in (sys.stdin.read().split() if each == "-" else [each])]
+    for word in words:
+        if not re.fullmatch(rf"[0-9a-fA-F]{{{2 * HASH_BYTES}}}", word):
+            raise InvalidRequestError(f"a block hash is {2 * HASH_BYTES} hexadecimal digits, got {word!r}")
+    return [bytes.fromhex(word) for word in words]
+
+
+def _duration(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([smhd])", text)
+    if match is None:
+        raise InvalidRequestError(f"--for: {text!r} is no time; write it as 90s, 30m, 12h or 7d")
+    return int(match[1]) * _SECONDS[match[2]]

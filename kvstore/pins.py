@@ -1,0 +1,126 @@
+"""Which pages an operator wants in the arena, and until when. A hold is short, for a copy; a pin is long, a policy.
+
+A pin is kept by key: a page that left by somebody's wish and comes again is pinned again. Pins are written down beside
+the arena's files or the disk tier's, so that they survive the node.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from kvstore.tiers.tier import KEY_BYTES
+
+LONGEST_PIN = 366 * 86400
+"""Longest time, in seconds, that one call may ask for."""
+MOST_PINNED_PAGES = 1 << 17
+_log = logging.getLogger(__name__)
+
+
+class Pins:
+    """The table, and the file that it is kept in. The store's lock guards all methods but ``save``.
+
+    Args:
+        path: of the file.
+        now: seconds since 1970.
+        limit_frames: most frames that pinned pages may take.
+    """
+
+    def __init__(self, path: Path, now: float, limit_frames: int) -> None:
+        self._path = path
+        self._limit_frames = limit_frames
+        self._until: dict[bytes, tuple[float, int]] = {}
+        self._frames = 0
+        self._next_end = float("inf")
+        for end, frames, keys in _read(path):
+            if end > now:
+                self.add(keys, end, frames)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._until
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, keys: Sequence[bytes], until: float, frames: int) -> int:
+        """Pin leading pages, as many as the limits allow; one that is pinned stays so until the later end.
+
+        Args:
+            keys: page keys, head of the prefix first.
+            until: seconds since 1970.
+            frames: of each page.
+
+        Returns:
+            How many leading pages are pinned now.
+        """
+        for done, key in enumerate(keys):
+            known = self._until.get(key)
+            if known is None:
+                if self._frames + frames > self._limit_frames or len(self) >= MOST_PINNED_PAGES:
+                    return done
+                self._frames += frames
+            self._until[key] = max(until, known[0] if known else 0.0), frames
+            self._next_end = min(self._next_end, until)
+        return len(keys)
+
+    def remove(self, keys: Sequence[bytes]) -> list[bytes]:
+        """End pins. Returns those that there were."""
+        ended = [key for key in dict.fromkeys(keys) if key in self._until]
+        for key in ended:
+            self._frames -= self._until.pop(key)[1]
+        return ended
+
+    def end_overdue(self, now: float) -> list[bytes]:
+        """End the pins whose time is over. Returns their keys."""
+        if now < self._next_end:
+            return []
+        ended = self.remove([key for key, (end, _) in self._until.items() if end <= now])
+        self._next_end = min((end for end, _ in self._until.values()), default=float("inf"))
+        return ended
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """The pinned keys that begin with ``prefix``, a namespace's fingerprint."""
+        return [key for key in self._until if key.startswith(prefix)]
+
+    def pack(self) -> bytes:
+        """The table as it lies in the file."""
+        groups: dict[tuple[float, int], list[bytes]] = {}
+        for key, group in self._until.items():
+            groups.setdefault(group, []).append(key)
+        pins = [[end, frames, keys] for (end, frames), keys in groups.items()]
+        packed: bytes = msgpack.packb({"version": 1, "pins": pins})
+        return packed
+
+    def save(self, packed: bytes) -> None:
+        """Write down what :meth:`pack` gave."""
+        fresh = self._path.with_suffix(".new")
+        try:
+            fresh.touch(mode=0o600)
+            with fresh.open("wb") as file:
+                file.write(packed)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+        except OSError as error:
+            _log.warning("%s can't be written, new pins are lost at a restart: %s", self._path, error)
+
+
+def _read(path: Path) -> list[tuple[float, int, list[bytes]]]:
+    """The pins in a file. One that can't be read has none."""
+    try:
+        found: Any = msgpack.unpackb(path.read_bytes())
+        return [
+            (float(end), int(frames), [key for key in keys if len(key) == KEY_BYTES])
+            for end, frames, keys in found["pins"]
+            if frames >= 1
+        ]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        _log.warning("%s can't be read, its pins are gone: %s", path, error)
+        return []

@@ -1,0 +1,111 @@
+"""``kvstore lookup``, ``evict``, ``clear``, ``pin`` and ``unpin``, against a node."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import cli
+from kvstore.config import NodeConfig
+from kvstore.node import Node
+
+LAYOUT = kvstore.Layout(model="acme/chat", block_size=16, page_bytes=4096)
+HASHES = [bytes([number]) * 32 for number in range(1, 7)]
+WORDS = [each.hex() for each in HASHES]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def node(short_folder: Path, shm_folder: Path) -> Iterator[Node]:
+    config = NodeConfig(
+        socket=short_folder / "s",
+        arena=1 << 20,
+        arena_dir=shm_folder / "arena",
+        disk=short_folder / "disk",
+        disk_limit=16 << 20,
+    )
+    node = Node(config)
+    with kvstore.connect(f"unix://{config.socket}") as client:
+        client.namespace(LAYOUT).store(HASHES[:4], b"".join(bytes([n]) * 4096 for n in range(4)))
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def run(node: Node, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main([arguments[0], "--url", f"unix://{node.config.socket}", *arguments[1:]])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def answer(done: tuple[int, str, str]) -> Any:
+    code, out, _ = done
+    assert code == 0
+    return json.loads(out)
+
+
+def test_lookup_says_the_tier_of_each_page(run: Run) -> None:
+    code, out, _ = run("lookup", LAYOUT.name, *WORDS[2:5])
+    assert code == 0
+    assert out.splitlines() == [
+        "3 asked, 2 present, 2 leading",
+        f"{WORDS[2]}  arena",
+        f"{WORDS[3]}  arena",
+        f"{WORDS[4]}  -",
+    ]
+
+
+def test_a_namespace_is_known_by_its_fingerprint_too(run: Run) -> None:
+    fingerprint = LAYOUT.fingerprint.hex()
+    assert answer(run("lookup", fingerprint[:6], WORDS[0], "--json"))["present"] == 1
+    code, _, err = run("lookup", fingerprint[:5], WORDS[0])
+    assert code == 2 and fingerprint[:12] in err and LAYOUT.name in err
+
+
+def test_evict_drops_pages_and_clear_all_of_them(run: Run) -> None:
+    assert answer(run("evict", LAYOUT.name, *WORDS[3:], "--json")) == {"asked": 3, "evicted": 1}
+    assert answer(run("clear", LAYOUT.name, "--json")) == {"dropped": 3}
+    code, out, err = run("clear", LAYOUT.name)
+    assert (code, out) == (2, "") and "known: none" in err
+
+
+def test_pages_are_pinned_and_unpinned(run: Run, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answer(run("pin", LAYOUT.name, *WORDS[:2], "--for", "12h", "--json")) == {"asked": 2, "pinned": 2}
+    code, out, err = run("pin", LAYOUT.name, *WORDS, "--for", "1d")
+    assert (code, out) == (0, "6 asked, 4 pinned\n")
+    assert "page 5 of 6 is nowhere" in err
+    assert node.store.statistics().namespaces[0].pinned_pages == 4
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(WORDS)))
+    assert answer(run("unpin", LAYOUT.name, "-", "--json")) == {"asked": 6, "unpinned": 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pin", LAYOUT.name, WORDS[0], "--for", "soon"], "'soon' is no time"),
+        (["pin", LAYOUT.name, WORDS[0], "--for", "0s"], "366 days"),
+        (["pin", LAYOUT.name, WORDS[0], "--for", "400d"], "366 days"),
+        (["evict", LAYOUT.name, "abcd"], "64 hexadecimal digits, got 'abcd'"),
+        (["lookup", "no such", WORDS[0]], "no namespace with 'no such'"),
+    ],
+)
+def test_what_cant_be_is_named(run: Run, arguments: list[str], words: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.startswith(f"kvstore {arguments[0]}: ")
+
+
+def test_a_node_that_is_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["clear", "anything", "--url", f"unix://{tmp_path}/none"]) == 1
+    assert "none" in capsys.readouterr().err

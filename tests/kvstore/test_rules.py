@@ -1,0 +1,157 @@
+"""What namespaces are granted: quotas in the arena, and pages that must not leave before they are on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.answers import ABSENT, ARENA
+from kvstore.errors import ConfigError, InvalidRequestError
+from kvstore.rules import NO_RULE, NamespaceRule, parse_rules, rule_for
+from kvstore.store import Store
+
+FRAME = 4096
+OpenStore = Callable[..., Store]
+
+
+def here(store: Store, known: Any, kv: SimpleNamespace, numbers: Any) -> list[int]:
+    [tiers] = store.lookup([(known.fingerprint, kv.hashes_of(numbers))])
+    return [number for number, tier in zip(numbers, tiers, strict=True) if tier == ARENA]
+
+
+def put_all(store: Store, known: Any, kv: SimpleNamespace, numbers: Any) -> None:
+    for number in numbers:
+        assert kv.put(store, known, [number]).stored == 1
+
+
+def test_the_first_rule_that_matches_counts() -> None:
+    rules = parse_rules(
+        [{"match": "llama*", "arena": "1MiB"}, {"match": "*tenant b", "disk": 5}, {"durability": "disk"}]
+    )
+    assert rule_for(rules, "llama-8b · tenant b").quotas == {"arena": 1 << 20}
+    assert rule_for(rules, "qwen · tenant b").quotas == {"disk": 5}
+    assert rule_for(rules, "qwen").durability == "disk"
+    assert rule_for(rules[:2], "qwen") == NO_RULE
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("arena=1", r"\[\[namespace\]\]"),
+        ([3], "a rule is a table"),
+        ([{"arnea": 3}], "unknown key 'arnea'"),
+        ([{"arena": "many"}], "not a size: 'many'"),
+        ([{"match": 3}], "match must be a string"),
+        ([{"durability": "tape"}], "tape"),
+    ],
+)
+def test_a_rule_that_cant_be_is_named(value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_rules(value)
+
+
+def test_a_namespace_makes_room_within_its_quota(open_store: OpenStore, kv: SimpleNamespace) -> None:
+    store = open_store(64, rules=[NamespaceRule(match="small*", arena=4 * FRAME + 100)])
+    small, other = (store.open_namespace(kv.layout(name, FRAME)) for name in ("small", "other"))
+    kv.put(store, other, [1, 2, 3])
+    for number in range(10):
+        assert kv.put(store, small, [number]).stored == 1
+        assert store.statistics().namespaces[0].used_bytes["arena"] <= 4 * FRAME
+        store.check_integrity()
+    assert here(store, small, kv, range(10)) == [6, 7, 8, 9]
+    assert here(store, other, kv, [1, 2, 3]) == [1, 2, 3]
+    usage = store.statistics().namespaces[0]
+    assert (usage.used_bytes["arena"], usage.quota_bytes) == (4 * FRAME, {"arena": 4 * FRAME + 100})
+
+
+def test_what_is_held_fills_a_quota(open_store: OpenStore, kv: SimpleNamespace) -> None:
+    store = open_store(64, rules=[NamespaceRule(arena=2 * FRAME)])
+    known = store.open_namespace(kv.layout("a", FRAME))
+    kv.put(store, known, [1, 2])
+    held = kv.hold(store, known, [1, 2])
+    assert kv.put(store, known, [3]).refused == 1
+    store.complete_load(0, held.ticket)
+    assert kv.put(store, known, [3]).stored == 1
+    store.check_integrity()
+
+
+def test_a_full_arena_takes_the_coldest_page_with_or_without_quota(open_store: OpenStore, kv: SimpleNamespace) -> None:
+    store = open_store(16, rules=[NamespaceRule(match="small*", arena=8 * FRAME)])
+    small, other = (store.open_namespace(kv.layout(name, FRAME)) for name in ("small", "other"))
+    kv.put(store, small, range(4))
+    put_all(store, other, kv, range(12))
+    put_all(store, other, kv, range(20, 24))
+    assert here(store, small, kv, range(4)) == []
+    kv.get(store, other, [0])
+    kv.put(store, small, [50])
+    assert len(here(store, other, kv, [*range(12), *range(20, 24)])) == 15
+    store.check_integrity()
+
+
+def test_quotas_hold_after_a_restart_too(open_store: OpenStore, kv: SimpleNamespace) -> None:
+    first = open_store(64)
+    kv.put(first, first.open_namespace(kv.layout("a", FRAME)), range(10))
+    first.close()
+    store = open_store(64, rules=[NamespaceRule(arena=4 * FRAME)])
+    known = store.open_namespace(kv.layout("a", FRAME))
+    assert kv.put(store, known, [20]).stored == 1
+    assert len(here(store, known, kv, [*range(10), 20])) == 4
+    store.check_integrity()
+
+
+def test_a_durable_page_does_not_leave_before_it_is_on_disk(
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any
+) -> None:
+    store = open_store(64, [tier])
+    durable = store.open_namespace(kv.layout("durable", FRAME), "disk")
+    other = store.open_namespace(kv.layout("other", FRAME))
+    done = [kv.put(store, durable, [number]) for number in range(30)]
+    assert [each.stored for each in done] == [1] * 16 + [0] * 14, "a quarter of the arena is at risk at most"
+    put_all(store, other, kv, range(100, 164))
+    assert here(store, durable, kv, range(30)) == list(range(16)), "others' pages left instead"
+    store.check_integrity()
+    assert store.statistics().counters["refused"] == 14
+    while store.write_behind.write_back():
+        store.check_integrity()
+    assert kv.put(store, durable, [30]).stored == 1
+    assert store.statistics().namespaces[0].durability == "disk"
+    store.write_behind.write_back()
+    put_all(store, other, kv, range(200, 264))
+    assert here(store, durable, kv, range(31)) == [], "what is on disk may leave"
+    [tiers] = store.lookup([(durable.fingerprint, kv.hashes_of([0, 30, 29]))])
+    assert list(tiers)[:2] == [2, 2] and tiers[2] == ABSENT
+    store.check_integrity()
+
+
+def test_durability_is_remembered_and_needs_a_disk(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+    store = open_store(64, [tier])
+    layout = kv.layout("a", FRAME)
+    assert store.open_namespace(layout).durability == ""
+    assert store.open_namespace(layout, "disk").durability == "disk"
+    assert store.open_namespace(layout).durability == "disk"
+    with pytest.raises(InvalidRequestError, match="'tape'"):
+        store.open_namespace(layout, "tape")
+    store.close()
+    again = open_store(64, [tier])
+    assert again.open_namespace(layout).durability == "disk"
+    again.close()
+    bare = open_store(64)
+    with pytest.raises(InvalidRequestError, match="no disk tier"):
+        bare.open_namespace(layout, "disk")
+
+
+def test_a_given_up_store_is_at_risk_no_more(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+    store = open_store(64, [tier])
+    known = store.open_namespace(kv.layout("a", FRAME), "disk")
+    for _ in range(5):
+        reserved = store.prepare_store(0, known.fingerprint, kv.hashes_of(range(16)), 10.0, direct=True)
+        assert reserved.outcomes == bytes(16)
+        store.complete_store(0, reserved.ticket, publish=False)
+        store.check_integrity()
+    kv.put(store, known, range(16))
+    assert store.evict(known.fingerprint, kv.hashes_of(range(16))) == 16
+    assert kv.put(store, known, range(16)).stored == 16
+    store.check_integrity()
