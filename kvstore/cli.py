@@ -23,6 +23,7 @@ from rich.table import Table
 from kvstore import check_command, page_commands
 from kvstore.answers import TIER_NAMES
 from kvstore.bench import command as bench_command
+from kvstore.bench import plan
 from kvstore.bytesize import format_size
 from kvstore.client.environment import connect_by_environment
 from kvstore.client.url import socket_url
@@ -135,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     page_commands.add_to(commands)
     check_command.add_to(commands)
     bench_command.add_to(commands)
+    plan.add_to(commands)
 
     commands.add_parser("demo", help="the main job, end to end, in about a minute (needs kvstore-offload[engine])")
     return parser

@@ -12,11 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvstore.bench.plot import line_plot
+from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.bench.replay import hit_blocks, hit_blocks_offline
 from kvstore.bench.trace import read_trace, unique_blocks
-from kvstore.errors import ResourceError
 from kvstore.eviction import DEFAULT_POLICY, POLICIES, EvictionPolicy
 
 SIZES = (1, 2, 5, 10, 20, 50)
@@ -133,7 +132,4 @@ def _write_plot(path: Path, figures: list[Figure]) -> None:
         [f"{size} %" for size in SIZES],
         lines,
     )
-    try:
-        path.write_text(plot, encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(f"the plot can't be written: {path}: {error.strerror or error}") from error
+    write_plot(path, plot)

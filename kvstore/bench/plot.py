@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from xml.sax.saxutils import escape
+
+from kvstore.errors import ResourceError
 
 _WIDTH, _HEIGHT = 720, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 160, 40, 60
@@ -53,6 +56,18 @@ def line_plot(
         parts.append(f'<rect x="{_LEFT + wide + 14}" y="{row}" width="14" height="4" fill="{colour}"/>')
         parts.append(_text(_LEFT + wide + 34, row + 7, name))
     return "\n".join([*parts, "</svg>", ""])
+
+
+def write_plot(path: Path, plot: str) -> None:
+    """Write a plot to a file.
+
+    Raises:
+        ResourceError: the file can't be written.
+    """
+    try:
+        path.write_text(plot, encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"the plot can't be written: {path}: {error.strerror or error}") from error
 
 
 def _text(x: float, y: float, words: str, anchor: str = "start", size: int = 13) -> str:

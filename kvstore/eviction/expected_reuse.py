@@ -23,9 +23,9 @@ from kvstore.eviction.reuse import ReuseTimes, bin_of
 _NEW_CLASSES = 30
 _CLASSES = _NEW_CLASSES + 60
 _FEWEST_GHOSTS = 1 << 18
-_REFRESH = 16
+_REFRESH = 8
 """References from one class worked out anew to the next."""
-_WATCH = 256
+_WATCH = 64
 """References from one look at pages that wait to the next."""
 _CHUNK = 4096
 """Pages a look."""
@@ -190,6 +190,7 @@ class ExpectedReuse:
 
     def _queue_up(self, rows: Sequence[int]) -> None:
         """Give the pages of one use, head first, their classes, and let those that can leave stand in line."""
+        self._next_leaf = -1
         uses, classes, used, parents = self._uses, self._class, self._used, self._parent
         pages, clock = len(rows), self._clock
         known = 0
@@ -235,6 +236,7 @@ class ExpectedReuse:
                 self._free.append(known)
         self._parent[row] = parent
         self._children[parent] += 1
+        self._next_leaf = -1
         self._leave_queue(parent)
 
     def _enter(self, row: int) -> None:

@@ -1,0 +1,50 @@
+"""Generated workloads, and what policies make of them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvstore.bench.replay import hit_blocks, hit_blocks_offline
+from kvstore.bench.trace import read_trace, unique_blocks
+from kvstore.bench.workloads import WORKLOADS
+from kvstore.eviction import ExpectedReuse, LeastRecentlyUsed
+
+CONVERSATIONS = os.environ.get("KVSTORE_TRACE", "")
+
+
+@pytest.mark.parametrize("workload", sorted(WORKLOADS))
+class TestWorkloads:
+    def test_a_seed_makes_the_same_prompts_again(self, workload: str) -> None:
+        assert WORKLOADS[workload](200, 1) == WORKLOADS[workload](200, 1)
+        assert WORKLOADS[workload](200, 1) != WORKLOADS[workload](200, 2)
+
+    def test_a_block_has_one_place_and_comes_behind_one_block(self, workload: str) -> None:
+        prompts = WORKLOADS[workload](500, 3)
+        assert len(prompts) == 500
+        before: dict[int, tuple[int, int]] = {}
+        for prompt in prompts:
+            assert len(set(prompt)) == len(prompt) > 0
+            for place, block in enumerate(prompt):
+                where = (place, prompt[place - 1] if place else -1)
+                assert before.setdefault(block, where) == where
+
+    def test_the_default_policy_stays_near_lru_and_below_the_optimum(self, workload: str) -> None:
+        prompts = WORKLOADS[workload](400, 5)
+        unique = len({block for prompt in prompts for block in prompt})
+        for percent in (2, 10):
+            pages = unique * percent // 100
+            plain = hit_blocks(prompts, pages, LeastRecentlyUsed())
+            learnt = hit_blocks(prompts, pages, ExpectedReuse())
+            assert 0.99 * plain <= learnt <= hit_blocks_offline(prompts, pages)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not CONVERSATIONS, reason="KVSTORE_TRACE names no file: the conversation trace of the Mooncake paper"
+)
+def test_the_conversation_trace() -> None:
+    requests = read_trace(Path(CONVERSATIONS))
+    prompts = [request.hash_ids for request in requests]
+    pages = unique_blocks(requests) * 5 // 100
+    assert hit_blocks(prompts, pages, ExpectedReuse()) / sum(map(len, prompts)) >= 0.225
