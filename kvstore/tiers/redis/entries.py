@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from kvstore.errors import FormatError
 from kvstore.tiers.redis import names, scripts
@@ -12,11 +13,30 @@ from kvstore.tiers.redis.chunk import decode_header
 from kvstore.tiers.redis.entry import PageEntry, decode, reference
 from kvstore.tiers.redis.new_chunk import NewChunk
 from kvstore.tiers.redis.node import Request
-from kvstore.tiers.redis.resp import Argument, Reply, ServerError
+from kvstore.tiers.redis.resp import Reply, ServerError
 from kvstore.tiers.redis.servers import NO_ANSWER, Servers
 
 _MOST_KEYS = 1024
 """Keys in one command."""
+_NOTHING = b"-"
+"""No entry: what was seen where nothing stood."""
+
+
+class Placed(NamedTuple):
+    """A page whose entry is put in place."""
+
+    chunk: NewChunk
+    key: bytes
+    length: int
+
+
+def placed(reply: Reply) -> str | None:
+    """Of each page of a request of :meth:`Entries.placing` ``1`` where its entry was put; None: nobody knows."""
+    if reply == b"OK":
+        return "1"
+    if reply is None:
+        return "0"
+    return reply.decode("ascii", "replace") if isinstance(reply, bytes) else None
 
 
 class Entries:
@@ -45,11 +65,7 @@ class Entries:
             renew: let the entries live on.
         """
         found = [names.page_name(key) for key in keys]
-        groups = [
-            (slot, places[at : at + _MOST_KEYS])
-            for slot, places in self._by_slot(found).items()
-            for at in range(0, len(places), _MOST_KEYS)
-        ]
+        groups = self._groups(found)
         requests = []
         for slot, places in groups:
             some = [found[place] for place in places]
@@ -70,20 +86,29 @@ class Entries:
         raw, _ = self.seen(keys, deadline)
         return [decode(value) for value in raw], sum(isinstance(value, ServerError) for value in raw)
 
-    def placing(self, chunk: NewChunk, useless: Mapping[bytes, bytes]) -> list[Request]:
-        """A request for each page of a chunk that puts its entry where none stands.
+    def placing(self, chunks: Sequence[NewChunk], useless: Mapping[bytes, bytes]) -> list[tuple[Request, list[Placed]]]:
+        """Requests that put the entries of chunks where none stand, and what each puts; see :func:`placed`.
 
         Args:
-            chunk: is whole in Redis.
+            chunks: are whole in Redis.
             useless: what was seen under pages' names, and is of no use: it is replaced if it still stands there.
         """
+        new = [
+            (Placed(chunk, key, entry.length), entry.encode())
+            for chunk in chunks
+            for key, entry in zip(chunk.keys, chunk.entries(), strict=True)
+        ]
+        found = [names.page_name(page.key) for page, _ in new]
         requests = []
-        for key, entry in zip(chunk.keys, chunk.entries(), strict=True):
-            name, seen = names.page_name(key), useless.get(key)
-            command: list[Argument] = [b"SET", name, entry.encode(), b"PX", self._live_ms, b"NX"]
-            if seen is not None:
-                command = scripts.call(scripts.REPLACE, [name], self._live_ms, seen, entry.encode())
-            requests.append(Request(self._servers.slot(name), command))
+        for slot, places in self._groups(found):
+            arguments: list[bytes] = [self._live_ms]
+            for place in places:
+                arguments += [useless.get(new[place][0].key, _NOTHING), new[place][1]]
+            some = [found[place] for place in places]
+            command = scripts.call(scripts.PLACE, some, *arguments)
+            if len(places) == 1 and arguments[1] is _NOTHING:  # as mostly in a Cluster
+                command = [b"SET", some[0], arguments[2], b"PX", self._live_ms, b"NX"]
+            requests.append((Request(slot, command), [new[place][0] for place in places]))
         return requests
 
     def forget(self, pages: Sequence[tuple[bytes, PageEntry]], deadline: float) -> int:
@@ -141,8 +166,18 @@ class Entries:
                 gone[pieces[place] if done == 1 else (merged.bucket, merged.header.nonce)] += 1
         self._buckets.release(gone, deadline)
 
+    def _groups(self, found: Sequence[bytes]) -> list[tuple[int, list[int]]]:
+        """Names of one slot each, by their places, as many as go into one command."""
+        return [
+            (slot, places[at : at + _MOST_KEYS])
+            for slot, places in self._by_slot(found).items()
+            for at in range(0, len(places), _MOST_KEYS)
+        ]
+
     def _by_slot(self, found: Sequence[bytes]) -> dict[int, list[int]]:
         """Which of some names are in each hash slot, by their places."""
+        if not self._servers.is_cluster:
+            return {0: list(range(len(found)))} if found else {}
         groups: dict[int, list[int]] = defaultdict(list)
         for place, name in enumerate(found):
             groups[self._servers.slot(name)].append(place)

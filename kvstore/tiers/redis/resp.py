@@ -44,6 +44,7 @@ _MOST_BUFFERS = 64
 _MOST_REPLY_BYTES = 64 << 20
 """Longest reply that was not asked for by its length, and most elements of one: beyond it, the peer talks nonsense."""
 _MOST_DEPTH = 4
+_BULK = ord("$")
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -148,7 +149,7 @@ class Wire:
         if kind == b"*":
             if depth == _MOST_DEPTH or number > _MOST_REPLY_BYTES >> 6:
                 raise FormatError(f"a reply of {number} elements at depth {depth}")
-            return [self.receive(deadline, depth=depth + 1) for _ in range(number)]
+            return self._array(number, deadline, depth + 1)
         if not into:
             end = self._start + number
             if end + 2 <= self._end and self._buffer[end : end + 2] == b"\r\n":  # all here, as short ones mostly are
@@ -165,6 +166,21 @@ class Wire:
         self._fill(views, deadline)
         self._end_of_bulk(deadline)
         return number
+
+    def _array(self, number: int, deadline: float, depth: int) -> list[Reply]:
+        """Elements of an array; most are short strings that are all here."""
+        out: list[Reply] = []
+        for _ in range(number):
+            at = self._buffer.find(b"\r\n", self._start, self._end)
+            length = self._buffer[self._start + 1 : at]
+            if at > self._start and self._buffer[self._start] == _BULK and length.isdigit():
+                end = at + 2 + int(length)
+                if end + 2 <= self._end and self._buffer[end : end + 2] == b"\r\n":
+                    out.append(bytes(self._view[at + 2 : end]))
+                    self._start = end + 2
+                    continue
+            out.append(self.receive(deadline, depth=depth))
+        return out
 
     def _end_of_bulk(self, deadline: float) -> None:
         if self._line(deadline):

@@ -192,21 +192,21 @@ end
 return done
 """
 
-_REPLACE = """
+_PLACE = """
 local done = {}
 for place, name in ipairs(KEYS) do
   local seen, new = ARGV[2 * place], ARGV[2 * place + 1]
   local now = redis.pcall('GET', name)
-  done[place] = 0
+  done[place] = '0'
   if not now or now == seen then
     redis.call('SET', name, new, 'PX', ARGV[1])
-    done[place] = 1
+    done[place] = '1'
   end
 end
-return done
+return table.concat(done)
 """
 
-ALL = (_ADMIT, _TOUCH, _RELEASE, _TRIM, _RENEW, _FORGET, _REPOINT, _REPLACE)
+ALL = (_ADMIT, _TOUCH, _RELEASE, _TRIM, _RENEW, _FORGET, _REPOINT, _PLACE)
 
 
 def call(script: bytes, keys: Sequence[bytes], *arguments: bytes) -> list[Argument]:
@@ -242,6 +242,7 @@ FORGET = _digest(_FORGET)
 REPOINT = _digest(_REPOINT)
 """Replace entries if they begin with a reference. Keys: entries. Arguments: milliseconds to live, and for each entry
 the reference and what comes instead. Answers 1 for each replaced."""
-REPLACE = _digest(_REPLACE)
-"""Replace values that are of no use by entries, where nothing else stands by now. Keys: entries. Arguments:
-milliseconds to live, and for each entry what was seen there and what comes instead. Answers 1 for each replaced."""
+PLACE = _digest(_PLACE)
+"""Put entries where nothing stands, or still what was seen there and is of no use. Keys: entries. Arguments:
+milliseconds to live, and for each entry what was seen there and what comes. Answers a digit for each: 1 where it was
+put."""

@@ -12,7 +12,7 @@ from kvstore.tiers.redis.admitting import Admission
 from kvstore.tiers.redis.batches import batches
 from kvstore.tiers.redis.buckets import Buckets, Left
 from kvstore.tiers.redis.counts import Counts
-from kvstore.tiers.redis.entries import Entries
+from kvstore.tiers.redis.entries import Entries, placed
 from kvstore.tiers.redis.entry import PageEntry, decode
 from kvstore.tiers.redis.making import Maker
 from kvstore.tiers.redis.new_chunk import NewChunk
@@ -146,25 +146,23 @@ class Writer:
         """
         deadline = time.monotonic() + self._timeout
         standing, left = self._admission.admit(batch, deadline)
-        requests = list(self._entries.deletions(left))
-        first = len(requests)
-        for chunk in standing:
-            requests += self._entries.placing(chunk, useless)
-        replies = iter(self._servers.exchange(requests, deadline, writing=True)[first:])
+        deletions = list(self._entries.deletions(left))
+        placing = self._entries.placing(standing, useless)
+        requests = [*deletions, *(request for request, _ in placing)]
+        replies = self._servers.exchange(requests, deadline, writing=True)[len(deletions) :]
         unplaced: list[bytes] = []
         gone: dict[tuple[int, bytes], int] = defaultdict(int)
         stored = written_bytes = 0
-        for chunk in standing:
-            for key, length in zip(chunk.keys, chunk.header.lengths, strict=True):
-                reply = next(replies)
-                if reply in (b"OK", [1]):
+        for (_, pages), reply in zip(placing, replies, strict=True):
+            for (chunk, key, length), done in zip(pages, placed(reply) or "", strict=False):
+                if done == "1":
                     brought.setdefault(chunk.header.nonce, set()).add(key)
                     stored += 1
                     written_bytes += length
                     old = decode(useless.get(key))
                     if old is not None:
                         gone[old.bucket, old.nonce] += 1  # if it is still there at all
-                elif reply in (None, [0]):
+                else:
                     unplaced.append(key)
                     gone[chunk.bucket, chunk.header.nonce] += 1
         self._buckets.release(gone, deadline)
