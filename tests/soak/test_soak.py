@@ -31,7 +31,7 @@ from redis_servers import RedisServer
 import kvstore
 from kvstore.errors import DeadlineError, KVStoreError, UnavailableError
 
-SECONDS = float(os.environ.get("SOAK_SECONDS", "20"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "15"))
 MIB = 1 << 20
 ARENA, DISK, REDIS = 32 * MIB, 96 * MIB, 64 * MIB
 PATIENCE = 60.0
