@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,18 +100,21 @@ def measure_index(folder: Path, pages: int, page_bytes: int) -> IndexMemory:
         ResourceError: the tier did not find a page.
         OSError: the system refuses.
     """
-    make_log(folder, pages, page_bytes)
     limit = 2 * pages * record.padded(page_bytes) + (1 << 30)
-    _open(folder, limit, pages)  # what is loaded and allocated once does not count
-    gc.collect()
+    make_log(folder, 1, page_bytes)
+    _open(folder, limit, 1)  # what is loaded and allocated once does not count
+    shutil.rmtree(folder)
+    make_log(folder, pages, page_bytes)
     before = _resident()
     start = time.perf_counter()
     tier = DiskTier(folder, limit)
     seconds = time.perf_counter() - start
-    gc.collect()
     memory = _resident() - before
+    found = tier.statistics().pages
     tier.close()
     shutil.rmtree(folder)
+    if found != pages:
+        raise ResourceError(f"{folder}: {pages} pages were written, {found} are found")
     return IndexMemory(pages, memory / pages, seconds)
 
 
@@ -153,4 +158,8 @@ def _open(folder: Path, limit: int, pages: int) -> float:
 
 
 def _resident() -> int:
+    """Bytes of memory that the process holds and uses."""
+    gc.collect()
+    with suppress(AttributeError):  # other libraries than glibc don't keep so much
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before would be taken again, unseen
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

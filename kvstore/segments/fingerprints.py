@@ -29,7 +29,9 @@ class Fingerprints:
 
     def of(self, keys: Sequence[bytes]) -> Numbers:
         """The number of each key's namespace."""
-        names = [key[:FINGERPRINT_BYTES] for key in keys]
+        return self._of([key[:FINGERPRINT_BYTES] for key in keys])
+
+    def _of(self, names: Sequence[bytes]) -> Numbers:
         if names and names.count(names[0]) == len(names):  # mostly they are all of one
             return np.full(len(names), self.find(names[0]), np.int32)
         return np.array([self.find(name) for name in names], np.int32)
@@ -55,10 +57,10 @@ class Fingerprints:
 
     def add(self, keys: Sequence[bytes], sizes: npt.NDArray[np.int64]) -> Numbers:
         """Pages come, of these sizes. Returns the number of each one's namespace."""
-        for fingerprint in dict.fromkeys([key[:FINGERPRINT_BYTES] for key in keys]):
-            if fingerprint not in self._numbers:
-                self._number(fingerprint)
-        numbers = self.of(keys)
+        names = [key[:FINGERPRINT_BYTES] for key in keys]
+        for fingerprint in set(names).difference(self._numbers):
+            self._number(fingerprint)
+        numbers = self._of(names)
         np.add.at(self._pages, numbers, 1)
         np.add.at(self._bytes, numbers, sizes)
         return numbers
