@@ -1,19 +1,40 @@
-# A node, small: no torch, no compiler, its own user.
-FROM python:3.11-slim AS build
-COPY pyproject.toml README.md LICENSE /src/
-COPY kvstore /src/kvstore
-COPY connector /src/connector
-COPY gpu /src/gpu
-RUN python3 -m venv /opt/kvstore && /opt/kvstore/bin/pip install --no-cache-dir /src
+# Two images: the node, small (no torch, no pip, its own user), and `--target engine`, the reference engine with torch.
+# What is installed changes seldom and comes first; sources come last.
 
-FROM python:3.11-slim
+# An image of nothing but wheels that pip shall prefer to an index, as torch's CPU build. By default there are none.
+ARG WHEELS=scratch
+FROM ${WHEELS} AS wheels
+
+FROM python:3.11-slim AS base
 RUN useradd --uid 1000 --create-home kvstore \
  && install -d -o kvstore -g kvstore -m 0700 /run/kvstore /var/lib/kvstore
-COPY --from=build /opt/kvstore /opt/kvstore
 ENV PATH=/opt/kvstore/bin:$PATH \
     KVSTORE_SOCKET=/run/kvstore/kvstore.sock \
     KVSTORE_ARENA_DIR=/run/kvstore/arena \
     KVSTORE_DISK=/var/lib/kvstore
+
+FROM base AS dependencies
+WORKDIR /src
+COPY pyproject.toml constraints.txt ./
+RUN python3 -c "import tomllib; told = tomllib.load(open('pyproject.toml', 'rb')); \
+      print(*told['build-system']['requires'], *told['project']['dependencies'], sep='\n')" > requirements.txt \
+ && python3 -m venv /opt/kvstore && pip install --no-cache-dir -c constraints.txt -r requirements.txt
+
+FROM dependencies AS package
+COPY . .
+RUN pip install --no-cache-dir --no-deps --no-build-isolation . && pip uninstall --quiet --yes setuptools pip
+
+FROM dependencies AS engine
+ARG PIP_EXTRA_INDEX_URL=
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    pip install --no-cache-dir -c constraints.txt --find-links /wheels torch
+COPY . .
+RUN pip install --no-cache-dir --no-deps --no-build-isolation .
+WORKDIR /
+USER kvstore
+
+FROM base
+COPY --from=package /opt/kvstore /opt/kvstore
 USER kvstore
 VOLUME /var/lib/kvstore
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 CMD ["kvstore", "status"]
