@@ -18,7 +18,8 @@ import numpy as np
 import xxhash
 
 from kvstore.eviction.ghosts import Ghost, Ghosts
-from kvstore.eviction.reuse import ReuseTimes, bin_of
+from kvstore.eviction.reuse import BINS, ReuseTimes, bin_of
+from kvstore.eviction.trial import Trial
 
 _NEW_CLASSES = 30
 _CLASSES = _NEW_CLASSES + 60
@@ -31,6 +32,8 @@ _CHUNK = 4096
 """Pages a look."""
 _HALF_LIFE = 1 << 17
 """References, at least, until what was seen counts half; a larger cache forgets more slowly."""
+_ALIKE = [[0.0] * BINS] * _CLASSES
+"""With this worth, the order is least recently used."""
 _SETTLED, _INSERTED, _READ = 0, 1, 2
 """A page that was stored or read by this request already: that the request touches it again is no second use."""
 
@@ -67,6 +70,7 @@ class ExpectedReuse:
         self._watched_ghosts = [0] * (_FEWEST_GHOSTS // _CHUNK)
         self._next_chunk = 0
         self._to_refresh = self._to_watch = 0
+        self._trial = Trial()
 
     # -- the contract ------------------------------------------------------------------------------------------------
 
@@ -86,6 +90,7 @@ class ExpectedReuse:
             self._uses[row] = min(ghost.uses + 1, 255)
             seen = self._watched_ghosts[place // _CHUNK] - ghost.used
             self._times.were_wanted(1, ghost.page_class, self._clock - ghost.used, seen)
+            self._trial.lost(self._clock - ghost.used)
         self._tick(1)
         self._used[row] = self._clock
         self._class[row] = 0
@@ -135,7 +140,8 @@ class ExpectedReuse:
                 yield self._slot[row]
 
     def _leaving(self) -> Iterator[int]:
-        worth, clock, used, slots = self._times.worth, self._clock, self._used, self._slot
+        clock, used, slots = self._clock, self._used, self._slot
+        worth = self._times.worth if self._trial.trusted(clock, len(self._rows)) else _ALIKE
         order: list[tuple[float, int, int, int, int]] = []
         """(worth, when it was used, class, place in the queue or -1, row)"""
 
@@ -185,6 +191,7 @@ class ExpectedReuse:
             fresh[row] = after
         for (page_class, last, looked), pages in spells.items():
             self._times.were_wanted(pages, page_class, self._clock - last, looked - last)
+            self._trial.kept(pages, self._clock - last)
         self._tick(sum(spells.values()))
         self._queue_up(rows)
 
@@ -305,7 +312,10 @@ class ExpectedReuse:
         self._times.have_waited(
             np.frombuffer(classes, np.uint8)[known], np.maximum(seen - last, 0.0), self._clock - last
         )
+        self._trial.saw(self._clock - last)
         self._next_chunk = (chunk + 1) % (chunks + len(self._watched_ghosts))
+        if not self._next_chunk:
+            self._trial.saw_all(len(self._rows))
         self._times.forget(0.5 ** (_WATCH / max(_HALF_LIFE, 16 * len(self._rows))))
 
     def _remember(self, row: int) -> None:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 BINS = 48
 """Bins of ages: half-octaves, the first from 0 to about 7 references, the last without an end."""
 _FIRST = 16.0
-_PRIOR = 100.0
+_PRIOR = 200.0
 """How many pages' worth of doubt there is about each bin of each class."""
 _FACTOR_PRIOR = 20.0
 """The same about the factor of each class."""

@@ -36,7 +36,7 @@ def test_it_learns_which_prompts_come_again() -> None:
     prompts = scans(200)
     learnt, plain = (hit_blocks(prompts, 150, policy) for policy in (ExpectedReuse(), LeastRecentlyUsed()))
     assert plain == 0
-    assert learnt > 0.5 * 200 * 10 * 3
+    assert learnt > 0.4 * 200 * 10 * 3, "a fifth goes by before the order is tried at all"
 
 
 def test_it_unlearns_what_is_no_longer_so() -> None:
