@@ -1,4 +1,4 @@
-"""Where each page of a log lies, in memory: about 80 bytes a page, looked up and filled in whole batches.
+"""Where each page of a log lies, in memory: about 85 bytes a page, looked up and filled in whole batches.
 
 Python's own containers take five times that for a million pages. A page is a row of columns; a table of row numbers,
 probed linearly, finds rows by key. Of a key, the namespace's fingerprint is kept once, the rest by page. Not safe for

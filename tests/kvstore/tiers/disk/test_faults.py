@@ -18,7 +18,7 @@ from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 
 MIB = 1 << 20
-DEADLINE = 0.1
+DEADLINE = 0.3
 
 
 class Clock:
