@@ -117,7 +117,9 @@ class FaultsMachine(RuleBasedStateMachine):
         self.left_disk: set[Page] = set()
         """In the arena; the disk had them, let them go, and counted that."""
         self.on_disk_before: set[Page] = set()
-        self.counted_before = 0
+        self.below_before = self.overrun_before = 0
+        self.pinned: dict[Page, float] = {}
+        """Until when pages must stay in the arena."""
         self.past: Counter[str] = Counter()
         """Counters of the disk and Redis tiers of earlier lives."""
         self.base: Counter[str] = Counter()
@@ -131,8 +133,9 @@ class FaultsMachine(RuleBasedStateMachine):
         """False from the first fault on that may let a dropped page live on somewhere unseen."""
         self.disk_is_well = True
 
-    @initialize(arena=st.sampled_from(ARENAS), disk=st.sampled_from(DISKS))
-    def start(self, arena: int, disk: int) -> None:
+    @initialize(arena=st.sampled_from(ARENAS), disk=st.sampled_from(DISKS), never_overrun=st.booleans())
+    def start(self, arena: int, disk: int, never_overrun: bool) -> None:
+        self.durability = {"middle": "disk"} if never_overrun else {}
         if self.server is not None:
             self.server.client.config_set("maxmemory", 0)
             self.server.client.flushall()
@@ -206,9 +209,7 @@ class FaultsMachine(RuleBasedStateMachine):
     @rule(name=names, which=st.lists(any_of_them, min_size=1, max_size=5), touch=st.booleans())
     def evict(self, name: str, which: list[int], touch: bool) -> None:
         """Drop some of a prompt, or only use it."""
-        here = self.here()
-        numbers = sorted(number for each, number in here if each == name) or list(NUMBERS)
-        numbers = list({numbers[each % len(numbers)]: 0 for each in which})
+        here, numbers = self.here(), self.some_here(name, which)
         pages = {(name, number) for number in numbers}
         if touch:
             touched = self.store.touch(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
@@ -219,12 +220,27 @@ class FaultsMachine(RuleBasedStateMachine):
         assert len(pages & here) <= dropped or self.disk_rests()
         drop()
 
+    @rule(name=names, which=st.lists(any_of_them, min_size=1, max_size=5), seconds=st.sampled_from([0, 8, 5000]))
+    def pin(self, name: str, which: list[int], seconds: int) -> None:
+        """Or unpin, for no seconds at all."""
+        numbers = self.some_here(name, which)
+        pages = [(name, number) for number in numbers]
+        if not seconds:
+            unpinned = self.store.unpin(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
+            assert unpinned >= sum(page in self.pinned for page in pages)
+        else:
+            pages = pages[: self.store.pin(self.spaces[name].fingerprint, self.kv.hashes_of(numbers), seconds)]
+        for page in pages:
+            end = self.pinned.pop(page, 0.0)
+            if seconds:
+                self.pinned[page] = max(end, self.clock.now + seconds)
+
     @rule(name=names)
     def clear(self, name: str) -> None:
         drop = self.dropping({(name, number) for number in NUMBERS})
         self.clears[name] += 1
         self.store.clear(self.spaces[name].fingerprint)
-        self.spaces[name] = self.store.open_namespace(self.kv.layout(name, SIZES[name]))
+        self.spaces[name] = self.open_space(name)
         drop()
 
     @rule()
@@ -239,8 +255,7 @@ class FaultsMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, 100.0]))
     def time_goes_by(self, seconds: float) -> None:
-        self.clock.now += seconds
-        self.store.sweep()
+        self.go_on(seconds)
 
     # -- Redis -----------------------------------------------------------------------------------------------------
 
@@ -392,15 +407,24 @@ class FaultsMachine(RuleBasedStateMachine):
         self.left_disk &= self.in_arena() - on_disk | self.acknowledged - here
         clean = {self.page_of(slot.key) for slot in self.store._catalog.resident() if not slot.dirty}
         missing = self.acknowledged - here
-        counted = self.counted()
+        below = self.counted_below() - self.below_before
+        overrun = self.counted_overrun() - self.overrun_before
         # Some may have come to the disk and left it since this was asked last.
         never = clean - on_disk - self.left_disk
-        assert len(never) <= counted - self.counted_before, f"clean, and the disk never had it: {never}"
+        assert len(never) <= below, f"clean, and the disk never had it: {never}"
         self.left_disk |= never
-        assert len(missing - self.left_disk) <= counted - self.counted_before, f"not here, and not counted: {missing}"
+        unexplained = missing - self.left_disk
+        assert len(unexplained) <= below + overrun, f"not here, and not counted: {missing}"
+        durable = {page for page in unexplained if page[0] in self.durability}
+        assert len(durable) <= below, f"they left the arena before they were on disk: {durable}"
         self.acknowledged -= missing
         self.gone |= missing
-        self.on_disk_before, self.counted_before = on_disk, counted
+        self.note_counts()
+
+    @invariant()
+    def what_is_pinned_stays(self) -> None:
+        if self.store is not None:
+            assert self.pinned.keys() <= self.in_arena()
 
     @invariant()
     def what_was_flushed_stays(self) -> None:
@@ -413,13 +437,13 @@ class FaultsMachine(RuleBasedStateMachine):
         self.heal_redis()
         if self.server is not None:
             self.server.client.config_set("maxmemory", 0)
-        self.clock.now += 1000
-        self.store.sweep()
+        self.go_on(10_000)
         for writing in self.writings:
             self.publish(writing)
         for reading in self.readings:
             assert not self.store.complete_load(NODE, reading.ticket)
         self.writings, self.readings = [], []
+        self.patiently(self.try_to_flush, "it does not flush")
         fresh = ("middle", 99)
         made = self.reserve(*fresh[:1], [99])
         assert made is not None, "no room in an arena that nobody uses"
@@ -470,8 +494,11 @@ class FaultsMachine(RuleBasedStateMachine):
         if self.proxy is not None:
             self.shared = RedisTier(self.proxy.url, REDIS, timeout=0.3, lookup_timeout=0.3, pause=0.001)
         self.store = Store(arena, [self.tier], [arena.directory, self.disk], self.shared)
-        self.spaces = {name: self.store.open_namespace(self.kv.layout(name, size)) for name, size in SIZES.items()}
+        self.spaces = {name: self.open_space(name) for name in SIZES}
         self.names = {known.fingerprint: name for name, known in self.spaces.items()}
+
+    def open_space(self, name: str) -> Any:
+        return self.store.open_namespace(self.kv.layout(name, SIZES[name]), self.durability.get(name, ""))
 
     def kill(self) -> None:
         """What SIGKILL leaves: files as they are. The rest is this process's to tidy up."""
@@ -519,6 +546,7 @@ class FaultsMachine(RuleBasedStateMachine):
         if anew:
             self.base = Counter(self.past)
             self.dropped_here = self.unshared_at_death = 0
+            self.pinned = {}
             assert not self.in_arena()
         else:
             assert self.in_arena() == in_arena, "a takeover finds every page, and no other"
@@ -533,7 +561,8 @@ class FaultsMachine(RuleBasedStateMachine):
         self.acknowledged -= missing
         self.gone |= missing
         # A page that is clean is so since the disk has it: found out anew.
-        self.left_disk, self.on_disk_before, self.counted_before = set(), self.on_disk(), self.counted()
+        self.left_disk = set()
+        self.note_counts()
 
     def harm_redis(self, fault: str | None, after: int) -> None:
         assert self.proxy is not None
@@ -645,6 +674,7 @@ class FaultsMachine(RuleBasedStateMachine):
                     self.old[page].clear()
                 else:
                     self.old[page] |= {version}
+                self.pinned.pop(page, None)
             for some in (self.acknowledged, self.gone, self.others, self.durable, self.on_disk_before):
                 some -= pages
 
@@ -662,10 +692,16 @@ class FaultsMachine(RuleBasedStateMachine):
             getattr(statistics, counter) for tier, statistics in now.items() if tier in (tiers or now)
         )
 
-    def counted(self) -> int:
-        """Pages that left without anybody's wish."""
-        below = self.below("evicted", "disk", ever=True) + self.below("corrupt", "disk", ever=True)
-        return int(self.store.statistics().counters["overrun"]) + below
+    def counted_below(self) -> int:
+        """Pages that left the disk without anybody's wish."""
+        return self.below("evicted", "disk", ever=True) + self.below("corrupt", "disk", ever=True)
+
+    def counted_overrun(self) -> int:
+        return int(self.store.statistics().counters["overrun"])
+
+    def note_counts(self) -> None:
+        self.on_disk_before = self.on_disk()
+        self.below_before, self.overrun_before = self.counted_below(), self.counted_overrun()
 
     def disk_rests(self) -> bool:
         return bool(self.tier._device.reading.resting)
@@ -696,6 +732,11 @@ class FaultsMachine(RuleBasedStateMachine):
         """In the arena or on disk; asked beside `lookup`, which finds nothing on a disk that rests."""
         return self.in_arena() | self.on_disk()
 
+    def some_here(self, name: str, which: list[int]) -> list[int]:
+        """Numbers of pages that are here, if any are."""
+        numbers = sorted(number for each, number in self.here() if each == name) or list(NUMBERS)
+        return list({numbers[each % len(numbers)]: 0 for each in which})
+
     def segments(self) -> list[Path]:
         return sorted(self.disk.glob("*.segment"))
 
@@ -704,8 +745,13 @@ class FaultsMachine(RuleBasedStateMachine):
         end = time.monotonic() + 20
         while not succeeds():
             assert time.monotonic() < end, otherwise
-            self.clock.now += 100
+            self.go_on(100)
             time.sleep(0.005)
+
+    def go_on(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.store.sweep()
+        self.pinned = {page: end for page, end in self.pinned.items() if end > self.clock.now}
 
 
 def _flip(data: bytearray, dice: random.Random) -> None:
