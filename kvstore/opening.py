@@ -11,7 +11,6 @@ from kvstore.config import NodeConfig
 from kvstore.segments.cipher import read_key_file
 from kvstore.store import Store
 from kvstore.tiers.disk import DiskTier
-from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.tier import Tier
 
 _log = logging.getLogger(__name__)
@@ -49,8 +48,11 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
                     format_size(config.disk_limit),
                     format_size(room),
                 )
-        shared = RedisTier(config.redis, config.redis_limit) if config.redis else None
-        if shared is not None:
+        shared: Tier | None = None
+        if config.redis:
+            from kvstore.tiers.redis import RedisTier  # an engine's side is without redis and lz4
+
+            shared = RedisTier(config.redis, config.redis_limit)
             tiers.append(shared)
         return Store(arena, [tier for tier in tiers if tier is not shared], directories, shared, config.namespace)
     except BaseException:
