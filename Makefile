@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 VLLM := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: redis-server help demo test test-kill soak test-vllm lint format proto bench bench-blocks bench-storage clean
+.PHONY: redis-server help demo test test-compose test-kill soak test-vllm lint format proto bench bench-blocks bench-storage clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +16,13 @@ demo: $(VENV)/.engine ## the main job, end to end: engines come and go, their KV
 
 test: $(VENV)/.dev redis-server ## the whole test suite
 	$(BIN)/pytest
+
+test-compose: $(VENV)/.dev ## two nodes, engines and Redis in containers, and what breaks between them (needs Docker)
+	@if docker compose version >/dev/null 2>&1 && docker info >/dev/null 2>&1; then \
+		KVSTORE_TEST_COMPOSE=1 $(BIN)/pytest tests/compose -s --durations=0; \
+	else \
+		echo "test-compose: skipped: no Docker engine answers here, or docker has no compose plugin"; \
+	fi
 
 test-kill: $(VENV)/.dev ## SIGKILL a node a hundred times while it stores
 	KILLS=100 $(BIN)/pytest -m kill --timeout 1800
