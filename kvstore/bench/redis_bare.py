@@ -19,6 +19,7 @@ from kvstore.errors import ConfigError, UnavailableError
 from kvstore.tiers.redis.address import Kind, parse_address
 
 _START_SECONDS = 10.0
+_AHEAD = 2
 _OURS = b"kvstore:buckets"
 
 
@@ -75,12 +76,16 @@ class BareClient:
             raise UnavailableError("Redis does not take what is stored; has it room for it?")
 
     def load(self, names: Sequence[bytes], values: Sequence[memoryview]) -> None:
-        """``GET`` all, each into its place, all of its length."""
-        self._socket.sendall(b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name) for name in names))
-        for value in values:
+        """``GET`` all, each into its place, all of its length. Two are asked for at a time: a server that has more
+        large replies to keep is slower."""
+        asks = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name) for name in names]
+        self._socket.sendall(b"".join(asks[:_AHEAD]))
+        for number, value in enumerate(values):
             self._receive(memoryview(bytearray(len(b"$%d\r\n" % len(value)))))
             self._receive(value)
             self._receive(memoryview(bytearray(2)))
+            if number + _AHEAD < len(asks):
+                self._socket.sendall(asks[number + _AHEAD])
 
     def close(self) -> None:
         """Disconnect."""

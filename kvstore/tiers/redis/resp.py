@@ -52,30 +52,22 @@ def encode(commands: Sequence[Sequence[Argument]]) -> list[Buffer]:
     """The bytes of some commands, as buffers to be sent one behind the other."""
     out: list[Buffer] = []
     small: list[bytes] = []
-
-    def add(buffer: Buffer) -> None:
-        if len(buffer) < _JOIN_BYTES:
-            small.append(bytes(buffer))
-        else:
-            if small:
-                out.append(b"".join(small))
-                small.clear()
-            out.append(buffer)
-
     for command in commands:
         small.append(b"*%d\r\n" % len(command))
         for argument in command:
-            if isinstance(argument, bytes):
-                small.append(b"$%d\r\n" % len(argument))
-                add(argument)
-            else:
-                buffers = [argument] if isinstance(argument, memoryview) else list(argument)
-                small.append(b"$%d\r\n" % sum(len(buffer) for buffer in buffers))
-                for buffer in buffers:
-                    add(buffer)
+            if isinstance(argument, bytes) and len(argument) < _JOIN_BYTES:
+                small.append(b"$%d\r\n%b\r\n" % (len(argument), argument))
+                continue
+            buffers = [argument] if isinstance(argument, bytes | memoryview) else argument
+            small.append(b"$%d\r\n" % sum(map(len, buffers)))
+            for buffer in buffers:
+                if len(buffer) < _JOIN_BYTES:
+                    small.append(bytes(buffer))
+                else:
+                    out += [b"".join(small), buffer]
+                    small.clear()
             small.append(b"\r\n")
-    if small:
-        out.append(b"".join(small))
+    out.append(b"".join(small))
     return out
 
 
