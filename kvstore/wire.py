@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -87,8 +87,15 @@ def raw_messages(pages: Iterable[Bytes]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-def fill(pages: Sequence[Bytes], messages: Iterator[bytes]) -> int:
+def fill(
+    pages: Sequence[Bytes], messages: Iterator[bytes], filled_page: Callable[[Bytes], object] = lambda page: None
+) -> int:
     """Write raw messages into ``pages``, one behind the other, until these are full.
+
+    Args:
+        pages: where the bytes go.
+        messages: where they come from; no more are taken than fill the pages.
+        filled_page: told of each page when it is full, while it is in the processor's caches.
 
     Returns:
         How many bytes came.
@@ -107,11 +114,13 @@ def fill(pages: Sequence[Bytes], messages: Iterator[bytes]) -> int:
             raise errors.InvalidRequestError(f"the stream carries more than the {total} bytes of its pages")
         data = np.frombuffer(message, np.uint8)
         while data.size:
-            if filled == pages[place].size:
-                place, filled = place + 1, 0
-            take = min(data.size, pages[place].size - filled)
-            np.copyto(pages[place][filled : filled + take], data[:take])
+            page = pages[place]
+            take = min(data.size, page.size - filled)
+            np.copyto(page[filled : filled + take], data[:take])
             data, filled = data[take:], filled + take
+            if filled == page.size:
+                filled_page(page)
+                place, filled = place + 1, 0
     return came
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.bench import disk, eviction, redis
+from kvstore.bench import disk, eviction, path, redis
 
-BENCHES = (disk, eviction, redis)
+BENCHES = (disk, eviction, path, redis)
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:

@@ -2,8 +2,8 @@
 
 gRPC's messages cost a copy on each side and twice the processor time. A bulk connection is opened with a one-time token
 that the gRPC channel gave (``kvstore.v1.Bulk/Open``) and carries requests one after the other, each answered before the
-next. Everything is a *frame*: a header of 24 bytes (:mod:`kvstore.bulk.frame`), a message, and the pages of its
-payload, each with its checksum behind it::
+next. Everything is a *frame*: a header of 32 bytes (:mod:`kvstore.bulk.frame`), a message, and the pages of its
+payload. Header and message have a checksum, and each page has one behind it::
 
     client                                      node
     HELLO    the token                      ->

@@ -18,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvstore.bulk.frame import CHECKSUM, HEADER_BYTES, Header, Kind
+from kvstore.bulk.frame import CHECKSUM, HEADER_BYTES, Header, Kind, pack_frame
 from kvstore.errors import DeadlineError, UnavailableError
 
 Bytes = npt.NDArray[np.uint8]
-PIECE_BYTES = 512 << 10
+PIECE_BYTES = 1 << 20
 """What is sent or received by one call: small enough to be in the cache still when its checksum is made."""
+RUN_BYTES = 8 << 20
+"""The same where no checksum is made on the way."""
 _PIECE_BUFFERS = 256
 """Most buffers of one call; Linux takes 1,024."""
 _TIMEVAL = struct.Struct("ll")
@@ -54,11 +56,12 @@ class Channel:
         if self._plain:
             connected.setblocking(True)
         self.deadline = deadline
+        self._armed = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
+        """The kernel's timeouts as they are set, in seconds."""
 
     def send(self, kind: Kind, message: bytes = b"", *, payload: int = 0, milliseconds: int = 0) -> None:
         """Send the header and the message of a frame."""
-        header = Header(kind, milliseconds, len(message), payload)
-        self._send([memoryview(header.pack() + message)])
+        self._send([memoryview(pack_frame(kind, message, payload=payload, milliseconds=milliseconds))])
 
     def send_pages(self, pages: Sequence[Bytes], checksums: Sequence[int] | None = None) -> Iterator[int]:
         """Send a payload. Checksums that are not given are made on the way.
@@ -67,7 +70,7 @@ class Channel:
             Behind each piece how many pages have gone as a whole.
         """
         digest = xxhash.xxh3_64()
-        for piece in _pieces(pages):
+        for piece in _pieces(pages, PIECE_BYTES if checksums is None else RUN_BYTES):
             buffers = []
             for page, data, last in piece:
                 buffers.append(data)
@@ -100,11 +103,17 @@ class Channel:
         return Header.unpack(data)
 
     def receive_message(self, header: Header) -> bytes:
-        """Receive the message behind a header."""
+        """Receive the message behind a header.
+
+        Raises:
+            FormatError: header or message was damaged.
+        """
         data = bytearray(header.message)
         if data:
             self._receive([memoryview(data)])
-        return bytes(data)
+        message = bytes(data)
+        header.check(message)
+        return message
 
     def receive_pages(self, pages: Sequence[Bytes]) -> Iterator[int | None]:
         """Receive a payload into place.
@@ -113,7 +122,7 @@ class Channel:
             For each page its checksum, made of what was received; None when that is not the one that was sent.
         """
         digest = xxhash.xxh3_64()
-        for piece in _pieces(pages):
+        for piece in _pieces(pages, PIECE_BYTES):
             buffers, sums = [], []
             for _, data, last in piece:
                 buffers.append(data)
@@ -163,7 +172,8 @@ class Channel:
             self._socket.close()
 
     def _send(self, buffers: list[memoryview]) -> None:
-        while buffers:
+        left = sum(map(len, buffers))
+        while True:
             try:
                 if self._plain:
                     self._arm(socket.SO_SNDTIMEO)
@@ -175,10 +185,14 @@ class Channel:
                 raise DeadlineError("the other end took too long to receive") from error
             except OSError as error:
                 raise UnavailableError(f"the bulk connection broke: {error.strerror or error}") from error
+            left -= sent
+            if not left:
+                return
             buffers = _behind(buffers, sent)
 
     def _receive(self, buffers: list[memoryview]) -> None:
-        while buffers:
+        left = sum(map(len, buffers))
+        while True:
             try:
                 if self._plain:
                     self._arm(socket.SO_RCVTIMEO)
@@ -192,6 +206,9 @@ class Channel:
                 raise UnavailableError(f"the bulk connection broke: {error.strerror or error}") from error
             if not came:
                 raise UnavailableError("the bulk connection was closed by the other end")
+            left -= came
+            if not left:
+                return
             buffers = _behind(buffers, came)
 
     def _left(self) -> float:
@@ -201,22 +218,24 @@ class Channel:
         return left
 
     def _arm(self, option: int) -> None:
-        """Give the next system call the time until the deadline."""
+        """Give the next system call the time until the deadline; a little more, where that saves setting it."""
         left = max(self._left(), 1e-3)  # zero would be for ever
-        self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(left), int(left % 1 * 1e6)))
+        if not left <= self._armed[option] <= 1.25 * left:
+            self._armed[option] = left
+            self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(left), int(left % 1 * 1e6)))
 
 
-def _pieces(pages: Sequence[Bytes]) -> Iterator[list[_Part]]:
+def _pieces(pages: Sequence[Bytes], most: int) -> Iterator[list[_Part]]:
     """Pages, whole or in parts, as they are sent and received by one call each."""
     piece: list[_Part] = []
     size = 0
     for place, page in enumerate(pages):
         rest = page.data
         while rest:
-            data, rest = rest[: PIECE_BYTES - size], rest[PIECE_BYTES - size :]
+            data, rest = rest[: most - size], rest[most - size :]
             piece.append(_Part(place, data, not rest))
             size += len(data)
-            if size == PIECE_BYTES or len(piece) == _PIECE_BUFFERS:
+            if size == most or len(piece) == _PIECE_BUFFERS:
                 yield piece
                 piece, size = [], 0
     if piece:

@@ -6,15 +6,17 @@ import enum
 import struct
 from typing import NamedTuple
 
+import xxhash
+
 from kvstore.errors import FormatError
 
 MAGIC = b"KVB1"
 """The last letter is the version of the frames."""
 HEADER = struct.Struct("<4sB3xIIQ")
 """Magic, kind, three zero bytes, milliseconds, length of the message, length of the payload; little-endian."""
-HEADER_BYTES = HEADER.size
 CHECKSUM = struct.Struct("<Q")
-"""Behind each page of a payload: its xxh3_64."""
+"""xxh3_64: behind the header, of header and message; behind each page of a payload, of the page."""
+HEADER_BYTES = HEADER.size + CHECKSUM.size
 MOST_MESSAGE_BYTES = 64 << 10
 """Longest message: room for the hashes of the largest batch, several times over."""
 
@@ -46,10 +48,8 @@ class Header(NamedTuple):
     """Bytes of the message."""
     payload: int
     """Bytes of the payload: pages and checksums."""
-
-    def pack(self) -> bytes:
-        """As it travels."""
-        return HEADER.pack(MAGIC, self.kind, self.milliseconds, self.message, self.payload)
+    checksum: int
+    """Of the fields above and the message."""
 
     @classmethod
     def unpack(cls, data: bytes | bytearray) -> Header:
@@ -58,7 +58,7 @@ class Header(NamedTuple):
         Raises:
             FormatError: it is none, or says lengths that no frame has.
         """
-        magic, kind, milliseconds, message, payload = HEADER.unpack(data)
+        magic, kind, milliseconds, message, payload = HEADER.unpack_from(data)
         if magic != MAGIC:
             raise FormatError(f"the bulk connection carries something else than frames: {bytes(data[:4])!r}")
         if any(data[5:8]) or kind not in Kind.__members__.values():
@@ -67,7 +67,23 @@ class Header(NamedTuple):
             raise FormatError(f"a frame's message has {message} bytes, the limit is {MOST_MESSAGE_BYTES}")
         if payload and kind not in _WITH_PAYLOAD:
             raise FormatError(f"a frame of kind {Kind(kind).name} has no payload, this one has {payload} bytes")
-        return cls(Kind(kind), milliseconds, message, payload)
+        return cls(Kind(kind), milliseconds, message, payload, *CHECKSUM.unpack_from(data, HEADER.size))
+
+    def check(self, message: bytes) -> None:
+        """Whether this is the header of that message.
+
+        Raises:
+            FormatError: one of them is not what was sent.
+        """
+        fields = HEADER.pack(MAGIC, self.kind, self.milliseconds, self.message, self.payload)
+        if xxhash.xxh3_64_intdigest(fields + message) != self.checksum:
+            raise FormatError("a frame was damaged on the bulk connection")
+
+
+def pack_frame(kind: int, message: bytes, *, payload: int = 0, milliseconds: int = 0) -> bytes:
+    """Header and message as they travel."""
+    fields = HEADER.pack(MAGIC, kind, milliseconds, len(message), payload)
+    return fields + CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields + message)) + message
 
 
 def payload_bytes(pages: int, page_bytes: int) -> int:

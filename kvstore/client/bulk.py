@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
@@ -56,7 +57,7 @@ class BulkPath:
         page_bytes = namespace.layout.page_bytes
         pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in reply.outcomes]
         wanted = [page for page in pages if page is not None]
-        finish = partial(self._finish, namespace, reply, hashes, wanted, lambda: time.monotonic() + timeout)
+        finish = partial(self._finish, namespace, reply, hashes, wanted, parent, lambda: time.monotonic() + timeout)
         return PendingStore(pages, reply.outcomes, finish)
 
     def store(
@@ -71,7 +72,7 @@ class BulkPath:
         deadline = time.monotonic() + timeout
         reply = self._reserve(namespace, hashes, deadline, parent)
         wanted = [page for page, outcome in zip(pages, reply.outcomes, strict=True) if outcome == RESERVED]
-        finish = partial(self._finish, namespace, reply, hashes, wanted, lambda: deadline)
+        finish = partial(self._finish, namespace, reply, hashes, wanted, parent, lambda: deadline)
         return PendingStore([], reply.outcomes, finish).complete()
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
@@ -141,6 +142,7 @@ class BulkPath:
         reply: pb.PrepareStoreReply,
         hashes: Sequence[bytes],
         pages: Sequence[Bytes],
+        parent: bytes,
         until: Callable[[], float],
         publish: bool,
     ) -> StoreResult:
@@ -163,8 +165,31 @@ class BulkPath:
         settled = settle(self._connection, reply.ticket, time_left(deadline))
         if settled.stored + settled.present == len(pages):
             return StoreResult(settled.stored, settled.present)
-        reserved = [each for each, outcome in zip(hashes, reply.outcomes, strict=True) if outcome == RESERVED]
-        try:
-            return self._stream.store(namespace, reserved, pages, time_left(deadline))
-        except UnknownNamespaceError:  # cleared meanwhile: nothing of it is wanted any more
-            return StoreResult(refused=len(pages))
+        return self._store_again(namespace, reply.outcomes, hashes, pages, deadline, parent)
+
+    def _store_again(
+        self,
+        namespace: OpenedNamespace,
+        outcomes: bytes,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        deadline: float,
+        parent: bytes,
+    ) -> StoreResult:
+        """Store what was reserved once more, through gRPC: each run of neighbours by a call of its own, since the page
+        before its first one is another."""
+        result = StoreResult()
+        start = sent = 0
+        for reserved, run in groupby(outcomes, lambda outcome: outcome == RESERVED):
+            count = len(list(run))
+            end = start + count
+            if reserved:
+                before = hashes[start - 1] if start else parent
+                some = pages[sent : sent + count]
+                try:
+                    result += self._stream.store(namespace, hashes[start:end], some, time_left(deadline), before)
+                except UnknownNamespaceError:  # cleared meanwhile: nothing of it is wanted any more
+                    result += StoreResult(refused=count)
+                sent += count
+            start = end
+        return result

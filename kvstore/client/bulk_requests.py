@@ -48,7 +48,7 @@ class BulkRequests:
         """
         self._ask(Kind.LOAD, pb.LoadPages(pages=pages).SerializeToString(), deadline)
         header, message = self.expect(Kind.RUN)
-        run = _parsed(pb.PageRun, message)
+        run = self._parsed(pb.PageRun, message)
         targets = into[: len(run.tiers)]
         if len(run.tiers) > len(into) or header.payload != sum(payload_bytes(1, target.size) for target in targets):
             raise self._nonsense("other pages than were asked for")
@@ -62,7 +62,7 @@ class BulkRequests:
     def reserve(self, request: pb.PrepareStoreRequest, deadline: float) -> pb.PrepareStoreReply:
         """Reserve slots."""
         self._ask(Kind.RESERVE, request.SerializeToString(), deadline)
-        return _parsed(pb.PrepareStoreReply, self.expect(Kind.RESERVED)[1])
+        return self._parsed(pb.PrepareStoreReply, self.expect(Kind.RESERVED)[1])
 
     def put(self, ticket: int, pages: Sequence[Bytes], deadline: float) -> pb.StoreCounts:
         """Send the payloads of reserved slots, to be published."""
@@ -70,7 +70,7 @@ class BulkRequests:
         self._ask(Kind.PUT, pb.StorePages(ticket=ticket).SerializeToString(), deadline, payload)
         for _ in self.channel.send_pages(pages):
             pass
-        return _parsed(pb.StoreCounts, self.expect(Kind.STORED)[1])
+        return self._parsed(pb.StoreCounts, self.expect(Kind.STORED)[1])
 
     def expect(self, kind: Kind) -> tuple[Header, bytes]:
         """Receive an answer; the connection is good behind it, but for its payload."""
@@ -94,9 +94,8 @@ class BulkRequests:
         self.good = False
         return FormatError(f"the bulk connection answers {what}")
 
-
-def _parsed(kind: type[Answer], data: bytes) -> Answer:
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise FormatError("an answer on the bulk connection can't be read") from error
+    def _parsed(self, kind: type[Answer], data: bytes) -> Answer:
+        try:
+            return kind.FromString(data)
+        except DecodeError as error:
+            raise self._nonsense("what can't be read") from error

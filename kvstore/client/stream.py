@@ -131,6 +131,8 @@ class StreamPath:
             if settled.stored + settled.present != len(pages):
                 raise
             return StoreResult(settled.stored, settled.present)
+        if not counts.stored + counts.present + counts.refused:  # it lapsed, or an earlier node gave it
+            return StoreResult(refused=len(pages))
         if counts.stored + counts.present + counts.refused != len(pages):
             raise UnavailableError(f"{self._connection.name} lost the reservation")
         return StoreResult(counts.stored, counts.present, counts.refused)
@@ -149,26 +151,42 @@ def settle(connection: Connection, ticket: int, timeout: float) -> bulk_pb2.Sett
 
 
 def _receive_run(messages: Iterator[bytes], into: Sequence[Bytes], tiers: list[str]) -> bool:
-    """Receive one run of pages into place, and add the tiers of those that are whole. False: there is no more."""
+    """Receive one run of pages into place, and add the tiers of those that came whole and right, also when the stream
+    breaks. False: there is no more."""
     header = next(messages, None)
     if header is None:
         return False
     try:
         run = pb.PageRun.FromString(header)
-        targets = into[: len(run.checksums)]
-        if not len(run.checksums) == len(run.tiers) == len(targets) or not targets:
-            return False
-        if fill(targets, messages) < sum(target.size for target in targets):
-            return False
-    except (DecodeError, InvalidRequestError):
+    except DecodeError:
         return False  # whatever this is, it is not the pages
-    for target, checksum, tier in zip(targets, run.checksums, run.tiers, strict=True):
-        if checksum_of(target) != checksum or tier >= len(TIER_NAMES):
-            return False
-        tiers.append(TIER_NAMES[tier] or "")
-    return True
+    targets = into[: len(run.checksums)]
+    if not len(run.checksums) == len(run.tiers) == len(targets) or not targets:
+        return False
+    made: list[int] = []
+    right = 0
+    try:
+        fill(targets, messages, lambda page: made.append(checksum_of(page)))
+    except InvalidRequestError:
+        return False
+    finally:
+        for mine, checksum, tier in zip(made, run.checksums, run.tiers, strict=False):
+            if mine != checksum or tier >= len(TIER_NAMES):
+                break
+            tiers.append(TIER_NAMES[tier] or "")
+            right += 1
+    return right == len(targets)
 
 
 def _store_messages(ticket: int, pages: Sequence[Bytes]) -> Iterator[bytes]:
-    yield pb.StorePages(ticket=ticket, checksums=[checksum_of(page) for page in pages]).SerializeToString()
-    yield from raw_messages(pages)
+    """The checksum of each page is made when the page is sent, and goes with the others behind the last one."""
+    made: list[int] = []
+
+    def summed() -> Iterator[Bytes]:
+        for page in pages:
+            made.append(checksum_of(page))
+            yield page
+
+    yield pb.StorePages(ticket=ticket).SerializeToString()
+    yield from raw_messages(summed())
+    yield pb.StorePages(ticket=ticket, checksums=made).SerializeToString()

@@ -111,32 +111,58 @@ class PagesHandler(grpc.GenericRpcHandler):
                 return Published(0, 0, refused=len(request.checksums))
             complete = False
             try:
-                self._fill(slots, request.checksums, messages)
+                checksums = self._fill(slots, request.checksums, messages)
                 complete = True
             finally:
                 receipt.published = self._store.complete_store(
-                    NODE, request.ticket, publish=complete, checksums=list(request.checksums) if complete else None
+                    NODE, request.ticket, publish=complete, checksums=checksums if complete else None
                 )
             return receipt.published
 
-    def _fill(self, slots: Sequence[Slot], checksums: Sequence[int], messages: Iterator[bytes]) -> None:
-        """Receive the payloads of reserved slots.
+    def _fill(self, slots: Sequence[Slot], checksums: Sequence[int], messages: Iterator[bytes]) -> list[int]:
+        """Receive the payloads of reserved slots, and verify them; checksums that did not come first come last.
+
+        Returns:
+            Their checksums.
 
         Raises:
             InvalidRequestError: what came is not these pages.
         """
-        if len(checksums) != len(slots):
-            raise InvalidRequestError(f"{len(checksums)} checksums came for {len(slots)} reserved pages")
+        last = not checksums
+        if not last:
+            _check_number(checksums, len(slots))
         views = [self._store.arena.view(slot.frame, slot.length) for slot in slots]
         total = sum(view.size for view in views)
-        came = fill(views, messages)
+        made: list[int] = []
+        came = fill(views, messages, lambda page: made.append(checksum_of(page)))
         if came < total:
             raise InvalidRequestError(f"the stream ended after {came} of {total} bytes; nothing of it was stored")
+        if last:
+            checksums = _last_checksums(messages, len(slots))
         if next(messages, None) is not None:
             raise InvalidRequestError(f"the stream carries more than the {total} bytes of its pages")
-        for view, checksum in zip(views, checksums, strict=True):
-            if checksum_of(view) != checksum:
-                raise InvalidRequestError("a page's bytes do not have the checksum that was sent with them")
+        if made != list(checksums):
+            raise InvalidRequestError("a page's bytes do not have the checksum that was sent with them")
+        return made
+
+
+def _last_checksums(messages: Iterator[bytes], pages: int) -> Sequence[int]:
+    """The checksums that come behind the payloads.
+
+    Raises:
+        InvalidRequestError: they don't.
+    """
+    try:
+        checksums = pb.StorePages.FromString(next(messages)).checksums
+    except (StopIteration, DecodeError) as error:
+        raise InvalidRequestError("no checksums came, neither before the pages nor behind them") from error
+    _check_number(checksums, pages)
+    return checksums
+
+
+def _check_number(checksums: Sequence[int], pages: int) -> None:
+    if len(checksums) != pages:
+        raise InvalidRequestError(f"{len(checksums)} checksums came for {pages} reserved pages")
 
 
 def _seconds(context: grpc.ServicerContext) -> float:

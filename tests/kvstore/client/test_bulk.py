@@ -239,7 +239,8 @@ class TestFallingBack:
             pages.store(hashes(4), payload(4))
             proxy.heal()
             into = np.zeros((4, 5000), np.uint8)
-            eventually(lambda: pages.load(hashes(4), into) == 4 and node._bulk.connections == 1)
+            pool = pages._opened[1]._pool
+            eventually(lambda: pages.load(hashes(4), into) == 4 and pool._idle)
             no_streams(monkeypatch)
             assert pages.load(hashes(4), into) == 4
 

@@ -64,7 +64,7 @@ NONSENSE = {
     "no checksums": lambda data: [run_of(data, checksums=[]), data.tobytes()],
     "more pages than asked for": lambda data: [run_of(np.vstack([data, data])), data.tobytes(), data.tobytes()],
     "an unknown tier": lambda data: [run_of(data, tiers=b"\7" * len(data)), data.tobytes()],
-    "too few bytes": lambda data: [run_of(data), data.tobytes()[:-1]],
+    "one byte": lambda data: [run_of(data), data.tobytes()[:1]],
     "too many bytes": lambda data: [run_of(data), data.tobytes() + b"x"],
     "no payload": lambda data: [run_of(data)],
     "other pages": lambda data: [run_of(data), data[::-1].tobytes()],
@@ -81,12 +81,22 @@ def test_an_answer_that_makes_no_sense_is_a_miss(far_pages, hashes, payload, mon
     assert far_pages.prepare_load(hashes(4)).complete() == 0
 
 
+def test_pages_that_came_whole_before_the_stream_ended_are_kept(far_pages, hashes, payload, monkeypatch):
+    data = payload(4)
+    answer = [run_of(data), data.tobytes()[:-1]]
+    monkeypatch.setattr(kvstore.service.pages.PagesHandler, "_runs", lambda self, request, seconds: iter(answer))
+    into = np.zeros_like(data)
+    assert far_pages.load(hashes(4), into) == 3
+    assert np.array_equal(into[:3], data[:3])
+
+
 def test_what_came_before_the_stream_broke_is_kept(far_pages, hashes, payload, monkeypatch):
     data = payload(4)
 
     def broken(self, request, seconds) -> Iterator[bytes]:
-        yield run_of(data[:2])
+        yield run_of(data)
         yield data[:2].tobytes()
+        yield data[2].tobytes()[:-1]
         raise UnavailableError("the node is stopping")
 
     monkeypatch.setattr(kvstore.service.pages.PagesHandler, "_runs", broken)

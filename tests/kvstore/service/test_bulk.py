@@ -8,11 +8,12 @@ import time
 import grpc
 import numpy as np
 import pytest
+import xxhash
 from bulk_peer import Peer, frame, payload_of, token_of
 
 import kvstore.service.bulk
 from kvstore.answers import Published
-from kvstore.bulk.frame import HEADER, MAGIC, MOST_MESSAGE_BYTES, Kind, payload_bytes
+from kvstore.bulk.frame import CHECKSUM, HEADER, MAGIC, MOST_MESSAGE_BYTES, Kind, payload_bytes
 from kvstore.service.receipts import Receipts
 from kvstore.service.tokens import OneTimeTokens
 from kvstore.v1 import bulk_pb2
@@ -20,6 +21,12 @@ from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.bulk_pb2_grpc import BulkStub
 
 LARGE = 2 << 20
+
+
+def raw(*fields: object) -> bytes:
+    """A header with any fields, and their checksum."""
+    packed = HEADER.pack(*fields)
+    return packed + CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed))
 
 
 @pytest.fixture
@@ -92,16 +99,18 @@ class TestNonsense:
     @pytest.mark.parametrize(
         "header",
         [
-            HEADER.pack(b"KVB2", Kind.LOAD, 1000, 10, 0),
-            HEADER.pack(b"GET ", Kind.LOAD, 1000, 10, 0),
-            HEADER.pack(MAGIC, 99, 1000, 10, 0),
-            HEADER.pack(MAGIC, Kind.STORED, 1000, 0, 0),
-            HEADER.pack(MAGIC, Kind.HELLO, 1000, 0, 0),
-            HEADER.pack(MAGIC, Kind.LOAD, 1000, 0xFFFF_FFFF, 0),
-            HEADER.pack(MAGIC, Kind.LOAD, 1000, MOST_MESSAGE_BYTES + 1, 0),
-            HEADER.pack(MAGIC, Kind.LOAD, 1000, 10, 1),
-            HEADER.pack(MAGIC, Kind.RESERVE, 1000, 10, 2**64 - 1),
-            HEADER.pack(MAGIC, Kind.LOAD, 1000, 10, 0)[:5] + b"\1" + HEADER.pack(MAGIC, Kind.LOAD, 1000, 10, 0)[6:],
+            raw(b"KVB2", Kind.LOAD, 1000, 10, 0),
+            raw(b"GET ", Kind.LOAD, 1000, 10, 0),
+            raw(MAGIC, 99, 1000, 10, 0),
+            raw(MAGIC, Kind.STORED, 1000, 0, 0),
+            raw(MAGIC, Kind.HELLO, 1000, 0, 0),
+            raw(MAGIC, Kind.LOAD, 1000, 0xFFFF_FFFF, 0),
+            raw(MAGIC, Kind.LOAD, 1000, MOST_MESSAGE_BYTES + 1, 0),
+            raw(MAGIC, Kind.LOAD, 1000, 10, 1),
+            raw(MAGIC, Kind.RESERVE, 1000, 10, 2**64 - 1),
+            raw(MAGIC, Kind.LOAD, 1000, 10, 0)[:5] + b"\1" + raw(MAGIC, Kind.LOAD, 1000, 10, 0)[6:],
+            frame(Kind.LOAD, b"a message")[:-1] + b"E",
+            frame(Kind.LOAD, b"")[:9] + b"\1" + frame(Kind.LOAD, b"")[10:],
             frame(Kind.LOAD, b"\xff" * 50),
             frame(Kind.RESERVE, b"\xff" * 50),
             frame(Kind.PUT, b"\xff" * 50),
@@ -230,9 +239,9 @@ class TestStandingStill:
         monkeypatch.setattr(wire.node.store, "still_held", lambda owner, ticket: False)
         with Peer.welcome(wire.node) as peer:
             peer.load(wire.pages(space, 8))
-            peer.receive()
+            header, _ = peer.receive()
             with pytest.raises((EOFError, ConnectionError)):
-                peer.read(LARGE)
+                peer.read(header.payload)
         eventually(wire.at_rest)
 
 

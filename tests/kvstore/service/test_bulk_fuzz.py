@@ -16,11 +16,12 @@ import time
 import grpc
 import numpy as np
 import pytest
+import xxhash
 from bulk_peer import Peer, frame, payload_of
 
 import kvstore
 import kvstore.service.bulk
-from kvstore.bulk.frame import HEADER, MAGIC, Kind, payload_bytes
+from kvstore.bulk.frame import CHECKSUM, HEADER, HEADER_BYTES, MAGIC, Kind, payload_bytes
 from kvstore.v1 import cache_pb2 as pb
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "3"))
@@ -90,21 +91,25 @@ class Fuzzer:
             assert not self.answers_pages(peer), "pages without a token"
 
     def bad_header(self) -> None:
-        lengths = [0, 1, 24, 65_536, 65_537, 2**31, 2**32 - 1]
+        lengths = [0, 1, 32, 65_536, 65_537, 2**31, 2**32 - 1]
         with Peer.welcome(self.wire.node) as peer:
-            peer.send(
-                HEADER.pack(
-                    self.choose.choice([MAGIC, MAGIC, MAGIC, self.choose.randbytes(4)]),
-                    self.choose.choice([*Kind, self.choose.randrange(256)]),
-                    self.choose.choice([0, 100, 2**32 - 1]),
-                    self.choose.choice(lengths),
-                    self.choose.choice([*lengths, payload_bytes(4, PAGE_BYTES), 2**63, 2**64 - 1]),
-                )
-                + self.some_bytes()
+            fields = HEADER.pack(
+                self.choose.choice([MAGIC, MAGIC, MAGIC, self.choose.randbytes(4)]),
+                self.choose.choice([*Kind, self.choose.randrange(256)]),
+                self.choose.choice([0, 100, 2**32 - 1]),
+                self.choose.choice(lengths),
+                self.choose.choice([*lengths, payload_bytes(4, PAGE_BYTES), 2**63, 2**64 - 1]),
             )
+            message = self.some_bytes()
+            peer.send(fields + CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields + message)) + message)
 
     def garbled(self) -> None:
         data = bytearray(self.request())
+        if self.choose.random() < 0.5:  # what was garbled before it was sent, with the right checksum
+            message = bytearray(data[HEADER_BYTES:][:200])
+            message[self.choose.randrange(len(message))] ^= self.choose.randint(1, 255)
+            with Peer.welcome(self.wire.node) as peer:
+                self.push(peer, frame(data[4], bytes(message)))
         for _ in range(self.choose.randint(1, 8)):
             data[self.choose.randrange(min(len(data), self.choose.choice([24, 100, len(data)])))] ^= (
                 self.choose.randint(1, 255)

@@ -54,6 +54,30 @@ WRONG = {
         lambda ticket, data: [header_of(ticket, data), data[:2].tobytes() + data[0].tobytes()],
         "do not have the checksum",
     ),
+    "no checksums, neither first nor last": (
+        lambda ticket, data: [pb.StorePages(ticket=ticket).SerializeToString(), data.tobytes()],
+        "no checksums came",
+    ),
+    "garbage for the last checksums": (
+        lambda ticket, data: [pb.StorePages(ticket=ticket).SerializeToString(), data.tobytes(), b"\xff" * 30],
+        "no checksums came",
+    ),
+    "wrong last checksums": (
+        lambda ticket, data: [
+            pb.StorePages(ticket=ticket).SerializeToString(),
+            data.tobytes(),
+            header_of(ticket, data[::-1]),
+        ],
+        "do not have the checksum",
+    ),
+    "too few last checksums": (
+        lambda ticket, data: [
+            pb.StorePages(ticket=ticket).SerializeToString(),
+            data.tobytes(),
+            header_of(ticket, data[:2]),
+        ],
+        "2 checksums .* 3",
+    ),
     "too few checksums": (lambda ticket, data: [header_of(ticket, data[:2]), data.tobytes()], "2 checksums .* 3"),
     "too many checksums": (
         lambda ticket, data: [header_of(ticket, np.vstack([data, data])), data.tobytes()],

@@ -1,0 +1,36 @@
+"""``kvstore bench path`` with real nodes, small."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvstore import cli
+from kvstore.bench.path_sides import PATHS
+
+
+def test_every_path_is_measured_beside_its_limit(capsys):
+    flags = ["--page", "64KiB", "--pages", "8", "--rounds", "1", "--json"]
+    assert cli.main(["bench", "path", *flags]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {(row["path"], row["work"]) for row in rows} == {
+        (path, work) for path in PATHS for work in ("store", "load")
+    }
+    for row in rows:
+        assert (row["page_bytes"], row["pages"]) == (64 << 10, 8)
+        assert row["limit"] == PATHS[row["path"]][0]
+        for figure in ("gbps", "limit_gbps", "of_limit", "p50_ms", "cpu_s_per_gb", "limit_cpu_s_per_gb"):
+            assert row[figure] > 0, (row, figure)
+        assert row["p99_ms"] >= row["p50_ms"]
+
+
+def test_a_table_for_people(capsys):
+    assert cli.main(["bench", "path", "--path", "bulk", "--page", "64KiB", "--pages", "1", "--rounds", "1"]) == 0
+    assert "1 x 64 KiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["--path", "pigeon"], ["--rounds", "0"], ["--page", "much"], ["--pages", "0"]])
+def test_flags_that_cannot_be_right(flags, capsys):
+    assert cli.main(["bench", "path", *flags]) == 2
+    assert "kvstore bench" in capsys.readouterr().err
