@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -145,17 +145,15 @@ class FaultsMachine(RuleBasedStateMachine):
         self.open()
 
     def teardown(self) -> None:
-        try:
-            if self.store is not None:
-                self.it_works_again_when_the_faults_end()
-        finally:
-            self.heal_disk()
-            if self.store is not None:
-                self.kill()
-            for end in (self.other, self.proxy):
+        with ExitStack() as ends:
+            ends.callback(shutil.rmtree, self.root)
+            for end in (self.proxy, self.other):
                 if end is not None:
-                    end.close()
-            shutil.rmtree(self.root)
+                    ends.callback(end.close)
+            if self.store is not None:
+                ends.callback(lambda: self.kill())  # of the store that is open then
+                ends.callback(self.heal_disk)
+                self.it_works_again_when_the_faults_end()
 
     # -- pages come and go -----------------------------------------------------------------------------------------
 
