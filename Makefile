@@ -47,8 +47,9 @@ format: $(VENV)/.dev ## format the code
 proto: $(VENV)/.dev ## generate kvstore/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/kvstore/v1/*.proto
 
-bench: $(VENV)/.engine ## how fast pages move, beside memcpy and plain gRPC in the same run
+bench: $(VENV)/.engine ## how fast pages move, beside memcpy, raw TCP and plain gRPC in the same run
 	$(BIN)/python benchmarks/pages.py
+	$(BIN)/kvstore bench path
 
 bench-blocks: $(VENV)/.engine $(VLLM)/.ready ## how fast the block manager is, beside vLLM's in the same run
 	$(BIN)/python benchmarks/hashing.py --vllm-python $(VLLM)/bin/python

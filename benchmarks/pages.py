@@ -1,8 +1,7 @@
-"""How fast pages move, beside what bounds them in the same run.
+"""How fast pages move on one host, beside what bounds them in the same run.
 
-Each row moves the same bytes, interleaved with its limit: `unix` and `embedded` beside a memcpy between the same kinds
-of memory, `kv` beside a plain gRPC stream of the same messages. A ratio is the limit's time over ours. Caches are swept
-before each. Medians.
+Each row moves the same bytes, interleaved with a memcpy between the same kinds of memory. A ratio is its time over
+ours. Caches are swept before each. Medians. Between hosts: `kvstore bench path`.
 """
 
 from __future__ import annotations
@@ -11,25 +10,21 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from functools import partial
 from pathlib import Path
 
-import grpc
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
 import kvstore
-from kvstore.wire import raw_messages
 
 Bytes = npt.NDArray[np.uint8]
 ARENA = 512 << 20
@@ -44,44 +39,15 @@ def timed(call: Callable[[], object]) -> float:
 
 
 @contextlib.contextmanager
-def node(socket: Path, arena: Path) -> Iterator[int]:
-    """A node in a process of its own, as it is deployed. Yields its TCP port."""
-    flags = ["--socket", str(socket), "--listen", "0", "--arena", str(ARENA), "--arena-dir", str(arena)]
+def node(socket: Path, arena: Path) -> Iterator[None]:
+    """A node in a process of its own, as it is deployed."""
+    flags = ["--socket", str(socket), "--arena", str(ARENA), "--arena-dir", str(arena)]
     command = [sys.executable, "-m", "kvstore.cli", "serve", *flags, "--disk-limit", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
-        ready = process.stdout.readline()
-        yield int(re.search(r"port (\d+)", ready)[1])  # type: ignore[index]
+        assert process.stdout.readline().startswith("kvstore: ready")
+        yield
         process.terminate()
-
-
-@contextlib.contextmanager
-def plain_stream(data: Bytes) -> Iterator[Callable[[], int]]:
-    """A gRPC server that streams `data` in raw messages, and a call that receives it in place."""
-
-    def send(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield from raw_messages([data])
-
-    class Handler(grpc.GenericRpcHandler):
-        def service(self, details: grpc.HandlerCallDetails) -> object:
-            return grpc.unary_stream_rpc_method_handler(send)
-
-    server = grpc.server(futures.ThreadPoolExecutor(2), handlers=[Handler()])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    target = np.empty_like(data)
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_stream("/plain/Send")
-
-        def receive() -> int:
-            at = 0
-            for message in call(b""):
-                np.copyto(target[at : at + len(message)], np.frombuffer(message, np.uint8))
-                at += len(message)
-            return at
-
-        yield receive
-    server.stop(None)
 
 
 def measure(url: str, page_bytes: int, pages: int, rounds: int) -> dict[str, object]:
@@ -94,9 +60,7 @@ def measure(url: str, page_bytes: int, pages: int, rounds: int) -> dict[str, obj
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(kvstore.connect(url))
         namespace = client.namespace(layout)
-        limit: Callable[[], object] = partial(np.copyto, copy, data)
-        if url.startswith("kv:"):
-            limit = stack.enter_context(plain_stream(data))
+        limit = partial(np.copyto, copy, data)
         for turn in range(-2, rounds):
             hashes = kvstore.hash_blocks(list(range(pages * 16)), 16, extra_keys=(f"{page_bytes}/{turn}",))
             taken = {
@@ -131,14 +95,14 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-bench-")))
         arena = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir="/dev/shm")))
-        port = stack.enter_context(node(folder / "s", arena / "node"))
+        stack.enter_context(node(folder / "s", arena / "node"))
         embedded = f"embedded://{folder}/embedded?arena={ARENA}&disk_limit=0&arena_dir={arena}/embedded"
-        for url in (f"unix://{folder}/s", embedded, f"kv://127.0.0.1:{port}"):
+        for url in (f"unix://{folder}/s", embedded):
             for page_bytes, pages in ((2 << 20, 1), (2 << 20, 32), (64 << 10, 64)):
                 print(f"{url.split(':')[0]}: {pages} x {page_bytes >> 10} KiB", file=sys.stderr, flush=True)
                 rows.append(measure(url, page_bytes, pages, options.rounds))
     if options.json:
-        print(json.dumps({"cores": os.cpu_count(), "grpc": grpc.__version__, "rows": rows}, indent=2))
+        print(json.dumps({"cores": os.cpu_count(), "rows": rows}, indent=2))
         return
     table = Table(box=None, header_style="bold")
     for column in ("path", "pages", "store GB/s", "of limit", "load GB/s", "of limit", "limit GB/s"):

@@ -44,12 +44,11 @@ class LoadTicket:
 class Tickets:
     """The open tickets by number.
 
-    Numbers start at random and a restarted node doesn't know the earlier one's: a ticket from before a restart is an
+    Numbers are random, and a restarted node doesn't know the earlier one's: a ticket from before a restart is an
     unknown ticket, never another one's.
     """
 
     def __init__(self) -> None:
-        self._last = secrets.randbits(62)
         self.stores: dict[int, StoreTicket] = {}
         self.loads: dict[int, LoadTicket] = {}
 
@@ -97,5 +96,8 @@ class Tickets:
         return stores, loads
 
     def _next(self) -> int:
-        self._last = (self._last + 1) % (1 << 63) or 1
-        return self._last
+        """A number that tells nothing of the next one: clients from afar are one owner, and the number is the key."""
+        while True:
+            number = secrets.randbits(63)
+            if number and number not in self.stores and number not in self.loads:
+                return number

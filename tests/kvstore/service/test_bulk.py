@@ -126,7 +126,7 @@ class TestNonsense:
         space, data = wire.open(), payload(4)
         ticket = wire.reserve(space, 4).ticket
         with Peer.welcome(wire.node) as peer:
-            peer.put(ticket, b"", length=payload_bytes(4, 5000) + shift)
+            peer.put(ticket, b"", milliseconds=60_000, length=payload_bytes(4, 5000) + shift)
             assert peer.is_closed()
         assert wire.at_rest()
         assert wire.found(space, 4) == [0] * 4
