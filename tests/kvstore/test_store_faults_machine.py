@@ -52,7 +52,7 @@ from kvstore.tiers.tier import PageWrite
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"small": 5000, "middle": 60_000, "large": 200_000}
 NUMBERS = range(16)
-ARENAS = [MIB, 1536 * KIB]
+ARENAS = [512 * KIB, MIB]
 DISKS = [3 * MIB, 4 * MIB]
 SEGMENT = 512 * KIB
 REDIS = 8 * MIB
@@ -63,7 +63,7 @@ Page = tuple[str, int]
 
 names = st.sampled_from(sorted(SIZES))
 firsts = st.sampled_from(NUMBERS)
-lengths = st.integers(1, 6)
+lengths = st.integers(1, 10)
 any_of_them = st.integers(0, 999)
 """Which of some things there are: taken modulo their number, so that what is drawn depends on no clock."""
 some_numbers = st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=5, unique=True)
