@@ -39,6 +39,7 @@ from kvstore.answers import (
 from kvstore.arena.arena import Arena
 from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES, frames_for
+from kvstore.arena.readers import LAST_EPOCH, Readers
 from kvstore.arena.residency import Residency
 from kvstore.below import Below
 from kvstore.bringup import BringUps
@@ -63,6 +64,9 @@ from kvstore.write_behind import WriteBehind
 
 _PINNED_SHARE = 4
 """Pinned pages take at most this part of the arena."""
+
+LONGEST_WAIT_FOR_READERS = 0.1
+"""Longest time in seconds that a reservation waits for clients that read what was in its slots before."""
 
 
 class Store:
@@ -89,6 +93,7 @@ class Store:
         self.namespaces = Namespaces(namespace_directories)
         self._rules = tuple(rules)
         self._clients = Clients(arena.directory / "clients")
+        self._readers = Readers(arena.lines, self._clients)
         self._residency = Residency(arena)
         self._catalog = self._residency.catalog
         self._tickets = Tickets()
@@ -114,6 +119,7 @@ class Store:
                 self.namespaces, self._clients, self.below.find_own, tiers=bool(tiers)
             )
         self.namespaces.save()
+        arena.open_for_readers(below=bool(self.below.all()))
 
     # -- namespaces and clients --------------------------------------------------------------------------------------
 
@@ -155,7 +161,9 @@ class Store:
     def attach(self, lock_name: str) -> int:
         """Take in a client that maps the arena; see :mod:`kvstore.arena.clients`. Returns its name in this arena."""
         self._check_open()
-        return self._arena_tag() | self._clients.attach(lock_name)
+        number = self._clients.attach(lock_name)
+        self._readers.welcome(number)
+        return self._arena_tag() | number
 
     def owner_of(self, client: int) -> int:
         """The number of an attached client.
@@ -252,7 +260,9 @@ class Store:
                 return Reserved(0, bytes(outcomes), [])
             deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
             ticket = self._tickets.open_store(owner, slots, keys, deadline, direct=direct)
-            return Reserved(ticket.number, bytes(outcomes), [slot.frame for slot in slots])
+        if not self._unread(slots):
+            self._shorten(ticket, outcomes)
+        return Reserved(ticket.number * bool(slots), bytes(outcomes), [slot.frame for slot in slots])
 
     def take_over_writing(self, owner: int, ticket: int) -> list[Slot] | None:
         """Begin to write an indirect ticket's payloads from one of the node's own threads.
@@ -325,7 +335,8 @@ class Store:
         try:
             sums: dict[int, int] = {}
             try:
-                sums = self._bringups.read(run)
+                if self._unread([coming.slot for coming in run.own.values()]):
+                    sums = self._bringups.read(run)
             finally:
                 with self._lock:
                     if not self.namespaces.is_open(known.number):  # cleared meanwhile
@@ -441,6 +452,34 @@ class Store:
         self._save_pins()
         return ended
 
+    def note_use(self, fingerprint: bytes, hashes: Sequence[bytes], *, read: bool, missed: int) -> int:
+        """A client read pages without a call, or says in what order pages are wanted that it read before.
+
+        Args:
+            fingerprint: the namespace; one that was dropped meanwhile is passed over.
+            hashes: of a prefix, head first.
+            read: whether this is how the node learns that they were read; pages are counted then.
+            missed: pages of the same call that were not here.
+
+        Returns:
+            How many of them are still in the arena.
+        """
+        known = self.namespaces.get(fingerprint)
+        if known is None:
+            return 0
+        keys = self._keys(known, hashes)
+        with self._lock:
+            slots = [slot for slot in map(self._catalog.find, keys) if slot is not None]
+            if read:
+                self._catalog.use(slots)
+                self._count("asked", len(keys) + missed)
+                self._count("hit", len(keys))
+                self._count("missed", missed)
+            else:
+                self._catalog.touch(slots)
+            self.write_behind.note_use(slots)
+            return len(slots)
+
     def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
         """Drop pages from every tier. Returns how many were somewhere."""
         keys = self._keys(self._known(fingerprint), hashes)
@@ -452,6 +491,7 @@ class Store:
         """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere."""
         self._check_open()
         self.namespaces.forget(self._known(fingerprint))
+        self.arena.new_edition()
         with self._lock:
             keys = {slot.key for slot in self._catalog.resident() if slot.key.startswith(fingerprint)}
             pinned = self._pins.keys(fingerprint)
@@ -574,6 +614,9 @@ class Store:
             holders = [slot for ticket in self._tickets.loads.values() for slot in ticket.slots]
             writers = [slot for ticket in self._tickets.stores.values() for slot in ticket.slots]
             self._catalog.check_integrity(holders, writers + self._residency.quarantined)
+            self.arena.check_index(
+                [(slot.frame, slot.namespace, slot.key[-HASH_BYTES:], slot.length) for slot in self._catalog.resident()]
+            )
 
     def close(self, deadline: float = math.inf) -> None:
         """Write back what is dirty, and give everything up. The arena's pages stay for the next node.
@@ -645,6 +688,31 @@ class Store:
             self._clients.close()
             self.namespaces.close()
             self.arena.close()
+
+    def _unread(self, slots: Sequence[Slot]) -> bool:
+        """Wait until nobody reads what was in these reserved slots before. False: somebody does, for too long."""
+        if self._readers.passed(LAST_EPOCH):
+            return True
+        epoch = max((self.arena.retired_at(slot.frame, slot.frames) for slot in slots), default=0)
+        return self._readers.wait(epoch, LONGEST_WAIT_FOR_READERS)
+
+    def _shorten(self, ticket: StoreTicket, outcomes: bytearray) -> None:
+        """Refuse the reserved pages from the first one on whose slot is still being read: nobody knows of them yet."""
+        with self._lock:
+            slots, passed = ticket.slots, self._readers.passed
+            kept = 0
+            if ticket.number in self._tickets.stores:  # else its client is dead, and they are free already
+                while kept < len(slots) and passed(self.arena.retired_at(slots[kept].frame, slots[kept].frames)):
+                    kept += 1
+                for slot in slots[kept:]:
+                    self._residency.free_written(slot)
+                self._count("refused", len(slots) - kept)
+                if not kept:
+                    self._tickets.take_store(ticket.number, ticket.owner)
+            reserved = [place for place, outcome in enumerate(outcomes) if outcome == RESERVED]
+            for place in reserved[kept:]:
+                outcomes[place] = REFUSED
+            del slots[kept:]
 
     def _lapse(self, ticket: StoreTicket) -> None:
         """A reservation is past its deadline: it can't be published any more."""

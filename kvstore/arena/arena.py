@@ -8,7 +8,7 @@ import mmap
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.arena import format as fmt
+from kvstore.arena.index import IndexReader, IndexWriter
+from kvstore.arena.readers import LINE_WORDS, READERS_BYTES
 from kvstore.arena.room import check_room
 from kvstore.bytesize import format_size
 from kvstore.errors import ResourceError
@@ -97,10 +99,53 @@ class Arena:
         self._words = memoryview(self._headers_map)[fmt.SLOTS_OFFSET :].cast("Q")
         self._counters = memoryview(self._headers_map)[fmt.COUNTERS_OFFSET :][: 8 * len(fmt.COUNTERS)].cast("Q")
         self._units = np.frombuffer(self._headers_map, fmt.UNIT, fmt.MAX_UNITS, fmt.UNITS_OFFSET)
+        self._map_for_readers()
         superblock = fmt.Superblock.unpack(self._headers_map[: fmt.FRAME_BYTES])
         assert superblock is not None
         self.arena_id = superblock.arena_id
         self._sequence = int(self._headers["sequence"].max()) if self.taken_over else 0
+
+    def _map_for_readers(self) -> None:
+        """What clients read without a call; until ``open_for_readers`` they are told not to."""
+        headers = memoryview(self._headers_map)
+        self._edition = headers[fmt.EDITION_OFFSET :][:8].cast("Q")
+        self._edition[0] = 0
+        self._elsewhere = headers[fmt.ELSEWHERE_OFFSET :][:8].cast("Q")
+        self._elsewhere[0] = 0
+        self._epoch = headers[fmt.EPOCH_OFFSET :][:8].cast("Q")
+        self._epoch[0] += 1
+        start, buckets = fmt.index_offset(self.arena_bytes), fmt.buckets_for(self.arena_bytes)
+        reach = start + buckets * fmt.BUCKET_BYTES
+        self._index = IndexWriter(headers[start:reach].cast("Q"), headers[reach : reach + buckets])
+        self._index.clear()  # it is made from the headers, not trusted
+        self._readers_map = _map_file(self.directory / "readers", READERS_BYTES)
+        self.lines = memoryview(self._readers_map).cast("Q")
+        self._retired_at = np.zeros(self.arena_bytes // fmt.FRAME_BYTES, np.uint64)
+        """For each frame the epoch at which a page left it last."""
+        if any(self.lines[::LINE_WORDS]):  # somebody may read what was free before this node was there
+            self._retired_at[:] = self._epoch[0]
+            self._epoch[0] += 1
+
+    # -- readers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def edition(self) -> int:
+        """What clients compare; see ``kvstore.arena.format.EDITION_OFFSET``."""
+        return int(self._edition[0])
+
+    def open_for_readers(self, *, below: bool) -> None:
+        """The index is complete; ``below``: a page that is not in it may be in a tier below."""
+        if below:
+            self._elsewhere[0] = 1
+        self.new_edition()
+
+    def new_edition(self) -> None:
+        """What clients know of namespaces may be out of date."""
+        self._edition[0] = secrets.randbits(63) | 1
+
+    def retired_at(self, frame: int, frames: int) -> int:
+        """The epoch at which a page left these frames last. Who read it must be done before they are written."""
+        return int(self._retired_at[frame : frame + frames].max())
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
@@ -114,9 +159,20 @@ class Arena:
     def begin_change(self, frame: int, owner: int) -> None:
         """From now on the slot's bytes mean nothing, also to a node that takes over; ``owner`` may write them."""
         word = frame * 8 + fmt.GENERATION_WORD
-        if self._words[word] % 2 == 0:
-            self._words[word] += 1
+        generation = self._words[word]
+        if generation % 2 == 0:
+            self._words[word] = generation + 1
+            if generation:
+                self._leave(frame)
         self._headers[frame]["owner"] = owner
+
+    def _leave(self, frame: int) -> None:
+        """A page's generation is odd: take it out of the index, then let the epoch move on."""
+        start = fmt.SLOTS_OFFSET + frame * fmt.HEADER_BYTES + fmt.BODY_OFFSET
+        block_hash, _, _, length, namespace, _ = fmt.HEADER_BODY.unpack_from(self._headers_map, start)
+        self._index.remove(namespace, block_hash, frame)
+        self._retired_at[frame : frame + fmt.frames_for(length)] = self._epoch[0]
+        self._epoch[0] += 1
 
     def sequences(self, pages: int) -> range:
         """Numbers for the order of publication of one batch, head of the prefix first: its tail counts as older."""
@@ -130,6 +186,15 @@ class Arena:
         start = fmt.SLOTS_OFFSET + frame * fmt.HEADER_BYTES + fmt.BODY_OFFSET
         fmt.HEADER_BODY.pack_into(self._headers_map, start, block_hash, checksum or 0, sequence, length, namespace, 0)
         self._words[frame * 8 + fmt.GENERATION_WORD] += 1
+        self._into_index(namespace, block_hash, frame)
+
+    def index_found(self, slot: FoundSlot) -> None:
+        """Let a page of an earlier node be found."""
+        self._into_index(slot.namespace, slot.hash, slot.frame)
+
+    def _into_index(self, namespace: int, block_hash: bytes, frame: int) -> None:
+        if not self._index.insert(namespace, block_hash, frame):
+            self._elsewhere[0] = 1
 
     def set_checksum(self, frame: int, checksum: int) -> None:
         """The payload's xxh3_64, known from now on."""
@@ -188,6 +253,19 @@ class Arena:
             for index, header in zip(np.flatnonzero(keep), headers[keep], strict=True)
         ]
 
+    def check_index(self, pages: Sequence[tuple[int, int, bytes, int]]) -> None:
+        """Compare the index with what should be in it: (frame, namespace, hash, length) of every page.
+
+        Raises:
+            AssertionError: a page is not found, or the index holds something else besides.
+        """
+        reader = IndexReader.of(self._headers_map, self.arena_bytes)
+        found = [reader.find_one(namespace, length, block_hash)[0] for _, namespace, block_hash, length in pages]
+        lost = [frame for (frame, *_), at in zip(pages, found, strict=True) if at != frame]
+        # A page may have no place in the index, if very many keys share a few buckets.
+        assert not set(lost) - self._index.unplaced, f"slots {lost} are not in the index"
+        assert reader.words_in_use() == len(pages) - len(lost), "the index names slots that hold no page"
+
     # -- files -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -196,11 +274,11 @@ class Arena:
 
     def _take_over(self) -> bool:
         """Whether the folder holds complete files of this size and format."""
-        pages, headers = self.directory / "pages", self.directory / "headers"
+        pages, headers, readers = (self.directory / name for name in ("pages", "headers", "readers"))
         try:
             with headers.open("rb") as file:
                 superblock = fmt.Superblock.unpack(file.read(fmt.FRAME_BYTES))
-            sizes = pages.stat().st_size, headers.stat().st_size
+            sizes = pages.stat().st_size, headers.stat().st_size, readers.stat().st_size
         except OSError:
             return False
         return (
@@ -208,13 +286,13 @@ class Arena:
             and not superblock.retired
             and superblock.arena_bytes == self.arena_bytes
             and superblock.unit_bytes == self.unit_bytes
-            and sizes == (self.arena_bytes, fmt.headers_bytes(self.arena_bytes))
+            and sizes == (self.arena_bytes, fmt.headers_bytes(self.arena_bytes), READERS_BYTES)
         )
 
     def _make(self, progress: Progress) -> None:
         headers_bytes = fmt.headers_bytes(self.arena_bytes)
-        size = self.arena_bytes + headers_bytes
-        old = [path for path in (self.directory / "pages", self.directory / "headers") if path.exists()]
+        size = self.arena_bytes + headers_bytes + READERS_BYTES
+        old = [path for path in (self.directory / name for name in ("pages", "headers", "readers")) if path.exists()]
         # Before the old files go: a size that can't be had must not cost the pages that are there.
         check_room(self.directory, size, reusable=sum(path.stat().st_blocks * 512 for path in old))
         if old:
@@ -223,6 +301,7 @@ class Arena:
         superblock = fmt.Superblock(self.arena_bytes, self.unit_bytes, secrets.token_bytes(16))
         try:
             _allocate(self.directory / "headers", headers_bytes)
+            _allocate(self.directory / "readers", READERS_BYTES)
             _allocate(self.directory / "pages", self.arena_bytes, progress)
         except BaseException as error:
             self._remove_files()  # or the memory would stay allocated, for nobody
@@ -238,11 +317,13 @@ class Arena:
             if file.read(len(fmt.MAGIC)) == fmt.MAGIC:
                 file.seek(fmt.RETIRED_OFFSET)
                 file.write(fmt.RETIRED)
+                file.seek(fmt.EDITION_OFFSET)
+                file.write(bytes(8))
         self._remove_files()
 
     def _remove_files(self) -> None:
         """With the clients of the old files: they attach again, to the new ones."""
-        for name in ("pages", "headers", "namespaces.json"):
+        for name in ("pages", "headers", "readers", "namespaces.json"):
             (self.directory / name).unlink(missing_ok=True)
         for path in (self.directory / "clients").iterdir():
             path.unlink(missing_ok=True)

@@ -51,8 +51,19 @@ class Clients:
     def __contains__(self, number: int) -> bool:
         return number in self._files
 
+    def numbers(self) -> list[int]:
+        """The attached clients."""
+        return list(self._files)
+
+    def lives(self, number: int) -> bool:
+        """Whether an attached client has neither died nor detached."""
+        fd = self._files.get(number)
+        return fd is not None and is_locked(fd)
+
     def attach(self, lock_name: str) -> int:
         """Take a client in that holds the lock on ``clients/<lock_name>``. Returns its number.
+
+        No two attached clients' numbers are the same modulo ``MOST_CLIENTS``.
 
         Raises:
             InvalidRequestError: there is no such file, or nobody holds it locked.
@@ -77,8 +88,9 @@ class Clients:
                 raise UnavailableError("the node is stopping")
             if len(self._files) >= MOST_CLIENTS:
                 raise LimitExceededError(f"{len(self._files)} clients are attached, the limit is {MOST_CLIENTS}")
+            taken = {each % MOST_CLIENTS for each in self._files}
             number = self._last % _LAST_NUMBER + 1
-            while number in self._files:
+            while number % MOST_CLIENTS in taken:
                 number = number % _LAST_NUMBER + 1
             self._last = number
             try:

@@ -8,15 +8,24 @@ from typing import NamedTuple
 import numpy as np
 
 MAGIC = b"KVSTARNA"
-VERSION = 1
+VERSION = 2
 FRAME_BYTES = 4096
 """Slots start at, and are padded to, multiples of this many bytes."""
 HEADER_BYTES = 64
+HEADER_WORDS = HEADER_BYTES // 8
 MAX_UNITS = 1024
 BUCKET_WORDS = 8
 BUCKET_BYTES = 8 * BUCKET_WORDS
 """A bucket of the index: one cache line of 64-bit words."""
 
+EDITION_OFFSET = 512
+"""Where the node's edition lies: another number whenever what clients know of it may be out of date, since the node was
+restarted or a namespace dropped; 0 while a node makes the index, and in files that were replaced. One 64-bit word."""
+ELSEWHERE_OFFSET = 520
+"""Where the node says whether a page that is not in the index may be here all the same, in a tier below or without a
+place in the index: 0 or 1. One 64-bit word."""
+EPOCH_OFFSET = 576
+"""Where the node's epoch lies, in a cache line of its own; see ``kvstore.arena.readers``. One 64-bit word."""
 COUNTERS_OFFSET = 1024
 """Where the node's persistent counters lie: unsigned 64-bit numbers, in the order of ``COUNTERS``."""
 UNITS_OFFSET = 4096
@@ -96,9 +105,15 @@ def frames_for(length: int) -> int:
     return -(-length // FRAME_BYTES)
 
 
+def index_offset(arena_bytes: int) -> int:
+    """Where the buckets of the index lie; their reach bytes come behind them."""
+    return SLOTS_OFFSET + arena_bytes // FRAME_BYTES * HEADER_BYTES
+
+
 def headers_bytes(arena_bytes: int) -> int:
     """Size of the ``headers`` file for an arena of this size."""
-    return SLOTS_OFFSET + arena_bytes // FRAME_BYTES * HEADER_BYTES
+    size = index_offset(arena_bytes) + buckets_for(arena_bytes) * (BUCKET_BYTES + 1)
+    return -(-size // FRAME_BYTES) * FRAME_BYTES
 
 
 def buckets_for(arena_bytes: int) -> int:

@@ -18,13 +18,23 @@ cleared when its generation is odd already; a reach grows before the word that n
 
 from __future__ import annotations
 
+import mmap
 import struct
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arena.format import BUCKET_WORDS, HEADER_BYTES
+from kvstore.arena.format import (
+    BUCKET_BYTES,
+    BUCKET_WORDS,
+    FRAME_BYTES,
+    HEADER_BYTES,
+    HEADER_WORDS,
+    SLOTS_OFFSET,
+    buckets_for,
+    index_offset,
+)
 from kvstore.hashing import HASH_BYTES
 
 Words = npt.NDArray[np.uint64]
@@ -90,12 +100,15 @@ class IndexWriter:
         self._buckets = len(reach)
         self._far: dict[int, list[int]] = {}
         """Home bucket → how far away each of its keys is that lies in another one."""
+        self.unplaced: set[int] = set()
+        """Slots of pages that found no place."""
 
     def clear(self) -> None:
         """Forget every page."""
         np.frombuffer(self._words, np.uint64)[:] = 0
         np.frombuffer(self._reach, np.uint8)[:] = 0
         self._far.clear()
+        self.unplaced.clear()
 
     def insert(self, namespace: int, block_hash: bytes, frame: int) -> bool:
         """Make a page findable whose header is complete. False: there is no place; it is found by asking the node."""
@@ -110,10 +123,12 @@ class IndexWriter:
                         self._reach[home] = max(self._reach[home], distance)
                     words[position] = upper << 32 | frame
                     return True
+        self.unplaced.add(frame)
         return False
 
     def remove(self, namespace: int, block_hash: bytes, frame: int) -> None:
         """Let a page be found no longer; its generation is odd already. One that has no place here is passed over."""
+        self.unplaced.discard(frame)
         words, buckets = self._words, self._buckets
         home, upper = place(namespace, block_hash, buckets)
         word = upper << 32 | frame
@@ -152,6 +167,21 @@ class IndexReader:
         self._header_view = headers.reshape(-1).data.cast("B")
         self._header_words = self._header_view.cast("Q")
 
+    @classmethod
+    def of(cls, headers: mmap.mmap, arena_bytes: int) -> IndexReader:
+        """The reading end of a mapped ``headers`` file."""
+        frames, buckets = arena_bytes // FRAME_BYTES, buckets_for(arena_bytes)
+        start = index_offset(arena_bytes)
+        return cls(
+            np.frombuffer(headers, np.uint64, buckets * BUCKET_WORDS, start).reshape(-1, BUCKET_WORDS),
+            np.frombuffer(headers, np.uint8, buckets, start + buckets * BUCKET_BYTES),
+            np.frombuffer(headers, np.uint64, frames * HEADER_WORDS, SLOTS_OFFSET).reshape(-1, HEADER_WORDS),
+        )
+
+    def words_in_use(self) -> int:
+        """How many pages the index names now."""
+        return int(np.count_nonzero(self._buckets))
+
     def find(self, namespace: int, length: int, hashes: bytes) -> Found:
         """Where pages are.
 
@@ -186,11 +216,11 @@ class IndexReader:
 
     def generations(self, frames: npt.NDArray[np.int64]) -> Words:
         """The generations of slots now."""
-        return self._generations.take(frames * (HEADER_BYTES // 8), mode="clip")
+        return self._generations.take(frames * HEADER_WORDS, mode="clip")
 
     def generation(self, frame: int) -> int:
         """The generation of one slot now."""
-        return self._header_words[frame * (HEADER_BYTES // 8)]
+        return self._header_words[frame * HEADER_WORDS]
 
     def _generation_of(self, frame: int, namespace: int, length: int, block_hash: bytes) -> int:
         """The generation of a slot if it holds this page, else 0."""

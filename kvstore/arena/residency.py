@@ -108,6 +108,7 @@ class Residency:
                 self.quarantined.append(Slot(each.frame, each.frames, b"", 0, 0, each.owner))
             elif each.complete and known and known.layout.page_bytes == each.length and key not in pages:
                 pages[key] = Slot(each.frame, each.frames, key, known.number, each.length, checksum=each.checksum)
+                self._arena.index_found(each)
             else:
                 self._arena.begin_change(each.frame, 0)
         unit_frames = self._arena.unit_bytes // FRAME_BYTES

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.bench import disk, eviction, path, redis
+from kvstore.bench import disk, eviction, lookup, path, redis
 
-BENCHES = (disk, eviction, path, redis)
+BENCHES = (disk, eviction, lookup, path, redis)
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:

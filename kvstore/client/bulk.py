@@ -22,7 +22,7 @@ from kvstore.client.bulk_pool import BulkPool
 from kvstore.client.bulk_requests import BulkRequests
 from kvstore.client.control import Connection
 from kvstore.client.deadline import time_left
-from kvstore.client.path import OpenedNamespace
+from kvstore.client.path import OpenedNamespace, Path
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.client.stream import StreamPath, settle
@@ -36,7 +36,7 @@ _TRIES = 2
 """Connections that one load or reservation tries: the first may have been closed while it was idle."""
 
 
-class BulkPath:
+class BulkPath(Path):
     """:class:`kvstore.client.path.Path` over bulk connections. What it lends is this process's own memory.
 
     Args:
@@ -81,7 +81,7 @@ class BulkPath:
         tiers = self.load(namespace, hashes, pages, timeout)
         for page in pages:
             page.flags.writeable = False
-        return PendingLoad(pages[: len(tiers)], tiers, lambda: True)
+        return PendingLoad(pages[: len(tiers)], tiers, lambda: len(tiers))
 
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.answers import ABSENT, MOST_LOOKUP_PAGES
+from kvstore.answers import ABSENT, ARENA, MOST_LOOKUP_PAGES, TIER_NAMES
 from kvstore.client.buffers import Pages, page_arrays
 from kvstore.client.bulk import BulkPath
 from kvstore.client.bulk_pool import BulkPool
@@ -45,6 +45,7 @@ from kvstore.wire import join_hashes
 Bytes = npt.NDArray[np.uint8]
 Answer = TypeVar("Answer")
 LONGEST_TIMEOUT = 86400.0
+_ARENA = TIER_NAMES[ARENA] or ""
 _REOPENINGS = 8
 """How often one call opens a namespace again: it may be cleared once more in between."""
 _log = logging.getLogger(__name__)
@@ -155,17 +156,38 @@ class Client:
             UnavailableError: the node can't be reached.
             DeadlineError: it did not answer in time.
         """
-        _check_hashes([block_hash for _, hashes in queries for block_hash in hashes], MOST_LOOKUP_PAGES)
+        joined = [join_hashes(hashes) for _, hashes in queries]
+        _check_count(sum(len(hashes) for _, hashes in queries), MOST_LOOKUP_PAGES)
         deadline = time.monotonic() + self.timeout
-
-        asked = [(namespace.fingerprint, hashes) for namespace, hashes in queries]
         for _ in range(_REOPENINGS):
             try:
-                return [Lookup.of(tiers) for tiers in self._control.lookup(asked, time_left(deadline))]
-            except UnknownNamespaceError:
+                return self._lookup(queries, joined, deadline)
+            except (UnknownNamespaceError, NotAttachedError):
                 for namespace, _ in queries:
-                    self._open(namespace.layout, namespace.durability, deadline)
-        return [Lookup.of(tiers) for tiers in self._control.lookup(asked, time_left(deadline))]
+                    namespace._open_again(deadline)  # noqa: SLF001
+        return self._lookup(queries, joined, deadline)
+
+    def _lookup(
+        self, queries: Sequence[tuple[Namespace, Sequence[bytes]]], joined: Sequence[bytes], deadline: float
+    ) -> list[Lookup]:
+        """One lookup: what can be told without a call, and by one call the rest."""
+        answers: list[bytes] = []
+        asked: list[tuple[bytes, Sequence[bytes]]] = []
+        open_answers: list[int] = []
+        for (namespace, hashes), keys in zip(queries, joined, strict=True):
+            opened, path = namespace._opened  # noqa: SLF001
+            here, complete = path.find(opened, keys) or (bytes(len(hashes)), False)
+            if not complete and hashes:
+                open_answers.append(len(answers))
+                asked.append(
+                    (namespace.fingerprint, [each for each, tier in zip(hashes, here, strict=True) if tier == ABSENT])
+                )
+            answers.append(here)
+        if asked:
+            told = self._control.lookup(asked, time_left(deadline))
+            for place, rest in zip(open_answers, map(iter, told), strict=True):
+                answers[place] = bytes(tier or next(rest, ABSENT) for tier in answers[place])
+        return [Lookup.of(tiers) for tiers in answers]
 
     def flush(self) -> int:
         """Return when everything stored so far would survive a loss of power: the pages that became durable."""
@@ -298,10 +320,21 @@ class Namespace:
             UnavailableError: the node could not be reached at all.
             DeadlineError: it did not answer in time.
         """
-        join_hashes(hashes)
+        joined = join_hashes(hashes)
         arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
         deadline = time.monotonic() + self._client.timeout
+        opened, path = self._opened
+        nowhere = False
         loaded = batches = 0
+        try:
+            loaded, nowhere = path.load_here(opened, joined, arrays, deadline)
+        except NotAttachedError:
+            self._open_again(deadline)
+        if loaded:
+            self._count_loaded([_ARENA] * loaded)
+            batches = 1
+        if nowhere or loaded == len(hashes):
+            return loaded
 
         def load(opened: OpenedNamespace, path: Path, left: float) -> tuple[list[str], bool]:
             end = loaded + opened.batch_pages
@@ -320,8 +353,7 @@ class Namespace:
             self._count_loaded(tiers)
             loaded += len(tiers)
         if batches > 1:
-            with contextlib.suppress(UnavailableError, DeadlineError):
-                self._touch_whole(hashes[: min(loaded, MOST_LOOKUP_PAGES)], deadline)
+            self._want_whole(hashes[: min(loaded, MOST_LOOKUP_PAGES)], deadline)
         return loaded
 
     def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> PendingStore:
@@ -359,6 +391,19 @@ class Namespace:
         _check_hashes(hashes, self.batch_pages)
         deadline = time.monotonic() + self._client.timeout
         pending = self._retried(lambda opened, path, left: path.prepare_load(opened, hashes, left), deadline)
+        pending.observe(self._count_loaded)
+        return pending
+
+    def borrow(self, hashes: Sequence[bytes]) -> PendingLoad:
+        """As :meth:`prepare_load`, for a reader that copies at once: without a call where the pages are in the arena
+        of this host. They are not held for it: its copies are good if ``complete`` says so behind them.
+
+        Raises:
+            Exception: as :meth:`prepare_load`.
+        """
+        _check_hashes(hashes, self.batch_pages)
+        deadline = time.monotonic() + self._client.timeout
+        pending = self._retried(lambda opened, path, left: path.borrow(opened, hashes, left), deadline)
         pending.observe(self._count_loaded)
         return pending
 
@@ -419,8 +464,11 @@ class Namespace:
             try:
                 return call(*self._opened, time_left(deadline))
             except (UnknownNamespaceError, NotAttachedError, LimitExceededError):
-                self._opened = self._client._open(self.layout, self.durability, deadline)  # noqa: SLF001
+                self._open_again(deadline)
         return call(*self._opened, time_left(deadline))
+
+    def _open_again(self, deadline: float) -> None:
+        self._opened = self._client._open(self.layout, self.durability, deadline)  # noqa: SLF001
 
     def _settled(self, hashes: Sequence[bytes], result: StoreResult, deadline: float) -> StoreResult:
         """The result of several batches: later ones may have pushed out what earlier ones had stored."""
@@ -438,6 +486,13 @@ class Namespace:
         from_stored = min(left, result.stored)
         return StoreResult(result.stored - from_stored, result.present - (left - from_stored), result.refused + left)
 
+    def _want_whole(self, hashes: Sequence[bytes], deadline: float) -> None:
+        """As ``_touch_whole``, without a call where there is a way."""
+        opened, path = self._opened
+        if not path.note_wanted(opened, join_hashes(hashes)):
+            with contextlib.suppress(UnavailableError, DeadlineError):
+                self._touch_whole(hashes, deadline)
+
     def _touch_whole(self, hashes: Sequence[bytes], deadline: float) -> int:
         """Use a prefix of several batches once more, as a whole: its head must not count as older than its tail."""
         control = self._client._control  # noqa: SLF001
@@ -449,11 +504,15 @@ class Namespace:
 
     def _count_loaded(self, tiers: Sequence[str]) -> None:
         with self._lock:
-            for tier in tiers:
-                self._loaded[tier] = self._loaded.get(tier, 0) + 1
+            for tier in set(tiers):
+                self._loaded[tier] = self._loaded.get(tier, 0) + tiers.count(tier)
 
 
 def _check_hashes(hashes: Sequence[bytes], limit: int) -> None:
     join_hashes(hashes)
-    if len(hashes) > limit:
-        raise LimitExceededError(f"{len(hashes)} pages in one call, the limit is {limit}")
+    _check_count(len(hashes), limit)
+
+
+def _check_count(pages: int, limit: int) -> None:
+    if pages > limit:
+        raise LimitExceededError(f"{pages} pages in one call, the limit is {limit}")

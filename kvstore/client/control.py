@@ -94,7 +94,9 @@ class RemoteControl:
         """Name the layout of this client's pages."""
         request = pb.OpenNamespaceRequest(layout=layout.to_json(), durability=durability)
         reply = self._connection.call(self._connection.stub.OpenNamespace, request, timeout)
-        return OpenedNamespace(layout, reply.fingerprint, reply.batch_pages, reply.arena_directory)
+        return OpenedNamespace(
+            layout, reply.fingerprint, reply.batch_pages, reply.arena_directory, reply.number, reply.edition
+        )
 
     def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
         """For each (fingerprint, hashes) one byte a page."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.answers import RESERVED, TIER_NAMES
-from kvstore.client.path import OpenedNamespace, copy_in, copy_out
+from kvstore.client.path import OpenedNamespace, Path, copy_in, copy_out
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.config import NodeConfig
@@ -27,7 +27,7 @@ from kvstore.upkeep import Upkeep
 Bytes = npt.NDArray[np.uint8]
 
 
-class EmbeddedStore:
+class EmbeddedStore(Path):
     """Control and path of a store of this process's own.
 
     It is given up behind the last operation under way, never before: a slot that this process still writes to must
@@ -123,7 +123,7 @@ class EmbeddedStore:
         for page in pages:
             page.flags.writeable = False
         tiers = [TIER_NAMES[tier] or "" for tier in held.tiers]
-        return PendingLoad(pages, tiers, partial(self._finish_load, held.ticket))
+        return PendingLoad(pages, tiers, lambda: len(pages) * self._finish_load(held.ticket))
 
     def store(
         self,

@@ -27,14 +27,44 @@ class OpenedNamespace:
     """Most pages a call of a path may name."""
     arena_directory: str
     """The folder of the arena on the node's host."""
+    number: int = 0
+    """What headers in the arena call this namespace."""
+    edition: int = 0
+    """The arena's edition for which that holds; 0: pages are found by calls only."""
 
 
 class Path(Protocol):
     """Moves pages, at most ``batch_pages`` a call. Safe for threads.
 
-    Every method takes ``timeout``, the seconds after which it gives up with a :class:`DeadlineError`, and raises
-    :class:`UnavailableError` when the node is lost.
+    Those with a body are what a path may do without. Every method that may call the node takes ``timeout``, the seconds
+    after which it gives up with a :class:`DeadlineError`, and raises :class:`UnavailableError` when the node is lost.
     """
+
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool] | None:
+        """What can be said without a call of pages whose joined hashes these are: one byte a page, ``ARENA`` or
+        ``ABSENT``, and whether the absent ones are nowhere. None: nothing can be said."""
+        return None
+
+    def load_here(
+        self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float
+    ) -> tuple[int, bool]:
+        """Load what can be loaded without a call of pages whose joined hashes these are, any number of them.
+
+        Returns:
+            How many leading pages, and whether the next one is nowhere.
+
+        Raises:
+            NotAttachedError: what is known of the namespace is out of date.
+        """
+        return 0, False
+
+    def note_wanted(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
+        """Mark pages as used a moment from now, without a call. False: this path can't."""
+        return False
+
+    def borrow(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """``prepare_load`` for a reader that copies at once: where it can, without a hold and without a call."""
+        return self.prepare_load(namespace, hashes, timeout)
 
     def prepare_store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""

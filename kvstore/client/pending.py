@@ -66,15 +66,20 @@ class PendingStore:
 class PendingLoad:
     """The leading pages of a prefix, held for this client to copy. Leaving its context ends the hold.
 
+    Args:
+        pages: see below.
+        tiers: see below.
+        finish: ends the hold, and says how many leading pages had stayed (more than there are: all).
+
     Attributes:
         pages: one read-only array of ``page_bytes`` bytes for each leading page that is here.
         tiers: where each one was when it was asked for, ``"arena"`` or ``"disk"``.
     """
 
-    def __init__(self, pages: Sequence[Bytes], tiers: Sequence[str], finish: Callable[[], bool]) -> None:
+    def __init__(self, pages: Sequence[Bytes], tiers: Sequence[str], finish: Callable[[], int]) -> None:
         self.pages = list(pages)
         self.tiers = list(tiers)
-        self._finish: Callable[[], bool] | None = finish
+        self._finish: Callable[[], int] | None = finish
         self._observer: Callable[[Sequence[str]], None] = lambda tiers: None
 
     def observe(self, observer: Callable[[Sequence[str]], None]) -> None:
@@ -88,10 +93,12 @@ class PendingLoad:
             How many leading pages had stayed as they were until now. Copies of pages beyond are to be thrown away.
         """
         finish, self._finish = self._finish, None
-        if finish is None or not finish():
+        if finish is None:
             return 0
-        self._observer(self.tiers)
-        return len(self.pages)
+        good = min(finish(), len(self.pages))
+        if good:
+            self._observer(self.tiers[:good])
+        return good
 
     def __enter__(self) -> Self:
         return self

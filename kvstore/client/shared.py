@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import math
-import mmap
 import os
 import secrets
 import threading
@@ -18,11 +17,14 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.answers import LONGEST_TICKET, RESERVED, TIER_NAMES
+from kvstore.answers import ARENA, LONGEST_TICKET, RESERVED, TIER_NAMES
+from kvstore.arena.readers import LONGEST_READ
 from kvstore.client.control import Connection
 from kvstore.client.deadline import locked, time_left
-from kvstore.client.path import OpenedNamespace, copy_in, copy_out
+from kvstore.client.mapped import MappedArena, MappedRead
+from kvstore.client.path import OpenedNamespace, Path, copy_in, copy_out
 from kvstore.client.pending import PendingLoad, PendingStore
+from kvstore.client.recency import Recency
 from kvstore.client.results import StoreResult
 from kvstore.errors import (
     DeadlineError,
@@ -32,11 +34,16 @@ from kvstore.errors import (
     ResourceError,
     UnavailableError,
 )
+from kvstore.hashing import HASH_BYTES
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import join_hashes
 
 Bytes = npt.NDArray[np.uint8]
 Pending = TypeVar("Pending")
+_ARENA = TIER_NAMES[ARENA] or ""
+_REPORT_TIMEOUT = 1.0
+_STEP_BYTES = 16 << 20
+"""Most bytes, unless it is one page, that are copied under one announcement: writers may be waiting."""
 
 
 class Attachment:
@@ -62,9 +69,10 @@ class Attachment:
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             # Mapped before the node takes this client in: a folder replaced in between makes the call fail.
-            self.pages = _map_pages(directory)
+            self.arena = MappedArena(directory)
             self.client = connection.call(connection.stub.Attach, pb.AttachRequest(lock_name=name), timeout).client
-            self._check_size(directory, connection.name)
+            self._check_current(connection.name)
+            self.line = self.arena.line(self.client & 0xFFFF)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -77,13 +85,27 @@ class Attachment:
         self._retired = False
         self._guard = threading.Lock()
 
-    def _check_size(self, directory: FilePath, name: str) -> None:
-        if self.pages.size != (directory / "pages").stat().st_size:
-            raise NotAttachedError(f"{name}: the arena was still being made when it was mapped")
+    def _check_current(self, name: str) -> None:
+        if self.arena.is_replaced():
+            raise NotAttachedError(f"{name}: the arena was replaced when it was mapped")
 
     def view(self, offset: int, length: int) -> Bytes:
         """``length`` bytes of the arena, writable."""
-        return self.pages[offset : offset + length]
+        return self.arena.pages[offset : offset + length]
+
+    def speaks_of(self, namespace: OpenedNamespace) -> bool:
+        """Whether the mapping can tell of this namespace's pages; see :meth:`MappedArena.speaks_of`."""
+        try:
+            return self.arena.speaks_of(namespace)
+        except NotAttachedError:
+            if self.arena.is_replaced():
+                self.retire()
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no operation can begin any more."""
+        return self._retired
 
     def use(self) -> bool:
         """Begin an operation. False: this attachment is over."""
@@ -112,7 +134,7 @@ class Attachment:
             self._lock_fd = -1
 
 
-class SharedPath:
+class SharedPath(Path):
     """:class:`kvstore.client.path.Path` through the mapping.
 
     Args:
@@ -130,6 +152,7 @@ class SharedPath:
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._closed = threading.Event()
+        self._recency = Recency(partial(_report_use, connection))  # not this object's own: they would keep each other
         deadline = time.monotonic() + timeout
         try:
             self._attach(deadline).done()
@@ -141,7 +164,19 @@ class SharedPath:
         """The arena as this process mapped it last: for registering it with a device."""
         attachment = self._attachment
         assert attachment is not None, "a path begins attached"
-        return attachment.pages
+        return attachment.arena.pages
+
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool] | None:
+        """Look into the index."""
+        attachment = self._attachment
+        if attachment is None or attachment.is_over or not attachment.speaks_of(namespace):
+            return None
+        return attachment.arena.find(namespace, hashes)
+
+    def note_wanted(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
+        """Tell the node with the next call, or a moment later."""
+        self._recency.note(namespace.fingerprint, hashes, read=False)
+        return True
 
     def prepare_store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
@@ -171,14 +206,52 @@ class SharedPath:
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
     ) -> list[str]:
-        """Copy the leading pages out of the arena."""
+        """Copy the leading pages out of the arena, held by a call."""
         deadline = time.monotonic() + timeout
         prepare = partial(self._prepare_load, namespace, hashes, partial(time_left, deadline))
         return copy_out(self._operate(prepare, deadline), into)
 
+    def load_here(
+        self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float
+    ) -> tuple[int, bool]:
+        """Copy the leading pages that are in the arena, announced."""
+        # Little happens here, on purpose: with cold caches each line costs a microsecond.
+        attachment = self._attachment
+        if attachment is None or not attachment.use():
+            return 0, False
+        try:
+            if not attachment.speaks_of(namespace):
+                return 0, False
+            arena, line = attachment.arena, attachment.line
+            step = max(1, _STEP_BYTES // namespace.layout.page_bytes)
+            loaded = 0
+            nowhere = True
+            while loaded < len(into):
+                announced = line.begin(min(deadline, time.monotonic() + LONGEST_READ))
+                try:
+                    read = arena.read(namespace, hashes[loaded * HASH_BYTES : (loaded + step) * HASH_BYTES])
+                    good = read.copy(into[loaded : loaded + step])
+                finally:
+                    line.end(announced)
+                loaded += good
+                nowhere = read.nowhere
+                if good < step:
+                    break
+        finally:
+            attachment.done()
+        self._note_read(namespace, hashes, loaded, nowhere=nowhere)
+        return loaded, nowhere
+
+    def borrow(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """Lend pages as they lie in the arena: announced, where all that are anywhere are in it; else held."""
+        deadline = time.monotonic() + timeout
+        lent = self._operate(partial(self._borrow_mapped, namespace, join_hashes(hashes)), deadline)
+        return lent if lent is not None else self.prepare_load(namespace, hashes, time_left(deadline))
+
     def close(self) -> None:
         """Detach behind the last operation under way."""
         self._closed.set()
+        self._recency.close()
         if self._attachment is not None:
             self._attachment.retire()
 
@@ -191,6 +264,43 @@ class SharedPath:
                 return prepare(deadline)
         except ResourceError as error:
             raise NotAttachedError(f"{self._connection.name} has no arena there any more: {error}") from error
+
+    def _borrow_mapped(self, namespace: OpenedNamespace, hashes: bytes, deadline: float) -> PendingLoad | None:
+        """Lend the leading pages if all that are anywhere are in the arena."""
+        attachment = self._attach(deadline)
+        lent: PendingLoad | None = None
+        try:
+            if not attachment.speaks_of(namespace):
+                return None
+            announced = attachment.line.begin(min(deadline, time.monotonic() + LONGEST_READ))
+            try:
+                read = attachment.arena.read(namespace, hashes)
+                if read.nowhere or len(read.frames) * HASH_BYTES == len(hashes):
+                    give_back = partial(self._give_back, attachment, announced, namespace, hashes, read)
+                    lent = PendingLoad(_read_only(read.views()), [_ARENA] * len(read.frames), give_back)
+            finally:
+                if lent is None:
+                    attachment.line.end(announced)
+        finally:
+            if lent is None:
+                attachment.done()
+        return lent
+
+    def _give_back(
+        self, attachment: Attachment, announced: int, namespace: OpenedNamespace, hashes: bytes, read: MappedRead
+    ) -> int:
+        try:
+            good = attachment.arena.unchanged(read)
+            attachment.line.end(announced)
+        finally:
+            attachment.done()
+        self._note_read(namespace, hashes, good, nowhere=read.nowhere)
+        return good
+
+    def _note_read(self, namespace: OpenedNamespace, hashes: bytes, good: int, *, nowhere: bool) -> None:
+        missed = len(hashes) // HASH_BYTES - good if nowhere else 0  # the others are asked for by a call
+        if good or missed:
+            self._recency.note(namespace.fingerprint, hashes[: good * HASH_BYTES], read=True, missed=missed)
 
     def _prepare_store(
         self,
@@ -209,6 +319,7 @@ class SharedPath:
                 client=attachment.client,
                 ttl_ms=math.ceil(min(left, LONGEST_TICKET) * 1000),
                 parent=parent,
+                used=self._recency.take(),
             )
             reply = self._connection.call(self._connection.stub.PrepareStore, request, left)
         except BaseException as error:
@@ -252,6 +363,7 @@ class SharedPath:
                 pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
                 client=attachment.client,
                 ttl_ms=math.ceil(min(left, LONGEST_TICKET) * 1000),
+                used=self._recency.take(),
             )
             reply = self._connection.call(self._connection.stub.PrepareLoad, request, left)
         except BaseException as error:
@@ -259,10 +371,9 @@ class SharedPath:
             attachment.done()
             raise
         pages = [attachment.view(offset, namespace.layout.page_bytes) for offset in reply.offsets]
-        for page in pages:
-            page.flags.writeable = False
         tiers = [TIER_NAMES[tier] or "" for tier in reply.tiers]
-        return PendingLoad(pages, tiers, partial(self._finish_load, attachment, reply.ticket, finish_in))
+        finish = partial(self._finish_load, attachment, reply.ticket, finish_in)
+        return PendingLoad(_read_only(pages), tiers, lambda: len(pages) * finish())
 
     def _finish_load(self, attachment: Attachment, ticket: int, finish_in: Callable[[], float]) -> bool:
         try:
@@ -277,6 +388,9 @@ class SharedPath:
 
     def _attach(self, deadline: float) -> Attachment:
         """The attachment in use, made anew where there is none; an operation of it is begun."""
+        attachment = self._attachment
+        if attachment is not None and attachment.use():
+            return attachment
         with locked(self._lock, deadline):
             if self._closed.is_set():
                 raise UnavailableError(f"the client of {self._connection.name} is closed")
@@ -293,12 +407,11 @@ class SharedPath:
             attachment.retire()
 
 
-def _map_pages(directory: FilePath) -> Bytes:
-    try:
-        fd = os.open(directory / "pages", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
-        finally:
-            os.close(fd)
-    except (OSError, ValueError) as error:  # ValueError: a file that a node is just making is empty
-        raise ResourceError(f"{directory}: the arena can't be mapped: {error}") from error
+def _report_use(connection: Connection, report: pb.UseReport) -> None:
+    connection.call(connection.stub.ReportUse, report, _REPORT_TIMEOUT)
+
+
+def _read_only(pages: list[Bytes]) -> list[Bytes]:
+    for page in pages:
+        page.flags.writeable = False
+    return pages

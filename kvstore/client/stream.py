@@ -15,7 +15,7 @@ from kvstore.answers import LONGEST_TICKET, RESERVED, TIER_NAMES
 from kvstore.checksum import checksum_of
 from kvstore.client.control import Connection
 from kvstore.client.deadline import time_left
-from kvstore.client.path import OpenedNamespace
+from kvstore.client.path import OpenedNamespace, Path
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
@@ -27,7 +27,7 @@ from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, join_hashes, raw_messa
 Bytes = npt.NDArray[np.uint8]
 
 
-class StreamPath:
+class StreamPath(Path):
     """:class:`kvstore.client.path.Path` over the payload streams. What it lends is this process's own memory."""
 
     def __init__(self, connection: Connection) -> None:
@@ -71,7 +71,7 @@ class StreamPath:
         tiers = self.load(namespace, hashes, pages, timeout)
         for page in pages:
             page.flags.writeable = False
-        return PendingLoad(pages[: len(tiers)], tiers, lambda: True)
+        return PendingLoad(pages[: len(tiers)], tiers, lambda: len(tiers))
 
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float

@@ -44,11 +44,14 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def OpenNamespace(self, request: pb.OpenNamespaceRequest, context: grpc.ServicerContext) -> pb.OpenNamespaceReply:
         """Name the layout of a client's pages."""
+        edition = self._store.arena.edition  # before: a namespace that is dropped meanwhile is then out of date
         known = self._store.open_namespace(Layout.from_json(request.layout), request.durability)
         return pb.OpenNamespaceReply(
             fingerprint=known.fingerprint,
             batch_pages=self._store.batch_pages(known),
             arena_directory=str(self._store.arena.directory),
+            number=known.number,
+            edition=edition,
         )
 
     @answering
@@ -60,6 +63,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def PrepareStore(self, request: pb.PrepareStoreRequest, context: grpc.ServicerContext) -> pb.PrepareStoreReply:
         """Reserve slots."""
+        self._note_use(request.used)
         return reserve(self._store, self._owner(request.client), request)
 
     @answering
@@ -75,6 +79,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     def PrepareLoad(self, request: pb.PrepareLoadRequest, context: grpc.ServicerContext) -> pb.PrepareLoadReply:
         """Bring pages up and hold them."""
         owner = self._owner(request.client)
+        self._note_use(request.used)
         held = self._store.prepare_load(
             owner, request.pages.fingerprint, split_hashes(request.pages.hashes), request.ttl_ms / 1000
         )
@@ -93,6 +98,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     def Touch(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.PageCount:
         """Mark pages as used."""
         return pb.PageCount(pages=self._store.touch(request.fingerprint, split_hashes(request.hashes)))
+
+    @answering
+    def ReportUse(self, request: pb.UseReport, context: grpc.ServicerContext) -> pb.PageCount:
+        """Learn what a client read."""
+        return pb.PageCount(pages=self._note_use(request))
 
     @answering
     def Evict(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.PageCount:
@@ -136,6 +146,12 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             clients=status.clients,
             arena_directory=status.arena_directory,
             disk_directory=status.disk_directory,
+        )
+
+    def _note_use(self, report: pb.UseReport) -> int:
+        return sum(
+            self._store.note_use(use.fingerprint, split_hashes(use.hashes), read=use.read, missed=use.missed)
+            for use in report.uses
         )
 
     def _owner(self, client: int) -> int:

@@ -50,14 +50,18 @@ class OpenNamespaceRequest(_message.Message):
     def __init__(self, layout: _Optional[str] = ..., durability: _Optional[str] = ...) -> None: ...
 
 class OpenNamespaceReply(_message.Message):
-    __slots__ = ("fingerprint", "batch_pages", "arena_directory")
+    __slots__ = ("fingerprint", "batch_pages", "arena_directory", "number", "edition")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     BATCH_PAGES_FIELD_NUMBER: _ClassVar[int]
     ARENA_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EDITION_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     batch_pages: int
     arena_directory: str
-    def __init__(self, fingerprint: _Optional[bytes] = ..., batch_pages: _Optional[int] = ..., arena_directory: _Optional[str] = ...) -> None: ...
+    number: int
+    edition: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., batch_pages: _Optional[int] = ..., arena_directory: _Optional[str] = ..., number: _Optional[int] = ..., edition: _Optional[int] = ...) -> None: ...
 
 class PageList(_message.Message):
     __slots__ = ("fingerprint", "hashes")
@@ -66,6 +70,24 @@ class PageList(_message.Message):
     fingerprint: bytes
     hashes: bytes
     def __init__(self, fingerprint: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+
+class PageUse(_message.Message):
+    __slots__ = ("fingerprint", "hashes", "read", "missed")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: bytes
+    hashes: bytes
+    read: bool
+    missed: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., read: bool = ..., missed: _Optional[int] = ...) -> None: ...
+
+class UseReport(_message.Message):
+    __slots__ = ("uses",)
+    USES_FIELD_NUMBER: _ClassVar[int]
+    uses: _containers.RepeatedCompositeFieldContainer[PageUse]
+    def __init__(self, uses: _Optional[_Iterable[_Union[PageUse, _Mapping]]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
     __slots__ = ("queries",)
@@ -80,16 +102,18 @@ class LookupReply(_message.Message):
     def __init__(self, tiers: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PrepareStoreRequest(_message.Message):
-    __slots__ = ("pages", "client", "ttl_ms", "parent")
+    __slots__ = ("pages", "client", "ttl_ms", "parent", "used")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
     pages: PageList
     client: int
     ttl_ms: int
     parent: bytes
-    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., parent: _Optional[bytes] = ...) -> None: ...
+    used: UseReport
+    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., parent: _Optional[bytes] = ..., used: _Optional[_Union[UseReport, _Mapping]] = ...) -> None: ...
 
 class PrepareStoreReply(_message.Message):
     __slots__ = ("ticket", "outcomes", "offsets")
@@ -122,14 +146,16 @@ class StoreCounts(_message.Message):
     def __init__(self, stored: _Optional[int] = ..., present: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class PrepareLoadRequest(_message.Message):
-    __slots__ = ("pages", "client", "ttl_ms")
+    __slots__ = ("pages", "client", "ttl_ms", "used")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
     pages: PageList
     client: int
     ttl_ms: int
-    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    used: UseReport
+    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., used: _Optional[_Union[UseReport, _Mapping]] = ...) -> None: ...
 
 class PrepareLoadReply(_message.Message):
     __slots__ = ("ticket", "tiers", "offsets")

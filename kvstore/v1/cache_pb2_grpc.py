@@ -74,6 +74,11 @@ class CacheStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.PageList.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
                 _registered_method=True)
+        self.ReportUse = channel.unary_unary(
+                '/kvstore.v1.Cache/ReportUse',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.UseReport.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/kvstore.v1.Cache/Evict',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.PageList.SerializeToString,
@@ -165,6 +170,13 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportUse(self, request, context):
+        """Tells of pages that a client read without a call, oldest use first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Evict(self, request, context):
         """Drops pages from every tier. Pages that are held leave when the last hold ends.
         """
@@ -247,6 +259,11 @@ def add_CacheServicer_to_server(servicer, server):
             'Touch': grpc.unary_unary_rpc_method_handler(
                     servicer.Touch,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.PageList.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.PageCount.SerializeToString,
+            ),
+            'ReportUse': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportUse,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.UseReport.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.PageCount.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
@@ -495,6 +512,33 @@ class Cache(object):
             target,
             '/kvstore.v1.Cache/Touch',
             kvstore_dot_v1_dot_cache__pb2.PageList.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportUse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/ReportUse',
+            kvstore_dot_v1_dot_cache__pb2.UseReport.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.PageCount.FromString,
             options,
             channel_credentials,

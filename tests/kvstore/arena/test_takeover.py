@@ -368,6 +368,9 @@ class SteppingBody:
         self._steps.step()
         BODY.pack_into(buffer, offset, *values)
 
+    def unpack_from(self, buffer: Any, offset: int) -> tuple[Any, ...]:
+        return BODY.unpack_from(buffer, offset)
+
 
 class SteppingUnits:
     """The unit table; it may be written in part."""
@@ -458,6 +461,8 @@ def killed_at(step: int, shm: Path, kv: SimpleNamespace, monkeypatch: pytest.Mon
     arena: Any = store.arena
     arena._words = SteppingWords(arena._words, steps)
     arena._counters = SteppingWords(arena._counters, steps)
+    arena._epoch = SteppingWords(arena._epoch, steps)
+    arena._index._words = SteppingWords(arena._index._words, steps)
     arena._units = SteppingUnits(arena._units, steps)
     with monkeypatch.context() as patch:
         patch.setattr(fmt, "HEADER_BODY", SteppingBody(steps))

@@ -59,13 +59,17 @@ def _place(url: str, start_node, short_folder: Path, shm_folder: Path, **setting
     node = start_node(**settings)
     if url == "grpc":
         node._bulk.stop(0.0)  # then a client has only the streams
-    address = f"unix://{node.config.socket}" if url == "unix" else f"kv://127.0.0.1:{node.port}"
+    address = f"kv://127.0.0.1:{node.port}" if url in ("kv", "grpc") else f"unix://{node.config.socket}"
     return Place(address, node.store)
 
 
-@pytest.fixture(params=["unix", "kv", "grpc", "embedded"])
-def make_place(request, start_node, short_folder: Path, shm_folder: Path) -> Iterator[Callable[..., Place]]:
+@pytest.fixture(params=["unix", "unix by calls", "kv", "grpc", "embedded"])
+def make_place(
+    request, start_node, short_folder: Path, shm_folder: Path, monkeypatch
+) -> Iterator[Callable[..., Place]]:
     """Make a place with settings of a node; its integrity is checked when the test ends."""
+    if request.param == "unix by calls":  # as on processors of another kind
+        monkeypatch.setattr("kvstore.client.mapped.CAN_READ", False)
     places: list[Place] = []
 
     def make(**settings: object) -> Place:

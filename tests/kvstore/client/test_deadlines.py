@@ -55,6 +55,10 @@ def test_every_method_raises_in_time_and_works_again(hanging, layout, hashes, pa
         hasty.lookup(hashes(4))
         calls = methods(client, hasty, hashes, payload)
         node.pause()
+        if url.startswith("unix:"):  # what is in the arena needs no node
+            assert [answer.prefix for answer in calls.pop("client.lookup")()] == [4, 2]
+            assert calls.pop("lookup")().prefix == 4
+            assert calls.pop("load")() == 4
         for name, call in calls.items():
             started = time.monotonic()
             with pytest.raises(DeadlineError):
@@ -142,6 +146,7 @@ def test_closing_does_not_wait_for_a_hanging_node(hanging, layout, hashes, paylo
 @pytest.mark.parametrize("scheme", ["unix", "kv", "grpc"])
 def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hashes, payload, monkeypatch):
     """What the first call over the wire used up, the second one does not get again."""
+    monkeypatch.setattr("kvstore.client.mapped.CAN_READ", False)
     node = start_node()
     if scheme == "grpc":
         node._bulk.stop(0.0)

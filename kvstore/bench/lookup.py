@@ -1,0 +1,141 @@
+"""``kvstore bench lookup``: how long it takes to know which pages of a prompt are here, without a call."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvstore.bench.progress import Progress
+from kvstore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvstore.client.client import Namespace
+
+INDEXED = (10_000, 100_000, 1_000_000)
+PROMPT_PAGES = 512
+PAGE_BYTES = 4096
+_EPILOG = """\
+A node in a process of its own holds pages of 4 KiB (the arena needs 4 GiB of shared memory for a million). Each lookup
+names the 512 pages of a prompt drawn at random: all of them here, half of them, none. "cold": the processor's caches
+were swept before. The mapping has been touched.
+
+exit codes:
+  0  done
+  1  the node could not be started
+  2  a flag can't be used
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Lookups of one kind with one number of pages indexed."""
+
+    indexed: int
+    pages: int
+    here: str
+    """Which of them are here: ``"all"``, ``"half"`` or ``"none"``."""
+    cold: bool
+    p50_us: float
+    p99_us: float
+
+
+def add(group: argparse._SubParsersAction[Any]) -> None:
+    """The benchmark's flags."""
+    parser = group.add_parser(
+        "lookup",
+        help="look prompts of 512 pages up on the same host, with up to a million pages indexed",
+        description="Measure lookups through the mapped index, warm and cold.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--indexed",
+        default=",".join(map(str, INDEXED)),
+        metavar="N,N",
+        help="how many pages are indexed (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=300, metavar="N", help="lookups a row (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and answer with the exit code."""
+    try:
+        sizes = [int(each) for each in options.indexed.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--indexed is {options.indexed!r}, it must be numbers with commas between") from error
+    if min(sizes) < PROMPT_PAGES or max(sizes) > 10_000_000:
+        raise ConfigError(f"--indexed is {options.indexed!r}, each must be from {PROMPT_PAGES} to 10000000")
+    if options.rounds < 1:
+        raise ConfigError(f"--rounds is {options.rounds}, the least is 1")
+    progress = Progress("kvstore bench lookup", sum(sizes))
+    figures = [figure for size in sizes for figure in measure(size, options.rounds, progress.advance)]
+    progress.end()
+    if options.json:
+        print(json.dumps({"cores": os.cpu_count(), "lookup": [asdict(figure) for figure in figures]}, indent=2))
+        return 0
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("pages indexed", "here", "", "p50 µs", "p99 µs"):
+        table.add_column(column, justify="left" if column in ("here", "") else "right")
+    for figure in figures:
+        kind = "cold" if figure.cold else "warm"
+        table.add_row(f"{figure.indexed:,}", figure.here, kind, f"{figure.p50_us:.0f}", f"{figure.p99_us:.0f}")
+    Console().print(table)
+    return 0
+
+
+def measure(indexed: int, rounds: int, progress: Callable[[int], None]) -> list[Figure]:
+    """Fill a node with so many pages, and look prompts up."""
+    import kvstore
+    from kvstore.bench.serving import Clock, percentile, serving
+
+    prompts = max(1, indexed // PROMPT_PAGES)
+    chosen = random.Random(0)  # noqa: S311 - which prompt is looked up
+    clock = Clock()
+    figures = []
+    with (
+        serving(indexed * PAGE_BYTES * 11 // 10 + (1 << 20)) as node,
+        kvstore.connect(node.url, timeout=60.0) as client,
+    ):
+        namespace = client.namespace(kvstore.Layout(model="benchmark", block_size=16, page_bytes=PAGE_BYTES))
+        for prompt in range(prompts):
+            _store(namespace, _hashes(prompt), progress)
+        for prompt in range(prompts):  # touches the mapping
+            assert namespace.lookup(_hashes(prompt)).prefix == PROMPT_PAGES, "the arena is too small"
+        for here in ("all", "half", "none"):
+            for cold in (False, True):
+                times = []
+                for _ in range(rounds):
+                    hashes = _hashes(chosen.randrange(prompts) + (prompts if here == "none" else 0))
+                    if here == "half":
+                        hashes[PROMPT_PAGES // 2 :] = _hashes(prompts)[PROMPT_PAGES // 2 :]
+                    if cold:
+                        clock.sweep()
+                    times.append(clock.time(partial(namespace.lookup, hashes)) * 1e6)
+                figures.append(Figure(indexed, PROMPT_PAGES, here, cold, percentile(times, 50), percentile(times, 99)))
+    return figures
+
+
+def _hashes(prompt: int) -> list[bytes]:
+    """The page hashes of one of many prompts: made fast, for what counts here is that they are all different."""
+    import hashlib
+
+    joined = hashlib.shake_128(prompt.to_bytes(8, "big")).digest(PROMPT_PAGES * 32)
+    return [joined[start : start + 32] for start in range(0, len(joined), 32)]
+
+
+def _store(namespace: Namespace, hashes: list[bytes], progress: Callable[[int], None]) -> None:
+    result = namespace.store(hashes, bytes(len(hashes) * PAGE_BYTES))
+    assert not result.refused, "the arena is too small"
+    progress(len(hashes))
