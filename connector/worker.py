@@ -214,7 +214,7 @@ class WorkerConnector:
             batch = slice(start, start + size)
             if not self._loads.wanted(transfer):
                 return
-            with namespace.prepare_load(hashes[batch]) as pending:
+            with namespace.borrow(hashes[batch]) as pending:
                 with self._loads.touch(transfer) as allowed:
                     if not allowed:
                         return

@@ -5,14 +5,16 @@ Files, in one private folder (by default under ``/dev/shm``, one folder a node):
 =============== ====================================================================================================
 ``pages``       the payloads. A page lies at a multiple of 4 KiB, a *frame*; its slot's number is its first frame's.
 ``headers``     what the pages are: superblock, counters, the unit table, then one 64-byte header for each frame, of
-                which the first one of each slot is used. Written by the node alone.
+                which the first one of each slot is used, then the index from page keys to slots. Written by the node
+                alone; clients read it.
+``readers``     one line for each client: what it reads without a call, since when. Written by the clients.
 ``clients/N``   one file for each attached client, which holds it locked (``flock``) as long as it lives.
 ``node.lock``   locked by the node that owns the folder; holds its pid.
 ``namespaces.json``  which layouts the namespace numbers in the headers stand for.
 =============== ====================================================================================================
 
-``pages`` and ``headers`` are never truncated or resized: another size or format makes new files, and the old ones'
-superblock is marked retired. Both are allocated in full before anyone maps them, or a later write would be a SIGBUS.
+These three are never truncated or resized: another size or format makes new files, and the old ones' superblock is
+marked retired. They are allocated in full before anyone maps them, or a later write would be a SIGBUS.
 
 A header's *generation* says what its slot is, also after the node was killed at any instruction:
 

@@ -124,7 +124,7 @@ class FakeNamespace:
     touched: list[tuple[bytes, ...]] = field(default_factory=list)
     held: int = 0
     """Pending loads and stores that are neither completed nor given up."""
-    prepare_load_gate: Gate = field(default_factory=Gate)
+    borrow_gate: Gate = field(default_factory=Gate)
     complete_load_gate: Gate = field(default_factory=Gate)
     prepare_store_gate: Gate = field(default_factory=Gate)
     complete_store_gate: Gate = field(default_factory=Gate)
@@ -133,9 +133,9 @@ class FakeNamespace:
         self.touched.append(tuple(hashes))
         return sum(block_hash in self.pages for block_hash in hashes)
 
-    def prepare_load(self, hashes: Sequence[bytes]) -> FakePending:
+    def borrow(self, hashes: Sequence[bytes]) -> FakePending:
         assert 0 < len(hashes) <= self.batch_pages
-        self.prepare_load_gate.go_through()
+        self.borrow_gate.go_through()
         here = [block_hash in self.pages for block_hash in hashes]
         hashes = hashes[: (*here, False).index(False)]
         self.held += 1

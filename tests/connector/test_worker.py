@@ -24,7 +24,7 @@ def page_of(number: int) -> np.ndarray:
 @pytest.fixture
 def gates(namespace, kv):
     return {
-        "prepare_load": namespace.prepare_load_gate,
+        "borrow": namespace.borrow_gate,
         "scatter": kv.scatter_gate,
         "complete_load": namespace.complete_load_gate,
         "prepare_store": namespace.prepare_store_gate,
@@ -127,14 +127,14 @@ class TestLoads:
         self, worker, load, settled, stocked, hashes, kv, size
     ):
         """Neither are pages counted that were never copied."""
-        prepare = stocked.prepare_load
+        prepare = stocked.borrow
 
         def come_back(asked):
             pending = prepare(asked)
             stocked.batch_pages = size
             return pending
 
-        stocked.prepare_load = come_back
+        stocked.borrow = come_back
         del stocked.pages[hashes[5]]
         load(count=6)
         settled()
@@ -156,7 +156,7 @@ class TestLoads:
         settled()
         assert outcome(worker) == ({"a"}, {21, 22, 23})
 
-    @pytest.mark.parametrize("step", ["prepare_load", "scatter", "complete_load"])
+    @pytest.mark.parametrize("step", ["borrow", "scatter", "complete_load"])
     @pytest.mark.parametrize("error", [UnavailableError("gone"), DeadlineError("slow"), MemoryError()])
     def test_a_failure_at_any_step_is_a_load_error_and_nothing_else(
         self, worker, load, settled, stocked, gates, step, error
@@ -168,25 +168,25 @@ class TestLoads:
         assert worker.statistics().load_failures == 1
 
     def test_what_came_before_the_node_died_is_kept(self, worker, load, settled, stocked, gates):
-        gates["prepare_load"].close()
+        gates["borrow"].close()
         load(count=6)
-        gates["prepare_load"].wait_reached()
+        gates["borrow"].wait_reached()
         gates["complete_load"].close()
-        gates["prepare_load"].open()
+        gates["borrow"].open()
         gates["complete_load"].wait_reached()
-        gates["prepare_load"].error = UnavailableError("gone")
+        gates["borrow"].error = UnavailableError("gone")
         gates["complete_load"].open()
         settled()
         assert outcome(worker) == ({"a"}, {22, 23, 24, 25})
 
     def test_a_dead_node_is_left_alone_for_a_while(self, worker, load, settled, stocked, gates, clock):
-        gates["prepare_load"].error = UnavailableError("gone")
+        gates["borrow"].error = UnavailableError("gone")
         for name in ("a", "b", "c"):
             load(name)
         settled()
         assert worker.get_finished() == (set(), {"a", "b", "c"})
         assert worker.statistics().load_failures == 1
-        gates["prepare_load"].error = None
+        gates["borrow"].error = None
         clock.advance(BACKOFF)
         worker.get_block_ids_with_load_errors()
         load("d")
@@ -195,9 +195,9 @@ class TestLoads:
 
     def test_a_full_queue_is_a_load_error_at_once(self, worker, load, stocked, gates, monkeypatch):
         monkeypatch.setattr(worker._loads, "_capacity", 1)
-        gates["prepare_load"].close()
+        gates["borrow"].close()
         load("a")
-        gates["prepare_load"].wait_reached()
+        gates["borrow"].wait_reached()
         load("b")
         load("c", count=1)
         assert outcome(worker) == ({"c"}, {20})
@@ -210,7 +210,7 @@ class TestLoads:
 
 
 class TestLoadDeadlines:
-    @pytest.mark.parametrize("step", ["prepare_load", "complete_load"])
+    @pytest.mark.parametrize("step", ["borrow", "complete_load"])
     def test_a_node_that_hangs_does_not_hold_the_request(self, worker, load, settled, stocked, gates, clock, kv, step):
         gates[step].close()
         load()
@@ -240,16 +240,16 @@ class TestLoadDeadlines:
         gates["complete_load"].close()
         load(count=4)
         gates["complete_load"].wait_reached()
-        gates["prepare_load"].close()
+        gates["borrow"].close()
         gates["complete_load"].open()
-        gates["prepare_load"].wait_reached()
+        gates["borrow"].wait_reached()
         clock.advance(LOAD_DEADLINE)
         assert outcome(worker) == ({"a"}, {22, 23})
 
     def test_who_waits_behind_a_hanging_load_is_given_up_at_its_own_deadline(self, worker, load, stocked, gates, clock):
-        gates["prepare_load"].close()
+        gates["borrow"].close()
         load("a")
-        gates["prepare_load"].wait_reached()
+        gates["borrow"].wait_reached()
         clock.advance(LOAD_DEADLINE / 2)
         load("b", count=1)
         clock.advance(LOAD_DEADLINE / 2)
@@ -507,7 +507,7 @@ class TestGroups:
     def worker(self, namespace, window_namespace, kv, window_kv, clock, gates) -> Iterator[WorkerConnector]:
         worker = WorkerConnector([namespace, window_namespace], [kv, window_kv], clock=clock)
         yield worker
-        for gate in (*gates.values(), window_namespace.prepare_load_gate, window_namespace.prepare_store_gate):
+        for gate in (*gates.values(), window_namespace.borrow_gate, window_namespace.prepare_store_gate):
             gate.open()
         worker.shutdown()
         assert namespace.held == window_namespace.held == 0
@@ -547,11 +547,11 @@ class TestGroups:
         self, worker, load, settled, stocked, window_namespace, window_hashes
     ):
         del window_namespace.pages[window_hashes[3]]
-        window_namespace.prepare_load_gate.close()
+        window_namespace.borrow_gate.close()
         load()
-        window_namespace.prepare_load_gate.wait_reached()
+        window_namespace.borrow_gate.wait_reached()
         assert worker.get_finished() == NOTHING
-        window_namespace.prepare_load_gate.open()
+        window_namespace.borrow_gate.open()
         settled()
         assert outcome(worker) == ({"a"}, {27, 28})
         assert worker.get_finished() == NOTHING
@@ -560,24 +560,24 @@ class TestGroups:
         self, worker, load, settled, stocked, hashes, window_namespace
     ):
         del stocked.pages[hashes[1]]
-        window_namespace.prepare_load_gate.close()
+        window_namespace.borrow_gate.close()
         load()
-        window_namespace.prepare_load_gate.wait_reached()
+        window_namespace.borrow_gate.wait_reached()
         assert outcome(worker) == (set(), set())
-        window_namespace.prepare_load_gate.open()
+        window_namespace.borrow_gate.open()
         settled()
         assert outcome(worker) == ({"a"}, {21, 22})
         assert worker.statistics().pages_not_loaded == 2
 
     def test_a_deadline_ends_all_groups_of_the_request(self, worker, load, stocked, gates, clock):
-        gates["prepare_load"].close()
+        gates["borrow"].close()
         load()
-        gates["prepare_load"].wait_reached()
+        gates["borrow"].wait_reached()
         clock.advance(LOAD_DEADLINE)
         assert outcome(worker) == ({"a"}, {20, 21, 22, 26, 27, 28})
 
     def test_a_dead_node_fails_all_groups_with_one_call(self, worker, load, settled, stocked, gates):
-        gates["prepare_load"].error = UnavailableError("gone")
+        gates["borrow"].error = UnavailableError("gone")
         load()
         settled()
         assert outcome(worker) == ({"a"}, {20, 21, 22, 26, 27, 28})
@@ -663,13 +663,13 @@ class TestWaitingAndShutdown:
 
     def test_shutdown_does_not_wait_for_a_node_that_hangs(self, worker, load, stocked, gates, settled, kv, monkeypatch):
         monkeypatch.setattr(worker_module, "SHUTDOWN_WAIT", 0.01)
-        gates["prepare_load"].close()
+        gates["borrow"].close()
         load("a")
-        gates["prepare_load"].wait_reached()
+        gates["borrow"].wait_reached()
         load("b")
         worker.shutdown()
         assert worker.get_finished() == (set(), {"a", "b"})
-        gates["prepare_load"].open()
+        gates["borrow"].open()
         settled()
         assert kv.blocks[20, 0] == 20
 

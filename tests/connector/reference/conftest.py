@@ -56,7 +56,7 @@ class _Namespace:
     def touch(self, hashes: Sequence[bytes]) -> int:
         return sum(block_hash in self.stored for block_hash in hashes)
 
-    def prepare_load(self, hashes: Sequence[bytes]) -> _Load:
+    def borrow(self, hashes: Sequence[bytes]) -> _Load:
         self.node.before_load()
         assert len(hashes) <= self.batch_pages
         self.node.pages_asked += len(hashes)
