@@ -61,10 +61,10 @@ def test_a_lock_file_swept_away_while_attaching_is_tried_again(node, near, layou
         calls.append(1)
         stub_attach = connection.stub.Attach
 
-        def swept(request, timeout):
+        def swept(request, timeout, metadata):
             if len(calls) == 1:
                 (directory / "clients" / request.lock_name).unlink()
-            return stub_attach(request, timeout=timeout)
+            return stub_attach(request, timeout=timeout, metadata=metadata)
 
         connection.stub.Attach = swept
         try:
