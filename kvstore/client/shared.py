@@ -313,6 +313,7 @@ class SharedPath(Path):
         """Reserve slots until ``deadline``; completing them may then take the seconds that ``finish_in`` says."""
         attachment = self._attach(deadline)
         try:
+            attachment.speaks_of(namespace)  # one that is out of date is opened again now, while the node is there
             left = time_left(deadline)
             request = pb.PrepareStoreRequest(
                 pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
@@ -358,6 +359,7 @@ class SharedPath(Path):
         """Hold slots until ``deadline``; ending the hold may then take the seconds that ``finish_in`` says."""
         attachment = self._attach(deadline)
         try:
+            attachment.speaks_of(namespace)  # one that is out of date is opened again now, while the node is there
             left = time_left(deadline)
             request = pb.PrepareLoadRequest(
                 pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),

@@ -11,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore.answers import StoreStatistics
+from kvstore.client.shared import SharedPath
 from kvstore.store import Store
 
 PAGE_BYTES = 5000
@@ -35,6 +36,10 @@ class Place:
 
     def snapshot(self) -> StoreStatistics:
         """Everything that the store counts, at rest: a change means that something was done."""
+        for path in (client._path for client in self.opened):
+            report = path._recency.take() if isinstance(path, SharedPath) else None
+            if report is not None:  # what it has read without a call
+                path._recency._report(report)
         self.store.flush()
         return self.store.statistics()
 

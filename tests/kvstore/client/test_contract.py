@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kvstore
+from kvstore.client import mapped
 from kvstore.errors import (
     InvalidRequestError,
     LayoutMismatchError,
@@ -331,16 +332,18 @@ class TestSeveralNamespaces:
             pages.store(keys, data)
         other = place.connect().namespace(pages.layout)
         path = pages._opened[1]
-        original, calls = getattr(path, method), []
+        at_once = method == "load" and place.url.startswith("unix:") and mapped.CAN_READ  # all batches in one
+        hooked = "load_here" if at_once else method
+        original, calls = getattr(path, hooked), []
 
         def then_cleared(*arguments: object) -> object:
             answer = original(*arguments)
             calls.append(1)
-            if len(calls) == 2:
+            if len(calls) == 2 - at_once:
                 other.clear()
             return answer
 
-        setattr(path, method, then_cleared)
+        setattr(path, hooked, then_cleared)
         if method == "load":
             assert pages.load(keys, into) == count
             assert np.array_equal(into, data)
