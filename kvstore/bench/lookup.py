@@ -104,10 +104,8 @@ def measure(indexed: int, rounds: int, progress: Callable[[int], None]) -> list[
     chosen = random.Random(0)  # noqa: S311 - which prompt is looked up
     clock = Clock()
     figures = []
-    with (
-        serving(indexed * PAGE_BYTES * 11 // 10 + (1 << 20)) as node,
-        kvstore.connect(node.url, timeout=60.0) as client,
-    ):
+    arena_bytes = indexed * PAGE_BYTES * 11 // 10 + (1 << 20)
+    with serving(arena_bytes) as url, kvstore.connect(url, timeout=60.0) as client:
         namespace = client.namespace(kvstore.Layout(model="benchmark", block_size=16, page_bytes=PAGE_BYTES))
         for prompt in range(prompts):
             _store(namespace, _hashes(prompt), progress)

@@ -23,7 +23,8 @@ PAGES = (1, 8, 64)
 """A call."""
 _EPILOG = """\
 The node is a process of its own, and so is what a path is measured beside: for "bulk" one TCP stream of sendall and
-recv_into, for "grpc" plain gRPC streams of the same messages; neither has an index, checksums or framing. Each side
+recv_into, for "grpc" plain gRPC streams of the same messages; neither has an index, checksums or framing. "shm" is the
+same host, measured beside memcpy of the same pages to and from the same mapping. Each side
 moves the same bytes in turn, 32 MiB or one call, with caches swept before; a ratio is the limit's time over ours in the
 same round, medians over rounds. A store's clock stops when every page is published and the result is here.
 CPU-s/GB is the processor time of both processes, per 10^9 bytes.
@@ -39,13 +40,15 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
     """The benchmark's flags."""
     parser = group.add_parser(
         "path",
-        help="store and load pages by each path, beside raw TCP and plain gRPC",
+        help="store and load pages by each path, beside memcpy, raw TCP and plain gRPC",
         description="Measure the paths of pages: speed, latency and processor time.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--path", action="append", metavar="NAME", help="bulk or grpc; may be repeated (default: all)")
+    parser.add_argument(
+        "--path", action="append", metavar="NAME", help="shm, bulk or grpc; may be repeated (default: all)"
+    )
     parser.add_argument(
         "--page", action="append", metavar="SIZE", help="page size; may be repeated (default: 64KiB, 512KiB, 2MiB)"
     )

@@ -11,31 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from kvstore.errors import ResourceError
 
 SWEPT_BYTES = 128 << 20
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class Served(NamedTuple):
-    """A node that runs."""
-
-    url: str
-    pid: int
-
-    def cpu_seconds(self) -> float:
-        """Processor time that it has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(") ", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 @contextmanager
-def serving(arena_bytes: int) -> Iterator[Served]:
-    """A node with an arena of this size and nothing below, on a Unix socket; gone in the end, with all its files.
+def serving(arena_bytes: int) -> Iterator[str]:
+    """The URL of a node with an arena of this size and nothing below; gone in the end, with all its files.
 
     Raises:
         ResourceError: it does not start; the message is the node's.
@@ -56,7 +42,7 @@ def serving(arena_bytes: int) -> Iterator[Served]:
             if not process.stdout.readline().startswith("kvstore: ready"):
                 raise ResourceError(f"the node does not start: {process.stderr.read().strip()}")
             try:
-                yield Served(f"unix://{socket}", process.pid)
+                yield f"unix://{socket}"
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.stdout.read()
