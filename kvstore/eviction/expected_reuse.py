@@ -23,13 +23,15 @@ from kvstore.eviction.trial import Trial
 
 _NEW_CLASSES = 30
 _CLASSES = _NEW_CLASSES + 60
-_FEWEST_GHOSTS = 1 << 18
+_CHUNK = 4096
+"""Pages a look."""
+_GHOSTS_A_PAGE = 32
+_ENOUGH_GHOSTS = 1 << 18
+"""So many pages that left are remembered for each that is here, up to this number; beyond it two for each."""
 _REFRESH = 8
 """References from one class worked out anew to the next."""
 _WATCH = 64
 """References from one look at pages that wait to the next."""
-_CHUNK = 4096
-"""Pages a look."""
 _HALF_LIFE = 1 << 17
 """References, at least, until what was seen counts half; a larger cache forgets more slowly."""
 _ALIKE = [[0.0] * BINS] * _CLASSES
@@ -64,10 +66,12 @@ class ExpectedReuse:
         self._next_leaf = -1
         """The row that became a leaf when the last victim left, and leaves next while nothing else changes."""
         self._next_until = 0
-        self._ghosts = Ghosts(_FEWEST_GHOSTS)
+        self._ghosts = Ghosts(_CHUNK)
+        self._left = 0
+        """Pages that left so far."""
         self._watched: list[int] = []
         """When each chunk of rows was looked at last."""
-        self._watched_ghosts = [0] * (_FEWEST_GHOSTS // _CHUNK)
+        self._watched_ghosts = [0]
         self._next_chunk = 0
         self._to_refresh = self._to_watch = 0
         self._trial = Trial()
@@ -149,10 +153,11 @@ class ExpectedReuse:
             last = used[row]
             heapq.heappush(order, (worth[page_class][bin_of(clock - last)], last, page_class, place, row))
 
-        for page_class in range(_CLASSES):
-            self._settle(page_class)
-            if self._queues[page_class]:
-                propose(self._queues[page_class][0][1], page_class, 0)
+        for page_class, queue in enumerate(self._queues):
+            if queue:
+                self._settle(page_class)
+                if queue:
+                    propose(queue[0][1], page_class, 0)
         children: dict[int, int] = {}
         seen: set[int] = set()
         while order:
@@ -319,7 +324,9 @@ class ExpectedReuse:
         self._times.forget(0.5 ** (_WATCH / max(_HALF_LIFE, 16 * len(self._rows))))
 
     def _remember(self, row: int) -> None:
-        if len(self._rows) > len(self._ghosts) // 2:
+        self._left += 1
+        here, places = len(self._rows), len(self._ghosts)
+        if 2 * self._left > places and places < max(2 * here, min(_GHOSTS_A_PAGE * here, _ENOUGH_GHOSTS)):
             self._ghosts = self._ghosts.grown()
             self._watched_ghosts += self._watched_ghosts
         self._ghosts.add(self._key[row], Ghost(self._class[row], self._uses[row], self._used[row]))
