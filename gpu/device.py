@@ -1,84 +1,168 @@
-"""Page copies where the paged KV is on a CUDA device: through a staging buffer there, on streams of their own.
+"""Page copies where the paged KV is on a CUDA device: on streams of their own, by the way that is fastest here.
 
-The device gathers blocks into a contiguous staging buffer; from it each page crosses the bus in one copy, straight into
-the arena. That copy is asynchronous and at full speed where the arena is pinned (:mod:`gpu.pinned`), and still right
-where it is not.
+The stream that the engine computes on is never synchronised: a copy stream waits for what was queued there, and this
+thread waits for an event on the copy stream.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator, Sequence
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from gpu import reference
+from gpu.choice import measure, ranking
 from gpu.layout import PageLayout
+from gpu.pinned import PinnedMapping
+from gpu.ways import PageBytes, RunByRun, Staged, Way
 
-STAGING_BYTES = 64 << 20
-"""Most device memory that one copy takes for its staging buffer (at least one page)."""
+SAMPLE_BYTES = 16 << 20
+"""How much each way copies when it is measured (at least one page, at most all of them)."""
+
+_log = logging.getLogger(__name__)
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def synchronize(self) -> None:
+        """Wait in this thread until everything queued before it is done."""
+        ...
+
+
+class Streams(Protocol):
+    """Where copies are queued, by direction."""
+
+    def queue(self, direction: str, copies: Sequence[Callable[[], None]]) -> list[Event]:
+        """Queue copies behind what the engine has queued so far. Returns one event behind each."""
+        ...
+
+
+class CudaStreams:
+    """A stream a direction: a store does not queue behind a load, and the bus carries both at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._compute: torch.cuda.Stream = torch.cuda.current_stream(device)
+        self._streams: dict[str, torch.cuda.Stream] = {
+            direction: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for direction in ("gather", "scatter")
+        }
+
+    def queue(self, direction: str, copies: Sequence[Callable[[], None]]) -> list[Event]:
+        """Queue copies. The engine's stream waits for nothing."""
+        stream = self._streams[direction]
+        stream.wait_stream(self._compute)
+        events: list[Event] = []
+        with torch.cuda.stream(stream):
+            for copy in copies:
+                copy()
+                events.append(stream.record_event())
+        return events
 
 
 class DeviceCopies:
-    """Copies between tensors on a CUDA device and pages in host memory."""
+    """Copies between tensors on a CUDA device and pages in host memory.
 
-    def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
-        self._layers = [layer.detach() for layer in layers]
-        self._layout = layout
-        self._device = layers[0].device
-        # One stream a direction: a store does not queue behind a load, and the bus carries both at once.
-        self._out: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._in: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._compute: torch.cuda.Stream = torch.cuda.current_stream(self._device)
-
-    def gather(self, block_ids: Sequence[int], out: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Copy blocks into pages."""
-        self._out.wait_stream(self._compute)
-        with torch.cuda.stream(self._out):
-            for batch in self._batches(len(block_ids)):
-                index = torch.tensor(block_ids[batch], device=self._device)
-                staging = torch.empty(
-                    (len(index), *self._layout.page_shape), dtype=self._layout.dtype, device=self._device
-                )
-                for number, layer in enumerate(self._layers):
-                    staging[:, number] = layer.index_select(1, index).transpose(0, 1)
-                for page, staged in zip(out[batch], _as_bytes(staging), strict=True):
-                    tensor_over(page).copy_(staged, non_blocking=True)
-            done = self._out.record_event()
-        done.synchronize()
-
-    def scatter(self, pages: Sequence[npt.NDArray[np.uint8]], block_ids: Sequence[int]) -> None:
-        """Copy pages into blocks."""
-        self._in.wait_stream(self._compute)
-        with torch.cuda.stream(self._in):
-            for batch in self._batches(len(block_ids)):
-                index = torch.tensor(block_ids[batch], device=self._device)
-                staging = torch.empty(
-                    (len(index), *self._layout.page_shape), dtype=self._layout.dtype, device=self._device
-                )
-                for page, staged in zip(pages[batch], _as_bytes(staging), strict=True):
-                    staged.copy_(tensor_over(page), non_blocking=True)
-                for number, layer in enumerate(self._layers):
-                    layer.index_copy_(1, index, staging[:, number].transpose(0, 1))
-            done = self._in.record_event()
-        done.synchronize()
-
-    def _batches(self, count: int) -> Iterator[slice]:
-        pages = max(1, STAGING_BYTES // self._layout.page_bytes)
-        return (slice(start, min(start + pages, count)) for start in range(0, count, pages))
-
-
-def tensor_over(page: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """A uint8 tensor over an array's memory, without a copy, also where the array is read-only.
-
-    Torch has no read-only tensors and warns when it wraps such memory. Through the address it does not ask: whoever
-    calls this writes to the tensor only where the array is writable, and keeps the array alive.
+    When it is made, it copies some pages out and back in by each way. A way that fails, or gives other bytes than the
+    specification, is not used again. Nothing else may write to the tensors meanwhile.
     """
-    memory = (ctypes.c_uint8 * page.size).from_address(page.ctypes.data)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout, streams: Streams | None = None) -> None:
+        self._layers = list(layers)
+        self._layout = layout
+        self._streams = streams if streams is not None else CudaStreams(layers[0].device)
+        self._ways = ways_for(layers, layout)
+        self.order: dict[str, list[str]] = {"gather": list(self._ways), "scatter": list(self._ways)}
+        """Names of the ways by direction, the fastest first."""
+        self._measure()
+
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        """Copy pieces into pages."""
+        self._gather(self._way("gather", out), piece_ids, out)
+
+    def scatter(
+        self, pages: Sequence[PageBytes], piece_ids: Sequence[int], on_layer: Callable[[int], None] | None = None
+    ) -> None:
+        """Copy pages into pieces."""
+        self._scatter(self._way("scatter", pages), pages, piece_ids, on_layer)
+
+    def _way(self, direction: str, pages: Sequence[PageBytes]) -> Way:
+        return next(self._ways[name] for name in self.order[direction] if self._ways[name].takes(pages))
+
+    def _gather(self, way: Way, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        (done,) = self._streams.queue("gather", [lambda: way.gather(piece_ids, out)])
+        done.synchronize()
+
+    def _scatter(
+        self,
+        way: Way,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+    ) -> None:
+        count = len(self._layers)
+        shares = [range(count)] if on_layer is None else [range(each, each + 1) for each in range(count)]
+        copies = [partial(way.scatter, pages, piece_ids, layers) for layers in shares]
+        for layer, event in enumerate(self._streams.queue("scatter", copies)):
+            event.synchronize()
+            if on_layer is not None:
+                on_layer(layer)
+
+    def _measure(self) -> None:
+        """Rank the ways, and drop those that do not do what the specification says."""
+        layout = self._layout
+        count = min(max(1, SAMPLE_BYTES // layout.page_bytes), layout.num_pieces // layout.pieces_per_page)
+        if not count:
+            return  # not one page fits: nothing will be copied
+        ids = list(range(count * layout.pieces_per_page))
+        memory = np.zeros(count * layout.page_bytes, np.uint8)
+        pages = list(memory.reshape(count, layout.page_bytes))
+        before = reference.gather(self._layers, layout, ids)
+        with PinnedMapping(memory):  # where the machine can
+            for name, way in list(self._ways.items()):
+                if fault := self._fault(way, ids, pages, before):
+                    _log.log(logging.INFO if name == "kernel" else logging.ERROR, "copies by %s: %s", name, fault)
+                    del self._ways[name]
+            gathers = {name: partial(self._gather, way, ids, pages) for name, way in self._ways.items()}
+            scatters = {name: partial(self._scatter, way, pages, ids) for name, way in self._ways.items()}
+            self.order = {"gather": ranking(measure(gathers)), "scatter": ranking(measure(scatters))}
+        _log.info("copies out by %s, in by %s", self.order["gather"][0], self.order["scatter"][0])
+
+    def _fault(self, way: Way, ids: Sequence[int], pages: Sequence[PageBytes], before: Sequence[torch.Tensor]) -> str:
+        """What keeps a way from being used; empty where nothing does. The tensors are as they were before."""
+        wanted = [_bytes(page) for page in before]
+        if not way.takes(pages):
+            return "the device can't reach host memory"
+        for page in pages:
+            page[:] = 0xA5
+        try:
+            self._gather(way, ids, pages)
+            if not all(map(np.array_equal, pages, wanted)):
+                return "pages copied out differ from the specification"
+            self._scatter(way, pages, ids)
+        except Exception as error:  # noqa: BLE001 - the others work
+            return f"{type(error).__name__}: {error}"
+        if all(map(np.array_equal, map(_bytes, reference.gather(self._layers, self._layout, ids)), wanted)):
+            return ""
+        reference.scatter(before, self._layers, self._layout, ids)
+        return "pages copied in differ from the specification"
 
 
-def _as_bytes(staging: torch.Tensor) -> torch.Tensor:
-    """``(pages, page_bytes)`` bytes over the same memory."""
-    return staging.view(len(staging), -1).view(torch.uint8)
+def ways_for(layers: Sequence[torch.Tensor], layout: PageLayout) -> dict[str, Way]:
+    """The ways that this machine has, by name."""
+    ways: Mapping[str, Way] = {"staged": Staged(layers, layout), "run by run": RunByRun(layers, layout)}
+    if importlib.util.find_spec("triton") is None:
+        return dict(ways)
+    from gpu.kernel import Kernel
+
+    return {**ways, "kernel": Kernel(layers, layout)}
+
+
+def _bytes(page: torch.Tensor) -> npt.NDArray[np.uint8]:
+    return page.cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gpu.layout import PageLayout
+from gpu.tensors import run_view
 
 
 class HostCopies:
     """Copies between CPU tensors and pages, in the caller's thread."""
 
     def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
-        self._shape = (layout.layers, 2, layout.block_bytes)
+        runs = layout.runs
+        self._pieces = runs.pieces_per_block, runs.pieces_per_page
+        self._page_shape = (layout.layers, runs.parts, runs.rows, runs.pieces_per_page, runs.run_bytes)
         # NumPy has no bfloat16 and takes read-only pages as they are: look at everything as bytes.
-        self._layers = [_block_bytes(layer, layout.block_bytes) for layer in layers]
+        self._layers = [run_view(layer, layout).numpy() for layer in layers]
 
-    def gather(self, block_ids: Sequence[int], out: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Copy blocks into pages."""
-        for block_id, page in zip(block_ids, out, strict=True):
-            for part, layer in zip(page.reshape(self._shape), self._layers, strict=True):
-                np.copyto(part, layer[:, block_id])
+    def gather(self, piece_ids: Sequence[int], out: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Copy pieces into pages."""
+        per_block, per_page = self._pieces
+        for number, page in enumerate(out):
+            for part, layer in zip(page.reshape(self._page_shape), self._layers, strict=True):
+                for piece in range(per_page):
+                    block, inside = divmod(piece_ids[number * per_page + piece], per_block)
+                    np.copyto(part[:, :, piece], layer[:, block, inside])
 
-    def scatter(self, pages: Sequence[npt.NDArray[np.uint8]], block_ids: Sequence[int]) -> None:
-        """Copy pages into blocks."""
-        for block_id, page in zip(block_ids, pages, strict=True):
-            for part, layer in zip(page.reshape(self._shape), self._layers, strict=True):
-                np.copyto(layer[:, block_id], part)
+    def scatter(
+        self,
+        pages: Sequence[npt.NDArray[np.uint8]],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+    ) -> None:
+        """Copy pages into pieces, one layer after the other where somebody waits for layers."""
+        every = range(len(self._layers))
+        for layers in [every] if on_layer is None else [range(each, each + 1) for each in every]:
+            self._scatter(pages, piece_ids, layers)
+            if on_layer is not None:
+                on_layer(layers.start)
 
-
-def _block_bytes(layer: torch.Tensor, block_bytes: int) -> npt.NDArray[np.uint8]:
-    """The same memory as ``(2, num_blocks, block_bytes)`` bytes."""
-    size = layer.dtype.itemsize
-    as_bytes = layer.detach().view(torch.uint8)
-    return as_bytes.as_strided(
-        (2, layer.shape[1], block_bytes), (layer.stride(0) * size, layer.stride(1) * size, 1)
-    ).numpy()
+    def _scatter(self, pages: Sequence[npt.NDArray[np.uint8]], piece_ids: Sequence[int], layers: range) -> None:
+        per_block, per_page = self._pieces
+        for number, page in enumerate(pages):
+            parts = page.reshape(self._page_shape)
+            for index in layers:
+                for piece in range(per_page):
+                    block, inside = divmod(piece_ids[number * per_page + piece], per_block)
+                    np.copyto(self._layers[index][:, block, inside], parts[index, :, :, piece])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,8 @@ import torch
 
 from gpu.device import DeviceCopies
 from gpu.host import HostCopies
-from gpu.layout import PageLayout
+from gpu.layout import KV_FIRST
+from gpu.tensors import by_layer, describe
 from kvstore.errors import InvalidRequestError
 
 PageBytes = npt.NDArray[np.uint8]
@@ -22,94 +23,118 @@ PageBytes = npt.NDArray[np.uint8]
 class Copies(Protocol):
     """How one kind of device moves pages; its arguments were checked before."""
 
-    def gather(self, block_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
-        """Copy blocks into pages; they are complete when it returns."""
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        """Copy pieces into pages; they are complete when it returns."""
         ...
 
-    def scatter(self, pages: Sequence[PageBytes], block_ids: Sequence[int]) -> None:
-        """Copy pages into blocks; the pages may change again when it returns."""
+    def scatter(
+        self, pages: Sequence[PageBytes], piece_ids: Sequence[int], on_layer: Callable[[int], None] | None
+    ) -> None:
+        """Copy pages into pieces; the pages may change again when it returns."""
         ...
 
 
 class PagedKV:
     """An engine's paged KV, as pages to copy out and in.
 
+    Blocks are named by their *pieces* (:mod:`gpu.layout`). With pages as long as blocks, the numbers of pieces are
+    those of the blocks, one for each page.
+
     Both copies block until the bytes are where they belong, release the GIL while they copy, and may run in several
     threads at once as long as no block is written while another copy reads or writes it. On a CUDA device they use
     streams of their own, which first wait for what was queued, before the call, on the stream that was current
-    when this object was made.
+    when this object was made; make it before the engine computes, since it measures then how to copy fastest.
 
     Args:
-        layers: one tensor a layer, each ``(2, num_blocks, block_size, kv_heads, head_size)``, on the CPU or on one
-            CUDA device. They are used in place and must outlive this object.
+        tensors: on the CPU or on one CUDA device, with the axes that ``axes`` says. They are used in place and must
+            outlive this object.
+        axes: names of their dimensions: see :mod:`gpu.layout`.
+        page_tokens: tokens a page: a multiple or a divisor of those of a block; as many as a block where not given.
 
     Raises:
-        InvalidRequestError: the tensors are not alike, have another shape, or are on a device of another kind.
+        InvalidRequestError: the tensors are not alike, have other axes, have gaps in their blocks, or are on a device
+            of another kind.
     """
 
-    def __init__(self, layers: Sequence[torch.Tensor]) -> None:
-        self.layout = PageLayout.of(layers)
-        kind = layers[0].device.type
-        if kind not in ("cpu", "cuda"):
-            raise InvalidRequestError(f"a paged KV must be on a cpu or cuda device, got {layers[0].device}")
-        self._copies: Copies = HostCopies(layers, self.layout) if kind == "cpu" else DeviceCopies(layers, self.layout)
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], axes: str = KV_FIRST, *, page_tokens: int | None = None
+    ) -> None:
+        layers, axes = by_layer(tensors, axes)
+        self.layout = describe(layers, axes, page_tokens)
+        self.device = layers[0].device
+        if self.device.type not in ("cpu", "cuda"):
+            raise InvalidRequestError(f"a paged KV must be on a cpu or cuda device, got {self.device}")
+        copies = HostCopies if self.device.type == "cpu" else DeviceCopies
+        self._copies: Copies = copies(layers, self.layout)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes a page: one block of all layers."""
+        """Bytes a page."""
         return self.layout.page_bytes
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks that the tensors hold."""
-        return self.layout.num_blocks
+    def num_layers(self) -> int:
+        """Layers that a page has a part of."""
+        return self.layout.layers
 
-    def gather(self, block_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
-        """Copy blocks out, each into one contiguous page.
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        """Copy blocks out, into contiguous pages.
 
         Args:
-            block_ids: the blocks, each between 0 and ``num_blocks - 1``; one may occur twice.
-            out: a writable array of ``page_bytes`` bytes (uint8, one-dimensional) for each block.
+            piece_ids: ``layout.pieces_per_page`` for each page, each between 0 and ``layout.num_pieces - 1``; one may
+                occur twice.
+            out: writable arrays of ``page_bytes`` bytes (uint8, one-dimensional).
 
         Raises:
-            InvalidRequestError: an id out of range, another number of pages than ids, or a page of another size or
-                kind. Nothing was copied.
+            InvalidRequestError: an id out of range, another number of pages than the ids make, or a page of another
+                size or kind. Nothing was copied.
         """
-        ids = self._checked(block_ids, out)
+        ids = self._checked(piece_ids, out)
         for index, page in enumerate(out):
             if not page.flags.writeable:
                 raise InvalidRequestError(f"page {index}: gather needs a writable array")
         if ids:
             self._copies.gather(ids, out)
 
-    def scatter(self, pages: Sequence[PageBytes], block_ids: Sequence[int]) -> None:
+    def scatter(
+        self,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+    ) -> None:
         """Copy pages into blocks.
 
         Args:
-            pages: an array of ``page_bytes`` bytes (uint8, one-dimensional) for each block; it may be read-only.
-            block_ids: the blocks to write, each between 0 and ``num_blocks - 1``, all different.
+            pages: arrays of ``page_bytes`` bytes (uint8, one-dimensional); they may be read-only.
+            piece_ids: the pieces to write, ``layout.pieces_per_page`` for each page, each between 0 and
+                ``layout.num_pieces - 1``, all different.
+            on_layer: told each layer, from 0 on, when all pages' parts of it are in their blocks: then the layer can be
+                computed while the others are still on their way. It must be quick and must not raise.
 
         Raises:
-            InvalidRequestError: as for :meth:`gather`, or a block id that occurs twice. Nothing was copied.
+            InvalidRequestError: as for :meth:`gather`, or an id that occurs twice. Nothing was copied.
         """
-        ids = self._checked(block_ids, pages)
+        ids = self._checked(piece_ids, pages)
         if len(set(ids)) != len(ids):
-            twice = next(block_id for index, block_id in enumerate(ids) if block_id in ids[:index])
+            twice = next(each for index, each in enumerate(ids) if each in ids[:index])
             raise InvalidRequestError(f"block id {twice} occurs twice: a block takes one page")
         if ids:
-            self._copies.scatter(pages, ids)
+            self._copies.scatter(pages, ids, on_layer)
 
-    def _checked(self, block_ids: Sequence[int], pages: Sequence[PageBytes]) -> list[int]:
-        if len(block_ids) != len(pages):
-            raise InvalidRequestError(f"{len(block_ids)} block ids for {len(pages)} pages")
+    def _checked(self, piece_ids: Sequence[int], pages: Sequence[PageBytes]) -> list[int]:
+        per_page = self.layout.pieces_per_page
+        if len(piece_ids) != len(pages) * per_page:
+            each = f" of {per_page} blocks each" if per_page > 1 else ""
+            raise InvalidRequestError(f"{len(piece_ids)} block ids for {len(pages)} pages{each}")
+        what = "block id" if self.layout.pieces_per_block == 1 else "piece id"
         ids = []
-        for block_id in block_ids:
+        for piece_id in piece_ids:
             try:
-                ids.append(operator.index(block_id))
+                ids.append(operator.index(piece_id))
             except TypeError:
-                raise InvalidRequestError(f"a block id must be an integer, got {block_id!r}") from None
-            if not 0 <= ids[-1] < self.num_blocks:
-                raise InvalidRequestError(f"block id {block_id} is not between 0 and {self.num_blocks - 1}")
+                raise InvalidRequestError(f"a {what} must be an integer, got {piece_id!r}") from None
+            if not 0 <= ids[-1] < self.layout.num_pieces:
+                raise InvalidRequestError(f"{what} {piece_id} is not between 0 and {self.layout.num_pieces - 1}")
         for index, page in enumerate(pages):
             if not isinstance(page, np.ndarray) or page.dtype != np.uint8 or page.ndim != 1:
                 raise InvalidRequestError(f"page {index} must be a one-dimensional array of uint8, got {_kind(page)}")

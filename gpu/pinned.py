@@ -1,9 +1,13 @@
-"""Pinned memory over the arena: a CUDA device copies straight from and to a mapping that is registered with it."""
+"""Pinned memory over the arena: a CUDA device copies straight from and to a mapping that is registered with it.
+
+Registering belongs to the process, not to a tensor: :func:`is_pinned` knows every mapping that is registered here.
+"""
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +15,24 @@ import torch
 
 from kvstore.errors import InvalidRequestError
 
+Bytes = npt.NDArray[np.uint8]
+
 # Flags of cudaHostRegister (CUDA runtime API, driver_types.h).
 _PORTABLE = 0x01  # pinned for every device of this process
+_MAPPED = 0x02  # kernels reach it, at the same address as the host
 _READ_ONLY = 0x08  # for mappings that this process may not write
+
+
+class Runtime(Protocol):
+    """The two calls of the CUDA runtime that pin memory. Each returns its status, 0 for success."""
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        """Register memory."""
+        ...
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        """Take it back."""
+        ...
 
 
 class PinnedMapping:
@@ -22,20 +41,22 @@ class PinnedMapping:
     Pinning is a matter of speed alone: where the machine can't do it, :attr:`reason` says why, and copies still work.
 
     Args:
-        mapping: the memory, one-dimensional and contiguous; it must stay mapped until :meth:`release`.
+        mapping: the memory, one-dimensional and contiguous; it stays mapped at least until :meth:`release`.
+        runtime: the CUDA runtime; torch's where not given.
 
     Raises:
         InvalidRequestError: the array is not contiguous, or empty.
     """
 
-    def __init__(self, mapping: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, mapping: Bytes, runtime: Runtime | None = None) -> None:
         if not mapping.flags.c_contiguous or mapping.nbytes == 0:
             raise InvalidRequestError(
                 f"only contiguous memory of at least 1 byte can be pinned, got {mapping.nbytes} bytes"
                 f" with strides {mapping.strides}"
             )
-        self._mapping: npt.NDArray[np.uint8] | None = mapping
-        self.reason = _register(mapping)
+        self._mapping: Bytes | None = mapping
+        self._runtime = runtime if runtime is not None else _cuda_runtime()
+        self.reason = self._register(mapping)
         """Why the mapping is not pinned; empty where it is."""
 
     @property
@@ -44,11 +65,28 @@ class PinnedMapping:
         return self._mapping is not None and not self.reason
 
     def release(self) -> None:
-        """Unregister; call it before the mapping goes away. A second call does nothing."""
+        """Unregister; call it before the mapping goes away, and behind the last copy. A second call does nothing."""
         if self.pinned:
             assert self._mapping is not None
-            torch.cuda.cudart().cudaHostUnregister(self._mapping.ctypes.data)  # type: ignore[no-untyped-call]
+            assert self._runtime is not None
+            with _lock:
+                _ranges.remove(_range(self._mapping))
+            self._runtime.cudaHostUnregister(self._mapping.ctypes.data)
         self._mapping = None
+
+    def _register(self, mapping: Bytes) -> str:
+        """Register with CUDA; the reason why not, or an empty string."""
+        if self._runtime is None:
+            return "no CUDA device"
+        flags = _PORTABLE | _MAPPED
+        if not mapping.flags.writeable:
+            flags |= _READ_ONLY
+        status = int(self._runtime.cudaHostRegister(mapping.ctypes.data, mapping.nbytes, flags))
+        if status != 0:
+            return f"cudaHostRegister refused {mapping.nbytes} bytes: error {status}"
+        with _lock:
+            _ranges.append(_range(mapping))
+        return ""
 
     def __enter__(self) -> Self:
         return self
@@ -59,13 +97,24 @@ class PinnedMapping:
         self.release()
 
 
-def _register(mapping: npt.NDArray[np.uint8]) -> str:
-    """Register with CUDA; the reason why not, or an empty string."""
+def is_pinned(page: Bytes) -> bool:
+    """Whether all of these bytes lie in a mapping that is registered now."""
+    start, end = _range(page)
+    with _lock:
+        return any(first <= start and end <= last for first, last in _ranges)
+
+
+_lock = threading.Lock()
+_ranges: list[tuple[int, int]] = []  # first address, and the one behind the last, of what is registered
+
+
+def _range(memory: Bytes) -> tuple[int, int]:
+    start = memory.ctypes.data
+    return start, start + memory.nbytes
+
+
+def _cuda_runtime() -> Runtime | None:
     if not torch.cuda.is_available():
-        return "no CUDA device"
-    flags = _PORTABLE if mapping.flags.writeable else _PORTABLE | _READ_ONLY
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    status = runtime.cudaHostRegister(mapping.ctypes.data, mapping.nbytes, flags)
-    if int(status) != 0:
-        return f"cudaHostRegister refused {mapping.nbytes} bytes: error {int(status)}"
-    return ""
+        return None
+    runtime: Runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return runtime

@@ -1,4 +1,4 @@
-"""Gather and scatter in plain loops: the specification that every faster way is checked against."""
+"""Gather and scatter as the layout says it, in plain torch: the specification of every faster way."""
 
 from __future__ import annotations
 
@@ -8,33 +8,52 @@ import torch
 
 from gpu.layout import PageLayout
 
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Elements are moved as integers: 8-bit floats know few operations, and a NaN must stay as it is."""
 
-def gather(layers: Sequence[torch.Tensor], block_ids: Sequence[int]) -> list[torch.Tensor]:
-    """The pages of these blocks, each a new contiguous tensor of the layout's ``page_shape`` on the CPU.
+
+def gather(layers: Sequence[torch.Tensor], layout: PageLayout, piece_ids: Sequence[int]) -> list[torch.Tensor]:
+    """The pages made of these pieces, each a new contiguous tensor of the layout's ``page_shape`` where the KV is.
 
     Args:
-        layers: as :meth:`gpu.layout.PageLayout.of` takes them.
-        block_ids: the blocks, each between 0 and ``num_blocks - 1``.
+        layers: one tensor a layer.
+        layout: theirs.
+        piece_ids: ``pieces_per_page`` for each page, in the order of the tokens.
     """
-    layout = PageLayout.of(layers)
     pages = []
-    for block_id in block_ids:
-        page = torch.empty(layout.page_shape, dtype=layout.dtype)
-        for layer, kv in enumerate(layers):
-            for key_or_value in range(2):
-                for token in range(layout.block_size):
-                    for head in range(layout.kv_heads):
-                        page[layer, key_or_value, token, head] = kv[key_or_value, block_id, token, head]
-        pages.append(page)
+    for ids in _by_page(piece_ids, layout):
+        page = torch.stack(
+            [torch.cat([_piece(layer, layout, number) for number in ids], dim=_token_dim(layout)) for layer in layers]
+        )
+        pages.append(page.view(layers[0].dtype))
     return pages
 
 
-def scatter(pages: Sequence[torch.Tensor], layers: Sequence[torch.Tensor], block_ids: Sequence[int]) -> None:
-    """Write pages of the layout's ``page_shape`` into the blocks given, one page a block, and touch nothing else."""
-    layout = PageLayout.of(layers)
-    for page, block_id in zip(pages, block_ids, strict=True):
-        for layer, kv in enumerate(layers):
-            for key_or_value in range(2):
-                for token in range(layout.block_size):
-                    for head in range(layout.kv_heads):
-                        kv[key_or_value, block_id, token, head] = page[layer, key_or_value, token, head]
+def scatter(
+    pages: Sequence[torch.Tensor], layers: Sequence[torch.Tensor], layout: PageLayout, piece_ids: Sequence[int]
+) -> None:
+    """Write pages of the layout's ``page_shape`` into the pieces given, and touch nothing else."""
+    for page, ids in zip(pages, _by_page(piece_ids, layout), strict=True):
+        elements = page.view(_SAME_SIZE[layout.itemsize])
+        for layer, of_layer in zip(layers, elements, strict=True):
+            for number, part in zip(ids, of_layer.chunk(layout.pieces_per_page, dim=_token_dim(layout)), strict=True):
+                _piece(layer, layout, number).copy_(part)
+
+
+def _by_page(piece_ids: Sequence[int], layout: PageLayout) -> list[Sequence[int]]:
+    size = layout.pieces_per_page
+    return [piece_ids[start : start + size] for start in range(0, len(piece_ids), size)]
+
+
+def _token_dim(layout: PageLayout) -> int:
+    return layout.inside.index("token") if "token" in layout.inside else 0
+
+
+def _piece(layer: torch.Tensor, layout: PageLayout, number: int) -> torch.Tensor:
+    """The piece's elements in place, in the order of :attr:`PageLayout.inside`."""
+    block, piece = divmod(number, layout.pieces_per_block)
+    elements = layer.view(_SAME_SIZE[layout.itemsize])
+    inside = elements.permute([layout.axes.index(name) for name in ("block", *layout.inside)])[block]
+    if "token" not in layout.inside:
+        return inside
+    return inside.narrow(_token_dim(layout), piece * layout.piece_tokens, layout.piece_tokens)

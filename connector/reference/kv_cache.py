@@ -54,10 +54,5 @@ class KVCache:
                 self.rows[name] = buffer[:, :elements]
 
     def pages(self, group: int) -> PagedKV:
-        """A group's blocks as pages, each ``[layer][element]``.
-
-        The halves of a row take the place of keys and values. For attention they are that; a recurrent state is cut in
-        two, and its bytes stay in order.
-        """
-        rows = [self.rows[name] for name in self.groups[group].layer_names]
-        return PagedKV([row.view(len(row), 2, 1, 1, -1).transpose(0, 1) for row in rows])
+        """A group's blocks as pages, each ``[layer][element]``."""
+        return PagedKV([self.rows[name] for name in self.groups[group].layer_names], "block dim")

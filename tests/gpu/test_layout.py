@@ -1,42 +1,119 @@
 from __future__ import annotations
 
-import pytest
-import torch
+import math
 
-from gpu.layout import PageLayout
+import pytest
+
+from gpu.layout import KV_FIRST, PAGE_FORMAT, PageLayout, Runs
 from kvstore.errors import InvalidRequestError
 
-
-def test_a_page_is_one_block_of_all_layers() -> None:
-    layout = PageLayout.of([torch.zeros(2, 7, 16, 4, 64, dtype=torch.bfloat16)] * 3)
-
-    assert layout == PageLayout(3, 7, 16, 4, 64, torch.bfloat16)
-    assert layout.page_shape == (3, 2, 16, 4, 64)
-    assert layout.block_bytes == 16 * 4 * 64 * 2
-    assert layout.page_bytes == 3 * 2 * layout.block_bytes
+SIZES = {"kv": 2, "block": 7, "token": 16, "head": 4, "dim": 64}
 
 
-def test_layers_may_be_slices_of_one_storage() -> None:
-    storage = torch.zeros(7, 3, 2, 16, 4, 8)
-
-    layout = PageLayout.of([storage[:, layer].transpose(0, 1) for layer in range(3)])
-
-    assert layout == PageLayout(3, 7, 16, 4, 8, torch.float32)
+def dense(axes: str, *, itemsize: int = 2, order: str = "", page_tokens: int | None = None) -> PageLayout:
+    """Three layers without gaps, in the order given."""
+    names = axes.split()
+    strides, step = {}, itemsize
+    for name in reversed((order or axes).split()):
+        strides[name] = step
+        step *= SIZES[name]
+    shape = [SIZES[name] for name in names]
+    return PageLayout.describe(
+        axes, shape, [strides[name] for name in names], itemsize, layers=3, page_tokens=page_tokens
+    )
 
 
 @pytest.mark.parametrize(
-    ("layers", "says"),
+    ("axes", "order", "format_"),
     [
-        ([], "at least 1 layer, got 0"),
-        ([torch.zeros(2, 7, 16, 32)], r"got \(2, 7, 16, 32\)"),
-        ([torch.zeros(3, 7, 16, 4, 8)], r"got \(3, 7, 16, 4, 8\)"),
-        ([torch.zeros(2, 0, 16, 4, 8)], r"got \(2, 0, 16, 4, 8\)"),
-        ([torch.zeros(2, 7, 16, 4, 8), torch.zeros(2, 6, 16, 4, 8)], r"layer 1 is \(2, 6, 16, 4, 8\)"),
-        ([torch.zeros(2, 7, 16, 4, 8), torch.zeros(2, 7, 16, 4, 8).half()], r"layer 1 is .* torch.float16"),
-        ([torch.zeros(2, 7, 16, 4, 8), torch.zeros(2, 7, 16, 4, 8, device="meta")], r"layer 1 is .* on meta"),
-        ([torch.zeros(2, 7, 16, 8, 4).transpose(3, 4)], "layer 0: the inside of a block must be contiguous"),
+        (KV_FIRST, "", PAGE_FORMAT),
+        ("block kv token head dim", "", PAGE_FORMAT),
+        ("block head token dim", "", "layer-head-token-dim/1"),
+        (KV_FIRST, "kv block head token dim", "layer-kv-head-token-dim/1"),  # shown as others, lying otherwise
+        ("block token dim", "", "layer-token-dim/1"),
+        ("block dim", "", "layer-dim/1"),
+        ("block token kv head dim", "", "layer-token-kv-head-dim/1"),
     ],
 )
-def test_other_tensors_are_refused(layers: list[torch.Tensor], says: str) -> None:
+def test_a_pages_format_says_how_a_blocks_inside_lies(axes: str, order: str, format_: str) -> None:
+    layout = dense(axes, order=order)
+
+    assert layout.format == format_
+    assert layout.page_bytes == 3 * 2 * math.prod(SIZES[name] for name in axes.split() if name != "block")
+
+
+def test_an_axis_of_one_element_changes_no_order_whatever_its_stride() -> None:
+    shape = [2, 7, 16, 1, 64]
+    usual = PageLayout.describe(KV_FIRST, shape, [7 * 2048, 2048, 128, 128, 2], 2)
+    odd = PageLayout.describe(KV_FIRST, shape, [7 * 2048, 2048, 128, 999, 2], 2)
+
+    assert usual.format == odd.format == PAGE_FORMAT
+    assert usual.runs == odd.runs
+
+
+@pytest.mark.parametrize(
+    ("axes", "order", "page_tokens", "runs"),
+    [
+        (KV_FIRST, "", None, Runs(2, 7 * 8192, 8192, 1, 0, 1, 1, 8192)),
+        ("block kv token head dim", "", None, Runs(1, 0, 16384, 1, 0, 1, 1, 16384)),  # one run a block
+        ("block head token dim", "", None, Runs(1, 0, 8192, 1, 0, 1, 1, 8192)),
+        ("block head token dim", "", 64, Runs(1, 0, 8192, 4, 2048, 1, 4, 2048)),
+        ("block head token dim", "", 4, Runs(1, 0, 8192, 4, 2048, 4, 1, 512)),
+        (KV_FIRST, "", 4, Runs(2, 7 * 8192, 8192, 1, 0, 4, 1, 2048)),
+        ("block dim", "", None, Runs(1, 0, 128, 1, 0, 1, 1, 128)),
+    ],
+)
+def test_runs_are_as_long_as_page_and_block_agree(axes: str, order: str, page_tokens: int | None, runs: Runs) -> None:
+    assert dense(axes, order=order, page_tokens=page_tokens).runs == runs
+
+
+def test_the_pieces_of_a_sequences_pages() -> None:
+    blocks = [5, 2, 6, 0]
+
+    assert [dense(KV_FIRST).pieces(blocks, page) for page in range(4)] == [(5,), (2,), (6,), (0,)]
+    longer = dense(KV_FIRST, page_tokens=32)
+    assert [longer.pieces(blocks, page) for page in range(2)] == [(5, 2), (6, 0)]
+    shorter = dense(KV_FIRST, page_tokens=8)
+    assert [shorter.pieces(blocks, page) for page in range(4)] == [(10,), (11,), (4,), (5,)]
+    assert (longer.num_pieces, shorter.num_pieces) == (7, 14)
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ("kv block token heads dim", "unknown axis 'heads'"),
+        ("kv block token token dim", "axis 'token' is there twice"),
+        ("kv token head dim", "axis 'block' is missing"),
+        ("block token head", "axis 'dim' is missing"),
+        ("layer block token dim", "has no axis 'layer'"),
+    ],
+)
+def test_axes_that_declare_no_paged_kv_are_refused(axes: str, says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
-        PageLayout.of(layers)
+        PageLayout.describe(axes, [2] * len(axes.split()), [2] * len(axes.split()), 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "says"),
+    [
+        ([7, 16], [2048, 128], r"3 axes \(block, token, dim\), none of them empty, got shape \(7, 16\)"),
+        ([7, 0, 64], [2048, 128, 2], r"got shape \(7, 0, 64\)"),
+        ([7, 16, 64], [2048, 130, 2], "axis 'token' has a stride of 130 bytes where 128 follow each other"),
+        ([7, 16, 64], [2048, 128, 4], "axis 'dim' has a stride of 4 bytes where 2 follow"),
+        ([7, 16, 64], [2048, 0, 2], "axis 'dim' has a stride of 2 bytes|axis 'token' has a stride of 0"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(shape: list[int], strides: list[int], says: str) -> None:
+    with pytest.raises(InvalidRequestError, match=says):
+        PageLayout.describe("block token dim", shape, strides, 2)
+
+
+@pytest.mark.parametrize("page_tokens", [0, -16, 24, 5])
+def test_pages_that_do_not_go_into_blocks_nor_blocks_into_them_are_refused(page_tokens: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"pages of {page_tokens} tokens and blocks of 16"):
+        dense(KV_FIRST, page_tokens=page_tokens)
+
+
+def test_a_block_without_tokens_is_a_page() -> None:
+    with pytest.raises(InvalidRequestError, match="without an axis 'token' are pages, there are none of 4 tokens"):
+        dense("block dim", page_tokens=4)

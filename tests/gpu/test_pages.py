@@ -3,7 +3,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,112 +10,100 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_layouts import PagedCase, arena_pages, bits, paged_cases, paged_kv, random_pages
 
 from gpu import reference
-from gpu.device import tensor_over
-from gpu.layout import PageLayout
 from gpu.pages import PagedKV
-from gpu.pinned import PinnedMapping
+from gpu.ways import tensor_over
 from kvstore.errors import InvalidRequestError
 
-Pages = list[npt.NDArray[np.uint8]]
-
-
-@dataclass
-class Case:
-    layers: list[torch.Tensor]
-    block_ids: list[int]
-
-
-def random_kv(layout: PageLayout, seed: int, *, joined: bool = False) -> list[torch.Tensor]:
-    """KV tensors of random bytes (NaNs of every kind among them), each its own or all slices of one storage."""
-    bits = np.random.default_rng(seed).integers(0, 256, layout.num_blocks * layout.page_bytes, dtype=np.uint8)
-    storage = torch.from_numpy(bits).view(layout.dtype)
-    inside = (layout.block_size, layout.kv_heads, layout.head_size)
-    if joined:
-        blocks = storage.view(layout.num_blocks, layout.layers, 2, *inside)
-        return [blocks[:, layer].transpose(0, 1) for layer in range(layout.layers)]
-    return list(storage.view(layout.layers, 2, layout.num_blocks, *inside).unbind())
-
-
-def arena_pages(count: int, page_bytes: int, *, fill: int = 0) -> Pages:
-    """Pages as slots of one mapping, neither aligned nor in order."""
-    mapping = np.full(count * (page_bytes + 3) + 1, fill, np.uint8)
-    starts = [1 + slot * (page_bytes + 3) for slot in reversed(range(count))]
-    return [mapping[start : start + page_bytes] for start in starts]
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+SMALL = {"layer": 2, "kv": 2, "block": 5, "token": 4, "head": 2, "dim": 8}
+Case = tuple[PagedCase, list[int]]
 
 
 def small_kv() -> list[torch.Tensor]:
-    return random_kv(PageLayout(2, 5, 4, 2, 8, torch.float32), seed=0)
+    return paged_kv("kv block token head dim", SMALL, torch.float32).tensors
 
 
-@st.composite
-def cases(draw: st.DrawFn, *, unique: bool = False) -> Case:
-    layout = PageLayout(
-        layers=draw(st.integers(1, 3)),
-        num_blocks=draw(st.integers(1, 6)),
-        block_size=draw(st.sampled_from([1, 3, 4])),
-        kv_heads=draw(st.integers(1, 3)),
-        head_size=draw(st.sampled_from([1, 5, 8])),
-        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
-    )
-    block = st.integers(0, layout.num_blocks - 1)
-    return Case(
-        random_kv(layout, draw(st.integers(0, 1000)), joined=draw(st.booleans())),
-        draw(st.lists(block, unique=unique, max_size=8)),
-    )
+def paged_of(case: PagedCase) -> PagedKV:
+    return PagedKV(case.tensors, case.axes, page_tokens=case.page_tokens)
 
 
-@given(cases())
-@settings(max_examples=60, deadline=None)
-def test_gather_equals_the_reference(case: Case) -> None:
-    paged = PagedKV(case.layers)
-    out = arena_pages(len(case.block_ids), paged.page_bytes)
+@given(paged_cases())
+@settings(max_examples=100, deadline=None)
+def test_the_specification_is_what_a_loop_over_elements_gives(given_case: Case) -> None:
+    case, ids = given_case
 
-    paged.gather(case.block_ids, out)
-
-    assert [page.tobytes() for page in out] == [bits(page) for page in reference.gather(case.layers, case.block_ids)]
+    assert [bits(page) for page in reference.gather(case.layers, case.layout, ids)] == case.naive_pages(ids)
 
 
-@given(cases(unique=True), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
-def test_scatter_equals_the_reference_and_touches_nothing_else(case: Case, seed: int) -> None:
-    paged = PagedKV(case.layers)
-    expected = [layer.clone() for layer in case.layers]
-    pages = arena_pages(len(case.block_ids), paged.page_bytes)
-    for page in pages:
-        page[:] = np.random.default_rng(seed).integers(0, 256, page.size, dtype=np.uint8)
-        page.flags.writeable = False
-    as_tensors = [
-        torch.from_numpy(page.copy()).view(paged.layout.dtype).view(paged.layout.page_shape) for page in pages
-    ]
+@given(paged_cases(unique=True), st.integers(0, 1000))
+@settings(max_examples=100, deadline=None)
+def test_what_the_specification_scatters_it_gathers_and_nothing_else_changes(given_case: Case, seed: int) -> None:
+    case, ids = given_case
+    layout = case.layout
+    rest = sorted(set(range(layout.num_pieces)) - set(ids))
+    rest = rest[: len(rest) // layout.pieces_per_page * layout.pieces_per_page]
+    before = case.naive_pages(rest)
+    pages = random_pages(len(ids) // layout.pieces_per_page, layout.page_bytes, seed)
+    tensors = [torch.from_numpy(page.copy()).view(case.tensors[0].dtype).view(layout.page_shape) for page in pages]
+    wild = [storage.copy() for storage in case.storages]
 
-    paged.scatter(pages, case.block_ids)
+    reference.scatter(tensors, case.layers, layout, ids)
 
-    reference.scatter(as_tensors, expected, case.block_ids)
-    assert [bits(layer) for layer in case.layers] == [bits(layer) for layer in expected]
+    assert case.naive_pages(ids) == [page.tobytes() for page in pages]
+    assert case.naive_pages(rest) == before
+    changed = sum(int((now != old).sum()) for now, old in zip(case.storages, wild, strict=True))
+    assert changed <= len(pages) * layout.page_bytes
 
 
-@given(cases(unique=True), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
-def test_pages_survive_the_way_out_and_back_into_other_blocks(case: Case, random: object) -> None:
-    paged = PagedKV(case.layers)
-    other = PagedKV([torch.zeros_like(layer) for layer in case.layers])
-    pages = arena_pages(len(case.block_ids), paged.page_bytes)
-    moved = list(range(other.num_blocks))
-    random.shuffle(moved)  # type: ignore[attr-defined]
-    moved = moved[: len(case.block_ids)]
+@given(paged_cases())
+@settings(max_examples=100, deadline=None)
+def test_gather_equals_the_specification(given_case: Case) -> None:
+    case, ids = given_case
+    paged = paged_of(case)
+    out = arena_pages(len(ids) // paged.layout.pieces_per_page, paged.page_bytes)
 
-    paged.gather(case.block_ids, pages)
-    other.scatter(pages, moved)
-    again = arena_pages(len(moved), other.page_bytes)
-    other.gather(moved, again)
+    paged.gather(ids, out)
 
-    assert [page.tobytes() for page in again] == [page.tobytes() for page in pages]
+    assert [page.tobytes() for page in out] == [bits(page) for page in reference.gather(case.layers, case.layout, ids)]
+
+
+@given(paged_cases(unique=True), st.integers(0, 1000), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_scatter_equals_the_specification_and_touches_nothing_else(given_case: Case, seed: int, by_layer: bool) -> None:
+    case, ids = given_case
+    paged = paged_of(case)
+    pages = random_pages(len(ids) // paged.layout.pieces_per_page, paged.page_bytes, seed)
+    tensors = [torch.from_numpy(page.copy()).view(case.tensors[0].dtype).view(case.layout.page_shape) for page in pages]
+    before = [storage.copy() for storage in case.storages]
+    reference.scatter(tensors, case.layers, case.layout, ids)
+    expected = [storage.copy() for storage in case.storages]
+    for storage, content in zip(case.storages, before, strict=True):
+        storage[:] = content
+
+    told: list[int] = []
+    paged.scatter(pages, ids, told.append if by_layer else None)
+
+    assert all(map(np.array_equal, case.storages, expected))
+    assert told == (list(range(paged.num_layers)) if by_layer and ids else [])
+
+
+def test_a_layer_is_in_place_when_it_is_told_and_the_next_one_is_not() -> None:
+    case = paged_kv("block kv token head dim", SMALL | {"layer": 3}, torch.float32)
+    paged = paged_of(case)
+    (page,) = random_pages(1, paged.page_bytes, seed=1)
+    parts = page.reshape(3, -1)
+    before = [bits(layer[4]) for layer in case.layers]
+    seen: list[list[bool]] = []
+
+    def look(layer: int) -> None:
+        seen.append([bits(kv[4]) == part.tobytes() for kv, part in zip(case.layers, parts, strict=True)])
+        assert [bits(kv[4]) for kv in case.layers[layer + 1 :]] == before[layer + 1 :]
+
+    paged.scatter([page], [4], look)
+
+    assert seen == [[True, False, False], [True, True, False], [True, True, True]]
 
 
 def test_bytes_around_a_page_stay_as_they_were() -> None:
@@ -135,7 +122,7 @@ def test_a_kv_that_requires_gradients_is_copied_too() -> None:
 
     paged.gather([2], out)
 
-    assert out[0].tobytes() == bits(reference.gather([layer.detach() for layer in layers], [2])[0])
+    assert out[0].tobytes() == b"".join(bits(layer[:, 2]) for layer in layers)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +192,31 @@ def test_scatter_refuses_two_pages_for_one_block() -> None:
         paged.scatter(arena_pages(3, paged.page_bytes), [3, 1, 3])
 
 
+def test_ids_of_pieces_are_counted_and_checked_by_page() -> None:
+    longer, shorter = (PagedKV(small_kv(), page_tokens=tokens) for tokens in (8, 2))
+
+    with pytest.raises(InvalidRequestError, match="3 block ids for 2 pages of 2 blocks each"):
+        longer.gather([0, 1, 2], arena_pages(2, longer.page_bytes))
+    with pytest.raises(InvalidRequestError, match="piece id 10 is not between 0 and 9"):
+        shorter.gather([10], arena_pages(1, shorter.page_bytes))
+
+
+@pytest.mark.parametrize(
+    ("layers", "axes", "says"),
+    [
+        ([], "block dim", "at least 1 layer, got 0"),
+        ([torch.zeros(2, 3), torch.zeros(2, 4)], "block dim", r"layer 1 is \(2, 4\)"),
+        ([torch.zeros(2, 4), torch.zeros(2, 4).half()], "block dim", "layer 1 is .* torch.float16"),
+        ([torch.zeros(2, 4), torch.zeros(2, 8)[:, :4]], "block dim", r"layer 1 is .* with strides \(8, 1\)"),
+        ([torch.zeros(2, 4), torch.zeros(2, 4, device="meta")], "block dim", "layer 1 is .* on meta"),
+        ([torch.zeros(2, 4)] * 2, "layer block dim", "one tensor of 3 dimensions is needed"),
+    ],
+)
+def test_other_tensors_are_refused(layers: list[torch.Tensor], axes: str, says: str) -> None:
+    with pytest.raises(InvalidRequestError, match=says):
+        PagedKV(layers, axes)
+
+
 def test_a_device_of_another_kind_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="cpu or cuda device, got meta"):
         PagedKV([torch.zeros(2, 5, 4, 2, 8, device="meta")])
@@ -252,28 +264,3 @@ def test_a_tensor_over_read_only_memory_shares_it_without_a_warning() -> None:
     memory[3] = 200
 
     assert tensor.tolist() == memory.tolist()
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("pinned", [False, True])
-@pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_cuda_device_copies_as_the_reference_does(dtype: torch.dtype, joined: bool, pinned: bool) -> None:
-    layout = PageLayout(4, 40, 16, 4, 64, dtype)
-    layers = random_kv(layout, seed=1, joined=joined)
-    paged = PagedKV([layer.cuda() if not joined else layer.transpose(0, 1).cuda().transpose(0, 1) for layer in layers])
-    ids = np.random.default_rng(2).permutation(layout.num_blocks)[:25].tolist()
-    arena = np.zeros(len(ids) * layout.page_bytes, np.uint8)
-    pages = list(arena.reshape(len(ids), layout.page_bytes))
-
-    with PinnedMapping(arena) if pinned else PinnedMapping(np.zeros(1, np.uint8)) as mapping:
-        assert not pinned or mapping.pinned, mapping.reason
-        paged.gather(ids, pages)
-        assert [page.tobytes() for page in pages] == [bits(page) for page in reference.gather(layers, ids)]
-
-        other = PagedKV([torch.zeros(2, 40, 16, 4, 64, dtype=dtype, device="cuda") for _ in range(4)])
-        moved = list(reversed(ids))
-        other.scatter(pages, moved)
-        again = [np.zeros(layout.page_bytes, np.uint8) for _ in ids]
-        other.gather(moved, again)
-        assert [page.tobytes() for page in again] == [page.tobytes() for page in pages]

@@ -4,8 +4,26 @@ import numpy as np
 import pytest
 import torch
 
-from gpu.pinned import PinnedMapping
+from gpu.pinned import PinnedMapping, is_pinned
 from kvstore.errors import InvalidRequestError
+
+
+class Runtime:
+    """The boundary to CUDA: what would be registered there. There is no device to register anything with here."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.registered: dict[int, tuple[int, int]] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if not self.status:
+            assert address not in self.registered
+            self.registered[address] = size, flags
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.registered[address]
+        return 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
@@ -22,14 +40,32 @@ def test_memory_that_is_not_one_piece_is_refused(memory: np.ndarray) -> None:  #
         PinnedMapping(memory)
 
 
-@pytest.mark.cuda
-def test_a_mapping_is_pinned_until_it_is_released() -> None:
-    memory = np.zeros(1 << 20, np.uint8)
-    tensor = torch.from_numpy(memory)
+def test_what_lies_in_a_mapping_is_pinned_until_it_is_released() -> None:
+    memory, runtime = np.zeros(4096, np.uint8), Runtime()
 
-    with PinnedMapping(memory) as mapping:
-        assert mapping.pinned, mapping.reason
-        assert tensor.is_pinned()
+    with PinnedMapping(memory[1024:3072], runtime) as mapping:
+        assert mapping.pinned
+        assert runtime.registered == {memory.ctypes.data + 1024: (2048, 0x03)}  # portable, mapped
+        assert is_pinned(memory[1024:3072])
+        assert not is_pinned(memory[1023:2000])
+        assert not is_pinned(memory[2000:3073])
 
-    assert not mapping.pinned
-    assert not tensor.is_pinned()
+    assert not runtime.registered
+    assert not is_pinned(memory[1024:3072])
+    mapping.release()
+
+
+def test_memory_that_may_not_be_written_is_registered_as_such() -> None:
+    memory, runtime = np.zeros(4096, np.uint8), Runtime()
+    memory.flags.writeable = False
+
+    with PinnedMapping(memory, runtime):
+        assert runtime.registered[memory.ctypes.data] == (4096, 0x0B)
+
+
+def test_what_the_runtime_refuses_is_not_pinned_and_not_unregistered() -> None:
+    memory, runtime = np.zeros(4096, np.uint8), Runtime(status=2)
+
+    with PinnedMapping(memory, runtime) as mapping:
+        assert mapping.reason == "cudaHostRegister refused 4096 bytes: error 2"
+        assert not is_pinned(memory)

@@ -1,0 +1,113 @@
+"""A Triton kernel that reads pages from, or writes them to, pinned host memory directly: one launch a call.
+
+One program copies one run. It runs on the device's processors, which the engine computes with: a launch takes from them
+what a copy engine would not, and saves the staging buffer and a copy call a page. Which is better is measured.
+
+With ``TRITON_INTERPRET=1`` in the environment it runs on CPU tensors, slowly, which is how its tests run without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from gpu.layout import PageLayout
+from gpu.pinned import is_pinned
+from gpu.tensors import word_bytes
+from gpu.ways import PageBytes
+
+_MOST_LANES = 1024
+"""Words that one program copies at once."""
+
+_WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
+
+
+class Kernel:
+    """:class:`gpu.ways.Way` by the kernel below."""
+
+    def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
+        self._layers = list(layers)  # they must not go away: the kernel knows addresses only
+        self._layout = layout
+        self._runs = layout.runs
+        self._word = word_bytes(layers, self._runs)
+        self._device = layers[0].device
+        self._addresses = torch.tensor([layer.data_ptr() for layer in layers], device=self._device)
+
+    def takes(self, pages: Sequence[PageBytes]) -> bool:
+        """Whether the device can reach all of these pages, and reads them in whole words."""
+        return all(page.ctypes.data % self._word == 0 and is_pinned(page) for page in pages)
+
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        """Queue copies of pieces into pages."""
+        self._launch(piece_ids, out, range(self._layout.layers), gather=True)
+
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range) -> None:
+        """Queue copies of these layers of pages into pieces."""
+        self._launch(piece_ids, pages, layers, gather=False)
+
+    def _launch(self, piece_ids: Sequence[int], pages: Sequence[PageBytes], layers: range, *, gather: bool) -> None:
+        runs, word = self._runs, self._word
+        # One transfer for both lists.
+        numbers = torch.tensor([*piece_ids, *(page.ctypes.data for page in pages)], device=self._device)
+        words = runs.run_bytes // word
+        grid = (len(piece_ids), len(layers) * runs.parts * runs.rows)
+        copy_runs[grid](
+            self._addresses,
+            numbers[len(piece_ids) :],
+            numbers,
+            layers.start,
+            runs.parts,
+            runs.rows,
+            runs.pieces_per_block,
+            runs.pieces_per_page,
+            words,
+            runs.part_stride // word,
+            runs.block_stride // word,
+            runs.row_stride // word,
+            WORD=_WORDS[word],
+            LANES=min(_MOST_LANES, triton.next_power_of_2(words)),
+            GATHER=gather,
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def copy_runs(  # type: ignore[no-untyped-def]  # noqa: D103
+    layer_addresses,
+    page_addresses,
+    piece_ids,
+    first_layer,
+    parts,
+    rows,
+    pieces_per_block,
+    pieces_per_page,
+    words,
+    part_stride,
+    block_stride,
+    row_stride,
+    WORD: tl.constexpr,  # noqa: N803
+    LANES: tl.constexpr,  # noqa: N803
+    GATHER: tl.constexpr,  # noqa: N803
+):
+    # 64 bits throughout: a KV cache has more words than 32 bits count.
+    place = tl.program_id(0).to(tl.int64)
+    strip = tl.program_id(1).to(tl.int64)
+    row = strip % rows
+    part = strip // rows % parts
+    layer = first_layer + strip // rows // parts
+    piece = tl.load(piece_ids + place)
+    block = piece // pieces_per_block
+    share = piece % pieces_per_block
+    inside = tl.load(layer_addresses + layer).to(tl.pointer_type(WORD))
+    inside += part * part_stride + block * block_stride + row * row_stride + share * words
+    outside = tl.load(page_addresses + place // pieces_per_page).to(tl.pointer_type(WORD))
+    outside += (((layer * parts + part) * rows + row) * pieces_per_page + place % pieces_per_page) * words
+    for start in range(0, words, LANES):
+        at = start + tl.arange(0, LANES)
+        mask = at < words
+        if GATHER:
+            tl.store(outside + at, tl.load(inside + at, mask=mask), mask=mask)
+        else:
+            tl.store(inside + at, tl.load(outside + at, mask=mask), mask=mask)

@@ -1,0 +1,146 @@
+"""Ways for pages to cross between a paged KV and host memory. Each only queues its copies, on the current stream.
+
+All of them copy the same bytes. Which one is fastest depends on the length of a layout's runs, on the bus and on the
+device: see :mod:`gpu.choice`. They work on CPU tensors as well, where they are done when they return.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu.layout import PageLayout
+from gpu.tensors import run_view, word_bytes
+
+PageBytes = npt.NDArray[np.uint8]
+
+STAGING_BYTES = 64 << 20
+"""Most device memory that one copy takes for its staging buffer (at least one page)."""
+
+
+class Way(Protocol):
+    """How one way queues copies. Arguments were checked before; pages stay where they are until the copies are done."""
+
+    def takes(self, pages: Sequence[PageBytes]) -> bool:
+        """Whether this way can copy these pages, from where they are."""
+        ...
+
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        """Queue copies of pieces into pages."""
+        ...
+
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range) -> None:
+        """Queue copies of these layers of pages into pieces."""
+        ...
+
+
+class Staged:
+    """Collects pieces in a contiguous buffer on the device, from which each page crosses the bus in one copy."""
+
+    def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
+        runs = layout.runs
+        word = word_bytes(layers, runs)
+        self._layers = [run_view(layer, layout, word) for layer in layers]
+        self._layout = layout
+        self._runs = runs
+        self._page_shape = (runs.parts, runs.rows, runs.pieces_per_page, runs.run_bytes // word)
+
+    def takes(self, pages: Sequence[PageBytes]) -> bool:
+        """Any pages."""
+        return True
+
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        """Queue copies of pieces into pages."""
+        for start, end in self._batches(len(out), len(self._layers)):
+            blocks, pieces = self._indices(piece_ids, start, end)
+            staging = self._staging(end - start, len(self._layers))
+            for index, layer in enumerate(self._layers):
+                picked = layer[:, blocks, pieces]  # (parts, pages * pieces_per_page, rows, words)
+                by_page = picked.view(len(picked), end - start, self._runs.pieces_per_page, *picked.shape[2:])
+                staging[:, index] = by_page.permute(1, 0, 3, 2, 4)
+            for page, staged in zip(out[start:end], as_bytes(staging), strict=True):
+                tensor_over(page).copy_(staged, non_blocking=True)
+
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range) -> None:
+        """Queue copies of these layers of pages into pieces."""
+        first, last = layers.start * self._layout.layer_bytes, layers.stop * self._layout.layer_bytes
+        for start, end in self._batches(len(pages), len(layers)):
+            blocks, pieces = self._indices(piece_ids, start, end)
+            staging = self._staging(end - start, len(layers))
+            for page, staged in zip(pages[start:end], as_bytes(staging), strict=True):
+                staged.copy_(tensor_over(page[first:last]), non_blocking=True)
+            for index, layer in enumerate(layers):
+                # (pages, parts, rows, pieces, words) -> (parts, pages * pieces, rows, words)
+                self._layers[layer][:, blocks, pieces] = staging[:, index].permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+    def _staging(self, pages: int, layers: int) -> torch.Tensor:
+        first = self._layers[0]
+        return torch.empty((pages, layers, *self._page_shape), dtype=first.dtype, device=first.device)
+
+    def _indices(self, piece_ids: Sequence[int], start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        per_page = self._runs.pieces_per_page
+        ids = torch.tensor(piece_ids[start * per_page : end * per_page], device=self._layers[0].device)
+        return ids // self._runs.pieces_per_block, ids % self._runs.pieces_per_block
+
+    def _batches(self, count: int, layers: int) -> Iterator[tuple[int, int]]:
+        pages = max(1, STAGING_BYTES // (self._layout.layer_bytes * layers))
+        return ((start, min(start + pages, count)) for start in range(0, count, pages))
+
+
+class RunByRun:
+    """One asynchronous copy for each run of contiguous bytes, nothing between: for layouts with long runs."""
+
+    def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
+        runs = layout.runs
+        self._layers = [run_view(layer, layout) for layer in layers]
+        self._pieces = runs.pieces_per_block, runs.pieces_per_page
+        self._page_shape = (layout.layers, runs.parts, runs.rows, runs.pieces_per_page, runs.run_bytes)
+
+    def takes(self, pages: Sequence[PageBytes]) -> bool:
+        """Any pages."""
+        return True
+
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        """Queue copies of pieces into pages."""
+        for outside, inside in self._pairs(out, piece_ids, range(len(self._layers))):
+            outside.copy_(inside, non_blocking=True)
+
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range) -> None:
+        """Queue copies of these layers of pages into pieces."""
+        for outside, inside in self._pairs(pages, piece_ids, layers):
+            inside.copy_(outside, non_blocking=True)
+
+    def _pairs(
+        self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each run in its page and in its block."""
+        per_block, per_page = self._pieces
+        _, parts, rows, _, _ = self._page_shape
+        for number, page in enumerate(pages):
+            outside = tensor_over(page).view(self._page_shape)
+            for layer in layers:
+                for piece in range(per_page):
+                    block, share = divmod(piece_ids[number * per_page + piece], per_block)
+                    for part in range(parts):
+                        for row in range(rows):
+                            yield outside[layer, part, row, piece], self._layers[layer][part, block, share, row]
+
+
+def tensor_over(page: PageBytes) -> torch.Tensor:
+    """A uint8 tensor over an array's memory, without a copy, also where the array is read-only.
+
+    Torch has no read-only tensors and warns when it wraps such memory. Through the address it does not ask: whoever
+    calls this writes to the tensor only where the array is writable, and keeps the array alive.
+    """
+    memory = (ctypes.c_uint8 * page.size).from_address(page.ctypes.data)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def as_bytes(staging: torch.Tensor) -> torch.Tensor:
+    """``(pages, bytes)`` over the same memory."""
+    return staging.view(len(staging), -1).view(torch.uint8)

@@ -1,0 +1,119 @@
+"""On a CUDA device. ``make test-cuda`` runs what is marked ``cuda``."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from kv_layouts import DECLARED, PagedCase, paged_kv
+
+from gpu import reference
+from gpu.device import CudaStreams, DeviceCopies, ways_for
+from gpu.pages import PagedKV
+from gpu.pinned import PinnedMapping
+from gpu.tensors import by_layer, describe
+
+pytestmark = pytest.mark.cuda
+
+SIZES = {"layer": 3, "kv": 2, "block": 24, "token": 16, "head": 4, "dim": 64}
+
+
+def on_device(case: PagedCase) -> list[torch.Tensor]:
+    """The same tensors there, with the same strides."""
+    moved = []
+    for tensor in case.tensors:
+        storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).cuda().view(tensor.dtype)
+        moved.append(storage.as_strided(tensor.shape, tensor.stride()))
+    return moved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("page_tokens", [None, 4, 48])
+@pytest.mark.parametrize("axes", [axes for axes in DECLARED if "token" in axes])
+def test_every_way_copies_as_the_specification_does(axes: str, page_tokens: int | None, dtype: torch.dtype) -> None:
+    case = paged_kv(axes, SIZES, dtype, gap=8, page_tokens=page_tokens)
+    layers, names = by_layer(on_device(case), axes)
+    layout = describe(layers, names, page_tokens)
+    count = 3
+    ids = np.random.default_rng(1).permutation(layout.num_pieces)[: count * layout.pieces_per_page].tolist()
+    expected = [
+        page.cpu().view(-1).view(torch.uint8).numpy() for page in reference.gather(case.layers, case.layout, ids)
+    ]
+    memory = np.zeros(count * layout.page_bytes, np.uint8)
+    pages = list(memory.reshape(count, -1))
+    streams = CudaStreams(layers[0].device)
+    with PinnedMapping(memory) as mapping:
+        assert mapping.pinned, mapping.reason
+        for name, way in ways_for(layers, layout).items():
+            assert way.takes(pages), name
+            memory[:] = 0
+            (done,) = streams.queue("gather", [lambda way=way: way.gather(ids, pages)])
+            done.synchronize()
+            assert all(map(np.array_equal, pages, expected)), name
+
+            for layer in layers:
+                layer.view(torch.uint8).zero_()
+            torch.cuda.synchronize()
+            shares = [lambda way=way, each=each: way.scatter(pages, ids, range(each, each + 1)) for each in range(3)]
+            for done in streams.queue("scatter", shares):
+                done.synchronize()
+            again = [page.cpu().view(-1).view(torch.uint8).numpy() for page in reference.gather(layers, layout, ids)]
+            assert all(map(np.array_equal, again, expected)), name
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_kernel_is_among_the_ways_that_were_measured() -> None:
+    case = paged_kv("kv block token head dim", SIZES, torch.bfloat16)
+
+    copies = DeviceCopies(on_device(case), case.layout)
+
+    assert set(copies.order["gather"]) == set(copies.order["scatter"]) == {"staged", "run by run", "kernel"}
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_pages_survive_the_way_out_and_back_into_other_blocks(pinned: bool) -> None:
+    case = paged_kv("block kv token head dim", SIZES, torch.bfloat16)
+    paged = PagedKV(on_device(case), case.axes)
+    ids = np.random.default_rng(2).permutation(24)[:20].tolist()
+    memory = np.zeros(len(ids) * paged.page_bytes, np.uint8)
+    pages = list(memory.reshape(len(ids), -1))
+    with PinnedMapping(memory if pinned else np.zeros(1, np.uint8)) as mapping:
+        assert mapping.pinned, mapping.reason
+        paged.gather(ids, pages)
+        other = PagedKV([torch.zeros_like(tensor) for tensor in on_device(case)], case.axes)
+        told: list[int] = []
+        other.scatter(pages, ids[::-1], told.append)
+        again = [np.zeros(paged.page_bytes, np.uint8) for _ in ids]
+        other.gather(ids[::-1], again)
+
+    assert [page.tobytes() for page in pages] == case.naive_pages(ids)
+    assert [page.tobytes() for page in again] == [page.tobytes() for page in pages]
+    assert told == [0, 1, 2]
+
+
+def test_a_copy_waits_for_what_was_queued_before_it() -> None:
+    case = paged_kv("block kv token head dim", SIZES, torch.bfloat16)
+    tensors = on_device(case)
+    paged = PagedKV(tensors, case.axes)
+    page = np.zeros(paged.page_bytes, np.uint8)
+    torch.cuda._sleep(100_000_000)  # the engine's stream is busy ...
+    for tensor in tensors:
+        tensor.view(torch.uint8).fill_(7)  # ... and then writes
+
+    paged.gather([3], [page])
+
+    assert (page == 7).all()
+
+
+def test_a_mapping_is_pinned_until_it_is_released() -> None:
+    memory = np.zeros(1 << 20, np.uint8)
+    tensor = torch.from_numpy(memory)
+
+    with PinnedMapping(memory) as mapping:
+        assert mapping.pinned, mapping.reason
+        assert tensor.is_pinned()
+
+    assert not mapping.pinned
+    assert not tensor.is_pinned()

@@ -1,0 +1,138 @@
+"""Every way to copy against the specification, on CPU tensors; the same on a device: test_cuda.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kv_layouts import PagedCase, arena_pages, bits, paged_cases, paged_kv, random_pages
+
+from gpu import pinned, reference, ways
+from gpu.ways import RunByRun, Staged, Way
+
+Case = tuple[PagedCase, list[int]]
+SMALL = {"layer": 2, "kv": 2, "block": 5, "token": 4, "head": 2, "dim": 8}
+
+
+class EverythingRegisters:
+    """Memory can be "pinned" without a device."""
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return 0
+
+
+def make_way(name: str, case: PagedCase) -> Way:
+    if name != "kernel":
+        return {"staged": Staged, "run by run": RunByRun}[name](case.layers, case.layout)
+    from gpu.kernel import Kernel
+
+    return Kernel(case.layers, case.layout)
+
+
+NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+NEEDS_INTERPRETER = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="without TRITON_INTERPRET=1 the kernel needs a CUDA device"
+)
+WAYS = ["staged", "run by run", pytest.param("kernel", marks=[NEEDS_TRITON, NEEDS_INTERPRETER])]
+
+
+def pages_for(case: PagedCase, ids: Sequence[int], *, fill: int = 0) -> list[Any]:
+    return arena_pages(len(ids) // case.layout.pieces_per_page, case.layout.page_bytes, fill=fill)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@given(given_case=paged_cases())
+@settings(max_examples=60, deadline=None)
+def test_pages_come_out_as_the_specification_says(name: str, given_case: Case) -> None:
+    case, ids = given_case
+    out = pages_for(case, ids)
+    if not out:
+        return
+
+    make_way(name, case).gather(ids, out)
+
+    assert [page.tobytes() for page in out] == [bits(page) for page in reference.gather(case.layers, case.layout, ids)]
+
+
+@pytest.mark.parametrize("name", WAYS)
+@given(given_case=paged_cases(unique=True), seed=st.integers(0, 1000), split=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_pages_go_in_as_the_specification_says_layer_by_layer(
+    name: str, given_case: Case, seed: int, split: int
+) -> None:
+    case, ids = given_case
+    layout = case.layout
+    pages = random_pages(len(ids) // layout.pieces_per_page, layout.page_bytes, seed)
+    if not pages:
+        return
+    tensors = [torch.from_numpy(page.copy()).view(case.tensors[0].dtype).view(layout.page_shape) for page in pages]
+    before = [storage.copy() for storage in case.storages]
+    reference.scatter(tensors, case.layers, layout, ids)
+    expected = [storage.copy() for storage in case.storages]
+    for storage, content in zip(case.storages, before, strict=True):
+        storage[:] = content
+
+    way = make_way(name, case)
+    split = min(split, layout.layers)
+    for layers in (range(split), range(split, layout.layers)):
+        if layers:
+            way.scatter(pages, ids, layers)
+
+    assert all(map(np.array_equal, case.storages, expected))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_bytes_around_a_page_stay_as_they_were(name: str) -> None:
+    case = paged_kv("kv block token head dim", SMALL, torch.float32)
+    mapping = np.full(case.layout.page_bytes + 16, 0xAB, np.uint8)
+
+    make_way(name, case).gather([3], [mapping[8:-8]])
+
+    assert (mapping[:8] == 0xAB).all()
+    assert (mapping[-8:] == 0xAB).all()
+
+
+def test_what_does_not_fit_into_the_staging_buffer_goes_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = paged_kv("block kv token head dim", SMALL, torch.float32)
+    monkeypatch.setattr(ways, "STAGING_BYTES", 2 * case.layout.page_bytes)
+    sizes: list[int] = []
+    make = Staged._staging
+
+    def watched(self: Staged, pages: int, layers: int) -> torch.Tensor:
+        sizes.append(pages)
+        return make(self, pages, layers)
+
+    monkeypatch.setattr(Staged, "_staging", watched)
+    out = pages_for(case, range(5))
+
+    Staged(case.layers, case.layout).gather(range(5), out)
+
+    assert sizes == [2, 2, 1]
+    assert [page.tobytes() for page in out] == case.naive_pages(range(5))
+
+
+@NEEDS_TRITON
+@NEEDS_INTERPRETER
+def test_the_kernel_takes_only_pages_that_are_pinned_and_whole_words() -> None:
+    case = paged_kv("kv block token head dim", SMALL, torch.float32)
+    kernel = make_way("kernel", case)
+    size = case.layout.page_bytes
+    memory = np.zeros(4 * size, np.uint8)
+    first, odd = memory[:size], memory[size + 1 : 2 * size + 1]
+
+    assert not kernel.takes([first])
+    with pinned.PinnedMapping(memory[: 3 * size], EverythingRegisters()):
+        assert kernel.takes([first])
+        assert not kernel.takes([first, odd])
+        assert not kernel.takes([first, memory[3 * size :]])
+    assert not kernel.takes([first])
