@@ -23,10 +23,11 @@ PAGES = (1, 8, 64)
 """A call."""
 _EPILOG = """\
 The node is a process of its own, and so is what a path is measured beside: for "bulk" one TCP stream of sendall and
-recv_into, for "grpc" plain gRPC streams of the same messages; neither has an index, checksums or framing. "shm" is the
-same host, measured beside memcpy of the same pages to and from the same mapping. Each side
-moves the same bytes in turn, 32 MiB or one call, with caches swept before; a ratio is the limit's time over ours in the
-same round, medians over rounds. A store's clock stops when every page is published and the result is here.
+recv_into, for "grpc" plain gRPC streams of the same messages; neither has an index, checksums or framing, and both
+have their pages in shared memory, as a node has. "shm" is the same host, measured beside memcpy of the same pages to
+and from the same mapping. Each side moves the same bytes in turn, 32 MiB or one call, with caches swept before; a ratio
+is the limit's time over ours in the same round, medians over rounds. A store's clock stops when every page is published
+and the result is here.
 CPU-s/GB is the processor time of both processes, per 10^9 bytes.
 
 exit codes:

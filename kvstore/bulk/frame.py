@@ -35,6 +35,8 @@ class Kind(enum.IntEnum):
     FAILED = 69
 
 
+_KINDS = {kind.value: kind for kind in Kind}
+_ZEROS = bytes(3)
 _WITH_PAYLOAD = (Kind.PUT, Kind.RUN)
 
 
@@ -61,13 +63,13 @@ class Header(NamedTuple):
         magic, kind, milliseconds, message, payload = HEADER.unpack_from(data)
         if magic != MAGIC:
             raise FormatError(f"the bulk connection carries something else than frames: {bytes(data[:4])!r}")
-        if any(data[5:8]) or kind not in Kind.__members__.values():
+        if kind not in _KINDS or data[5:8] != _ZEROS:
             raise FormatError(f"an unknown kind of frame on the bulk connection: {kind}")
         if message > MOST_MESSAGE_BYTES:
             raise FormatError(f"a frame's message has {message} bytes, the limit is {MOST_MESSAGE_BYTES}")
         if payload and kind not in _WITH_PAYLOAD:
-            raise FormatError(f"a frame of kind {Kind(kind).name} has no payload, this one has {payload} bytes")
-        return cls(Kind(kind), milliseconds, message, payload, *CHECKSUM.unpack_from(data, HEADER.size))
+            raise FormatError(f"a frame of kind {_KINDS[kind].name} has no payload, this one has {payload} bytes")
+        return cls(_KINDS[kind], milliseconds, message, payload, *CHECKSUM.unpack_from(data, HEADER.size))
 
     def check(self, message: bytes) -> None:
         """Whether this is the header of that message.
