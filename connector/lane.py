@@ -37,7 +37,11 @@ class Transfer(Generic[Plan]):
     """When it is given up, by the lane's clock."""
     pages_done: int = 0
     """How many leading pages are dealt with: loaded, or offered to the node."""
+    layers_done: int = 0
+    """How many layers of all its pages are in their blocks, while they are loaded layer by layer."""
     touching: bool = False
+    given_up: bool = False
+    """It ends when the thread no longer touches its blocks."""
     over: bool = False
 
 
@@ -99,7 +103,7 @@ class Lane(Generic[Plan]):
         finally:
             with self._changed:
                 transfer.touching = False
-                if self._stopped:
+                if self._stopped or transfer.given_up:
                     self._end(transfer)
                 self._changed.notify_all()
 
@@ -115,6 +119,34 @@ class Lane(Generic[Plan]):
                 transfer.pages_done += pages
                 assert transfer.pages_done <= len(transfer.plan.hashes), "pages were counted twice"
             return not transfer.over
+
+    def pass_layer(self, transfer: Transfer[Plan], layer: int) -> None:
+        """This layer, and those before it, of all of the transfer's pages are in place."""
+        with self._changed:
+            transfer.layers_done = layer + 1
+            self._changed.notify_all()
+
+    def wait_layer(self, layer: int, timeout: float) -> list[Transfer[Plan]]:
+        """Waits until this layer of every transfer submitted so far is in place, or the transfer is over.
+
+        Returns:
+            Those for which ``timeout`` seconds did not suffice. They end now, or when the copy under way does.
+        """
+        with self._changed:
+            pending = self._live()
+            end = self._clock() + timeout
+            while True:
+                pending = [each for each in pending if not each.over and each.layers_done <= layer]
+                rest = end - self._clock()
+                if not pending or rest <= 0:
+                    break
+                self._changed.wait(rest)
+            for transfer in pending:
+                self._late += 1
+                transfer.given_up = True
+                if not transfer.touching:
+                    self._end(transfer)
+            return pending
 
     def take_ended(self) -> list[Transfer[Plan]]:
         """The transfers that are over and were not returned before. Gives up what is past its deadline."""

@@ -6,7 +6,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from connector.health import NodeHealth
@@ -15,6 +17,7 @@ from connector.plan import LoadPlan, StepPlan, StorePlan
 from kvstore.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from gpu.arena import PinnedArena
     from gpu.pages import PagedKV
     from kvstore import Namespace
 
@@ -79,6 +82,8 @@ class WorkerConnector:
         load_deadline: seconds from :meth:`start_load_kv` on.
         store_deadline: seconds from :meth:`start_save_kv` on.
         clock: seconds, monotonic.
+        arena: the client's, kept pinned for a CUDA device; closed by :meth:`shutdown`.
+        by_layer: copy one layer after the other, so that the engine can wait for one (:meth:`wait_for_layer_load`).
 
     Raises:
         InvalidRequestError: a group's pages have another size than its layout says, or not each group has pages.
@@ -92,6 +97,8 @@ class WorkerConnector:
         load_deadline: float = LOAD_DEADLINE,
         store_deadline: float = STORE_DEADLINE,
         clock: Callable[[], float] = time.monotonic,
+        arena: PinnedArena | None = None,
+        by_layer: bool = False,
     ) -> None:
         if len(namespaces) != len(pages):
             raise InvalidRequestError(f"{len(namespaces)} namespaces for the pages of {len(pages)} groups")
@@ -102,6 +109,8 @@ class WorkerConnector:
                     f" the layout says {namespace.layout.page_bytes}"
                 )
         self._groups = tuple(zip(namespaces, pages, strict=True))
+        self._arena = arena
+        self._by_layer = by_layer
         self._load_health = NodeHealth("loading pages", clock)
         self._store_health = NodeHealth("storing pages", clock)
         self._load_errors: set[int] = set()
@@ -126,6 +135,21 @@ class WorkerConnector:
         for load in plan.loads:
             self._loads_under_way[load.request_id] += 1
             self._loads.submit(load)
+
+    def wait_for_layer_load(self, layer: int, timeout: float) -> set[str]:
+        """Waits until every load begun so far has this layer in its blocks, or is over. Call it before the layer is
+        computed, for requests that are computed in the step that loads them; ``by_layer`` must be on.
+
+        Args:
+            layer: of each group's pages, from 0 on.
+            timeout: seconds, of which a load that is late takes all.
+
+        Returns:
+            Requests whose load is late. It is given up: the step goes on without it, what the step computes for the
+            request counts for nothing, and :meth:`get_finished` reports it, with load errors, when no copy writes to
+            its blocks any more. So do loads that failed meanwhile.
+        """
+        return {load.plan.request_id for load in self._loads.wait_layer(layer, timeout)}
 
     def start_save_kv(self, plan: StepPlan) -> None:
         """Begins the step's stores. Call it when the forward pass that computes their blocks has been queued."""
@@ -194,6 +218,8 @@ class WorkerConnector:
         """
         self._loads.shutdown(SHUTDOWN_WAIT)
         self._stores.shutdown(SHUTDOWN_WAIT)
+        if self._arena is not None:
+            self._arena.close()
 
     def _carry_out_load(self, transfer: Transfer[LoadPlan]) -> None:
         started = time.monotonic()
@@ -214,11 +240,13 @@ class WorkerConnector:
             batch = slice(start, start + size)
             if not self._loads.wanted(transfer):
                 return
-            with namespace.borrow(hashes[batch]) as pending:
+            last = self._by_layer and batch.stop >= len(hashes)  # the batches before it are there as a whole
+            on_layer = partial(self._loads.pass_layer, transfer) if last else None
+            with self._pinned(), namespace.borrow(hashes[batch]) as pending:
                 with self._loads.touch(transfer) as allowed:
                     if not allowed:
                         return
-                    pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)])
+                    pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)], on_layer)
                 tiers = list(pending.tiers)
                 valid = pending.complete()
             if not self._loads.advance(transfer, valid):
@@ -250,7 +278,7 @@ class WorkerConnector:
             if not self._stores.wanted(transfer):
                 return
             parent = hashes[start - 1] if start else transfer.plan.parent
-            with namespace.prepare_store(hashes[batch], parent=parent) as pending:
+            with self._pinned(), namespace.prepare_store(hashes[batch], parent=parent) as pending:
                 wanted = [
                     (block_id, page)
                     for block_id, page in zip(block_ids[batch], pending.pages, strict=True)
@@ -272,6 +300,10 @@ class WorkerConnector:
                 bytes_stored=result.stored * pages.page_bytes,
             )
         _touch_whole(namespace, hashes)
+
+    def _pinned(self) -> AbstractContextManager[None]:
+        """Around asking for pages and copying them."""
+        return nullcontext() if self._arena is None else self._arena.use()
 
     def _count(self, **pages: int) -> None:
         with self._lock:

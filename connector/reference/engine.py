@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ from connector.reference.request import Answer, Request, answer_of
 from connector.reference.scheduler import Scheduler, Step
 from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
 from connector.worker import LOAD_DEADLINE, STORE_DEADLINE, WorkerConnector
+from gpu.arena import PinnedArena
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
 
@@ -81,7 +83,9 @@ class Engine:
             max_in_flight_tokens=token_budget,
             enable_caching=enable_caching,
         )
-        self._cache = KVCache(config)
+        self._cache = KVCache(config, model.device)
+        # What the model makes on its way is made where it computes.
+        self._on_device: AbstractContextManager[object] = nullcontext() if model.device.type == "cpu" else model.device
         self._connector: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
         namespaces = None if client is None else _namespaces(client, self.layouts)
@@ -89,7 +93,11 @@ class Engine:
             self._connector = SchedulerConnector(client, namespaces, lookup_budget=lookup_budget)
             pages = [self._cache.pages(group) for group in range(len(namespaces))]
             self._worker = WorkerConnector(
-                namespaces, pages, load_deadline=load_deadline, store_deadline=store_deadline
+                namespaces,
+                pages,
+                load_deadline=load_deadline,
+                store_deadline=store_deadline,
+                arena=PinnedArena(lambda: client.arena) if model.device.type == "cuda" else None,
             )
         self._scheduler = Scheduler(self.manager, self._connector, token_budget=token_budget, max_requests=max_requests)
 
@@ -187,7 +195,7 @@ class Engine:
             first = share.request.num_computed_tokens
             token_ids = share.request.token_ids[first : first + share.num_new_tokens]
             sequences.append(BatchedSequence(token_ids, first, share.block_ids))
-        with torch.inference_mode():
+        with torch.inference_mode(), self._on_device:
             logits = self.model(sequences, self._cache)
             best = logits.topk(2)
             gaps = (best.values[:, 0] - best.values[:, 1]).tolist()

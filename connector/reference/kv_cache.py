@@ -28,12 +28,13 @@ class KVCache:
 
     Args:
         config: groups and number of blocks.
+        device: where the memory is.
 
     Raises:
         ConfigError: groups whose pages differ in size, or whose pages are no whole number of elements.
     """
 
-    def __init__(self, config: KVCacheConfig) -> None:
+    def __init__(self, config: KVCacheConfig, device: torch.device | str = "cpu") -> None:
         self.groups = config.kv_cache_groups
         page_sizes = {group.kv_cache_spec.page_size_bytes for group in self.groups}
         if len(page_sizes) != 1:
@@ -42,7 +43,8 @@ class KVCache:
         if page_size % DTYPE.itemsize:
             raise ConfigError(f"a page of {page_size} bytes is no whole number of {DTYPE} elements")
         places = max(len(group.layer_names) for group in self.groups)
-        buffers = [torch.zeros(config.num_blocks, page_size // DTYPE.itemsize, dtype=DTYPE) for _ in range(places)]
+        shape = (config.num_blocks, page_size // DTYPE.itemsize)
+        buffers = [torch.zeros(shape, dtype=DTYPE, device=device) for _ in range(places)]
         self.group_of: dict[str, int] = {}
         """The group of each layer."""
         self.rows: dict[str, torch.Tensor] = {}

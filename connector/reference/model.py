@@ -230,6 +230,8 @@ class Llama(nn.Module):
     that each head attends to few tokens, and so are values, so that what it finds weighs as much as the token itself.
     """
 
+    _frequencies: torch.Tensor
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
@@ -239,8 +241,13 @@ class Llama(nn.Module):
         self.to(DTYPE).to_empty(device="cpu")
         self._draw_weights()
         half = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
-        self._frequencies = 1.0 / config.rope_theta**half
+        self.register_buffer("_frequencies", 1.0 / config.rope_theta**half, persistent=False)
         self.requires_grad_(requires_grad=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.lm_head.weight.device
 
     def forward(self, sequences: Sequence[BatchedSequence], cache: KVCache) -> torch.Tensor:
         """Compute the new tokens of some sequences, and the logits behind the last one of each.

@@ -18,6 +18,7 @@ PAGE_BYTES = 64
 WINDOW_BLOCK_SIZE = 8
 WINDOW_PAGE_BYTES = 48
 BATCH_PAGES = 2
+LAYERS = 3
 PATIENCE = 20.0
 
 
@@ -176,10 +177,14 @@ class FakePagedKV:
         self.page_bytes = page_bytes
         self.blocks = np.repeat(np.arange(32, dtype=np.uint8)[:, None], page_bytes, axis=1)
         self.scatter_gate = Gate()
+        self.layer_gates = [Gate() for _ in range(LAYERS)]
         self.gather_gate = Gate()
 
-    def scatter(self, pages, block_ids) -> None:
+    def scatter(self, pages, block_ids, on_layer=None) -> None:
         assert len(pages) == len(block_ids)
+        for layer in range(LAYERS if on_layer is not None else 0):
+            self.layer_gates[layer].go_through()
+            on_layer(layer)
         self.scatter_gate.go_through()
         for page, block_id in zip(pages, block_ids, strict=True):
             self.blocks[block_id] = page
