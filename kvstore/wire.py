@@ -52,7 +52,9 @@ def join_hashes(hashes: Sequence[bytes]) -> bytes:
     """
     if not isinstance(hashes, Sequence):
         raise errors.InvalidRequestError(f"hashes must be a list or tuple of bytes, got {type(hashes).__name__}")
-    if {bytes} >= set(map(type, hashes)) and {HASH_BYTES} >= set(map(len, hashes)):  # many times faster than the loop
+    count = len(hashes)
+    # Many times faster than the loop below.
+    if [*map(type, hashes)].count(bytes) == count == [*map(len, hashes)].count(HASH_BYTES):
         return b"".join(hashes)
     for place, block_hash in enumerate(hashes):
         if not isinstance(block_hash, bytes) or len(block_hash) != HASH_BYTES:
