@@ -193,7 +193,7 @@ def test_one_deadline_for_all_batches_of_a_call(hanging, layout, hashes, payload
         original, calls = path.store, []
 
         def store(*arguments: object) -> kvstore.StoreResult:
-            calls.append(arguments[-1])
+            calls.append(arguments[3])
             if len(calls) == 2:
                 node.pause()
             return original(*arguments)
