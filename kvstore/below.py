@@ -49,8 +49,13 @@ class Below:
                 for place, key in enumerate(keys)
                 if answer[place] == ABSENT and not is_above(key)
             ]
+            nowhere.sort(key=_place)  # heads first, whichever list: the tier may not get to the end in time
             there = self.shared.contains([key for _, _, key in nowhere]) if nowhere else []
             for (answer, place, _), here in zip(nowhere, there, strict=True):
                 if here:
                     answer[place] = REDIS
         return list(map(bytes, answers))
+
+
+def _place(missing: tuple[bytearray, int, bytes]) -> int:
+    return missing[1]

@@ -22,6 +22,7 @@ class Counts:
                 "evicted",
                 "read_bytes",
                 "written_bytes",
+                "late",
             ),
             0,
         )

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 MOST_LINKS = 8
 """Connections to one server; more callers wait their turn."""
+FAIR_SECONDS = 0.02
+"""A server that had less time than this is not blamed for being late: its caller came too late."""
 
 _MOST_AHEAD = 4 << 20
 """Bytes of replies that are asked for before they are received: two full chunks."""
@@ -149,17 +151,32 @@ class Node:
 
         Raises:
             UnavailableError: the server is away, or a breaker is open.
-            DeadlineError: it is too slow.
+            DeadlineError: it is too slow; or ``deadline`` was over before it was asked, for which nobody blames it.
         """
+        began = time.monotonic()
+        if began >= deadline:
+            raise DeadlineError(f"{self.name} was not asked: the deadline was over before")
         if (writing and not self.writes.allows()) or not self.breaker.allows():
             raise UnavailableError(f"{self.name} is left alone for a while")
         try:
             link = self._take(deadline)
+        except DeadlineError:
+            self._late(began, deadline)
+            raise
         except KVStoreError:
             self.breaker.failed()
             raise
+        asked = time.monotonic()
+        if link is None or asked >= deadline:
+            if link is not None:
+                self._put_back(link)
+            raise DeadlineError(f"{self.name} was not asked: all connections were in use until the deadline")
         try:
             replies = link.roundtrip(requests, deadline)
+        except DeadlineError:
+            self._drop(link)
+            self._late(asked, deadline)
+            raise
         except (FormatError, ValueError) as error:  # ValueError: redis-py closed the socket under it
             self._drop(link)
             self.breaker.failed()
@@ -191,7 +208,18 @@ class Node:
             self._changed.notify_all()
         self._drop_idle()
 
-    def _take(self, deadline: float) -> Link:
+    def _late(self, asked: float, deadline: float) -> None:
+        """No answer came between these two."""
+        if deadline - asked >= FAIR_SECONDS:
+            self.breaker.failed()
+
+    def _take(self, deadline: float) -> Link | None:
+        """A connection of one's own. None: others had all of them until ``deadline``.
+
+        Raises:
+            UnavailableError: the server can't be reached.
+            DeadlineError: none could be opened in time.
+        """
         dead: list[Link] = []
         try:
             with self._changed:
@@ -212,6 +240,8 @@ class Node:
                         threading.Thread(target=self._open, name=f"kvstore-{self.name}", daemon=True).start()
                     left = deadline - time.monotonic()
                     if left <= 0 or not self._changed.wait(left):
+                        if self._links >= MOST_LINKS:
+                            return None
                         raise DeadlineError(f"{self.name} gave no connection in time")
         finally:
             for link in dead:

@@ -10,6 +10,7 @@ from kvstore.errors import ConfigError, InvalidRequestError
 from kvstore.tiers.redis import names, scripts
 from kvstore.tiers.redis.address import parse_address
 from kvstore.tiers.redis.admitting import Admission
+from kvstore.tiers.redis.batches import runs
 from kvstore.tiers.redis.breaker import FIRST_PAUSE
 from kvstore.tiers.redis.buckets import Buckets
 from kvstore.tiers.redis.chunk import CHUNK_BYTES
@@ -19,6 +20,7 @@ from kvstore.tiers.redis.entry import decode
 from kvstore.tiers.redis.making import Maker
 from kvstore.tiers.redis.periodic import Periodic
 from kvstore.tiers.redis.reader import Reader
+from kvstore.tiers.redis.resp import ServerError
 from kvstore.tiers.redis.rows import Rows
 from kvstore.tiers.redis.servers import Servers
 from kvstore.tiers.redis.writer import Writer
@@ -28,6 +30,8 @@ TIME_TO_LIVE = 7 * 86400.0
 """Seconds after which the server drops what it has, if nobody else did: only a safety net."""
 REFRESH_SECONDS = 5.0
 _SCAN_SECONDS = 30.0
+_SPARE = 2.0
+"""A lookup goes on while as many times its longest request so far are left until its deadline."""
 
 
 class RedisTier:
@@ -41,7 +45,7 @@ class RedisTier:
         url: where Redis is; see :mod:`kvstore.tiers.redis.address`.
         limit_bytes: most bytes in Redis, of all nodes together: give every node the same.
         timeout: seconds for a read or a write of up to 32 MiB.
-        lookup_timeout: seconds for ``contains``; what comes later is a miss.
+        lookup_timeout: seconds for ``contains``, however many pages; what comes later is a miss.
         time_to_live: seconds after which the server drops what nobody dropped.
         pause: seconds for which a server is left alone after it failed, at first.
         refresh: seconds between two looks at what all nodes together have there.
@@ -82,12 +86,29 @@ class RedisTier:
         self._look = Periodic(lambda: buckets.look(timeout), refresh, "kvstore-redis-books")
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which pages are here: one pipelined request to each server, and a miss where the answer is late.
+        """Which pages are here: for each thousand one pipelined request to each server, the first ones first.
 
-        Blocks on that; a page whose chunk has just left may still be told to be here.
+        Blocks on that until the lookup's deadline at most. What nobody told by then is a miss, and so is what was not
+        asked any more since the answer would be late; ``late`` counts them. A page whose chunk has just left may still
+        be told to be here.
         """
-        entries, _ = self._entries.find(keys, time.monotonic() + self._lookup_timeout)
-        return [entry is not None for entry in entries]
+        deadline = time.monotonic() + self._lookup_timeout
+        here: list[bool] = []
+        late = 0
+        longest = 0.0
+        for batch in runs(keys):
+            began = time.monotonic()
+            if here and began + _SPARE * longest >= deadline:
+                break
+            entries, silent = self._entries.find(batch, deadline)
+            here += [entry is not None for entry in entries]
+            late += silent
+            if silent == len(batch):
+                break
+            longest = max(longest, time.monotonic() - began)
+        unasked = len(keys) - len(here)
+        self._counts.add(late=late + unasked)
+        return here + [False] * unasked
 
     def keys(self, prefix: bytes) -> list[bytes]:
         """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint: a walk over everything."""
@@ -142,17 +163,22 @@ class RedisTier:
     def touch(self, keys: Sequence[bytes]) -> list[bool]:
         """Pages were used in a faster tier: their chunks count as read just now, those of the first pages last of all.
 
-        Blocks up to the lookup's deadline.
+        Blocks, for each thousand pages up to the deadline of a read; gives up when no server answers.
 
         Returns:
             False for each page that is certainly not here. One that nobody could tell of counts as here.
         """
-        deadline = time.monotonic() + self._lookup_timeout
-        raw, _ = self._entries.seen(keys, deadline, renew=True)
-        entries = {key: entry for key, value in zip(keys, raw, strict=True) if (entry := decode(value)) is not None}
-        touched = self._buckets.touch_chunks_of(entries, deadline)
-        gone = {key for _, some, found in touched if found == 0 for key in some}
-        gone.update(key for key, value in zip(keys, raw, strict=True) if value is None)
+        gone: set[bytes] = set()
+        for batch in reversed(runs(keys)):
+            deadline = time.monotonic() + self._timeout
+            raw, _ = self._entries.seen(batch, deadline, renew=True)
+            if all(isinstance(value, ServerError) for value in raw):
+                break
+            seen = dict(zip(batch, raw, strict=True))
+            entries = {key: entry for key, value in seen.items() if (entry := decode(value)) is not None}
+            touched = self._buckets.touch_chunks_of(entries, deadline)
+            gone.update(key for _, some, found in touched if found == 0 for key in some)
+            gone.update(key for key, value in seen.items() if value is None)
         return [key not in gone for key in keys]
 
     def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
