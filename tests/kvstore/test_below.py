@@ -16,4 +16,4 @@ def test_the_shared_tier_is_asked_for_the_heads_of_all_lists_first(kv: SimpleNam
 
     groups = [kv.hashes_of(range(start, start + 5)) for start in (0, 100, 200)]
     found = Below([], Hurried()).find(groups, lambda key: key == kv.hash_of(100))
-    assert found == [bytes([REDIS, REDIS, 0, 0, 0]), bytes([0, REDIS, REDIS, 0, 0]), bytes([REDIS, REDIS, 0, 0, 0])]
+    assert found == [bytes([REDIS, REDIS, 0, 0, 0]), bytes([0, REDIS, 0, 0, 0]), bytes([REDIS, REDIS, 0, 0, 0])]
