@@ -209,6 +209,7 @@ def test_hashes_that_hardly_differ_spread_over_the_buckets() -> None:
         assert max(map(homes.count, homes)) <= 20
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(min_size=32, max_size=32), max_size=20), st.integers(1, 0xFFFF), st.integers(1, 1 << 26))
 def test_places_by_numpy_and_by_the_loop_are_the_same(hashes: list[bytes], namespace: int, buckets: int) -> None:
     keys = np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 4)
@@ -219,7 +220,7 @@ def test_places_by_numpy_and_by_the_loop_are_the_same(hashes: list[bytes], names
     assert all(0 <= home < buckets for home in homes.tolist())
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_an_index_full_of_rubbish_has_no_false_hit(random) -> None:  # type: ignore[no-untyped-def]
     memory = Memory(16, 4)
