@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstore.bytesize import format_size
+from kvstore.errors import ConfigError
 from kvstore.segments.check import SegmentReport, check_log
 
 EXIT_SOUND, EXIT_DAMAGED = 0, 1
@@ -24,7 +25,7 @@ _CODES = """\
 exit codes:
   0  every record is what was stored
   1  damage was found (with --repair: and is repaired), or the check failed; the last line says which
-  2  a flag can't be used, or DIR is no directory
+  2  a flag can't be used, DIR is no directory, or no segments are in it
 """
 
 
@@ -51,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     progress = _Progress()
     reports = list(check_log(Path(options.directory), repair=options.repair, progress=progress.update))
     progress.end()
+    if not reports:
+        raise ConfigError(f"no segments in {options.directory}")
     damaged = [report for report in reports if report.damaged]
     if options.json:
         segments = [dataclasses.asdict(report) | {"damaged": report.damaged} for report in reports]
@@ -68,8 +71,7 @@ def _print(reports: list[SegmentReport], *, repair: bool) -> None:
         figures = (format_size(report.bytes), f"{report.pages:,}", f"{report.damaged_pages:,}")
         table.add_row(report.name, *figures, _words(report))
     console = Console()
-    if reports:
-        console.print(table)
+    console.print(table)
     damaged = sum(report.damaged for report in reports)
     pages = sum(report.pages for report in reports)
     if damaged:

@@ -25,7 +25,7 @@ from kvstore.answers import TIER_NAMES
 from kvstore.bench import command as bench_command
 from kvstore.bench import plan
 from kvstore.bytesize import format_size
-from kvstore.client.environment import connect_by_environment
+from kvstore.client.environment import add_url_to, connect_to_node
 from kvstore.client.url import socket_url
 from kvstore.config import NodeConfig, default_disk, default_socket, load_config
 from kvstore.errors import InvalidRequestError, KVStoreError
@@ -44,6 +44,25 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _stdout_is_closed()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # a table's: rich ends the process then
+            return _stdout_is_closed()
+        raise
+    return code
+
+
+def _stdout_is_closed() -> int:
+    """Whoever reads stdout has enough, as ``head`` does: nothing more goes there, at the interpreter's end neither."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # names are data: a terminal may not know all of their characters
@@ -53,12 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     try:
         return int(options.run(options))
-    except InvalidRequestError as error:
-        print(f"kvstore {options.command}: {error}", file=sys.stderr)
-        return EXIT_USAGE
     except KVStoreError as error:
-        print(f"kvstore {options.command}: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        command = " ".join(("kvstore", options.command, *([options.bench] if "bench" in options else [])))
+        print(f"{command}: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, InvalidRequestError) else EXIT_FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -125,11 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="For TLS and tokens, KVSTORE_CONNECT_CA, _CERT, _KEY and _TOKEN_FILE in the environment name files.",
         allow_abbrev=False,
     )
-    status.add_argument(
-        "url",
-        nargs="?",
-        help="unix:///run/kvstore.sock, kv://host:port or kvs://host:port (default: the socket that serve would use)",
-    )
+    add_url_to(status)
+    status.add_argument("positional_url", nargs="?", metavar="URL", help="the same as --url URL")
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(run=_status)
 
@@ -263,10 +277,9 @@ class _ArenaProgress:
 
 
 def _status(options: argparse.Namespace) -> int:
-    url = options.url or socket_url(load_config(environment=os.environ).socket)
-    if url.startswith("embedded:"):  # to look at it would be to open it
-        raise InvalidRequestError(f"{url}: an embedded store answers its own process only; name a node")
-    with connect_by_environment(url, os.environ) as client:
+    if options.url is not None and options.positional_url is not None:
+        raise InvalidRequestError("name one node: --url URL or URL, not both")
+    with connect_to_node(options.url if options.url is not None else options.positional_url) as client:
         status = client.status()
     if options.json:
         print(json.dumps(_plain(dataclasses.asdict(status)), indent=2))

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 
+from kvstore.arena.format import FRAME_BYTES, frames_for
+from kvstore.bytesize import format_size
 from kvstore.client.client import Client, Namespace
-from kvstore.client.environment import connect_by_environment
-from kvstore.client.url import socket_url
-from kvstore.config import default_socket
+from kvstore.client.environment import add_url_to, connect_to_node
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import HASH_BYTES
 from kvstore.layout import Layout
+from kvstore.pins import MOST_PINNED_PAGES
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LEAST_DIGITS = 6
+_PINNED_SHARE = 4
 
-Work = Callable[[Namespace, list[bytes], argparse.Namespace], dict[str, object]]
+Work = Callable[[Client, Namespace, list[bytes], argparse.Namespace], dict[str, object]]
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,7 +34,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "pin",
         _pin,
         "keep a prefix in the arena, whatever else wants its room",
-        epilog="Pinned pages take at most a quarter of the arena. A pin outlives the node.",
+        epilog="Pinned pages take at most a quarter of the arena. A pin outlives the node. Exit code 1: nothing was"
+        " pinned; the line on stderr says what limits it.",
     )
     pin.add_argument("--for", dest="duration", metavar="TIME", required=True, help="how long: 90s, 30m, 12h, 7d")
     _add(commands, "unpin", _unpin, "end pins")
@@ -48,16 +50,16 @@ def _add(
     hashes: bool = True,
     epilog: str = "",
 ) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
+    command = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog, allow_abbrev=False
+    )
     command.add_argument("namespace", help="its name or the first digits of its fingerprint, as `kvstore status` says")
     if hashes:
         command.add_argument(
             "hashes", nargs="+", metavar="HASH", help="block hashes as 64 hexadecimal digits, the prefix's head first;"
             " - reads them from standard input"
         )  # fmt: skip
-    command.add_argument(
-        "--url", metavar="URL", help="unix:///run/kvstore.sock or kv://host:port (default: the socket of `serve`)"
-    )
+    add_url_to(command)
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(run=_run, work=work)
     return command
@@ -65,43 +67,67 @@ def _add(
 
 def _run(options: argparse.Namespace) -> int:
     hashes = _hashes(getattr(options, "hashes", []))
-    with connect_by_environment(options.url or socket_url(default_socket()), os.environ) as client:
+    with connect_to_node(options.url) as client:
         namespace = _find(client, options.namespace)
-        answer: dict[str, object] = options.work(namespace, hashes, options)
+        answer: dict[str, object] = options.work(client, namespace, hashes, options)
     if options.json:
         print(json.dumps(answer))
     else:
         print(", ".join(f"{value} {key}" for key, value in answer.items() if not isinstance(value, list)))
         for each in answer.get("pages", []):  # type: ignore[attr-defined]
             print(f"{each['hash']}  {each['tier'] or '-'}")
-    return 0
+    return 1 if answer.get("pinned") == 0 else 0
 
 
-def _lookup(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+def _lookup(
+    client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace
+) -> dict[str, object]:
     found = namespace.lookup(hashes)
     pages = [{"hash": h.hex(), "tier": tier} for h, tier in zip(hashes, found.tiers, strict=True)]
     return {"asked": len(hashes), "present": sum(found.present), "leading": found.prefix, "pages": pages}
 
 
-def _evict(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+def _evict(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
     return {"asked": len(hashes), "evicted": namespace.evict(hashes)}
 
 
-def _clear(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+def _clear(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
     return {"dropped": namespace.clear()}
 
 
-def _pin(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+def _pin(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
     pinned = namespace.pin(hashes, _duration(options.duration))
     if pinned < len(hashes):
-        print(
-            f"kvstore pin: page {pinned + 1} of {len(hashes)} is nowhere, or pinned pages take a quarter of the arena",
-            file=sys.stderr,
-        )
+        why = _why_not_pinned(client, namespace, hashes[pinned])
+        print(f"kvstore pin: page {pinned + 1} of {len(hashes)} {why}", file=sys.stderr)
     return {"asked": len(hashes), "pinned": pinned}
 
 
-def _unpin(namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+def _why_not_pinned(client: Client, namespace: Namespace, missing: bytes) -> str:
+    """What limits pins, by the numbers that the node tells."""
+    if not any(namespace.lookup([missing]).present):
+        return "is in no tier"
+    status = client.status()
+    arena = status.tier("arena")
+    pages = sum(each.pinned_pages for each in status.namespaces)
+    pinned = sum(each.pinned_pages * frames_for(each.page_bytes) * FRAME_BYTES for each in status.namespaces)
+    most = arena.limit_bytes // _PINNED_SHARE
+    limits = [f"pinned pages take {format_size(pinned)} of at most {format_size(most)}, a quarter of the arena"]
+    limits.append(f"they are {pages:,} of at most {MOST_PINNED_PAGES:,}")
+    for each in status.namespaces:
+        if each.fingerprint == namespace.fingerprint and "arena" in each.quota_bytes:
+            used, quota = each.used_bytes["arena"], each.quota_bytes["arena"]
+            limits.append(f"its namespace takes {format_size(used)} of its quota of {format_size(quota)} in the arena")
+    limits.append(
+        f"the arena has {format_size(arena.used_bytes)} of {format_size(arena.limit_bytes)} in use,"
+        " and what is pinned, held or not on disk yet makes no room"
+    )
+    return (
+        f"({format_size(frames_for(namespace.layout.page_bytes) * FRAME_BYTES)}) can't be pinned: {'; '.join(limits)}"
+    )
+
+
+def _unpin(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
     return {"asked": len(hashes), "unpinned": namespace.unpin(hashes)}
 
 

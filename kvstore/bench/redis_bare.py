@@ -38,7 +38,7 @@ class BareClient:
 
     def __init__(self, url: str) -> None:
         if parse_address(url).kind is not Kind.SINGLE:
-            raise ConfigError("kvstore bench redis measures one server: redis://, rediss:// or unix://")
+            raise ConfigError("one server is measured: redis://, rediss:// or unix://")
         self._pool = ConnectionPool.from_url(url, protocol=2)
         try:
             self._connection = self._pool.get_connection()

@@ -1,11 +1,39 @@
-"""Clients of the command line: their files come from the environment."""
+"""Clients of the command line: which node, and with which files, comes from the environment where no flag says."""
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Mapping
 
 from kvstore.client.client import Client, connect
-from kvstore.config import CONNECT_PREFIX
+from kvstore.client.url import socket_url
+from kvstore.config import CONNECT_PREFIX, load_config
+from kvstore.errors import InvalidRequestError
+
+
+def add_url_to(command: argparse.ArgumentParser) -> None:
+    """The flag that names the node, the same for every command that talks to one."""
+    command.add_argument(
+        "--url",
+        metavar="URL",
+        help="unix:///run/kvstore.sock, kv://host:port or kvs://host:port (default: the socket that serve would use:"
+        " KVSTORE_SOCKET, or the default)",
+    )
+
+
+def connect_to_node(url: str | None) -> Client:
+    """A client of the node at this URL; without one, of the node on the socket that ``serve`` would use here.
+
+    Raises:
+        InvalidRequestError: the URL can't be used, or is an embedded store's: it answers its own process only, and
+            to look at it would be to open it.
+        ConfigError: the environment has a setting that can't be used.
+    """
+    url = url or socket_url(load_config(environment=os.environ).socket)
+    if url.startswith("embedded:"):
+        raise InvalidRequestError(f"{url}: an embedded store answers its own process only; name a node")
+    return connect_by_environment(url, os.environ)
 
 
 def connect_by_environment(url: str, environment: Mapping[str, str]) -> Client:

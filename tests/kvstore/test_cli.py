@@ -126,6 +126,7 @@ class TestUsage:
             (["serve", "--socket", "x" * 101], "100 bytes"),
             (["serve", "--config", "none.toml"], "none.toml can't be read: No such file"),
             (["serve", "--config", "."], "can't be read: Is a directory"),
+            (["status", "--url", "kv://a", "kv://b"], "name one node"),
             (["status", "http://host"], "not a kvstore URL: 'http://host'"),
             (["status", "kv://host:port"], "not a kvstore URL"),
         ],
@@ -164,6 +165,50 @@ class TestUsage:
     def test_an_environment_that_cannot_be_right(self, refused, monkeypatch, command):
         monkeypatch.setenv("KVSTORE_ARENA", "much")
         assert "KVSTORE_ARENA: arena: not a size: 'much'" in refused(command)
+
+
+class TestEndedEarly:
+    """Whoever reads the output stops, as `head` does."""
+
+    @pytest.mark.parametrize("lines", [100, 20_000])
+    def test_a_closed_pipe_is_quiet(self, node_process, lines):
+        node = node_process()
+        with kvstore.connect(node.url) as client:
+            client.namespace(LAYOUT)
+        words = [each.hex() for each in hashes_of(lines)]
+        command = [
+            sys.executable,
+            "-m",
+            "kvstore.cli",
+            "lookup",
+            "--url",
+            node.url,
+            "tiny[/b] [red] · block 16 · group 0",
+        ]
+        process = subprocess.Popen(
+            [*command, "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        process.stdout.close()
+        _, errors = process.communicate("\n".join(words).encode(), timeout=TIMEOUT)
+        assert errors == b""
+        assert process.returncode == 141
+
+    def test_a_table_too(self, node_process):
+        node = node_process()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvstore.cli", "status", node.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(TIMEOUT) == 141
+        process.stderr.close()
 
 
 class TestCannotStart:

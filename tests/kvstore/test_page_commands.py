@@ -14,6 +14,7 @@ import kvstore
 from kvstore import cli
 from kvstore.config import NodeConfig
 from kvstore.node import Node
+from kvstore.rules import NamespaceRule
 
 LAYOUT = kvstore.Layout(model="acme/chat", block_size=16, page_bytes=4096)
 HASHES = [bytes([number]) * 32 for number in range(1, 7)]
@@ -46,6 +47,22 @@ def run(node: Node, capsys: pytest.CaptureFixture[str]) -> Run:
         return code, said.out, said.err
 
     return run
+
+
+@pytest.fixture
+def quota_node(short_folder: Path, shm_folder: Path) -> Iterator[Node]:
+    """One whose arena has 64 frames, 8 of them for a namespace."""
+    config = NodeConfig(
+        socket=short_folder / "q",
+        arena=64 * 4096,
+        arena_dir=shm_folder / "q",
+        disk=short_folder / "disk-q",
+        disk_limit=16 << 20,
+        namespace=(NamespaceRule(match="small*", arena=8 * 4096),),
+    )
+    node = Node(config)
+    yield node
+    node.stop()
 
 
 def answer(done: tuple[int, str, str]) -> Any:
@@ -83,10 +100,62 @@ def test_pages_are_pinned_and_unpinned(run: Run, node: Node, monkeypatch: pytest
     assert answer(run("pin", LAYOUT.name, *WORDS[:2], "--for", "12h", "--json")) == {"asked": 2, "pinned": 2}
     code, out, err = run("pin", LAYOUT.name, *WORDS, "--for", "1d")
     assert (code, out) == (0, "6 asked, 4 pinned\n")
-    assert "page 5 of 6 is nowhere" in err
+    assert err == "kvstore pin: page 5 of 6 is in no tier\n"
     assert node.store.statistics().namespaces[0].pinned_pages == 4
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(WORDS)))
     assert answer(run("unpin", LAYOUT.name, "-", "--json")) == {"asked": 6, "unpinned": 4}
+    assert run("pin", LAYOUT.name, WORDS[5], "--for", "1d")[0] == 1, "nothing was pinned"
+
+
+def test_what_limits_pins_is_said_with_its_numbers(quota_node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"unix://{quota_node.config.socket}"
+    hashes = [number.to_bytes(32, "big") for number in range(20)]
+    words = [each.hex() for each in hashes]
+    small, large = (kvstore.Layout(model=name, block_size=16, page_bytes=4000) for name in ("small", "large"))
+    with kvstore.connect(url) as client:
+        for layout, count in ((small, 8), (large, 20)):
+            assert client.namespace(layout).store(hashes[:count], bytes(count * 4000)).stored == count
+        client.flush()
+    assert cli.main(["pin", small.name, *words[:8], "--for", "1h", "--url", url]) == 0
+    with kvstore.connect(url) as client:
+        assert client.namespace(small).store(hashes[8:9], bytes(4000)).refused == 1
+        client.namespace(small).evict(hashes[:1])
+        assert client.namespace(small).store(hashes[8:9], bytes(4000)).stored == 1
+    assert cli.main(["pin", large.name, *words, "--for", "1h", "--url", url]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[1] == "20 asked, 9 pinned"
+    assert "page 10 of 20 (4 KiB) can't be pinned: " in said.err
+    assert "pinned pages take 64 KiB of at most 64 KiB, a quarter of the arena; they are 16 of" in said.err
+    assert "quota" not in said.err
+    assert cli.main(["pin", small.name, words[8], "--for", "1h", "--url", url]) == 1
+    assert "its namespace takes 32 KiB of its quota of 32 KiB in the arena" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["lookup", "evict", "clear", "pin", "unpin", "status"])
+class TestWhichNode:
+    def arguments(self, command: str) -> list[str]:
+        hashes = {"status": [], "clear": [LAYOUT.name]}.get(command, [LAYOUT.name, WORDS[0]])
+        return [command, *hashes, *(["--for", "1h"] if command == "pin" else [])]
+
+    def test_the_socket_of_the_environment(self, node: Node, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+        monkeypatch.setenv("KVSTORE_SOCKET", str(node.config.socket))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(node.config.socket / "none"))
+        assert cli.main(self.arguments(command)) == 0
+
+    def test_url_is_a_flag_of_all(self, run: Run, command: str) -> None:
+        assert run(*self.arguments(command))[0] == 0
+
+    def test_an_embedded_store_is_not_opened(
+        self, short_folder: Path, capsys: pytest.CaptureFixture[str], command: str
+    ) -> None:
+        assert cli.main([*self.arguments(command), "--url", f"embedded://{short_folder}/e"]) == 2
+        assert "answers its own process only" in capsys.readouterr().err
+        assert not (short_folder / "e").exists()
+
+    def test_no_abbreviations(self, run: Run, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            run(*self.arguments(command), "--js")
+        assert "unrecognized arguments: --js" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_server_with_pages_in_it_is_not_touched(url: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("flags", "words", "code"),
     [
-        (["--redis", "redis+cluster://127.0.0.1:1"], "measures one server", EXIT_USAGE),
+        (["--redis", "redis+cluster://127.0.0.1:1"], "one server is measured", EXIT_USAGE),
         (["--redis", "redis://127.0.0.1:1"], "can't be reached", EXIT_FAILED),
         (["--redis", "http://there"], "unknown scheme", EXIT_USAGE),
         (["--rounds", "0"], "--rounds is 0", EXIT_USAGE),
@@ -64,6 +64,7 @@ def test_what_can_not_be_is_said_in_one_line(
     assert main(["bench", "redis", *flags]) == code
     answer = capsys.readouterr()
     assert words in answer.err
+    assert answer.err.startswith("kvstore bench redis: ")
     assert answer.err.count("\n") == 1
 
 

@@ -190,6 +190,10 @@ def test_the_command_and_its_exit_codes(directory: Path, capsys: pytest.CaptureF
     assert main(["check", str(directory)]) == 0
     assert main(["check", str(directory / "none")]) == 2
     assert "is no directory" in capsys.readouterr().err
+    (directory / "empty").mkdir()
+    for flags in ([], ["--json"], ["--repair"]):
+        assert main(["check", str(directory / "empty"), *flags]) == 2
+        assert capsys.readouterr() == ("", f"kvstore check: no segments in {directory}/empty\n")
     tier = DiskTier(directory, 8 * MIB)
     assert main(["check", str(directory)]) == 1
     assert "in use by process" in capsys.readouterr().err
