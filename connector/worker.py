@@ -18,6 +18,7 @@ from kvstore.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from gpu.arena import PinnedArena
+    from gpu.coded import CodedKV
     from gpu.pages import PagedKV
     from kvstore import Namespace
 
@@ -92,7 +93,7 @@ class WorkerConnector:
     def __init__(
         self,
         namespaces: Sequence[Namespace],
-        pages: Sequence[PagedKV],
+        pages: Sequence[PagedKV | CodedKV],
         *,
         load_deadline: float = LOAD_DEADLINE,
         store_deadline: float = STORE_DEADLINE,

@@ -62,6 +62,7 @@ class PagedKV:
         layers, axes = by_layer(tensors, axes)
         self.layout = describe(layers, axes, page_tokens)
         self.device = layers[0].device
+        self.dtype = layers[0].dtype
         if self.device.type not in ("cpu", "cuda"):
             raise InvalidRequestError(f"a paged KV must be on a cpu or cuda device, got {self.device}")
         copies = HostCopies if self.device.type == "cpu" else DeviceCopies
@@ -76,6 +77,11 @@ class PagedKV:
     def num_layers(self) -> int:
         """Layers that a page has a part of."""
         return self.layout.layers
+
+    @property
+    def ways(self) -> dict[str, list[str]]:
+        """How pages are copied, the fastest way first, by direction (``"gather"``, ``"scatter"``); empty on the CPU."""
+        return self._copies.order if isinstance(self._copies, DeviceCopies) else {}
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         """Copy blocks out, into contiguous pages.

@@ -46,6 +46,8 @@ class Layout:
     pp_rank: int = 0
     tenant: str = ""
     """Whose pages: tenants never hit each other's pages."""
+    codec: str = ""
+    """How pages were made smaller, with loss, before they were stored; empty: they were not."""
 
     def __post_init__(self) -> None:
         lowest = {"block_size": 1, "page_bytes": 1, "tp_size": 1, "pp_size": 1}
@@ -93,6 +95,8 @@ class Layout:
             parts.append(f"pp {self.pp_rank}/{self.pp_size}")
         if self.tenant:
             parts.append(f"tenant {self.tenant}")
+        if self.codec:
+            parts.append(f"codec {self.codec}")
         return " · ".join(parts)
 
     @property
@@ -131,5 +135,7 @@ class Layout:
 
     def _digest(self, exclude: str = "") -> bytes:
         values = {name: value for name, value in asdict(self).items() if name != exclude}
+        if not self.codec:  # a younger field: without one, fingerprints are what they were before it
+            del values["codec"]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"kvstore/layout/1\n" + text.encode()).digest()

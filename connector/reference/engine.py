@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,8 @@ from connector.reference.scheduler import Scheduler, Step
 from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
 from connector.worker import LOAD_DEADLINE, STORE_DEADLINE, WorkerConnector
 from gpu.arena import PinnedArena
+from gpu.coded import CodedKV
+from gpu.pages import PagedKV
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
 
@@ -53,6 +56,8 @@ class Engine:
         mamba_cache_mode: which states of recurrent layers are kept: one a block, or (``"align"``) the one behind each
             step, and steps end at block boundaries.
         enable_caching: False: every prompt is computed from its first token on, and nothing is loaded.
+        codec: one of :data:`gpu.codec.CODECS`: keys and values are stored smaller, with loss. States never are: an
+            error in one would stay in all that follow.
 
     Raises:
         ConfigError: fewer than 2 blocks.
@@ -73,6 +78,7 @@ class Engine:
         store_deadline: float = STORE_DEADLINE,
         mamba_cache_mode: MambaCacheMode = "all",
         enable_caching: bool = True,
+        codec: str = "",
     ) -> None:
         self.model = model
         self._token_budget = token_budget
@@ -88,10 +94,10 @@ class Engine:
         self._on_device: AbstractContextManager[object] = nullcontext() if model.device.type == "cpu" else model.device
         self._connector: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
-        namespaces = None if client is None else _namespaces(client, self.layouts)
+        pages, layouts = self._pages(codec)
+        namespaces = None if client is None else _namespaces(client, layouts)
         if client is not None and namespaces is not None:
             self._connector = SchedulerConnector(client, namespaces, lookup_budget=lookup_budget)
-            pages = [self._cache.pages(group) for group in range(len(namespaces))]
             self._worker = WorkerConnector(
                 namespaces,
                 pages,
@@ -188,6 +194,21 @@ class Engine:
             self._worker.shutdown()
         if self._connector is not None:
             self._connector.shutdown()
+
+    def _pages(self, codec: str) -> tuple[list[PagedKV | CodedKV], list[Layout]]:
+        """The blocks of each group as they are stored, and the layouts of that."""
+        pages: list[PagedKV | CodedKV] = []
+        layouts = []
+        for group, layout in enumerate(self.layouts):
+            kv = self._cache.pages(group, layout.kv_heads)
+            if codec and layout.kv_heads:
+                coded = CodedKV(kv, codec)
+                pages.append(coded)
+                layouts.append(replace(layout, codec=codec, page_bytes=coded.page_bytes))
+            else:
+                pages.append(kv)
+                layouts.append(layout)
+        return pages, layouts
 
     def _compute(self, step: Step) -> None:
         sequences = []

@@ -55,6 +55,15 @@ class KVCache:
                 self.group_of[name] = number
                 self.rows[name] = buffer[:, :elements]
 
-    def pages(self, group: int) -> PagedKV:
-        """A group's blocks as pages, each ``[layer][element]``."""
-        return PagedKV([self.rows[name] for name in self.groups[group].layer_names], "block dim")
+    def pages(self, group: int, kv_heads: int = 0) -> PagedKV:
+        """A group's blocks as pages, each ``[layer][element]``.
+
+        Args:
+            group: its number.
+            kv_heads: heads of keys and values; 0: the group's blocks are states.
+        """
+        rows = [self.rows[name] for name in self.groups[group].layer_names]
+        if not kv_heads:
+            return PagedKV(rows, "block dim")
+        block_size = self.groups[group].kv_cache_spec.block_size
+        return PagedKV([row.view(len(row), 2, block_size, kv_heads, -1) for row in rows], "block kv token head dim")

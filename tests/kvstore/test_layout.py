@@ -25,6 +25,7 @@ OTHER = {
     "tp_size": 2,
     "pp_size": 2,
     "tenant": "t",
+    "codec": "int8",
 }
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -52,7 +53,7 @@ def test_ranks_have_pages_of_their_own() -> None:
 def test_the_name_is_for_people() -> None:
     assert PLAIN.name == "m · block 16 · group 0"
     full = Layout(**(OTHER | {"tp_rank": 1}))
-    assert full.name == "n@r1 · block 32 · bfloat16 · 2x2x64 · hnd · group 1 · tp 1/2 · pp 0/2 · tenant t"
+    assert full.name == "n@r1 · block 32 · bfloat16 · 2x2x64 · hnd · group 1 · tp 1/2 · pp 0/2 · tenant t · codec int8"
 
 
 def test_every_field_has_another_value_above() -> None:

@@ -561,3 +561,24 @@ def test_whatever_happens_answers_are_right_and_no_block_is_lost(
         assert answer.token_ids == expected[turns[answer.request_id]]
         done = answer.tokens_hit + answer.tokens_loaded + answer.tokens_computed
         assert done >= answer.prompt_tokens + MAX_TOKENS - 1
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp8"])
+def test_an_engine_with_a_codec_stores_smaller_pages_under_another_name(
+    tiny: Llama, make_engine: MakeEngine, node: Any, codec: str
+) -> None:
+    (plain,) = tiny.config.layouts(tiny.config.cache_groups(BLOCK_SIZE))
+    first = make_engine(node, codec=codec)
+    first.add_request("a", prompt(5), 1)
+    first.run()
+    first.close()
+    (layout,) = {namespace.layout for namespace, _ in first.worker._groups}
+    second = make_engine(node, codec=codec)
+    second.add_request("b", prompt(5), 1)
+    (answer,) = second.run()
+
+    assert layout.codec == codec
+    assert layout.identity != plain.identity
+    assert {page.size for page in node.stored.values()} == {layout.page_bytes}
+    assert layout.page_bytes < plain.page_bytes / 3
+    assert answer.tokens_loaded == len(prompt(5)) // BLOCK_SIZE * BLOCK_SIZE
