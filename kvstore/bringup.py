@@ -16,8 +16,8 @@ from kvstore.answers import ARENA, REDIS
 from kvstore.arena.arena import Arena
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.residency import Residency
-from kvstore.catalog import Slot, SlotState
 from kvstore.namespaces import KnownNamespace
+from kvstore.slot import Slot, SlotState
 from kvstore.tickets import NODE
 from kvstore.tiers.tier import Tier
 
@@ -93,7 +93,7 @@ class BringUps:
             if key in self._coming:
                 run.awaited[place] = self._coming[key]
             else:
-                slot = self._residency.reserve(key, known, NODE) if self._has_room(known) else None
+                slot = self._reserve(known, keys, place, run.tiers[place]) if self._has_room(known) else None
                 if slot is None:
                     break
                 run.own[place] = self._coming[key] = _Coming(slot)
@@ -104,16 +104,23 @@ class BringUps:
                 self._runs += 1
         return run
 
+    def _reserve(self, known: KnownNamespace, keys: Sequence[bytes], place: int, tier: int) -> Slot | None:
+        parent = keys[place - 1] if place else b""
+        return self._residency.reserve(keys[place], known, NODE, parent, below=tier != REDIS)
+
     def _has_room(self, known: KnownNamespace) -> bool:
         """Whether one more page on its way leaves half of the arena to others: a disk that hangs must not take all."""
         frames = frames_for(known.layout.page_bytes)
         return (self._reserved_frames + frames) * 2 * FRAME_BYTES <= self._arena.arena_bytes
 
-    def read(self, run: Run) -> dict[int, int]:
-        """Fill the reserved slots, from the node's own tiers and the shared one at once. Returns the checksum of each
-        place that could be read."""
-        own = [place for place in run.own if run.tiers[place] != REDIS]
-        others = [place for place in run.own if run.tiers[place] == REDIS]
+    def read(self, run: Run, places: Sequence[int]) -> dict[int, int]:
+        """Fill the reserved slots of these places, from the node's own tiers and the shared one at once.
+
+        Returns:
+            The checksum of each place that could be read.
+        """
+        own = [place for place in places if run.tiers[place] != REDIS]
+        others = [place for place in places if run.tiers[place] == REDIS]
         if self._shared is None or self._readers is None:
             return self._read_below(run, own)
         reading = self._readers.submit(self._read, self._shared, run, others) if others else None
@@ -124,7 +131,10 @@ class BringUps:
                 wait([reading])  # it writes into this run's slots
         lost = [place for place in own if place not in sums]
         if lost:  # damaged or gone below: the shared tier may have them
-            sums |= self._read(self._shared, run, lost)
+            found = self._read(self._shared, run, lost)
+            for place in found:  # so this node's own tiers don't have it any more
+                run.tiers[place] = REDIS
+            sums |= found
         return sums | (reading.result() if reading is not None else {})
 
     def _read_below(self, run: Run, places: Sequence[int]) -> dict[int, int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import LayoutMismatchError, LimitExceededError, UnavailableError, UnknownNamespaceError
 from kvstore.layout import Layout
+from kvstore.small_files import SmallFiles
 
 MOST_NAMESPACES = 1024
 """Most namespaces one node keeps."""
@@ -37,8 +37,11 @@ class Namespaces:
     Safe for threads; a number is never used twice.
     """
 
-    def __init__(self, directories: Sequence[Path]) -> None:
+    def __init__(self, directories: Sequence[Path], small_files: SmallFiles | None = None) -> None:
         self._files = [directory / "namespaces.json" for directory in directories]
+        self._small_files = small_files or SmallFiles()
+        for path in self._files:
+            self._small_files.know(path)
         self._lock = threading.Lock()
         self._by_fingerprint: dict[bytes, KnownNamespace] = {}
         self._by_identity: dict[bytes, KnownNamespace] = {}
@@ -70,12 +73,15 @@ class Namespaces:
         """Whether the namespace of this number was not dropped yet."""
         return number in self._by_number
 
-    def open(self, layout: Layout, durability: str = "") -> KnownNamespace:
+    def open(
+        self, layout: Layout, durability: str = "", grant: Callable[[KnownNamespace], None] = lambda known: None
+    ) -> KnownNamespace:
         """The namespace of a layout, new or known.
 
         Args:
             layout: of its pages.
             durability: from now on, where it is not empty.
+            grant: called with one that is new, or durable from now on, before anybody can find it.
 
         Raises:
             LayoutMismatchError: the same name is known with another page size.
@@ -87,10 +93,10 @@ class Namespaces:
             if known is None:
                 if len(self) >= MOST_NAMESPACES or self._last >= _LAST_NUMBER:
                     raise LimitExceededError(f"the node keeps {len(self)} namespaces, the limit is {MOST_NAMESPACES}")
-                known = self._add(self._last + 1, layout, durability)
+                known = self._add(self._last + 1, layout, durability, grant)
                 self.save()
             elif durability not in ("", known.durability) and known.fingerprint == layout.fingerprint:
-                known = self._add(known.number, layout, durability)
+                known = self._add(known.number, layout, durability, grant)
                 self.save()
         if known.fingerprint != layout.fingerprint:
             raise LayoutMismatchError(
@@ -128,15 +134,7 @@ class Namespaces:
         ]
         text = json.dumps({"version": 1, "namespaces": entries}, indent=1)
         for path in self._files:
-            fresh = path.with_suffix(".new")
-            try:
-                fresh.write_text(text)
-                fresh.chmod(0o600)
-                with fresh.open() as file:
-                    os.fsync(file.fileno())
-                fresh.replace(path)
-            except OSError as error:
-                _log.warning("%s can't be written, pages of new namespaces are lost at a restart: %s", path, error)
+            self._small_files.replace(path, text.encode())
 
     def close(self) -> None:
         """Write to the folders no more: they may be another node's from now on."""
@@ -147,8 +145,15 @@ class Namespaces:
         if self._closed:
             raise UnavailableError("the node is stopping")
 
-    def _add(self, number: int, layout: Layout, durability: str) -> KnownNamespace:
+    def _add(
+        self,
+        number: int,
+        layout: Layout,
+        durability: str,
+        grant: Callable[[KnownNamespace], None] = lambda known: None,
+    ) -> KnownNamespace:
         known = KnownNamespace(number, layout, layout.fingerprint, durability)
+        grant(known)
         self._by_fingerprint[known.fingerprint] = known
         self._by_identity[layout.identity] = known
         self._by_number[number] = known

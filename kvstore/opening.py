@@ -9,6 +9,7 @@ from kvstore.arena.arena import Arena, Progress
 from kvstore.bytesize import format_size
 from kvstore.config import NodeConfig
 from kvstore.segments.cipher import read_key_file
+from kvstore.small_files import SmallFiles
 from kvstore.store import Store
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.tier import Tier
@@ -28,6 +29,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
     tiers: list[Tier] = []
     try:
         directories = [arena.directory]
+        small_files = SmallFiles()
         if config.disk_limit:
             disk = DiskTier(
                 config.disk,
@@ -39,6 +41,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
             )
             tiers.append(disk)
             directories.append(config.disk)
+            small_files = SmallFiles(config.disk, disk.leave_room)
             room = shutil.disk_usage(config.disk).free + disk.statistics().used_bytes
             if room < config.disk_limit:
                 _log.warning(
@@ -54,7 +57,8 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
 
             shared = RedisTier(config.redis, config.redis_limit)
             tiers.append(shared)
-        return Store(arena, [tier for tier in tiers if tier is not shared], directories, shared, config.namespace)
+        own = [tier for tier in tiers if tier is not shared]
+        return Store(arena, own, directories, shared, config.namespace, small_files)
     except BaseException:
         for tier in tiers:
             tier.close()

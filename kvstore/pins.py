@@ -7,13 +7,15 @@ the arena's files or the disk tier's, so that they survive the node.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
+from kvstore.hashing import HASH_BYTES
+from kvstore.small_files import SmallFiles
 from kvstore.tiers.tier import KEY_BYTES
 
 LONGEST_PIN = 366 * 86400
@@ -29,13 +31,17 @@ class Pins:
         path: of the file.
         now: seconds since 1970.
         limit_frames: most frames that pinned pages may take.
+        small_files: replaces the file.
     """
 
-    def __init__(self, path: Path, now: float, limit_frames: int) -> None:
+    def __init__(self, path: Path, now: float, limit_frames: int, small_files: SmallFiles | None = None) -> None:
         self._path = path
+        self._small_files = small_files or SmallFiles()
+        self._small_files.know(path)
         self._limit_frames = limit_frames
         self._until: dict[bytes, tuple[float, int]] = {}
         self._frames = 0
+        self._pages_of: Counter[bytes] = Counter()
         self._next_end = float("inf")
         for end, frames, keys in _read(path):
             if end > now:
@@ -47,13 +53,18 @@ class Pins:
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, keys: Sequence[bytes], until: float, frames: int) -> int:
+    def pages_of(self, fingerprint: bytes) -> int:
+        """Pinned pages of one namespace."""
+        return self._pages_of[fingerprint]
+
+    def add(self, keys: Sequence[bytes], until: float, frames: int, most_pages: int = MOST_PINNED_PAGES) -> int:
         """Pin leading pages, as many as the limits allow; one that is pinned stays so until the later end.
 
         Args:
             keys: page keys, head of the prefix first.
             until: seconds since 1970.
             frames: of each page.
+            most_pages: of this namespace.
 
         Returns:
             How many leading pages are pinned now.
@@ -61,9 +72,11 @@ class Pins:
         for done, key in enumerate(keys):
             known = self._until.get(key)
             if known is None:
-                if self._frames + frames > self._limit_frames or len(self) >= MOST_PINNED_PAGES:
+                full = len(self) >= MOST_PINNED_PAGES or self._pages_of[key[:-HASH_BYTES]] >= most_pages
+                if full or self._frames + frames > self._limit_frames:
                     return done
                 self._frames += frames
+                self._pages_of[key[:-HASH_BYTES]] += 1
             self._until[key] = max(until, known[0] if known else 0.0), frames
             self._next_end = min(self._next_end, until)
         return len(keys)
@@ -73,6 +86,7 @@ class Pins:
         ended = [key for key in dict.fromkeys(keys) if key in self._until]
         for key in ended:
             self._frames -= self._until.pop(key)[1]
+            self._pages_of[key[:-HASH_BYTES]] -= 1
         return ended
 
     def end_overdue(self, now: float) -> list[bytes]:
@@ -87,27 +101,18 @@ class Pins:
         """The pinned keys that begin with ``prefix``, a namespace's fingerprint."""
         return [key for key in self._until if key.startswith(prefix)]
 
-    def pack(self) -> bytes:
-        """The table as it lies in the file."""
+    def copy(self) -> dict[bytes, tuple[float, int]]:
+        """The table: key → (end, frames)."""
+        return dict(self._until)
+
+    def save(self, table: Mapping[bytes, tuple[float, int]]) -> None:
+        """Write down what :meth:`copy` gave."""
         groups: dict[tuple[float, int], list[bytes]] = {}
-        for key, group in self._until.items():
+        for key, group in table.items():
             groups.setdefault(group, []).append(key)
         pins = [[end, frames, keys] for (end, frames), keys in groups.items()]
         packed: bytes = msgpack.packb({"version": 1, "pins": pins})
-        return packed
-
-    def save(self, packed: bytes) -> None:
-        """Write down what :meth:`pack` gave."""
-        fresh = self._path.with_suffix(".new")
-        try:
-            fresh.touch(mode=0o600)
-            with fresh.open("wb") as file:
-                file.write(packed)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
-        except OSError as error:
-            _log.warning("%s can't be written, new pins are lost at a restart: %s", self._path, error)
+        self._small_files.replace(self._path, packed)
 
 
 def _read(path: Path) -> list[tuple[float, int, list[bytes]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from kvstore.catalog import Slot, SlotState
+from kvstore.slot import Slot, SlotState
 
 
 class Sharing:

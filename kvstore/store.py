@@ -42,9 +42,8 @@ from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.readers import LAST_EPOCH, Readers
 from kvstore.arena.residency import Residency
 from kvstore.below import Below
-from kvstore.bringup import BringUps
+from kvstore.bringup import BringUps, Run
 from kvstore.bytesize import format_size
-from kvstore.catalog import Slot, SlotState
 from kvstore.checksum import checksum_of
 from kvstore.errors import (
     InvalidRequestError,
@@ -58,6 +57,8 @@ from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.pins import LONGEST_PIN, Pins
 from kvstore.rules import DURABILITIES, NamespaceRule, rule_for
+from kvstore.slot import Slot, SlotState
+from kvstore.small_files import SmallFiles
 from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
 from kvstore.tiers.tier import Tier
 from kvstore.write_behind import WriteBehind
@@ -78,6 +79,7 @@ class Store:
         namespace_directories: where the register of namespaces is kept, the arena's folder first.
         shared: the tier that several nodes share; closed with the store.
         rules: what namespaces are granted.
+        small_files: replaces the registers in ``namespace_directories``.
     """
 
     def __init__(
@@ -87,10 +89,12 @@ class Store:
         namespace_directories: Sequence[Path],
         shared: Tier | None = None,
         rules: Sequence[NamespaceRule] = (),
+        small_files: SmallFiles | None = None,
     ) -> None:
         self.arena = arena
         self.below = Below(tiers, shared)
-        self.namespaces = Namespaces(namespace_directories)
+        self._small_files = small_files = small_files or SmallFiles()
+        self.namespaces = Namespaces(namespace_directories, small_files)
         self._rules = tuple(rules)
         self._clients = Clients(arena.directory / "clients")
         self._readers = Readers(arena.lines, self._clients)
@@ -103,10 +107,12 @@ class Store:
         self._lock = threading.Lock()
         self.write_behind = WriteBehind(arena, self._residency, self.below, self._lock)
         self._pins = Pins(
-            namespace_directories[-1] / "pins", time.time(), arena.arena_bytes // FRAME_BYTES // _PINNED_SHARE
+            namespace_directories[-1] / "pins",
+            time.time(),
+            arena.arena_bytes // FRAME_BYTES // _PINNED_SHARE,
+            small_files,
         )
         self._saving_pins = threading.Lock()
-        self._granted: set[int] = set()
         self._residency.pins = self._pins
         for known in self.namespaces.known():
             self._grant(known)
@@ -149,9 +155,7 @@ class Store:
                 f'namespace {layout.name!r} asks for durability "disk": this node has no disk tier'
             )
         self._check_open()
-        known = self.namespaces.open(layout, durability)
-        self._grant(known)
-        return known
+        return self.namespaces.open(layout, durability, self._grant)
 
     def batch_pages(self, known: KnownNamespace) -> int:
         """Most pages that one ``prepare_store`` or ``prepare_load`` of this namespace may name."""
@@ -335,8 +339,7 @@ class Store:
         try:
             sums: dict[int, int] = {}
             try:
-                if self._unread([coming.slot for coming in run.own.values()]):
-                    sums = self._bringups.read(run)
+                sums = self._bringups.read(run, self._places_unread(run))
             finally:
                 with self._lock:
                     if not self.namespaces.is_open(known.number):  # cleared meanwhile
@@ -352,8 +355,8 @@ class Store:
             held = self._bringups.end(run)
             self._count("asked", len(keys))
             self._count("hit", len(held))
-            self.write_behind.note_use(held)
             self._count("missed", len(keys) - len(held))
+            self.write_behind.note_use(held)
             if not held:
                 return Held(0, b"", [])
             ticket = self._tickets.open_load(owner, held, deadline)
@@ -406,8 +409,8 @@ class Store:
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: float) -> int:
         """Bring the leading pages up and keep them in the arena, whatever else wants their room. Blocks on I/O.
 
-        Pinned pages take at most a quarter of the arena. The pin outlives the node, and a page that is dropped all the
-        same (by ``evict``) loses it.
+        Pinned pages take at most a quarter of the arena, and of their namespace's quota there. The pin outlives the
+        node, and a page that is dropped all the same (by ``evict``) loses it.
 
         Args:
             fingerprint: the namespace.
@@ -429,12 +432,16 @@ class Store:
         keys = self._keys(known, hashes)
         until = time.time() + seconds
         pinned, size = 0, self.batch_pages(known)
+        frames = frames_for(known.layout.page_bytes)
+        quota = rule_for(self._rules, known.layout.name).quotas.get("arena", self.arena.arena_bytes)
+        most = quota // FRAME_BYTES // _PINNED_SHARE // frames
         while pinned < len(keys):
             batch = hashes[pinned : pinned + size]
             held = self.prepare_load(NODE, fingerprint, batch, LONGEST_TICKET)
             with self._lock:
                 here = keys[pinned : pinned + len(held.frames)]
-                taken = self._pins.add(here, until, frames_for(known.layout.page_bytes))
+                # A pin of what is cleared meanwhile would stay for nothing.
+                taken = self._pins.add(here, until, frames, most) if self.namespaces.is_open(known.number) else 0
                 for slot in [self._catalog.find(key) for key in here[:taken]]:
                     if slot is not None:
                         self._catalog.pin(slot)
@@ -459,7 +466,10 @@ class Store:
             fingerprint: the namespace; one that was dropped meanwhile is passed over.
             hashes: of a prefix, head first.
             read: whether this is how the node learns that they were read; pages are counted then.
-            missed: pages of the same call that were not here.
+            missed: pages of the same call that were not here; not more are counted than a lookup may name.
+
+        Raises:
+            LimitExceededError: more than ``MOST_LOOKUP_PAGES`` pages.
 
         Returns:
             How many of them are still in the arena.
@@ -467,6 +477,9 @@ class Store:
         known = self.namespaces.get(fingerprint)
         if known is None:
             return 0
+        if len(hashes) > MOST_LOOKUP_PAGES:
+            raise LimitExceededError(f"{len(hashes)} pages in one report, the limit is {MOST_LOOKUP_PAGES}")
+        missed = min(missed, MOST_LOOKUP_PAGES)
         keys = self._keys(known, hashes)
         with self._lock:
             slots = [slot for slot in map(self._catalog.find, keys) if slot is not None]
@@ -490,7 +503,8 @@ class Store:
     def clear(self, fingerprint: bytes) -> int:
         """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere."""
         self._check_open()
-        self.namespaces.forget(self._known(fingerprint))
+        known = self._known(fingerprint)
+        self.namespaces.forget(known)
         self.arena.new_edition()
         with self._lock:
             keys = {slot.key for slot in self._catalog.resident() if slot.key.startswith(fingerprint)}
@@ -499,7 +513,10 @@ class Store:
             keys.update(tier.keys(fingerprint))
         if self._end_pins(pinned):
             self._save_pins()
-        return self._drop(sorted(keys))
+        dropped = self._drop(sorted(keys))
+        with self._lock:
+            self._catalog.forget_namespace(known.number)
+        return dropped
 
     def flush(self, deadline: float = math.inf) -> int:
         """Write everything that is dirty now, and return when it is durable: the pages that became so.
@@ -532,6 +549,7 @@ class Store:
                 return
             stores, loads = self._tickets.overdue(time.monotonic())
             overdue = self._pins.end_overdue(time.time())
+            self._unpin(overdue)
             for load in loads:
                 self._tickets.take_load(load.number, load.owner)
                 self._end_holds(load)
@@ -549,7 +567,6 @@ class Store:
         with self._lock:
             if not self._closed:
                 self._residency.release_quarantine(self._clients)
-                self._unpin(overdue)
         if overdue:
             self._save_pins()
         self.write_behind.tell_own()
@@ -597,7 +614,7 @@ class Store:
                         {"arena": self._catalog.frames_of(known.number) * FRAME_BYTES} | used,
                         rule_for(self._rules, known.layout.name).quotas,
                         known.durability,
-                        len(self._pins.keys(known.fingerprint)),
+                        self._pins.pages_of(known.fingerprint),
                     )
                     for known, used in used_below
                 ),
@@ -687,6 +704,7 @@ class Store:
             self._tickets.loads.clear()
             self._clients.close()
             self.namespaces.close()
+            self._small_files.close()
             self.arena.close()
 
     def _unread(self, slots: Sequence[Slot]) -> bool:
@@ -695,6 +713,18 @@ class Store:
             return True
         epoch = max((self.arena.retired_at(slot.frame, slot.frames) for slot in slots), default=0)
         return self._readers.wait(epoch, LONGEST_WAIT_FOR_READERS)
+
+    def _places_unread(self, run: Run) -> list[int]:
+        """The places of a run whose reserved slots nobody reads in any more; waits for the others, but not for long."""
+        places = list(run.own)
+        if self._unread([run.own[place].slot for place in places]):
+            return places
+        slots = {place: run.own[place].slot for place in places}
+        return [
+            place
+            for place, slot in slots.items()
+            if self._readers.passed(self.arena.retired_at(slot.frame, slot.frames))
+        ]
 
     def _shorten(self, ticket: StoreTicket, outcomes: bytearray) -> None:
         """Refuse the reserved pages from the first one on whose slot is still being read: nobody knows of them yet."""
@@ -760,14 +790,11 @@ class Store:
     # -- what namespaces are granted, and pins -----------------------------------------------------------------------
 
     def _grant(self, known: KnownNamespace) -> None:
-        """Let a namespace have what its rule says. Before it has pages; again does nothing."""
+        """Let a namespace have what its rule says: before anybody finds it, and again when its durability changes."""
         quotas = rule_for(self._rules, known.layout.name).quotas
         with self._lock:
             if known.durability == "disk":
                 self._catalog.set_durable(known.number)
-            if known.number in self._granted:
-                return
-            self._granted.add(known.number)
             if "arena" in quotas:
                 self._catalog.set_quota(known.number, quotas["arena"] // FRAME_BYTES)
         for tier in self.below.all():
@@ -788,6 +815,6 @@ class Store:
     def _save_pins(self) -> None:
         with self._saving_pins:
             with self._lock:
-                packed = None if self._closed else self._pins.pack()
-            if packed is not None:
-                self._pins.save(packed)
+                table = None if self._closed else self._pins.copy()
+            if table is not None:
+                self._pins.save(table)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kvstore.catalog import Slot
+from kvstore.slot import Slot
 
 NODE = 0
 """The owner of tickets that the node's own threads carry out."""

@@ -16,10 +16,10 @@ from kvstore.answers import DISK
 from kvstore.arena.arena import Arena
 from kvstore.arena.residency import Residency
 from kvstore.below import Below
-from kvstore.catalog import Slot
 from kvstore.checksum import checksum_of
 from kvstore.errors import ResourceError
 from kvstore.sharing import Sharing
+from kvstore.slot import Slot
 from kvstore.tiers.tier import PageWrite
 
 _WRITE_BYTES = 8 << 20

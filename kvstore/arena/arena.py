@@ -207,7 +207,8 @@ class Arena:
     def count(self, counter: str, pages: int = 1) -> None:
         """Add to a counter that survives this process."""
         if pages:
-            self._counters[fmt.COUNTERS.index(counter)] += pages
+            place = fmt.COUNTERS.index(counter)
+            self._counters[place] = (int(self._counters[place]) + pages) & 0xFFFFFFFFFFFFFFFF
 
     def counters(self) -> dict[str, int]:
         """The counters since the arena was made."""

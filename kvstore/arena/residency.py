@@ -12,10 +12,11 @@ from kvstore.arena.arena import Arena
 from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.arena.slabs import Slabs
-from kvstore.catalog import Catalog, Removal, Slot, SlotState
+from kvstore.catalog import Catalog, Removal
 from kvstore.eviction import ExpectedReuse
 from kvstore.hashing import HASH_BYTES
 from kvstore.namespaces import KnownNamespace, Namespaces
+from kvstore.slot import Slot, SlotState
 
 
 class Residency:
@@ -30,9 +31,11 @@ class Residency:
         self.quarantined: list[Slot] = []
         """Slots into which clients of an earlier node may still write."""
 
-    def reserve(self, key: bytes, known: KnownNamespace, owner: int, parent: bytes = b"") -> Slot | None:
+    def reserve(
+        self, key: bytes, known: KnownNamespace, owner: int, parent: bytes = b"", *, below: bool = False
+    ) -> Slot | None:
         """A slot for a page that ``owner`` is going to write; None when nothing can leave for it."""
-        slot, removal = self.catalog.reserve(key, known.number, known.layout.page_bytes, owner, parent)
+        slot, removal = self.catalog.reserve(key, known.number, known.layout.page_bytes, owner, parent, below=below)
         self._write_down(removal)
         if slot is not None:
             self._arena.begin_change(slot.frame, owner)

@@ -6,6 +6,7 @@ page size needs room; giving away a slab that is in use is the catalog's decisio
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,8 +23,8 @@ class Slab:
     slot_frames: int
     first_frame: int
     slots: int
-    free: list[int] = field(default_factory=list)
-    """Free slots (their first frames), the next one to be given out last."""
+    free: deque[int] = field(default_factory=deque)
+    """Free slots (their first frames). The one that has been free for longest goes first: its readers are gone."""
     used: int = 0
     """When any page of it was used last, on the catalog's clock: pages that have left count, too."""
 
@@ -60,7 +61,7 @@ class Slabs:
             return None
         slab = next(iter(with_room.values()))
         self._empty.pop(slab.first_unit, None)
-        frame = slab.free.pop()
+        frame = slab.free.popleft()
         if not slab.free:
             del with_room[slab.first_unit]
         return frame
@@ -123,7 +124,7 @@ class Slabs:
     def restore(self, first_unit: int, units: int, slot_frames: int, used: set[int]) -> None:
         """Put back a slab that a takeover found, with the slots in ``used`` (first frames) in use."""
         slab = self._make(first_unit, units, slot_frames)
-        slab.free = [frame for frame in slab.free if frame not in used]
+        slab.free = deque(frame for frame in slab.free if frame not in used)
         if not slab.empty:
             del self._empty[first_unit]
         if not slab.free:
@@ -176,7 +177,7 @@ class Slabs:
         first_frame = first_unit * self.unit_frames
         slots = units * self.unit_frames // slot_frames
         slab = Slab(first_unit, units, slot_frames, first_frame, slots)
-        slab.free = list(reversed(slab.frames()))
+        slab.free = deque(slab.frames())
         self._by_size.setdefault(slot_frames, {})[first_unit] = slab
         self._with_room.setdefault(slot_frames, {})[first_unit] = slab
         self._empty[first_unit] = slab

@@ -24,7 +24,7 @@ class EvictionPolicy(Protocol):
         """These pages of a prefix were stored, or are wanted, head first. Unknown slots are passed over."""
         ...
 
-    def remove(self, slot: int) -> None:
+    def remove(self, slot: int, *, lost: bool = True) -> None:
         """The page left, for whatever reason. An unknown slot is passed over."""
         ...
 

@@ -109,7 +109,7 @@ class ExpectedReuse:
         """A prefix was stored, or is wanted."""
         self._wanted(slots, _INSERTED | _READ, _SETTLED)
 
-    def remove(self, slot: int) -> None:
+    def remove(self, slot: int, *, lost: bool = True) -> None:
         """The page left."""
         row = self._rows.pop(slot, None)
         if row is None:

@@ -27,7 +27,7 @@ class LeastRecentlyUsed:
             if slot in self._order:
                 self._order.move_to_end(slot)
 
-    def remove(self, slot: int) -> None:
+    def remove(self, slot: int, *, lost: bool = True) -> None:
         """The page left."""
         self._order.pop(slot, None)
 

@@ -58,7 +58,7 @@ class S3FIFO:
             for slot in sorted(tail, key=place.__getitem__, reverse=True):
                 queue.move_to_end(slot)
 
-    def remove(self, slot: int) -> None:
+    def remove(self, slot: int, *, lost: bool = True) -> None:
         """The page left."""
         key = self._keys.pop(slot, None)
         if key is None:

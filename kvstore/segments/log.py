@@ -105,6 +105,8 @@ class SegmentLog:
             )
         self.limit_bytes = limit_bytes
         self._small_bytes = LOCK_BYTES
+        self.beside_bytes = 0
+        """What files of others in the directory take."""
         self.segment_bytes = min(
             segment_bytes, limit_bytes - LOCK_BYTES - FILE_BYTES
         )  # the one being written never has to leave
@@ -190,12 +192,17 @@ class SegmentLog:
     @property
     def used_bytes(self) -> int:
         """Bytes of all files, with the footer that the segment being written will get."""
-        return self._small_bytes + self._older_bytes + (self._active.footprint if self._active is not None else 0)
+        return (
+            self._small_bytes
+            + self.beside_bytes
+            + self._older_bytes
+            + (self._active.footprint if self._active is not None else 0)
+        )
 
     def fits(self, length: int) -> bool:
         """Whether a payload of this length could be stored if nothing else were."""
         length += self.overhead_bytes
-        return length <= record.MAX_PAYLOAD_BYTES and record.padded(length) <= self._most_padded
+        return length <= record.MAX_PAYLOAD_BYTES and record.padded(length) <= self._most_padded - self.beside_bytes
 
     def stored_lengths(self, entries: Sequence[Entry]) -> list[int]:
         """How long the payloads of entries will be on disk."""

@@ -14,11 +14,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, Published
-from kvstore.catalog import Slot
 from kvstore.checksum import checksum_of
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
 from kvstore.service.calls import Places, abort
 from kvstore.service.receipts import Receipts
+from kvstore.slot import Slot
 from kvstore.store import Store
 from kvstore.tickets import NODE
 from kvstore.v1 import cache_pb2 as pb

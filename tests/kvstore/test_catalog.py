@@ -7,8 +7,9 @@ import pytest
 
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.arena.slabs import Slabs
-from kvstore.catalog import Catalog, Event, Removal, Slot, SlotState
+from kvstore.catalog import Catalog, Removal
 from kvstore.eviction import LeastRecentlyUsed
+from kvstore.slot import Event, Slot, SlotState
 
 ALLOWED = {
     ("FREE", "RESERVE"): "RESERVED",

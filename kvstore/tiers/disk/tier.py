@@ -233,6 +233,18 @@ class DiskTier:
             self._writing.store_tombstones()
             self._writing.sync()
 
+    def leave_room(self, size: int) -> None:
+        """From now on so many bytes of the limit are taken by files of others in the directory. Makes room first."""
+        with self._changing:
+            if self._closed:
+                return
+            self._log.beside_bytes = size
+            try:
+                self._room.make(NO_CHUNK, carry=False)
+            except OSError as error:
+                self._logged.write_failed(error)
+            self._pages.used_bytes = self._log.used_bytes
+
     def statistics(self) -> TierStatistics:
         """A frozen view of the counters."""
         return self._pages.statistics(self._log.limit_bytes)
