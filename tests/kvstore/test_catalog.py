@@ -1,7 +1,7 @@
 """States of slots, who leaves for whom, and what is counted."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -307,3 +307,75 @@ def test_integrity_finds_what_does_not_add_up() -> None:
     slot.dirty = True
     with pytest.raises(AssertionError, match="dirty"):
         pages.check()
+
+
+def test_pins_scattered_over_all_slabs_of_the_coldest_do_not_lock_a_size_out() -> None:
+    catalog = Catalog(Slabs(64, 4), LeastRecentlyUsed)
+    for number in range(256):
+        slot, _ = catalog.reserve(key(number), 1, FRAME_BYTES, 0)
+        assert slot is not None
+        catalog.publish(slot, dirty=False)
+    for number in range(0, 160, 4):  # one in each of the forty coldest slabs
+        slot = catalog.find(key(number))
+        assert slot is not None
+        catalog.pin(slot)
+    large, removal = catalog.reserve(key(1000), 1, 4 * FRAME_BYTES, 0)
+    assert large is not None
+    assert len(removal.left) == 4
+    catalog.check_integrity(writers=[large])
+
+
+def test_the_slot_that_was_free_for_longest_is_given_out_first() -> None:
+    slabs = Slabs(1, 8)
+    frames = [slabs.allocate(1) for _ in range(8)]
+    for frame in (frames[3], frames[6], frames[1]):
+        assert frame is not None
+        slabs.free(frame)
+    assert [slabs.allocate(1) for _ in range(3)] == [frames[3], frames[6], frames[1]]
+
+
+def test_an_order_goes_with_its_namespace() -> None:
+    made: list[LeastRecentlyUsed] = []
+
+    def policy() -> LeastRecentlyUsed:
+        made.append(LeastRecentlyUsed())
+        return made[-1]
+
+    catalog = Catalog(Slabs(8, 1), policy)
+    for namespace in range(1, 20):
+        catalog.set_quota(namespace, 2)
+        slot, _ = catalog.reserve(key(namespace), namespace, FRAME_BYTES, 0)
+        assert slot is not None
+        catalog.publish(slot, dirty=False)
+        catalog.retire(slot)
+        catalog.forget_namespace(namespace)
+        catalog.check_integrity()
+    assert len(made) == 19
+    assert not catalog._orders._orders[1], "nothing of them is left"
+
+
+def test_pages_held_at_the_front_cost_one_walk_for_many_evictions() -> None:
+    walked = 0
+
+    class Counting(LeastRecentlyUsed):
+        def victims(self) -> Iterator[int]:
+            nonlocal walked
+            for slot in super().victims():
+                walked += 1
+                yield slot
+
+    catalog = Catalog(Slabs(4096, 1), Counting)
+    for number in range(4096):
+        slot, _ = catalog.reserve(key(number), 1, FRAME_BYTES, 0)
+        assert slot is not None
+        catalog.publish(slot, dirty=False)
+    for number in range(2000):
+        slot = catalog.find(key(number))
+        assert slot is not None
+        catalog.hold(slot)
+    for number in range(4096, 4096 + 160):
+        slot, removal = catalog.reserve(key(number), 1, FRAME_BYTES, 0)
+        assert slot is not None
+        assert [int.from_bytes(each.key, "big") for each in removal.left] == [number - 4096 + 2000]
+        catalog.publish(slot, dirty=False)
+    assert walked < 160 * 200

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.answers import ABSENT, ARENA
+from kvstore.arena.arena import Arena
 from kvstore.errors import ConfigError, InvalidRequestError
 from kvstore.rules import NO_RULE, NamespaceRule, parse_rules, rule_for
 from kvstore.store import Store
@@ -155,3 +156,66 @@ def test_a_given_up_store_is_at_risk_no_more(open_store: OpenStore, kv: SimpleNa
     assert store.evict(known.fingerprint, kv.hashes_of(range(16))) == 16
     assert kv.put(store, known, range(16)).stored == 16
     store.check_integrity()
+
+
+def test_a_namespace_has_its_quota_before_anybody_finds_it(open_store: OpenStore, kv: SimpleNamespace) -> None:
+    """Cleared and opened again under traffic: who knows the fingerprint must not store before the quota is there."""
+    store = open_store(64, rules=[NamespaceRule(arena=4 * FRAME)])
+    layout = kv.layout("a", FRAME)
+    known = store.open_namespace(layout)
+    store.clear(known.fingerprint)
+    seen = []
+    grant = store._grant
+
+    def granting(known: Any) -> None:
+        seen.append(store.namespaces.get(known.fingerprint))
+        grant(known)
+
+    store._grant = granting  # type: ignore[method-assign]
+    known = store.open_namespace(layout)
+    assert seen == [None]
+    put_all(store, known, kv, range(10))
+    assert len(here(store, known, kv, range(10))) == 4
+
+
+def test_loads_from_disk_are_no_risk(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+    store = open_store(64, [tier])
+    known = store.open_namespace(kv.layout("a", FRAME), "disk")
+    put_all(store, known, kv, range(16))
+    store.flush()
+    other = store.open_namespace(kv.layout("b", FRAME))
+    put_all(store, other, kv, range(100, 164))
+    tier.refuse = lambda key: True
+    put_all(store, known, kv, range(20, 36))
+    assert kv.put(store, known, [36]).refused == 1, "as much is at risk as may be"
+    assert kv.get(store, known, range(4)) == 4
+    store.check_integrity()
+
+
+def test_what_is_dirty_when_a_namespace_becomes_durable_stays(
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any
+) -> None:
+    store = open_store(64, [tier])
+    layout = kv.layout("a", FRAME)
+    known = store.open_namespace(layout)
+    put_all(store, known, kv, range(8))
+    store.open_namespace(layout, "disk")
+    store.check_integrity()
+    other = store.open_namespace(kv.layout("b", FRAME))
+    put_all(store, other, kv, range(100, 228))
+    assert here(store, known, kv, range(8)) == list(range(8))
+
+
+def test_a_damaged_page_that_another_node_shares_goes_to_disk_again(shm: Any, kv: SimpleNamespace, tier: Any) -> None:
+    shared = kv.MemoryTier(name="redis")
+    with Store(Arena(shm / "arena", 64 * FRAME), [tier], [shm / "arena"], shared) as store:
+        known = store.open_namespace(kv.layout("a", FRAME), "disk")
+        put_all(store, known, kv, range(4))
+        store.flush()
+        put_all(store, store.open_namespace(kv.layout("b", FRAME)), kv, range(100, 164))
+        tier.damage(known.fingerprint + kv.hashes_of([1])[0])
+        held = kv.hold(store, known, range(4))
+        assert list(held.tiers) == [2, 3, 2, 2]
+        store.complete_load(0, held.ticket)
+        store.flush()
+        assert known.fingerprint + kv.hashes_of([1])[0] in tier.pages

@@ -1221,3 +1221,15 @@ def test_what_the_shared_tier_lost_is_offered_again_when_it_is_used(shm: Path, k
         assert store.write_behind.share() == 1
         assert len(tier.pages) == 3
         assert tier.writes[-1] == [known.fingerprint + kv.hashes_of([2])[0]]
+
+
+def test_a_report_that_counts_more_than_there_can_be_does_no_harm(open_store: OpenStore, kv: SimpleNamespace) -> None:
+    store = open_store()
+    known = store.open_namespace(kv.layout("a", FRAME))
+    kv.put(store, known, [1])
+    for _ in range(3):
+        store.note_use(known.fingerprint, kv.hashes_of([1]), read=True, missed=(1 << 64) - 1)
+    assert counts(store, "asked", "hit", "missed") == (3 * (1 + MOST_LOOKUP_PAGES), 3, 3 * MOST_LOOKUP_PAGES)
+    assert kv.get(store, known, [1]) == 1
+    with pytest.raises(LimitExceededError, match=str(MOST_LOOKUP_PAGES)):
+        store.note_use(known.fingerprint, [bytes(32)] * (MOST_LOOKUP_PAGES + 1), read=True, missed=0)

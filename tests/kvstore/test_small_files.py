@@ -1,0 +1,79 @@
+"""Registers beside a tier's files: replaced as a whole, counted, and never waited for where the disk hangs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import kvstore.small_files
+from kvstore.arena.arena import Arena
+from kvstore.layout import Layout
+from kvstore.small_files import SmallFiles
+from kvstore.store import Store
+from kvstore.testing import make_page
+from kvstore.tiers.disk import DiskTier
+
+
+def test_room_is_made_before_a_file_grows(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    def leave_room(size: int) -> None:
+        told.append((size, sum(path.stat().st_size for path in tmp_path.iterdir())))
+
+    files = SmallFiles(tmp_path, leave_room)
+    files.replace(tmp_path / "a", b"x" * 5000)
+    files.replace(tmp_path / "a", b"y" * 9000)
+    assert (tmp_path / "a").read_bytes() == b"y" * 9000
+    assert [size for size, _ in told] == [8192, 8192, 8192 + 12288, 12288]
+    assert all(there <= size for size, there in told)
+    again: list[int] = []
+    SmallFiles(tmp_path, again.append).know(tmp_path / "a")
+    assert again == [12288], "what is there from before counts as well"
+
+
+def test_a_disk_that_hangs_is_not_waited_for_and_gets_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kvstore.small_files, "PATIENCE_SECONDS", 0.01)
+    hang, written = threading.Event(), threading.Semaphore(0)
+    replace = kvstore.small_files._replace
+
+    def slowly(path: Path, content: bytes) -> None:
+        assert hang.wait(20)
+        replace(path, content)
+        written.release()
+
+    monkeypatch.setattr(kvstore.small_files, "_replace", slowly)
+    files = SmallFiles()
+    for number in range(5):
+        files.replace(tmp_path / "a", str(number).encode())
+    assert not (tmp_path / "a").exists()
+    hang.set()
+    assert written.acquire(timeout=20) and written.acquire(timeout=20)
+    assert (tmp_path / "a").read_bytes() == b"4"
+    assert not written.acquire(blocking=False), "what lay between was never written"
+
+
+def test_behind_the_end_nothing_is_written(tmp_path: Path) -> None:
+    files = SmallFiles()
+    files.close()
+    files.replace(tmp_path / "a", b"late")
+    assert not (tmp_path / "a").exists()
+
+
+def test_registers_count_against_the_disks_limit(shm: Path, tmp_path: Path) -> None:
+    """Four hundred namespaces, and pages until segments leave: all that lies in the folder stays within the limit."""
+    limit = 1 << 20
+    disk = DiskTier(tmp_path, limit, segment_bytes=512 << 10)
+    arena = Arena(shm / "arena", 1 << 20)
+    files = SmallFiles(tmp_path, disk.leave_room)
+    with Store(arena, [disk], [shm / "arena", tmp_path], small_files=files) as store:
+        for number in range(400):
+            store.open_namespace(Layout(model=f"model {number}", block_size=16, page_bytes=4096))
+            disk.write([make_page(100 * number, 20_000)])
+            assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit
+        assert disk.statistics().used_bytes <= limit
+        assert (tmp_path / "namespaces.json").stat().st_size > 100_000
+        assert disk.contains([make_page(100 * 399, 20_000).key]) == [True]
