@@ -19,7 +19,6 @@ from kvstore.tiers.redis.servers import Servers
 
 BUCKET_CHUNKS = 16
 """As many chunks of full size fit into every bucket."""
-MOST_BUCKETS = 1 << 14
 
 Pages = Mapping[tuple[int, bytes], int]
 """Numbers of pages by bucket and nonce of their chunks."""
@@ -47,7 +46,7 @@ class Buckets:
         self._servers = servers
         self._limit_bytes = limit_bytes
         self._live_ms = live_ms
-        self._own_number = max(1, min(MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * FULL_CHUNK)))
+        self._own_number = max(1, min(names.MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * FULL_CHUNK)))
         self._number = self._own_number
         self._quotas: dict[bytes, int] = {}
         self.books = Books()
@@ -70,7 +69,7 @@ class Buckets:
     def agreed(self, replies: Sequence[Reply]) -> None:
         """Take the number of buckets that stands in Redis; it stays what it was where nobody says."""
         number = replies[-1]
-        if isinstance(number, bytes) and number.isdigit() and 1 <= int(number) <= MOST_BUCKETS:
+        if isinstance(number, bytes) and number.isdigit() and 1 <= int(number) <= names.MOST_BUCKETS:
             self._number = int(number)
 
     def set_quota(self, namespace: bytes, limit_bytes: int) -> None:

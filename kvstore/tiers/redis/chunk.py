@@ -30,10 +30,16 @@ CHUNK_BYTES = 2 << 20
 VALUE_BYTES = CHUNK_BYTES - (64 << 10)
 """Most payload of one value. With header and all it just fits the allocator's class of 2 MiB: a little more would take
 2.5. The rest of a full chunk goes into a second, small value: 4 % of waste instead of 25 %."""
+MOST_PAGES = 1024
+"""Most pages of a chunk."""
+MOST_HEADER_BYTES = CHUNK_BYTES - VALUE_BYTES
+"""Longest header. What is written has up to 50 bytes a page and a few more: it always fits."""
+MOST_POSITION = 1 << 31
+"""Beyond it the places in a chain begin anew."""
 _MAGIC = b"kvch"
 _PREFIX = struct.Struct(">4sHHI")
 _CHECKSUM = struct.Struct(">Q")
-_BODY = _PREFIX.size + _CHECKSUM.size
+LEAST_HEADER_BYTES = _BODY = _PREFIX.size + _CHECKSUM.size
 _HASH_BYTES = 32
 
 
@@ -172,4 +178,4 @@ def allocated(size: int) -> int:
 
 def pages_per_chunk(page_bytes: int) -> int:
     """How many pages of this size go into one chunk."""
-    return max(1, CHUNK_BYTES // page_bytes)
+    return max(1, min(MOST_PAGES, CHUNK_BYTES // page_bytes))

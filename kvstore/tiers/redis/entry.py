@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from kvstore.tiers.redis.names import NONCE_BYTES
+from kvstore.tiers.redis.chunk import CHUNK_BYTES, LEAST_HEADER_BYTES, MOST_HEADER_BYTES, MOST_PAGES, MOST_POSITION
+from kvstore.tiers.redis.names import MOST_BUCKETS, NONCE_BYTES
 
 VERSION = 1
 _FORMAT = struct.Struct(f">BI{NONCE_BYTES}sIIIIII")
@@ -47,7 +48,24 @@ def reference(bucket: int, nonce: bytes) -> bytes:
 
 
 def decode(data: object) -> PageEntry | None:
-    """The entry in these bytes; None for anything else, other versions included."""
+    """The entry in these bytes; None for anything else, other versions included.
+
+    An entry has no checksum, since a page's bytes, key and length are checked in its chunk. But what it says is asked
+    for before that, and memory made for it: so none is believed that names what no chunk can have.
+    """
     if not isinstance(data, bytes) or len(data) != _FORMAT.size or data[0] != VERSION:
         return None
-    return PageEntry(*_FORMAT.unpack(data)[1:])
+    entry = PageEntry(*_FORMAT.unpack(data)[1:])
+    return entry if _makes_sense(entry) else None
+
+
+def _makes_sense(entry: PageEntry) -> bool:
+    alone = entry.number == 0 and entry.offset == 0  # only then may a page be longer than a chunk
+    return (
+        entry.bucket < MOST_BUCKETS
+        and LEAST_HEADER_BYTES < entry.header_bytes <= MOST_HEADER_BYTES
+        and entry.number < MOST_PAGES
+        and 0 < entry.stored_bytes <= entry.length
+        and (alone or entry.offset + entry.length <= CHUNK_BYTES)
+        and entry.position < MOST_POSITION + MOST_PAGES
+    )

@@ -21,6 +21,7 @@ PAGE_PREFIX = b"kvstore:page:"
 NAMESPACE_FIELD = b"bytes:"
 NONCE_BYTES = 16
 NAMESPACE_BYTES = 32
+MOST_BUCKETS = 1 << 14
 
 
 def page_name(key: bytes) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.hashing import HASH_BYTES
-from kvstore.tiers.redis.chunk import pages_per_chunk
+from kvstore.tiers.redis.chunk import MOST_POSITION, pages_per_chunk
 
 
 class NewPage(NamedTuple):
@@ -39,6 +39,7 @@ def positions(keys: Sequence[bytes], parents: Sequence[bytes], known: Mapping[by
             position = before[1] + 1
         else:
             position = 0
+        position %= MOST_POSITION  # what is known may be damaged
         found[key] = position
         before = (key, position)
         answers.append(position)

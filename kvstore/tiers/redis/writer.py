@@ -109,7 +109,8 @@ class Writer:
         silent = {key for key, value in zip(asked, raw, strict=True) if isinstance(value, ServerError)}
         if silent:
             self._counts.add(errors=1)
-        stored = {key: entries[key] for key in keys if key in entries}
+        lengths = {page.key: len(page.payload) for page in wanted}
+        stored = {key: entries[key] for key in keys if key in entries and entries[key].length == lengths[key]}
         touched = self._buckets.touch_chunks_of(stored, deadline)
         brought = {nonce: set(some) for nonce, some, found in touched if found == 1}
         here = set().union(*brought.values())

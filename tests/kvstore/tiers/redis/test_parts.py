@@ -15,6 +15,9 @@ from kvstore.tiers.redis.address import Kind, parse_address
 from kvstore.tiers.redis.breaker import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILURES, Breaker
 from kvstore.tiers.redis.chunk import (
     CHUNK_BYTES,
+    MOST_HEADER_BYTES,
+    MOST_PAGES,
+    MOST_POSITION,
     VALUE_BYTES,
     ChunkHeader,
     allocated,
@@ -24,7 +27,7 @@ from kvstore.tiers.redis.chunk import (
     pages_per_chunk,
     part_sizes,
 )
-from kvstore.tiers.redis.entry import PageEntry, decode
+from kvstore.tiers.redis.entry import decode
 from kvstore.tiers.redis.names import page_pattern
 from kvstore.tiers.redis.planning import NewPage, plan_chunks, positions
 from kvstore.tiers.redis.resp import ServerError, Wire, encode
@@ -152,19 +155,6 @@ def test_nonsense_with_a_right_checksum_is_no_header(monkeypatch: pytest.MonkeyP
             decode_header(data)
 
 
-@given(
-    st.builds(
-        PageEntry, st.integers(0, 2**32 - 1), st.binary(min_size=16, max_size=16), *[st.integers(0, 2**32 - 1)] * 6
-    )
-)
-def test_an_entry_comes_back(entry: PageEntry) -> None:
-    data = entry.encode()
-    assert decode(data) == entry
-    assert data.startswith(entry.reference)
-    assert decode(data[:-1]) is None
-    assert decode(b"\x02" + data[1:]) is None
-
-
 @given(st.integers(0, 10_000), st.integers(0, 3 * VALUE_BYTES), st.integers(1, 3 * VALUE_BYTES))
 def test_extents_cover_a_range_once(header: int, offset: int, length: int) -> None:
     found = list(extents(header, offset, length))
@@ -188,6 +178,15 @@ def test_the_allocator_wastes_a_fifth_at_most(size: int) -> None:
 def test_a_chunk_of_any_page_size() -> None:
     assert pages_per_chunk(65_536) == 32
     assert pages_per_chunk(CHUNK_BYTES) == pages_per_chunk(8 * CHUNK_BYTES) == 1
+    assert pages_per_chunk(1) == MOST_PAGES
+
+
+@pytest.mark.parametrize("page_bytes", [1, 100, 2048, 2049, 65_536, CHUNK_BYTES - 1, CHUNK_BYTES, 2**32 - 1])
+def test_no_header_is_longer_than_entries_may_say(page_bytes: int) -> None:
+    pages = pages_per_chunk(page_bytes)
+    hashes, lengths = (b"h" * 32,) * pages, (page_bytes,) * pages
+    largest = ChunkHeader(1, bytes(32), bytes(16), hashes, lengths, lengths, (2**64 - 1,) * pages, 2**31, bytes(32))
+    assert len(largest.encode()) <= MOST_HEADER_BYTES
 
 
 # --- planning
@@ -228,6 +227,8 @@ def test_positions() -> None:
     assert positions(keys[3:], [keys[2], b"", b""], {}) == [0, 1, 2]
     assert positions([keys[0], key(2, 0), keys[1]], [b"", b"", b""], {}) == [0, 0, 0]
     assert positions([keys[5], keys[1]], [b"", keys[5]], {}) == [0, 1]
+    assert positions(keys[:2], [keys[5], keys[0]], {keys[5]: 2**32 - 1}) == [0, 1], "beyond all that has a place"
+    assert positions(keys[:2], [keys[5], keys[0]], {keys[5]: MOST_POSITION - 2}) == [MOST_POSITION - 1, 0]
 
 
 def test_names() -> None:
