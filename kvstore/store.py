@@ -56,7 +56,7 @@ from kvstore.hashing import HASH_BYTES
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.pins import LONGEST_PIN, Pins
-from kvstore.rules import DURABILITIES, NamespaceRule, rule_for, warn_of_quotas_below_a_page
+from kvstore.rules import DURABILITIES, NamespaceRule, rule_for
 from kvstore.slot import Slot, SlotState
 from kvstore.small_files import SmallFiles
 from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
@@ -797,7 +797,6 @@ class Store:
                 self._catalog.set_durable(known.number)
             if "arena" in quotas:
                 self._catalog.set_quota(known.number, quotas["arena"] // FRAME_BYTES)
-        warn_of_quotas_below_a_page(rule_for(self._rules, known.layout.name), known.layout)
         for tier in self.below.all():
             tier.set_quota(known.fingerprint, quotas.get(tier.name, 0))
 
