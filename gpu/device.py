@@ -40,7 +40,10 @@ class Streams(Protocol):
     """Where copies are queued, by direction."""
 
     def queue(self, direction: str, copies: Sequence[Callable[[], None]]) -> list[Event]:
-        """Queue copies behind what the engine has queued so far. Returns one event behind each."""
+        """Queue copies behind what the engine has queued so far. Returns one event behind each.
+
+        When one can't be queued, those before it are done when its error is raised.
+        """
         ...
 
 
@@ -60,9 +63,13 @@ class CudaStreams:
         stream.wait_stream(self._compute)
         events: list[Event] = []
         with torch.cuda.stream(stream):
-            for copy in copies:
-                copy()
-                events.append(stream.record_event())
+            try:
+                for copy in copies:
+                    copy()
+                    events.append(stream.record_event())
+            except BaseException:
+                stream.synchronize()  # whoever learns of the error gives pages and blocks away
+                raise
         return events
 
 
@@ -109,10 +116,14 @@ class DeviceCopies:
         count = len(self._layers)
         shares = [range(count)] if on_layer is None else [range(each, each + 1) for each in range(count)]
         copies = [partial(way.scatter, pages, piece_ids, layers) for layers in shares]
-        for layer, event in enumerate(self._streams.queue("scatter", copies)):
-            event.synchronize()
-            if on_layer is not None:
-                on_layer(layer)
+        events = self._streams.queue("scatter", copies)
+        try:
+            for layer, event in enumerate(events):
+                event.synchronize()
+                if on_layer is not None:
+                    on_layer(layer)
+        finally:
+            events[-1].synchronize()  # nothing is copied any more when this returns, however it does
 
     def _measure(self) -> None:
         """Rank the ways, and drop those that do not do what the specification says."""

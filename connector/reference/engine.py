@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ from connector.worker import LOAD_DEADLINE, STORE_DEADLINE, WorkerConnector
 from gpu.arena import PinnedArena
 from gpu.coded import CodedKV
 from gpu.pages import PagedKV
+from gpu.pinned import Bytes, PinnedMapping
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
 
@@ -98,12 +100,13 @@ class Engine:
         namespaces = None if client is None else _namespaces(client, layouts)
         if client is not None and namespaces is not None:
             self._connector = SchedulerConnector(client, namespaces, lookup_budget=lookup_budget)
+            on_cuda = model.device.type == "cuda"
             self._worker = WorkerConnector(
                 namespaces,
                 pages,
                 load_deadline=load_deadline,
                 store_deadline=store_deadline,
-                arena=PinnedArena(lambda: client.arena) if model.device.type == "cuda" else None,
+                arena=PinnedArena(lambda: client.arena, partial(_pin, model.device)) if on_cuda else None,
             )
         self._scheduler = Scheduler(self.manager, self._connector, token_budget=token_budget, max_requests=max_requests)
 
@@ -237,6 +240,11 @@ def _most_blocks(spec: KVCacheSpec, num_tokens: int, token_budget: int) -> int:
     if isinstance(spec, MambaSpec):  # a state for each block of a step, and the one that it starts from
         return min(all_blocks, -(-token_budget // spec.block_size) + 1)
     return min(all_blocks, spec.max_blocks(Limits(max_model_len=num_tokens, max_in_flight_tokens=token_budget)))
+
+
+def _pin(device: torch.device, memory: Bytes) -> PinnedMapping:
+    with torch.cuda.device(device):  # or this thread would begin to use the first one
+        return PinnedMapping(memory)
 
 
 def _namespaces(client: Client, layouts: Sequence[Layout]) -> list[Namespace] | None:

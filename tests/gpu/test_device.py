@@ -107,6 +107,32 @@ def test_layers_are_queued_all_at_once_and_told_in_turn(case: PagedCase) -> None
     assert case.naive_pages([5, 1, 2]) == [page.tobytes() for page in (*pages, pages[0])]
 
 
+def test_no_copy_is_under_way_when_an_error_is_raised(case: PagedCase) -> None:
+    done: list[int] = []
+
+    class Counted:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def synchronize(self) -> None:
+            done.append(self.number)
+
+    class Later(AtOnce):
+        def queue(self, direction: str, copies: Sequence[Callable[[], None]]) -> list[Event]:
+            return [Counted(number) for number, _ in enumerate(super().queue(direction, copies))]
+
+    def fail(layer: int) -> None:
+        raise RuntimeError("no")
+
+    copies = DeviceCopies(case.layers, case.layout, Later())
+    done.clear()
+
+    with pytest.raises(RuntimeError, match="no"):
+        copies.scatter(random_pages(1, case.layout.page_bytes, seed=1), [1], fail)
+
+    assert done == [0, 2]
+
+
 def test_fewer_blocks_than_one_page_takes_are_nothing_to_measure() -> None:
     case = paged_kv("kv block token head dim", SIZES | {"block": 1}, torch.float16, page_tokens=8)
 
