@@ -12,6 +12,7 @@ the tiers happen outside of it.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -49,6 +50,7 @@ from kvstore.errors import (
     InvalidRequestError,
     LimitExceededError,
     NotAttachedError,
+    ResourceError,
     UnavailableError,
     UnknownNamespaceError,
 )
@@ -63,6 +65,7 @@ from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
 from kvstore.tiers.tier import Tier
 from kvstore.write_behind import WriteBehind
 
+_log = logging.getLogger(__name__)
 _PINNED_SHARE = 4
 """Pinned pages take at most this part of the arena."""
 
@@ -770,7 +773,10 @@ class Store:
         for tier in self.below.all():
             with self.write_behind.sharing if tier is self.below.shared else self.write_behind.writing:
                 dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
-                tier.remove(keys)
+                try:
+                    tier.remove(keys)
+                except ResourceError as error:  # gone from everywhere else
+                    _log.warning("%s", error)
         if self.below.all():  # until now, pages could come up from there
             dropped |= self._drop_here(keys)
         return len(dropped)

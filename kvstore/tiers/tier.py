@@ -62,8 +62,8 @@ class TierStatistics:
 class Tier(Protocol):
     """A bounded place for pages. All methods are safe to call from several threads at once; they block on I/O.
 
-    In doubt every answer is a miss: but for ``flush``, no method raises for a page that is damaged or gone, or for a
-    failing device.
+    In doubt every answer is a miss: but for ``flush`` and ``remove``, no method raises for a page that is damaged or
+    gone, or for a failing device.
     """
 
     name: str
@@ -121,7 +121,11 @@ class Tier(Protocol):
         ...
 
     def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages, also over a restart. Returns how many were here."""
+        """Forget pages, also over a restart. Returns how many were here.
+
+        Raises:
+            ResourceError: a tier that nodes share can't be reached; some pages may still be there, all others are gone.
+        """
         ...
 
     def flush(self) -> None:

@@ -11,13 +11,14 @@ the first node said, each large enough for 16 full chunks.
     contains   MGET entries                                                          one request to each server
     touch      renew entries │ touch chunks                                          two
     read       MGET entries │ GETRANGE chunks, touch them                            two
+    remove     MGET entries │ delete entries │ MGET entries                          three, more while others merge
     write      MGET entries │ (touch chunks) │ admit, SET parts │ SET entries        three, four if some are here
 
 ::
 
-    tier ──► reader · writer ──► rows ──► reader
-                       │           │
-                       └─► admitting · making · planning · merging
+    tier ──► reader · remover · writer ──► rows ──► reader
+                                 │           │
+                                 └─► admitting · making · planning · merging
     entries ──► buckets ──► books · quotas · scripts ──► servers ──► node ──► resp
 
 A row of short chunks that a write fills to its end is written anew as one chunk; its entries are pointed there, and the

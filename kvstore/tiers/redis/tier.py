@@ -20,6 +20,7 @@ from kvstore.tiers.redis.entry import decode
 from kvstore.tiers.redis.making import Maker
 from kvstore.tiers.redis.periodic import Periodic
 from kvstore.tiers.redis.reader import Reader
+from kvstore.tiers.redis.removing import Remover
 from kvstore.tiers.redis.resp import ServerError
 from kvstore.tiers.redis.rows import Rows
 from kvstore.tiers.redis.servers import Servers
@@ -83,6 +84,7 @@ class RedisTier:
         admission = Admission(servers, buckets, maker, counts)
         rows = Rows(servers, entries, buckets, reader, maker, admission, timeout)
         self._writer = Writer(servers, entries, buckets, maker, admission, rows, counts, timeout)
+        self._remover = Remover(entries, timeout)
         self._look = Periodic(lambda: buckets.look(timeout), refresh, "kvstore-redis-books")
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -151,11 +153,16 @@ class RedisTier:
         return self._reader.read(keys, into)
 
     def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages, for all nodes. Returns how many were here."""
-        deadline = time.monotonic() + self._timeout
-        keys = list(dict.fromkeys(keys))
-        entries, _ = self._entries.find(keys, deadline)
-        return self._entries.forget([(key, entry) for key, entry in zip(keys, entries, strict=True) if entry], deadline)
+        """Forget pages, for all nodes. Returns how many were here.
+
+        Blocks, for each thousand pages up to the deadline of a read for each look at them; gives up when no server
+        answers.
+
+        Raises:
+            ResourceError: some pages may still be here, since their servers did not answer: the message says how many.
+                All others are gone.
+        """
+        return self._remover.remove(keys)
 
     def flush(self) -> None:
         """Nothing is held back here: what was answered as stored is in Redis, as durable as that is set up to be."""
