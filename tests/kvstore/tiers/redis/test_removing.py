@@ -57,6 +57,7 @@ def test_what_the_servers_that_answer_have_is_removed(start_cluster: Any, open_r
     assert all(tier.write(pages))
     for one in cluster.servers:
         one.client.config_set("cluster-replica-no-failover", "yes")
+        one.client.config_set("cluster-require-full-coverage", "no")
     victim, *others = cluster.primaries()
     victim.pause()
     try:
