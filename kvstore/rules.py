@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvstore.bytesize import parse_size
+from kvstore.arena.format import FRAME_BYTES, frames_for
+from kvstore.bytesize import format_size, parse_size
 from kvstore.errors import ConfigError
+from kvstore.layout import Layout
 
 DURABILITIES = ("", "disk")
 """``disk``: a store is refused rather than that a page leaves the arena before it is on disk."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,27 +48,67 @@ def rule_for(rules: Iterable[NamespaceRule], name: str) -> NamespaceRule:
     return next((rule for rule in rules if fnmatch.fnmatchcase(name, rule.match)), NO_RULE)
 
 
+def quotas_below_a_page(rule: NamespaceRule, page_bytes: int) -> dict[str, tuple[int, int]]:
+    """Tiers whose quota is too small for a single page, so that every page is refused there.
+
+    Args:
+        rule: of the namespace.
+        page_bytes: size of its pages.
+
+    Returns:
+        Tier → its quota and what one page takes there, padding included; in bytes.
+    """
+    padded = frames_for(page_bytes) * FRAME_BYTES
+    takes = {"arena": padded, "disk": padded, "redis": page_bytes}
+    return {tier: (quota, takes[tier]) for tier, quota in rule.quotas.items() if quota < takes[tier]}
+
+
+def warn_of_quotas_below_a_page(rule: NamespaceRule, layout: Layout) -> None:
+    """Say in the log what :func:`quotas_below_a_page` finds: for when a namespace is opened."""
+    for tier, (quota, page) in quotas_below_a_page(rule, layout.page_bytes).items():
+        _log.warning(
+            "namespace %r: its %s quota of %s (rule %r) is smaller than one page, which takes %s there:"
+            " every page of it is refused",
+            layout.name,
+            tier,
+            format_size(quota),
+            rule.match,
+            format_size(page),
+        )
+
+
 def parse_rules(value: object) -> tuple[NamespaceRule, ...]:
     """Rules from what a configuration file's ``[[namespace]]`` tables hold.
 
     Raises:
-        ConfigError: not such tables; the message names key and value.
+        ConfigError: not such tables; the message names the rule (by number, from 1, and pattern), key and value.
     """
     if not isinstance(value, list | tuple):
         raise ConfigError("write each rule as a table: [[namespace]], with match = …")
-    return tuple(each if isinstance(each, NamespaceRule) else _parse_rule(each) for each in value)
+    return tuple(
+        each if isinstance(each, NamespaceRule) else _parse_numbered(number, each)
+        for number, each in enumerate(value, 1)
+    )
 
 
-def _parse_rule(table: object) -> NamespaceRule:
+def _parse_numbered(number: int, table: object) -> NamespaceRule:
     if not isinstance(table, Mapping):
-        raise ConfigError(f"a rule is a table, not {table!r}")
+        raise ConfigError(f"rule {number}: a rule is a table, not {table!r}")
+    try:
+        return _parse_rule(table)
+    except ValueError as error:
+        match = f" (match = {table['match']!r})" if "match" in table else ""
+        raise ConfigError(f"rule {number}{match}: {error}") from error
+
+
+def _parse_rule(table: Mapping[str, object]) -> NamespaceRule:
     known = {field.name: str(field.type) for field in fields(NamespaceRule)}
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
             raise ConfigError(f"unknown key {key!r}; known: {', '.join(known)}")
         if known[key] == "int":
-            values[key] = parse_size(value)
+            values[key] = _size(key, value)
         elif isinstance(value, str):
             values[key] = value
         else:
@@ -73,3 +117,12 @@ def _parse_rule(table: object) -> NamespaceRule:
     if rule.durability not in DURABILITIES:
         raise ConfigError(f'durability must be "disk" or left out, got {rule.durability!r}')
     return rule
+
+
+def _size(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ConfigError(f"{key} can't be {value!r}")
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error

@@ -11,7 +11,14 @@ import pytest
 from kvstore.answers import ABSENT, ARENA
 from kvstore.arena.arena import Arena
 from kvstore.errors import ConfigError, InvalidRequestError
-from kvstore.rules import NO_RULE, NamespaceRule, parse_rules, rule_for
+from kvstore.rules import (
+    NO_RULE,
+    NamespaceRule,
+    parse_rules,
+    quotas_below_a_page,
+    rule_for,
+    warn_of_quotas_below_a_page,
+)
 from kvstore.store import Store
 
 FRAME = 4096
@@ -42,9 +49,11 @@ def test_the_first_rule_that_matches_counts() -> None:
     ("value", "message"),
     [
         ("arena=1", r"\[\[namespace\]\]"),
-        ([3], "a rule is a table"),
-        ([{"arnea": 3}], "unknown key 'arnea'"),
-        ([{"arena": "many"}], "not a size: 'many'"),
+        ([3], "rule 1: a rule is a table"),
+        ([{}, {"arnea": 3}], "rule 2: unknown key 'arnea'"),
+        ([{}, {"match": "a*", "disk": "many"}], r"rule 2 \(match = 'a\*'\): disk: not a size: 'many'"),
+        ([{"arena": True}], "rule 1: arena can't be True"),
+        ([{"arena": 1.5}], "rule 1: arena can't be 1.5"),
         ([{"match": 3}], "match must be a string"),
         ([{"durability": "tape"}], "tape"),
     ],
@@ -52,6 +61,19 @@ def test_the_first_rule_that_matches_counts() -> None:
 def test_a_rule_that_cant_be_is_named(value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_rules(value)
+
+
+def test_a_quota_below_one_page_is_found_padding_included() -> None:
+    rule = NamespaceRule(match="small*", arena=2 * FRAME - 1, disk=2 * FRAME, redis=FRAME)
+    assert quotas_below_a_page(rule, FRAME + 1) == {"arena": (2 * FRAME - 1, 2 * FRAME), "redis": (FRAME, FRAME + 1)}
+    assert quotas_below_a_page(rule, FRAME) == {}
+    assert quotas_below_a_page(NO_RULE, 1 << 40) == {}
+
+
+def test_a_quota_below_one_page_is_said_with_both_sizes(caplog: pytest.LogCaptureFixture, kv: SimpleNamespace) -> None:
+    warn_of_quotas_below_a_page(NamespaceRule(match="small*", arena=FRAME), kv.layout("small", 2 * FRAME))
+    [record] = caplog.records
+    assert "its arena quota of 4 KiB (rule 'small*') is smaller than one page, which takes 8 KiB" in record.getMessage()
 
 
 def test_a_namespace_makes_room_within_its_quota(open_store: OpenStore, kv: SimpleNamespace) -> None:
