@@ -17,7 +17,7 @@ from kvstore.bytesize import format_size, parse_size
 from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvstore.bench.redis_speed import Speed
+    from kvstore.bench.redis_speed import Cpu, Speed
 
 PAGE_BYTES = (64 << 10, 256 << 10, 1_124_352, 2 << 20, 8 << 20)
 LEAST_SIZE = 8 << 20
@@ -25,6 +25,7 @@ _EPILOG = """\
 The bare client does nothing but send SET with sendall and receive GET with recv_into: no entries, no checksums, no
 books, no eviction. Each round moves the same bytes by each, 32 MiB a call, the bare client in values of a chunk's size
 (2 MiB); a ratio is the bare client's time over the tier's, medians over rounds. "lookup" is for 512 pages.
+The second table has the processor time of this process and of the server: on a busy machine, more than the clock tells.
 
 Without --redis the benchmark starts a redis-server of its own, and measures both its Unix socket and TCP. A server that
 is given must not have pages of kvstore in it; what the benchmark stores there is deleted again.
@@ -81,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"cores": os.cpu_count(), "speed": [asdict(speed) for speed in speeds]}, indent=2))
         return 0
     _print(speeds)
+    _print_cpu(speeds, size)
     return 0
 
 
@@ -102,3 +104,20 @@ def _print(speeds: list[Speed]) -> None:
         )
         table.add_row(speed.way, format_size(speed.page_bytes), *figures)
     Console().print(table)
+
+
+def _print_cpu(speeds: list[Speed], size: int) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "pages of"):
+        table.add_column(column)
+    for column in ("store", "bare store", "load", "bare load"):
+        table.add_column(column, justify="right")
+    for speed in speeds:
+        cpus = (speed.store_cpu, speed.bare_store_cpu, speed.load_cpu, speed.bare_load_cpu)
+        table.add_row(speed.way, format_size(speed.page_bytes), *map(_cpu, cpus))
+    print(f"\nprocessor time for {format_size(size)}: ms of the client + of the server")
+    Console().print(table)
+
+
+def _cpu(cpu: Cpu) -> str:
+    return f"{cpu.client_ms:,.0f} + {cpu.server_ms:,.0f}"

@@ -52,6 +52,14 @@ class BareClient:
         """Whether a kvstore's pages are there."""
         return bool(self._number(b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(_OURS), _OURS)))
 
+    def server_cpu_seconds(self) -> float:
+        """Processor time that the server has used since its start, all of its threads, for whomever."""
+        self._socket.sendall(b"*2\r\n$4\r\nINFO\r\n$3\r\ncpu\r\n")
+        text = bytearray(int(self._line(b"$")) + 2)
+        self._receive(memoryview(text))
+        values = dict(line.split(b":", 1) for line in bytes(text).split(b"\r\n") if b":" in line)
+        return float(values[b"used_cpu_user"]) + float(values[b"used_cpu_sys"])
+
     def clear(self) -> None:
         """Delete what a tier leaves when all its pages are removed."""
         self.remove([_OURS])
@@ -93,12 +101,16 @@ class BareClient:
 
     def _number(self, command: bytes) -> int:
         self._socket.sendall(command)
+        return int(self._line(b":"))
+
+    def _line(self, kind: bytes) -> bytes:
+        """The rest of a reply's line, which begins with this byte."""
         reply = b""
         while not reply.endswith(b"\r\n"):
             reply += self._socket.recv(1)
-        if not reply.startswith(b":"):
+        if not reply.startswith(kind):
             raise UnavailableError(f"Redis refuses: {reply[1:].decode('ascii', 'replace').strip()}")
-        return int(reply[1:])
+        return reply[1:]
 
     def _receive(self, view: memoryview) -> None:
         while view:

@@ -26,6 +26,23 @@ _TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class Cpu:
+    """Processor time of a round, all threads; medians over rounds."""
+
+    client_ms: float
+    server_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Took:
+    """One part of one turn, in seconds."""
+
+    wall: float
+    client: float
+    server: float
+
+
+@dataclass(frozen=True, slots=True)
 class Speed:
     """Medians over rounds; a ratio is the bare client's time over the tier's."""
 
@@ -39,6 +56,10 @@ class Speed:
     load_of_bare: float
     lookup_ms: float
     """For 512 pages, or all of them."""
+    store_cpu: Cpu
+    bare_store_cpu: Cpu
+    load_cpu: Cpu
+    bare_load_cpu: Cpu
 
 
 def measure(
@@ -88,25 +109,29 @@ class _Bench:
 
     def run(self, way: str, rounds: int, progress: Callable[[int], None]) -> Speed:
         """All rounds."""
-        ours: list[tuple[float, float, float]] = []
-        theirs: list[tuple[float, float]] = []
+        ours: list[tuple[_Took, _Took]] = []
+        theirs: list[tuple[_Took, _Took]] = []
+        lookups: list[float] = []
         for number in range(rounds + 1):
             if number % 2:  # neither side always finds a fresh server
                 bare_times = self.bare_turn()
-                times = self.tier_turn(number)
+                times, looked = self.tier_turn(number)
             else:
-                times = self.tier_turn(number)
+                times, looked = self.tier_turn(number)
                 bare_times = self.bare_turn()
             if number:
                 ours.append(times)
                 theirs.append(bare_times)
+                lookups.append(looked)
             progress(1)
+        sides = [[[took[at] for took in side] for at in range(2)] for side in (ours, theirs)]
         speeds = [
-            [self.size / statistics.median(each) / 1e9 for each in zip(*side, strict=True)]
-            for side in ([times[:2] for times in ours], theirs)
+            [self.size / statistics.median(took.wall for took in part) / 1e9 for part in parts] for parts in sides
         ]
+        cpus = [[_cpu(part) for part in parts] for parts in sides]
         ratios = [
-            statistics.median(bare[at] / own[at] for own, bare in zip(ours, theirs, strict=True)) for at in range(2)
+            statistics.median(bare[at].wall / own[at].wall for own, bare in zip(ours, theirs, strict=True))
+            for at in range(2)
         ]
         return Speed(
             way,
@@ -117,11 +142,15 @@ class _Bench:
             round(speeds[0][1], 3),
             round(speeds[1][1], 3),
             round(ratios[1], 3),
-            round(statistics.median(times[2] for times in ours) * 1e3, 3),
+            round(statistics.median(lookups) * 1e3, 3),
+            cpus[0][0],
+            cpus[1][0],
+            cpus[0][1],
+            cpus[1][1],
         )
 
-    def bare_turn(self) -> tuple[float, float]:
-        """Seconds to store, and to load."""
+    def bare_turn(self) -> tuple[_Took, _Took]:
+        """What it took to store, and to load."""
         step = max(1, CALL_BYTES // self.value_bytes)
         try:
             stored = self.timed(partial(_in_calls, self.bare.store, step, self.names, self.values))
@@ -131,8 +160,8 @@ class _Bench:
             self.bare.remove(self.names)
         return stored, loaded
 
-    def tier_turn(self, number: int) -> tuple[float, float, float]:
-        """Seconds to store, to load, and to look up."""
+    def tier_turn(self, number: int) -> tuple[tuple[_Took, _Took], float]:
+        """What it took to store and to load, and seconds to look up."""
         keys = [self.namespace + (number * self.pages + page).to_bytes(32, "big") for page in range(self.pages)]
         writes = [PageWrite(*page) for page in zip(keys, self.sums, _cut(self.data, self.page_bytes), strict=True)]
         step = max(1, CALL_BYTES // self.page_bytes)
@@ -150,24 +179,36 @@ class _Bench:
             loaded = self.timed(partial(_in_calls, load, step, keys, _cut(self.target, self.page_bytes)))
             self.check(self.size)
             asked = keys[:LOOKED_UP_PAGES]
-            looked = [self.timed(partial(self.tier.contains, asked), sweep=False) for _ in range(_LOOKUPS)]
+            looked = [_seconds(partial(self.tier.contains, asked)) for _ in range(_LOOKUPS)]
         finally:
             self.tier.remove(keys)
-        return stored, loaded, statistics.median(looked)
+        return (stored, loaded), statistics.median(looked)
 
-    def timed(self, call: Callable[[], object], *, sweep: bool = True) -> float:
-        """Seconds that a call takes; what was moved before is not in the processor's caches any more."""
-        if sweep:
-            self.sweep += 1
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
+    def timed(self, call: Callable[[], object]) -> _Took:
+        """What a call takes; what was moved before is not in the processor's caches any more."""
+        self.sweep += 1
+        server, client = self.bare.server_cpu_seconds(), time.process_time()
+        wall = _seconds(call)
+        return _Took(wall, time.process_time() - client, self.bare.server_cpu_seconds() - server)
 
     def check(self, size: int) -> None:
         """Compare what came, and wipe it."""
         if not np.array_equal(self.target[:size], self.data[:size]):
             raise UnavailableError("what came back is not what was stored")
         self.target[:] = 0
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _cpu(part: Sequence[_Took]) -> Cpu:
+    return Cpu(
+        round(statistics.median(took.client for took in part) * 1e3, 1),
+        round(statistics.median(took.server for took in part) * 1e3, 1),
+    )
 
 
 def _cut(array: PageBytes, size: int) -> list[PageBytes]:

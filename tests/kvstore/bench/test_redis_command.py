@@ -29,6 +29,8 @@ def test_json_has_both_ways_and_all_sizes(capsys: pytest.CaptureFixture[str]) ->
     assert [row["way"] for row in answer["speed"]] == ["unix"] * 5 + ["redis"] * 5
     for row in answer["speed"]:
         assert all(row[name] > 0 for name in row if name.endswith(("gbps", "bare", "ms")))
+        for name in ("store_cpu", "bare_store_cpu", "load_cpu", "bare_load_cpu"):
+            assert row[name]["client_ms"] > 0 and row[name]["server_ms"] > 0
     assert {row["page_bytes"] for row in answer["speed"]} >= {64 << 10, 2 << 20}
 
 
@@ -36,7 +38,9 @@ def test_a_server_that_is_given_is_left_as_it_was(url: str, capsys: pytest.Captu
     with Redis.from_url(url) as client:
         client.set("mine", b"1")
         assert main(["bench", "redis", "--redis", url, *FEW]) == 0
-        assert "of bare" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "of bare" in out
+        assert "processor time for 8 MiB: ms of the client + of the server" in out
         assert client.keys("*") == [b"mine"]
 
 
