@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -16,6 +17,25 @@ from kvstore.node import Node
 
 PATIENCE = 30.0
 """Seconds after which a test gives up on something that takes milliseconds."""
+
+
+_SHARED_MEMORY = Path("/dev/shm")
+_before = pytest.StashKey[set[Path]]()
+
+
+def _in_shared_memory() -> set[Path]:
+    """Arenas in the default place, where nobody takes them away."""
+    return set(_SHARED_MEMORY.glob(f"kvstore-{os.geteuid()}/*"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_before] = _in_shared_memory()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name what is new in shared memory: a test forgot ``shm_folder``, or somebody else works here, too."""
+    for folder in sorted(_in_shared_memory() - config.stash[_before]):
+        terminalreporter.write_line(f"new in shared memory since the start: {folder}", yellow=True)
 
 
 @pytest.fixture

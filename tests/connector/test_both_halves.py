@@ -224,8 +224,9 @@ class TinyEngine:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[kvstore.Client]:
-    with kvstore.connect(f"embedded://{tmp_path}/store?arena=8MiB&disk_limit=64MiB") as client:
+def client(tmp_path: Path, shm_folder: Path) -> Iterator[kvstore.Client]:
+    url = f"embedded://{tmp_path}/store?arena=8MiB&disk_limit=64MiB&arena_dir={shm_folder}/arena"
+    with kvstore.connect(url) as client:
         yield client
 
 
@@ -368,9 +369,9 @@ class TestGroups:
     """
 
     @pytest.fixture(params=["embedded", "unix"])
-    def client(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[kvstore.Client]:
+    def client(self, tmp_path: Path, shm_folder: Path, request: pytest.FixtureRequest) -> Iterator[kvstore.Client]:
         with ExitStack() as stack:
-            url = f"embedded://{tmp_path}/store?arena=8MiB&disk_limit=64MiB"
+            url = f"embedded://{tmp_path}/store?arena=8MiB&disk_limit=64MiB&arena_dir={shm_folder}/arena"
             if request.param == "unix":
                 stack.enter_context(served(tmp_path))
                 url = f"unix://{tmp_path}/socket"

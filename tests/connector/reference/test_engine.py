@@ -279,9 +279,10 @@ def test_an_engine_starts_without_its_node(make_engine: MakeEngine, expected: di
 
 
 def test_pages_go_through_a_real_store(
-    make_engine: MakeEngine, tmp_path: Path, expected: dict[int, tuple[int, ...]]
+    make_engine: MakeEngine, tmp_path: Path, shm_folder: Path, expected: dict[int, tuple[int, ...]]
 ) -> None:
-    with kvstore.connect(f"embedded://{tmp_path}?arena=8MiB&disk_limit=64MiB") as client:
+    url = f"embedded://{tmp_path}?arena=8MiB&disk_limit=64MiB&arena_dir={shm_folder}/arena"
+    with kvstore.connect(url) as client:
         first = make_engine(client)
         assert token_ids(ask(first, *TURNS)) == expected
         first.close()

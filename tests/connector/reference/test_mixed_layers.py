@@ -255,8 +255,11 @@ def test_requests_that_do_not_fit_together_are_preempted_and_answered_all_the_sa
 # -- kvstore -----------------------------------------------------------------------------------------------------------
 
 
-def test_another_engine_loads_what_the_first_one_stored(make_engine: MakeEngine, alone: Alone, tmp_path: Path) -> None:
-    with kvstore.connect(f"embedded://{tmp_path}?arena=8MiB&disk_limit=64MiB") as client:
+def test_another_engine_loads_what_the_first_one_stored(
+    make_engine: MakeEngine, alone: Alone, tmp_path: Path, shm_folder: Path
+) -> None:
+    url = f"embedded://{tmp_path}?arena=8MiB&disk_limit=64MiB&arena_dir={shm_folder}/arena"
+    with kvstore.connect(url) as client:
         first = make_engine(client, token_budget=50)
         check(ask(first, *TURNS), alone)
         close(first)

@@ -37,12 +37,13 @@ def store(namespace: Namespace, hashes: list[bytes]) -> int:
 
 
 @pytest.fixture
-def open_node(tmp_path: Path) -> Iterator[Callable[..., Client]]:
+def open_node(tmp_path: Path, shm_folder: Path) -> Iterator[Callable[..., Client]]:
     """An embedded node: the whole store with its threads, in this process."""
     clients: list[Client] = []
 
     def start(name: str, redis: str, **options: Any) -> Client:
-        settings = {"arena": "8MiB", "disk_limit": "32MiB", "redis": redis, "redis_limit": "64MiB"} | options
+        settings = {"arena": "8MiB", "disk_limit": "32MiB", "redis": redis, "redis_limit": "64MiB"}
+        settings |= {"arena_dir": str(shm_folder / name)} | options
         client = kvstore.connect(f"embedded://{tmp_path / name}?{urllib.parse.urlencode(settings)}", timeout=30.0)
         clients.append(client)
         return client
