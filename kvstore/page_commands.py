@@ -34,8 +34,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "pin",
         _pin,
         "keep a prefix in the arena, whatever else wants its room",
-        epilog="Pinned pages take at most a quarter of the arena. A pin outlives the node. Exit code 1: nothing was"
-        " pinned; the line on stderr says what limits it.",
+        epilog="Pinned pages take at most a quarter of the arena, and of their namespace's quota there. A pin outlives the"
+        " node. Exit code 1: nothing was pinned; the line on stderr says what limits it.",
     )
     pin.add_argument("--for", dest="duration", metavar="TIME", required=True, help="how long: 90s, 30m, 12h, 7d")
     _add(commands, "unpin", _unpin, "end pins")
@@ -116,8 +116,13 @@ def _why_not_pinned(client: Client, namespace: Namespace, missing: bytes) -> str
     limits.append(f"they are {pages:,} of at most {MOST_PINNED_PAGES:,}")
     for each in status.namespaces:
         if each.fingerprint == namespace.fingerprint and "arena" in each.quota_bytes:
-            used, quota = each.used_bytes["arena"], each.quota_bytes["arena"]
-            limits.append(f"its namespace takes {format_size(used)} of its quota of {format_size(quota)} in the arena")
+            pinned = each.pinned_pages * frames_for(each.page_bytes) * FRAME_BYTES
+            quota = each.quota_bytes["arena"]
+            limits.append(
+                f"those of its namespace take {format_size(pinned)} of at most {format_size(quota // _PINNED_SHARE)},"
+                f" a quarter of its quota there ({format_size(quota)},"
+                f" of which {format_size(each.used_bytes['arena'])} are in use)"
+            )
     limits.append(
         f"the arena has {format_size(arena.used_bytes)} of {format_size(arena.limit_bytes)} in use,"
         " and what is pinned, held or not on disk yet makes no room"
