@@ -95,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
         help="run a node",
         description="Run a node: pages in shared memory and on disk, served to engines on this host and, where asked,"
         " on others. Every flag is optional; the same settings can be given in a TOML file (--config) and in the"
-        " environment (KVSTORE_ARENA=4GiB). Flags win over the environment, the environment over the file.",
+        " environment (KVSTORE_ARENA=4GiB), and those without a flag there only: quotas and durability of namespaces,"
+        " disk_deadline, drain_seconds, log_level; docs/configuration.md has them all. Flags win over the environment,"
+        " the environment over the file.",
         epilog="example:\n  kvstore serve --arena 4GiB --disk /var/lib/kvstore --disk-limit 100GiB\n\n" + _EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -133,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--redis-limit", metavar="SIZE", help="most bytes in Redis, the same on every node (default: 10GiB)"
     )
-    serve.add_argument("--config", metavar="FILE", help="TOML file of settings, named as the flags with _ for -")
+    serve.add_argument("--config", metavar="FILE", help="TOML file of settings; docs/configuration.md has all of them")
     serve.set_defaults(run=_serve)
 
     status = commands.add_parser(

@@ -34,8 +34,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "pin",
         _pin,
         "keep a prefix in the arena, whatever else wants its room",
-        epilog="Pinned pages take at most a quarter of the arena, and of their namespace's quota there. A pin outlives the"
-        " node. Exit code 1: nothing was pinned; the line on stderr says what limits it.",
+        epilog="Pinned pages take at most a quarter of the arena, and of their namespace's quota there. A pin outlives"
+        " the node. Exit code 1: nothing was pinned; the line on stderr says what limits it.",
     )
     pin.add_argument("--for", dest="duration", metavar="TIME", required=True, help="how long: 90s, 30m, 12h, 7d")
     _add(commands, "unpin", _unpin, "end pins")
