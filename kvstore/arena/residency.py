@@ -84,9 +84,12 @@ class Residency:
 
     def release_quarantine(self, clients: Clients) -> None:
         """Free the quarantined slots whose clients are gone."""
-        for slot in [slot for slot in self.quarantined if slot.owner not in clients]:
-            self.quarantined.remove(slot)
-            self.free_written(slot)
+        slots, self.quarantined = self.quarantined, []
+        for slot in slots:
+            if slot.owner in clients:
+                self.quarantined.append(slot)
+            else:
+                self.free_written(slot)
 
     def take_over(
         self, namespaces: Namespaces, clients: Clients, is_below: Callable[[Sequence[bytes]], bytes], *, tiers: bool
