@@ -42,6 +42,8 @@ class CheckReport:
     """Of them, those whose bytes their checksum refuses or that the system refuses to read."""
     bytes: int
     """Payload of all of them."""
+    unread: int = 0
+    """Of them, those that did not come by the deadline: they may be sound or not."""
 
 
 class DiskTier:
@@ -262,7 +264,7 @@ class DiskTier:
                 assert segment is not None, f"no segment holds {place}"
                 assert place.offset + record.padded(place.length) <= segment.size, f"{place} is past the end"
             assert self._pages.used_bytes == self._log.used_bytes, "used bytes are not what the segments hold"
-        records = damaged = size = 0
+        records = damaged = unread = size = 0
         for batch in plan_chunks([place.length for place, _ in stored]):
             places, keys = zip(*stored[batch.start : batch.stop], strict=True)
             into = [aligned_empty(self._logged.page_bytes(place)) for place in places]
@@ -271,8 +273,9 @@ class DiskTier:
                 if outcome is not Outcome.GONE:
                     records += 1
                     size += len(array)
-                    damaged += outcome is not Outcome.FOUND
-        return CheckReport(records, damaged, size)
+                    unread += outcome is Outcome.LATE
+                    damaged += outcome in (Outcome.CORRUPT, Outcome.FAILED)
+        return CheckReport(records, damaged, size, unread)
 
     def close(self) -> None:
         """Flush and release. No method may be called after it."""

@@ -15,10 +15,11 @@ from faulty_files import FaultyFiles
 
 from kvstore.errors import ResourceError
 from kvstore.testing import make_page, read_pages
-from kvstore.tiers.disk import DiskTier
+from kvstore.tiers.disk import CheckReport, DiskTier
 
 MIB = 1 << 20
-DEADLINE = 0.3
+DEADLINE = 2.0
+"""Seconds that a segment which is to be deleted waits for a reader that hangs; other deadlines pass by events."""
 
 
 class Clock:
@@ -118,6 +119,18 @@ def test_a_call_that_hangs_costs_what_it_was_for_and_no_more(
     with opened(tmp_path, clock) as tier:
         assert tier.check().damaged == 0
         assert read_pages(tier, [make_page(329, 300_000)]) == [True]
+
+
+def test_a_check_while_the_disk_hangs_says_what_it_could_not_read(
+    tmp_path: Path, clock: Clock, files: FaultyFiles
+) -> None:
+    pages = [make_page(n, 300_000) for n in range(5)]
+    with opened(tmp_path, clock) as tier:
+        tier.write(pages)
+        files.fail("hang", "read")
+        assert tier.check() == CheckReport(records=5, damaged=0, bytes=1_500_000, unread=5)
+        files.let_go()
+        assert tier.check() == CheckReport(records=5, damaged=0, bytes=1_500_000, unread=0)
 
 
 def test_many_calls_that_hang_do_not_pile_up(tmp_path: Path, clock: Clock, files: FaultyFiles) -> None:
