@@ -71,4 +71,6 @@ Opening never appends to an old segment. Payloads are not read at opening: their
 read. A tombstone in a chunk whose header is damaged is lost with it, and the page it hid comes back, its own bytes.
 
 After a loss of power, only what a flush had confirmed is sure to be there; what is there beyond it is still verified.
+A segment whose sync the system refused is not synced again: a later sync would succeed though what could not be written
+was dropped. What can be read of it is appended anew, and it is deleted. That a sync was refused is not written down.
 """

@@ -129,9 +129,22 @@ class BlockFile:
         """Cut the file to ``size`` bytes."""
         self._in_time(lambda: os.ftruncate(self._fd, size))
 
-    def sync(self) -> None:
-        """Return when the file's bytes would survive a loss of power."""
-        self._in_time(lambda: os.fdatasync(self._fd), SYNC_DEADLINES)
+    def sync(self, failed: Callable[[], None] = lambda: None) -> None:
+        """Return when the file's bytes would survive a loss of power.
+
+        Args:
+            failed: called when the system refuses, also when it does so behind a ``LateError``. To ask it again proves
+                nothing: it may have dropped what it could not write, and tells each open file only once.
+        """
+
+        def sync() -> None:
+            try:
+                os.fdatasync(self._fd)
+            except OSError:
+                failed()
+                raise
+
+        self._in_time(sync, SYNC_DEADLINES)
 
     def close(self) -> None:
         """Close the file, or let the call that was late do so when it is over."""

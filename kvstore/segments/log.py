@@ -249,6 +249,7 @@ class SegmentLog:
             self._count_older()
         self.segments.remove(segment)
         del self.by_id[segment.id]
+        self._directory_synced = False  # a file that comes back after a loss of power has what was removed since
         self._count_older()
 
     def file_system_is_full(self) -> None:
@@ -299,7 +300,7 @@ class SegmentLog:
         """Return when everything appended so far would survive a loss of power.
 
         Raises:
-            OSError: the system refuses.
+            OSError: the system refuses, or has refused to sync a segment that is still there.
         """
         for segment in self.segments:
             segment.sync()
@@ -312,6 +313,7 @@ class SegmentLog:
             self._directory_synced = True
 
     def _sync_directory(self) -> None:
+        # Asked again after a refusal: file systems with a journal refuse everything once that could not be written.
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)

@@ -74,6 +74,8 @@ class Segment:
         """Whether the system refused to read it when it was opened: it may hold anything."""
         self.synced = False
         """Whether all of it would survive a loss of power."""
+        self.doubtful = False
+        """Whether a sync of it was refused: nobody knows what of it reached the disk, and no later sync says so."""
         self.sealed = False
         self._stamp = stamp
         self._direct = direct
@@ -305,16 +307,22 @@ class Segment:
         """Return when all of the segment would survive a loss of power.
 
         Raises:
-            OSError: the system refuses.
+            OSError: the system refuses, or has refused before: what it could not write then it may have dropped, and
+                would answer now that all is well. Such a segment stays :attr:`doubtful`, and its pages, which can be
+                read as long as the machine is up, have to be written elsewhere.
         """
-        if self.synced:
-            return
-        if self._file is not None and not self._file.lost:
-            self._file.sync()
-        else:
-            with BlockFile(self.path, os.O_RDWR, direct=False, patience=self._patience) as file:
-                file.sync()
+        if not self.doubtful and not self.synced:
+            if self._file is not None and not self._file.lost:
+                self._file.sync(self._doubt)
+            else:
+                with BlockFile(self.path, os.O_RDWR, direct=False, patience=self._patience) as file:
+                    file.sync(self._doubt)
+        if self.doubtful:  # by now: a sync that was late may have ended meanwhile
+            raise OSError(errno.EIO, "the system could not write all of a segment, and may have dropped some of it")
         self.synced = True
+
+    def _doubt(self) -> None:
+        self.doubtful = True
 
     @contextmanager
     def reading(self) -> Iterator[BlockFile | None]:

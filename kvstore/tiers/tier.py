@@ -56,7 +56,7 @@ class TierStatistics:
     late: int = 0
     """Pages that were not read, and calls that were not done, by their deadline."""
     carried: int = 0
-    """Pages that were written again, since what lay around them made room."""
+    """Pages that were written again, since what lay around them left."""
 
 
 class Tier(Protocol):

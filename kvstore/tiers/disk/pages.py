@@ -358,6 +358,12 @@ class Pages:
             rows = self._index.read_since(self._index.rows_in(segment), self._clock_of_use - self._lately)
             return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
 
+    def lie_in(self, segment: int) -> list[tuple[Place, bytes]]:
+        """The pages of a segment, by place."""
+        with self._lock:
+            rows = self._index.rows_in(segment)
+            return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
+
     def still_there(self, pages: Sequence[tuple[Place, bytes]]) -> list[bool]:
         """Which of the pages still lie where they lay."""
         with self._lock:

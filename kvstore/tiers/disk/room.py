@@ -6,6 +6,7 @@ import errno
 from collections.abc import Sequence
 
 from kvstore.segments.aligned import aligned_empty
+from kvstore.segments.index import Place
 from kvstore.segments.log import write_cost
 from kvstore.segments.plan import leading_within, order_to_leave, plan_chunks
 from kvstore.segments.record import ChunkSize
@@ -64,6 +65,29 @@ class Room:
             except OSError as error:
                 self._logged.write_failed(error)
 
+    def renew(self, segment: Segment) -> None:
+        """Write the pages of a segment again, as new ones, and delete it.
+
+        A page that can't be read back, or for which no bytes are left of the day's, leaves.
+
+        Raises:
+            OSError: the system refuses, or is late; what was not written again stays where it is.
+        """
+        if self._log.is_active(segment):
+            self._log.seal()
+        if segment.id not in self._log.by_id:  # others made room with it
+            return
+        pages = self._pages.lie_in(segment.id)
+        for chunk in plan_chunks([place.length for place, _ in pages], self._log.chunk_bytes):
+            entries = self._read_back([pages[index] for index in chunk])
+            size = self._log.chunk_size(entries)
+            if entries and self._log.budget.take(write_cost(size)):
+                self.make(size, carry=False)
+                if segment.id not in self._log.by_id:  # it was the one to leave
+                    return
+                self._logged.append(entries, carried=True)
+        self._reclaim(segment, segment, carry=False)
+
     def _victim(self, candidates: Sequence[Segment]) -> Segment:
         """The segment of which the least is wanted."""
         by_id = {segment.id: segment for segment in candidates}
@@ -120,19 +144,7 @@ class Room:
         budget = min(victim.size // _CARRY_SHARE, room)
         chosen = sorted(wanted[: leading_within([place.length for place, _ in wanted], budget)])
         for chunk in plan_chunks([place.length for place, _ in chosen], self._log.chunk_bytes):
-            here = [chosen[index] for index in chunk]
-            memory = [aligned_empty(self._logged.page_bytes(place)) for place, _ in here]
-            fetched = self._logged.fetch([key for _, key in here], [place for place, _ in here], memory)
-            self._pages.failed(len(fetched.errors), fetched.late)
-            # A reader may have found one damaged since it was chosen.
-            there = self._pages.still_there(here)
-            entries = [
-                Entry(key, checksum, array)
-                for (_, key), array, outcome, checksum, still in zip(
-                    here, memory, fetched.outcomes, fetched.checksums, there, strict=True
-                )
-                if outcome is Outcome.FOUND and still
-            ]
+            entries = self._read_back([chosen[index] for index in chunk])
             size = self._log.chunk_size(entries)
             if not entries or self._log.missing(size) > 0 or not self._log.budget.take(write_cost(size)):
                 return
@@ -141,3 +153,18 @@ class Room:
             except OSError as error:
                 self._logged.count_failure(error)
                 return
+
+    def _read_back(self, pages: Sequence[tuple[Place, bytes]]) -> list[Entry]:
+        """Those of these pages that are sound, to be written again."""
+        memory = [aligned_empty(self._logged.page_bytes(place)) for place, _ in pages]
+        fetched = self._logged.fetch([key for _, key in pages], [place for place, _ in pages], memory)
+        self._pages.failed(len(fetched.errors), fetched.late)
+        # A reader may have found one damaged since it was chosen.
+        there = self._pages.still_there(pages)
+        return [
+            Entry(key, checksum, array)
+            for (_, key), array, outcome, checksum, still in zip(
+                pages, memory, fetched.outcomes, fetched.checksums, there, strict=True
+            )
+            if outcome is Outcome.FOUND and still
+        ]

@@ -229,7 +229,10 @@ class DiskTier:
         """Return when everything written so far would be found after the machine loses power.
 
         Raises:
-            ResourceError: the system refuses, or is late; pages stay findable as long as the machine is up.
+            ResourceError: the system refuses, or is late; pages stay findable as long as the machine is up. The next
+                call does not take the system's word for the segments that this one was refused for: their pages are
+                read back, verified and written anew, or leave. A process that ends in between takes this knowledge
+                along.
         """
         with self._changing:
             self._writing.store_tombstones()

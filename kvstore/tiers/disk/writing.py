@@ -83,13 +83,22 @@ class Writing:
     def sync(self) -> None:
         """Return when everything written so far would be found after the machine loses power.
 
+        What a sync before this one was refused for is written anew first, elsewhere.
+
         Raises:
             ResourceError: the system refuses, or is late, or is not asked for now.
         """
         if not self._device.writing.may_try():
             raise ResourceError(f"what was written may not survive a loss of power: {RESTING}")
+        doubtful = [segment for segment in self._log.segments if segment.doubtful]
         try:
+            for segment in doubtful:
+                self._room.renew(segment)
             self._log.flush()
+            if doubtful:
+                self._device.writing.succeeded()
         except OSError as error:
             self._logged.write_failed(error)
             raise ResourceError(f"what was written may not survive a loss of power: {error}") from error
+        finally:
+            self._pages.used_bytes = self._log.used_bytes

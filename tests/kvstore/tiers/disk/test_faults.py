@@ -2,9 +2,12 @@
 
 import errno
 import logging
+import os
 import random
+import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,13 @@ def opened(directory: Path, clock: Clock, limit_bytes: int = 8 * MIB, **options:
         yield tier
     finally:
         tier.close()
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def bytes_on_disk(directory: Path) -> int:
@@ -131,6 +141,94 @@ def test_a_check_while_the_disk_hangs_says_what_it_could_not_read(
         assert tier.check() == CheckReport(records=5, damaged=0, bytes=1_500_000, unread=5)
         files.let_go()
         assert tier.check() == CheckReport(records=5, damaged=0, bytes=1_500_000, unread=0)
+
+
+class Power:
+    """What a loss of power leaves of a directory: what was synced, and nothing of what a refused sync let go of."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._synced: dict[int, int] = {}
+        self._refused: set[int] = set()
+        sync = os.fdatasync
+
+        def watched(fd: int) -> None:
+            file = os.fstat(fd)
+            try:
+                sync(fd)
+            except OSError:
+                self._refused.add(file.st_ino)
+                raise
+            if file.st_ino not in self._refused:
+                self._synced[file.st_ino] = file.st_size
+
+        patch.setattr(os, "fdatasync", watched)
+
+    def lost(self, directory: Path, copy: Path) -> Path:
+        shutil.copytree(directory, copy)
+        for path in directory.glob("*.segment"):
+            os.truncate(copy / path.name, self._synced.get(path.stat().st_ino, 0))
+        return copy
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("count", [3, 10])
+@pytest.mark.parametrize("fault", [errno.EIO, "hang, refused"])
+def test_a_sync_is_not_believed_behind_one_that_was_refused(
+    tmp_path: Path,
+    clock: Clock,
+    files: FaultyFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: int | str,
+    count: int,
+    direct: bool,
+) -> None:
+    """The system drops what it could not write, says so once, and says afterwards that all is well."""
+    power = Power(monkeypatch)
+    pages = [make_page(n, 300_000) for n in range(4 + count)]
+    here = [number != 1 for number in range(4 + count)]
+    with opened(tmp_path / "tier", clock, segment_bytes=MIB, direct=direct) as tier:
+        tier.write(pages[:4])
+        tier.flush()
+        tier.remove([pages[1].key])
+        tier.write(pages[4:])
+        refusals = iter([fault])
+        files.decide = lambda call: next(refusals, None) if call == "sync" else None
+        with pytest.raises(ResourceError, match="may not survive a loss of power"):
+            tier.flush()
+        if fault != errno.EIO:
+            files.let_go()
+            assert files.came_back.acquire(timeout=30)
+            wait_for(lambda: not tier._device.writing._threads.hanging)
+        assert read_pages(tier, pages) == here, "as long as the machine is up"
+        clock.now += 100
+        tier.flush()
+        assert read_pages(tier, pages) == here
+        assert tier.check().damaged == 0
+        lost = power.lost(tmp_path / "tier", tmp_path / "lost")
+        with opened(lost, clock, segment_bytes=MIB) as again:
+            assert read_pages(again, pages) == here
+        carried = tier.statistics().carried
+        assert carried
+        tier.flush()
+        assert tier.statistics().carried == carried, "once is enough"
+
+
+def test_a_sync_that_is_refused_again_and_again_is_never_believed(
+    tmp_path: Path, clock: Clock, files: FaultyFiles
+) -> None:
+    pages = [make_page(n, 300_000) for n in range(10)]
+    with opened(tmp_path, clock, 16 * MIB, segment_bytes=MIB) as tier:
+        tier.write(pages)
+        for fault, call in [(errno.EIO, "sync"), (errno.EIO, "sync"), (errno.EIO, "write"), (errno.ENOSPC, "write")]:
+            files.fail(fault, call)
+            with pytest.raises(ResourceError, match="may not survive a loss of power"):
+                tier.flush()
+            clock.now += 100
+            assert read_pages(tier, pages) == [True] * 10
+            assert bytes_on_disk(tmp_path) <= tier.statistics().used_bytes
+        files.heal()
+        tier.flush()
+        assert read_pages(tier, pages) == [True] * 10
 
 
 def test_many_calls_that_hang_do_not_pile_up(tmp_path: Path, clock: Clock, files: FaultyFiles) -> None:

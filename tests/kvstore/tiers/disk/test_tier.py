@@ -544,7 +544,6 @@ def test_a_flush_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 tier.flush()
             assert tier.statistics().errors == 1
             assert read_pages(tier, [page]) == [True]
-        tier.flush()
 
 
 def test_flush_syncs_every_file_that_was_written_and_the_directory(
