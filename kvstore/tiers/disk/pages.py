@@ -240,8 +240,8 @@ class Pages:
     ) -> list[Entry]:
         """Which pages have to be written: each once, not those that are here, not those that can't be.
 
-        What is here counts as used: it should not leave for the rest of its prefix. For what has to be written, pages
-        of its namespace leave, where that has a quota.
+        What is here counts as used: it should not leave for the rest of its prefix. What does not fit into the quota
+        of its namespace is refused; nothing leaves yet, see :meth:`keep_quotas`.
 
         Args:
             pages: that are asked for.
@@ -266,24 +266,42 @@ class Pages:
                 else:
                     self.counts.refused += 1
             for fingerprint, some in self._quotas.limited(keys).items():
-                self._keep_quota(fingerprint, some, wanted, overhead_bytes)
+                self._refuse_surplus(fingerprint, some, wanted, overhead_bytes)
         return list(wanted.values())
 
-    def _keep_quota(
+    def _refuse_surplus(
         self, fingerprint: bytes, keys: Sequence[bytes], wanted: dict[bytes, Entry], overhead_bytes: int
     ) -> None:
-        """Let pages of a namespace leave for those of ``keys`` that are wanted; drop from these what can't fit."""
+        """Drop from what is wanted of a namespace what can't fit into its quota together with what is here."""
         here = dict(zip(keys, self._index.find(keys).tolist(), strict=True))
         asked = [key for key in keys if key in wanted or here[key] >= 0]
         lengths = self._index.lengths(np.array([here[key] for key in asked], np.int64)).tolist()
         for at, key in enumerate(asked):
             if key in wanted:
                 lengths[at] = wanted[key].length + overhead_bytes
-        fitting, leaving = self._quotas.fit(fingerprint, asked, lengths)
-        for key in asked[fitting:]:
+        for key in asked[self._quotas.fitting(fingerprint, lengths) :]:
             self.counts.refused += wanted.pop(key, None) is not None
-        self.counts.evicted += len(leaving)
-        self._forget(self._index.keys(leaving))
+
+    def keep_quotas(self, keys: Sequence[bytes]) -> int:
+        """Behind a call that wrote: let pages of its namespaces leave for what was written, where these have quotas.
+
+        Not before: a write that is refused must not cost a page.
+
+        Args:
+            keys: that were asked for; of the pages that are here now, they leave last.
+
+        Returns:
+            How many pages left.
+        """
+        left = 0
+        with self._lock:
+            for fingerprint, some in self._quotas.limited(keys).items():
+                rows = self._index.find(some)
+                leaving = self._quotas.leaving(fingerprint, rows[rows >= 0])
+                self._forget(self._index.keys(leaving))
+                left += len(leaving)
+            self.counts.evicted += left
+        return left
 
     def were_appended(
         self, segment: int, entries: Sequence[Entry], records: npt.NDArray[np.void], used_bytes: int, *, carried: bool

@@ -49,26 +49,28 @@ class Quotas:
                 by_namespace.setdefault(key[:FINGERPRINT_BYTES], {})[key] = None
         return {fingerprint: list(found) for fingerprint, found in by_namespace.items()}
 
-    def fit(self, fingerprint: bytes, keys: Sequence[bytes], lengths: Sequence[int]) -> tuple[int, Rows]:
-        """Which pages a namespace may have together, and which of its others leave for them: those used least lately.
+    def fitting(self, fingerprint: bytes, lengths: Sequence[int]) -> int:
+        """How many pages, from the first on, a namespace that has a quota may have together.
 
         Args:
-            fingerprint: of a namespace that has a quota.
-            keys: pages of it that are asked for, those that are here included; no key twice.
+            fingerprint: of the namespace.
             lengths: of their payloads on disk.
-
-        Returns:
-            How many of the pages fit, from the first on, and the rows of pages that leave first. What doesn't fit and
-            is here leaves like any other.
         """
-        limit = self._limits[fingerprint]
         ends = np.cumsum(page_footprints(np.array(lengths, np.uint32)))
-        fitting = int(np.searchsorted(ends, limit, side="right"))
-        kept = self._index.find(keys[:fitting])
-        kept = kept[kept >= 0]
-        others = self._index.bytes_of(fingerprint) - int(self._index.footprints(kept).sum())
-        surplus = others + (int(ends[fitting - 1]) if fitting else 0) - limit
-        return fitting, self._leaving(fingerprint, surplus, kept) if surplus > 0 else np.empty(0, np.int64)
+        return int(np.searchsorted(ends, self._limits[fingerprint], side="right"))
+
+    def leaving(self, fingerprint: bytes, asked: Rows) -> Rows:
+        """The pages by which a namespace is over its quota: those used least lately.
+
+        Args:
+            fingerprint: of a namespace that has one.
+            asked: the rows of pages that were asked for last: of these, only those leave that do not fit together.
+        """
+        surplus = self._index.bytes_of(fingerprint) - self._limits[fingerprint]
+        if surplus <= 0:
+            return np.empty(0, np.int64)
+        kept = asked[: self.fitting(fingerprint, self._index.lengths(asked).tolist())]
+        return self._leaving(fingerprint, surplus, kept)
 
     def _leaving(self, fingerprint: bytes, surplus: int, kept: Rows) -> Rows:
         """Pages of a namespace, other than those kept, that have so many bytes: there are enough of them."""

@@ -171,8 +171,11 @@ class DiskTier:
             if wanted:
                 self._writing.store_tombstones()
                 self._writing.store(wanted)
+            keys = [page.key for page in pages]
+            if self._pages.keep_quotas(keys):
+                self._writing.store_tombstones()
             # A chunk may have pushed out an earlier one of the same call.
-            return self._pages.are_sound([page.key for page in pages])
+            return self._pages.are_sound(keys)
 
     def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
         """Read pages into the arrays given, each of its page's exact length.

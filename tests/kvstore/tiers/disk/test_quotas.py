@@ -1,8 +1,11 @@
 """Quotas of the disk tier: what leaves for them, stays away, and gives its bytes back."""
 
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_files import FaultyFiles
 
 from kvstore.errors import InvalidRequestError
 from kvstore.segments.record import padded
@@ -14,6 +17,13 @@ MIB = 1 << 20
 PAGE = 60_000
 FOOTPRINT = padded(PAGE) + 2 * 88
 NAMESPACE = bytes([1]) * 32
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyFiles]:
+    faulty = FaultyFiles(monkeypatch)
+    yield faulty
+    faulty.let_go()
 
 
 def pages_of(namespace: int, count: int) -> list[PageWrite]:
@@ -87,6 +97,30 @@ def test_many_pages_leave_in_the_order_of_their_use(tmp_path: Path) -> None:
         assert tier.statistics().pages == min(number + 1, 300)
     here = [number for number, found in enumerate(tier.contains([page.key for page in pages])) if found]
     assert here == [*range(20, 30), *range(310, 600)]
+    tier.close()
+
+
+def test_a_write_that_is_refused_costs_no_page(tmp_path: Path, files: FaultyFiles) -> None:
+    """By the disk, while it rests, or by the day's limit."""
+    now = 0.0
+    pages, more = pages_of(1, 8), [make_page_of(1, 100 + number, PAGE) for number in range(8)]
+    tier = DiskTier(tmp_path, 16 * MIB, clock=lambda: now, write_limit_bytes=2 * MIB, now=lambda: 0.0)
+    tier.set_quota(NAMESPACE, 8 * FOOTPRINT)
+    assert tier.write(pages) == [True] * 8
+    files.fail(errno.EIO, "write")
+    for _ in range(20):
+        assert tier.write(more) == [False] * 8
+        now += 0.5
+    assert read_pages(tier, pages) == [True] * 8
+    files.heal()
+    now = 1000.0
+    assert tier.write(more[:4]) == [True] * 4
+    assert read_pages(tier, pages + more[:4]) == [True] * 4 + [False] * 4 + [True] * 4
+    while tier._log.budget.take(65_536):
+        pass
+    assert tier.write(more[4:]) == [False] * 4
+    assert read_pages(tier, pages + more) == [True] * 4 + [False] * 4 + [True] * 4 + [False] * 4
+    assert (tier.statistics().pages, tier.statistics().evicted) == (8, 4)
     tier.close()
 
 
