@@ -341,9 +341,18 @@ class Pages:
     # -- forgetting; callers change the log ---------------------------------------------------------------------------
 
     def forget(self, keys: Sequence[bytes]) -> tuple[int, set[int]]:
-        """Take pages out of the index. Returns how many were here, and the segments that they lay in."""
+        """Take pages out of the index. Returns how many were here, and the segments that they lay in.
+
+        One that is not here may lie in a segment that could not be deleted, or that took a write too late: it must not
+        come back either.
+        """
+        keys = list(dict.fromkeys(keys))  # none twice
         with self._lock:
-            rows = self._index.find(list(dict.fromkeys(keys)))  # no key twice
+            rows = self._index.find(keys)
+            absent = [key for key, row in zip(keys, rows.tolist(), strict=True) if row < 0]
+            if absent and len(self._dead):
+                dead = self._dead.anywhere(absent)
+                self._forgotten.update(key for key, is_dead in zip(absent, dead, strict=True) if is_dead)
             rows = rows[rows >= 0]
             segments = {place.segment for place in self._index.places(rows)}
             self._forget(self._index.keys(rows))

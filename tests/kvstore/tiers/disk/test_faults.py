@@ -231,6 +231,25 @@ def test_a_sync_that_is_refused_again_and_again_is_never_believed(
         assert read_pages(tier, pages) == [True] * 10
 
 
+def test_a_page_that_left_and_is_removed_then_does_not_come_back_with_its_segment(
+    tmp_path: Path, clock: Clock, files: FaultyFiles
+) -> None:
+    page = make_page(1, 300_000)
+    with opened(tmp_path, clock, 4 * MIB, segment_bytes=MIB) as tier:
+        tier.write([page])
+        files.fail(errno.EIO, "unlink")
+        number = 2
+        while tier.contains([page.key]) == [True]:
+            tier.write([make_page(number, 300_000)])
+            clock.now += 100
+            number += 1
+        assert tier.remove([page.key]) == 0
+    assert (tmp_path / f"{1:016x}.segment").exists()
+    files.heal()
+    with opened(tmp_path, clock, 4 * MIB, segment_bytes=MIB) as tier:
+        assert tier.contains([page.key]) == [False]
+
+
 def test_many_calls_that_hang_do_not_pile_up(tmp_path: Path, clock: Clock, files: FaultyFiles) -> None:
     pages = [make_page(n, 300_000) for n in range(10)]
     with opened(tmp_path, clock) as tier:
