@@ -19,7 +19,7 @@ the first node said, each large enough for 16 full chunks.
     tier ──► reader · remover · writer ──► rows ──► reader
                                  │           │
                                  └─► admitting · making · planning · merging
-    entries ──► buckets ──► books · quotas · scripts ──► servers ──► node ──► resp
+    entries ──► buckets ──► books · quotas · scripts ──► servers ──► node ──► resp · crew
 
 A row of short chunks that a write fills to its end is written anew as one chunk; its entries are pointed there, and the
 pieces go (:mod:`.merging`). Bytes leave from the arena and arrive in it without a copy between (:mod:`.resp`). Where

@@ -17,8 +17,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from kvstore.errors import DeadlineError, FormatError, KVStoreError, UnavailableError
+from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
 from kvstore.tiers.redis.breaker import Breaker
+from kvstore.tiers.redis.crew import Crew
 from kvstore.tiers.redis.resp import Argument, Buffer, Reply, ServerError, Wire, encode
 
 _log = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ class Node:
         """For everything."""
         self.writes = breaker()
         """For writes alone: a server may be full, or read-only, and still answer reads."""
+        self.crew = Crew(MOST_LINKS, f"kvstore-{name}")
         self._changed = threading.Condition()
         self._idle: list[Link] = []
         self._links = 0
@@ -151,6 +153,7 @@ class Node:
 
         Raises:
             UnavailableError: the server is away, or a breaker is open.
+            ResourceError: this machine has no thread for a connection.
             DeadlineError: it is too slow; or ``deadline`` was over before it was asked, for which nobody blames it.
         """
         began = time.monotonic()
@@ -163,6 +166,8 @@ class Node:
         except DeadlineError:
             self._late(began, deadline)
             raise
+        except ResourceError:
+            raise  # this machine's failure
         except KVStoreError:
             self.breaker.failed()
             raise
@@ -207,6 +212,7 @@ class Node:
             self._closed = True
             self._changed.notify_all()
         self._drop_idle()
+        self.crew.close()
 
     def _late(self, asked: float, deadline: float) -> None:
         """No answer came between these two."""
@@ -219,6 +225,7 @@ class Node:
         Raises:
             UnavailableError: the server can't be reached.
             DeadlineError: none could be opened in time.
+            ResourceError: no thread can be started to open one.
         """
         dead: list[Link] = []
         try:
@@ -236,8 +243,7 @@ class Node:
                     if self._refused != refused:
                         raise UnavailableError(f"{self.name} can't be reached: {self._why}")
                     if not self._opening and self._links < MOST_LINKS:
-                        self._opening += 1
-                        threading.Thread(target=self._open, name=f"kvstore-{self.name}", daemon=True).start()
+                        self._start_opening()
                     left = deadline - time.monotonic()
                     if left <= 0 or not self._changed.wait(left):
                         if self._links >= MOST_LINKS:
@@ -246,6 +252,14 @@ class Node:
         finally:
             for link in dead:
                 link.close()
+
+    def _start_opening(self) -> None:
+        self._opening += 1
+        try:
+            threading.Thread(target=self._open, name=f"kvstore-{self.name}", daemon=True).start()
+        except RuntimeError as error:
+            self._opening -= 1
+            raise ResourceError(f"{self.name}: no thread for a connection: {error}") from error
 
     def _open(self) -> None:
         link: Link | None = None

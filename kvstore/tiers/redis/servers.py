@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from redis import Redis, RedisCluster
@@ -46,7 +46,6 @@ class Servers:
         self._scripts = scripts
         self._timeout = timeout
         self._pause = pause
-        self._threads = ThreadPoolExecutor(16, thread_name_prefix="kvstore-redis")
         self._lock = threading.Lock()
         self._routed = threading.Condition(self._lock)
         self._nodes: dict[str, Node] = {}
@@ -117,7 +116,6 @@ class Servers:
             node.close()
         for client in clients:
             client.close()
-        self._threads.shutdown()
 
     def _exchange(self, requests: Sequence[Request], deadline: float, *, writing: bool) -> list[Reply]:
         replies: list[Reply] = [NO_ANSWER] * len(requests)
@@ -131,6 +129,8 @@ class Servers:
             node = table[request.slot]
             if node is not None:
                 groups.setdefault(node, []).append(place)
+        if not groups:
+            return replies
 
         def ask(node: Node, places: list[int]) -> None:
             try:
@@ -141,11 +141,11 @@ class Servers:
             for place, answer in zip(places, answers, strict=True):
                 replies[place] = answer
 
-        waiting = [self._threads.submit(ask, node, places) for node, places in list(groups.items())[1:]]
-        for node, places in list(groups.items())[:1]:
-            ask(node, places)
-        for future in waiting:
-            future.result()
+        first, *others = groups.items()
+        waiting = [node.crew.start(partial(ask, node, places)) for node, places in others]
+        ask(*first)
+        for task in waiting:
+            task.end(deadline)
         if any(node.breaker.is_open for node in groups) and time.monotonic() > self._asked + _REFRESH_SECONDS:
             self._start_refresh()  # perhaps another server has its slots by now
         return replies
@@ -200,7 +200,11 @@ class Servers:
                 return
             self._refreshing = True
             self._asked = time.monotonic()
-        threading.Thread(target=self._discover, name="kvstore-redis-cluster", daemon=True).start()
+        try:
+            threading.Thread(target=self._discover, name="kvstore-redis-cluster", daemon=True).start()
+        except RuntimeError as error:
+            self._discovered()
+            _log.warning("the Redis Cluster can't be asked for its slots: %s", error)
 
     def _discover(self) -> None:
         try:
@@ -223,10 +227,13 @@ class Servers:
             self._discovery.failed()
             _log.exception("the Redis Cluster can't be reached")
         finally:
-            with self._routed:
-                self._refreshing = False
-                self._rounds += 1
-                self._routed.notify_all()
+            self._discovered()
+
+    def _discovered(self) -> None:
+        with self._routed:
+            self._refreshing = False
+            self._rounds += 1
+            self._routed.notify_all()
 
     def _install(self, cluster: RedisCluster) -> None:
         """Route by what the Cluster says now. Servers that have no slots any more are let go."""

@@ -1,0 +1,96 @@
+"""Calls that hang at one server, and a machine that has no threads to spare, cost nothing elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kvstore.testing import make_page
+from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.crew import Crew
+
+LIMIT = 256 << 20
+Open = Callable[..., RedisTier]
+
+
+def test_calls_that_hang_at_one_server_let_others_be_reached(start_cluster: Any, open_redis: Open) -> None:
+    """As many calls as there are threads for a server, and twice as many; each has a part for every server."""
+    cluster = start_cluster()
+    for one in cluster.servers:
+        one.client.config_set("cluster-replica-no-failover", "yes")
+        one.client.config_set("cluster-require-full-coverage", "no")
+    tier = open_redis(cluster.url, LIMIT, timeout=3.0, lookup_timeout=3.0, refresh=1000.0)
+    pages = [make_page(number, 100) for number in range(60)]
+    keys = [page.key for page in pages]
+    assert all(tier.write(pages))
+    victim = cluster.primaries()[0]
+    theirs = sorted(keys, key=lambda key: tier._servers._table[cluster.client.keyslot(b"kvstore:page:" + key)].name)
+    names = [tier._servers._table[cluster.client.keyslot(b"kvstore:page:" + key)].name for key in theirs]
+    well = [name != f"127.0.0.1:{victim.port}" for name in names]
+    assert 0 < well.count(True) < 60
+    victim.pause()
+    try:
+        with ThreadPoolExecutor(24) as threads:
+            for order in (theirs, theirs[::-1]):  # the first server is asked by the caller, the others by crews
+                expected = [key for key, there in zip(theirs, well, strict=True) if there]
+                for found in threads.map(tier.contains, [order] * 24):
+                    assert [key for key, here in zip(order, found, strict=True) if here] == [
+                        key for key in order if key in expected
+                    ]
+        for name, node in tier._servers._nodes.items():
+            assert name == f"127.0.0.1:{victim.port}" or not node.breaker.is_open
+    finally:
+        victim.resume()
+
+
+def test_work_that_nobody_began_by_its_deadline_is_given_up() -> None:
+    crew = Crew(1, "test")
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(20)
+        done.append(1)
+
+    one = crew.start(first)
+    assert begun.wait(20)
+    two = crew.start(lambda: done.append(2))
+    two.end(time.monotonic())
+    go_on.set()
+    one.end(time.monotonic())  # what has begun is waited for: it may write into the caller's memory
+    assert done == [1]
+    crew.start(lambda: done.append(3)).end(time.monotonic() + 20)
+    assert done == [1, 3]
+    crew.close()
+    crew.start(lambda: done.append(4)).end(time.monotonic() + 20)
+    assert done == [1, 3, 4], "a crew that was let go leaves the work to its callers"
+
+
+@pytest.mark.parametrize("kind", ["server", "cluster"])
+def test_a_machine_without_threads_recovers(
+    request: pytest.FixtureRequest, open_redis: Open, monkeypatch: pytest.MonkeyPatch, eventually: Any, kind: str
+) -> None:
+    tier = open_redis(request.getfixturevalue(kind).url, LIMIT, refresh=1000.0, timeout=2.0, lookup_timeout=0.5)
+    pages = [make_page(number, 100) for number in range(30)]
+    keys = [page.key for page in pages]
+    eventually(lambda: not any(thread.name.startswith("kvstore-127") for thread in threading.enumerate()))
+    for node in tier._servers._nodes.values():
+        node._drop_idle()
+    if kind == "cluster":
+        tier._servers._table = []  # as before the first call
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        for _ in range(5):
+            assert not any(tier.contains(keys))
+    eventually(lambda: all(tier.write(pages)))
+    eventually(lambda: all(tier.contains(keys)))
