@@ -79,7 +79,10 @@ def test_a_machine_without_threads_recovers(
     tier = open_redis(request.getfixturevalue(kind).url, LIMIT, refresh=1000.0, timeout=2.0, lookup_timeout=0.5)
     pages = [make_page(number, 100) for number in range(30)]
     keys = [page.key for page in pages]
-    eventually(lambda: not any(thread.name.startswith("kvstore-127") for thread in threading.enumerate()))
+    tier._look.close()
+    eventually(lambda: tier._servers.primaries(time.monotonic() + 20))
+    eventually(lambda: not tier._servers._refreshing)
+    eventually(lambda: not any(node._opening for node in tier._servers._nodes.values()))
     for node in tier._servers._nodes.values():
         node._drop_idle()
     if kind == "cluster":
