@@ -161,22 +161,27 @@ class Client:
         deadline = time.monotonic() + self.timeout
         for _ in range(_REOPENINGS):
             try:
-                return self._lookup(queries, joined, deadline)
+                return self._lookup(queries, joined, deadline, mapped=True)
             except (UnknownNamespaceError, NotAttachedError):
                 for namespace, _ in queries:
                     namespace._open_again(deadline)  # noqa: SLF001
-        return self._lookup(queries, joined, deadline)
+        return self._lookup(queries, joined, deadline, mapped=False)  # others clear namespaces all the time
 
     def _lookup(
-        self, queries: Sequence[tuple[Namespace, Sequence[bytes]]], joined: Sequence[bytes], deadline: float
+        self,
+        queries: Sequence[tuple[Namespace, Sequence[bytes]]],
+        joined: Sequence[bytes],
+        deadline: float,
+        *,
+        mapped: bool,
     ) -> list[Lookup]:
-        """One lookup: what can be told without a call, and by one call the rest."""
+        """One lookup: what can be told without a call (if ``mapped``), and by one call the rest."""
         answers: list[bytes] = []
         asked: list[tuple[bytes, Sequence[bytes]]] = []
         open_answers: list[int] = []
         for (namespace, hashes), keys in zip(queries, joined, strict=True):
             opened, path = namespace._opened  # noqa: SLF001
-            here, complete = path.find(opened, keys) or (bytes(len(hashes)), False)
+            here, complete = (path.find(opened, keys) if mapped else None) or (bytes(len(hashes)), False)
             if not complete and hashes:
                 open_answers.append(len(answers))
                 asked.append(
@@ -291,7 +296,7 @@ class Namespace:
 
         while start < len(hashes):
             try:
-                stored = self._retried(store, deadline)
+                stored = self._by_path(store, deadline)
             except (UnavailableError, DeadlineError):
                 if not start:
                     raise
@@ -344,7 +349,7 @@ class Namespace:
         whole = True
         while whole and loaded < len(hashes):
             try:
-                tiers, whole = self._retried(load, deadline)
+                tiers, whole = self._by_path(load, deadline)
             except (UnavailableError, DeadlineError):
                 if not loaded:
                     raise
@@ -372,7 +377,7 @@ class Namespace:
         _check_hashes(hashes, self.batch_pages)
         join_hashes([parent] if parent else [])
         deadline = time.monotonic() + self._client.timeout
-        pending = self._retried(lambda opened, path, left: path.prepare_store(opened, hashes, left, parent), deadline)
+        pending = self._by_path(lambda opened, path, left: path.prepare_store(opened, hashes, left, parent), deadline)
         pending.observe(self._count_stored)
         return pending
 
@@ -390,7 +395,7 @@ class Namespace:
         """
         _check_hashes(hashes, self.batch_pages)
         deadline = time.monotonic() + self._client.timeout
-        pending = self._retried(lambda opened, path, left: path.prepare_load(opened, hashes, left), deadline)
+        pending = self._by_path(lambda opened, path, left: path.prepare_load(opened, hashes, left), deadline)
         pending.observe(self._count_loaded)
         return pending
 
@@ -403,7 +408,7 @@ class Namespace:
         """
         _check_hashes(hashes, self.batch_pages)
         deadline = time.monotonic() + self._client.timeout
-        pending = self._retried(lambda opened, path, left: path.borrow(opened, hashes, left), deadline)
+        pending = self._by_path(lambda opened, path, left: path.borrow(opened, hashes, left), deadline)
         pending.observe(self._count_loaded)
         return pending
 
@@ -460,12 +465,24 @@ class Namespace:
     def _retried(self, call: Callable[[OpenedNamespace, Path, float], Answer], deadline: float) -> Answer:
         """A call with the time left, and again behind opening the namespace when the node came back another one:
         without the namespace, with its arena elsewhere, or with a smaller one and smaller batches."""
-        for _ in range(_REOPENINGS):
+        for tries in range(_REOPENINGS + 1):
             try:
                 return call(*self._opened, time_left(deadline))
             except (UnknownNamespaceError, NotAttachedError, LimitExceededError):
+                if tries == _REOPENINGS:
+                    raise
                 self._open_again(deadline)
-        return call(*self._opened, time_left(deadline))
+        raise AssertionError("every try returns or raises")
+
+    def _by_path(self, call: Callable[[OpenedNamespace, Path, float], Answer], deadline: float) -> Answer:
+        """A call that moves pages. Behind it what is known of the namespace is made current: later, when the node may
+        be gone, what is mapped stays readable."""
+        answer = self._retried(call, deadline)
+        opened, path = self._opened
+        if path.is_stale(opened):
+            with contextlib.suppress(UnavailableError, DeadlineError):
+                self._open_again(deadline)
+        return answer
 
     def _open_again(self, deadline: float) -> None:
         self._opened = self._client._open(self.layout, self.durability, deadline)  # noqa: SLF001

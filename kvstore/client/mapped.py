@@ -88,9 +88,13 @@ class MappedArena:
         self._looked_at = time.monotonic()
         if self.is_replaced():
             raise NotAttachedError("the arena was replaced: attach again")
-        if edition and edition != namespace.edition:
+        if self.is_stale(namespace):
             raise NotAttachedError("the node was restarted, or a namespace was dropped: open it again")
         return CAN_READ and edition != 0
+
+    def is_stale(self, namespace: OpenedNamespace) -> bool:
+        """Whether the node was restarted, or dropped a namespace, since this one was opened."""
+        return self._edition[0] not in (0, namespace.edition)
 
     def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool]:
         """Which pages are here: one byte a page, and whether those that are not here are nowhere.

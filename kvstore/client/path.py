@@ -45,6 +45,10 @@ class Path(Protocol):
         ``ABSENT``, and whether the absent ones are nowhere. None: nothing can be said."""
         return None
 
+    def is_stale(self, namespace: OpenedNamespace) -> bool:
+        """Whether the namespace should be opened again before more is done without a call."""
+        return False
+
     def load_here(
         self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float
     ) -> tuple[int, bool]:

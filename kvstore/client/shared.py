@@ -71,7 +71,7 @@ class Attachment:
             # Mapped before the node takes this client in: a folder replaced in between makes the call fail.
             self.arena = MappedArena(directory)
             self.client = connection.call(connection.stub.Attach, pb.AttachRequest(lock_name=name), timeout).client
-            self._check_current(connection.name)
+            self._check_mapped(connection.name)
             self.line = self.arena.line(self.client & 0xFFFF)
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -85,9 +85,19 @@ class Attachment:
         self._retired = False
         self._guard = threading.Lock()
 
-    def _check_current(self, name: str) -> None:
+    def _check_mapped(self, name: str) -> None:
         if self.arena.is_replaced():
             raise NotAttachedError(f"{name}: the arena was replaced when it was mapped")
+
+    def check_current(self) -> None:
+        """Find out whether the node has another arena by now.
+
+        Raises:
+            NotAttachedError: it has; this attachment is over.
+        """
+        if self.arena.is_replaced():
+            self.retire()
+            raise NotAttachedError("the arena was replaced: attach again")
 
     def view(self, offset: int, length: int) -> Bytes:
         """``length`` bytes of the arena, writable."""
@@ -165,6 +175,11 @@ class SharedPath(Path):
         attachment = self._attachment
         assert attachment is not None, "a path begins attached"
         return attachment.arena.pages
+
+    def is_stale(self, namespace: OpenedNamespace) -> bool:
+        """Whether the arena's edition is another one."""
+        attachment = self._attachment
+        return attachment is not None and attachment.arena.is_stale(namespace)
 
     def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool] | None:
         """Look into the index."""
@@ -270,7 +285,7 @@ class SharedPath(Path):
         attachment = self._attach(deadline)
         lent: PendingLoad | None = None
         try:
-            if not attachment.speaks_of(namespace):
+            if attachment.arena.is_stale(namespace) or not attachment.speaks_of(namespace):
                 return None
             announced = attachment.line.begin(min(deadline, time.monotonic() + LONGEST_READ))
             try:
@@ -313,7 +328,7 @@ class SharedPath(Path):
         """Reserve slots until ``deadline``; completing them may then take the seconds that ``finish_in`` says."""
         attachment = self._attach(deadline)
         try:
-            attachment.speaks_of(namespace)  # one that is out of date is opened again now, while the node is there
+            attachment.check_current()
             left = time_left(deadline)
             request = pb.PrepareStoreRequest(
                 pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
@@ -359,7 +374,7 @@ class SharedPath(Path):
         """Hold slots until ``deadline``; ending the hold may then take the seconds that ``finish_in`` says."""
         attachment = self._attach(deadline)
         try:
-            attachment.speaks_of(namespace)  # one that is out of date is opened again now, while the node is there
+            attachment.check_current()
             left = time_left(deadline)
             request = pb.PrepareLoadRequest(
                 pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
