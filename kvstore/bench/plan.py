@@ -22,11 +22,12 @@ from kvstore.errors import InvalidRequestError
 
 _GIB = 1 << 30
 _EPILOG = """\
-Each tier holds what is used less than what the one above it holds: the arena the blocks used last, the disk those
-before, Redis the rest. All keep what was used last (LRU): what a node's own policy hits beyond that comes on top. A
-further GiB saves the same prefill in whatever tier; in a faster one, more of the hits come from there. Redis is counted
-as if this trace had it alone. Prefill is taken to cost the same for each token; attention makes later ones dearer, so a
-hit of a long prefix saves more than is said.
+Every page is copied to the tiers below and stays there, so each holds what those above it hold, and more only where it
+is larger: sizes don't add up, and a tier no larger than one above it brings no hits. All keep what was used last (LRU):
+what a node's own policy hits beyond that comes on top. A further GiB saves prefill where its tier is the largest or
+becomes it; in a smaller, faster one it brings hits up from below. Redis is counted as if this trace had it alone.
+Prefill is taken to cost the same for each token; attention makes later ones dearer, so a hit of a long prefix saves
+more than is said.
 
 exit codes:
   0  done
@@ -56,7 +57,7 @@ class TierPlan:
     hit_ratio: float
     """Blocks found in this tier over all blocks."""
     more_hit_blocks: int
-    """Of all tiers together."""
+    """Of all tiers together: none while another tier is larger."""
     more_prefill_seconds: float
     more_from_this_tier: int
     """Hits that this tier gains, from nowhere or from those below."""
@@ -158,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         lines = {"LRU": [(float(place), point.hit_ratio) for place, point in enumerate(points)]}
         labels = [format_size(point.bytes) for point in points]
-        title, below = "Prefix hits by capacity", "capacity of all tiers together"
+        title, below = "Prefix hits by capacity", "capacity of the largest tier"
         write_plot(Path(options.plot), line_plot(title, below, "hit blocks / all blocks", labels, lines))
     if options.json:
         found = {"block_bytes": block_bytes, "blocks": curve.blocks, "prefill_tokens_a_second": options.prefill_rate}
@@ -177,23 +178,24 @@ def run(options: argparse.Namespace) -> int:
 def plan_tiers(curve: Curve, sizes: dict[str, int], block_bytes: int, rate: float) -> list[TierPlan]:
     """Each tier, the fastest first, at ``sizes`` (bytes by name), and with one GiB more.
 
+    Tiers are inclusive: together they hit what the largest one would, and each what no faster one does.
+
     Args:
         curve: of the trace.
         sizes: bytes of each tier.
         block_bytes: of one block.
         rate: tokens of prefill a second.
     """
-    total = sum(sizes.values())
-    now, more = total // block_bytes, (total + _GIB) // block_bytes
+    largest = max(sizes.values())
     plans = []
     above = 0
     for tier, size in sizes.items():
-        top, bottom = above // block_bytes, (above + size) // block_bytes
-        mine = curve.hits(bottom) - curve.hits(top)
-        gained = curve.hits((above + size + _GIB) // block_bytes) - curve.hits(bottom)
+        top, bottom, below = (max(above, each) // block_bytes for each in (0, size, size + _GIB))
+        now, more = largest // block_bytes, max(largest, size + _GIB) // block_bytes
+        mine, gained = curve.hits(bottom) - curve.hits(top), curve.hits(below) - curve.hits(bottom)
         seconds = (curve.tokens(more) - curve.tokens(now)) / rate
         plans.append(TierPlan(tier, size, mine / curve.blocks, curve.hits(more) - curve.hits(now), seconds, gained))
-        above += size
+        above = max(above, size)
     return plans
 
 
@@ -220,7 +222,7 @@ def _print(tiers: list[TierPlan], points: list[Point]) -> None:
     console.print(table)
     print()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("all tiers", "hits", "blocks", "prefill saved", "a further GiB saves"):
+    for name in ("largest tier", "hits", "blocks", "prefill saved", "a further GiB saves"):
         table.add_column(name, justify="right")
     for point, following in zip(points, [*points[1:], None], strict=True):
         each = "–"

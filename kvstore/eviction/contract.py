@@ -25,7 +25,10 @@ class EvictionPolicy(Protocol):
         ...
 
     def remove(self, slot: int, *, lost: bool = True) -> None:
-        """The page left, for whatever reason. An unknown slot is passed over."""
+        """The page left. An unknown slot is passed over.
+
+        Not ``lost``: it was taken out by wish (pinned, dropped), which says nothing about the policy's choice.
+        """
         ...
 
     def victims(self) -> Iterator[int]:

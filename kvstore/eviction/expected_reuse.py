@@ -11,6 +11,7 @@ each reference adds to a few sums, and now and then one class is worked out anew
 from __future__ import annotations
 
 import heapq
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +19,7 @@ import numpy as np
 import xxhash
 
 from kvstore.eviction.ghosts import Ghost, Ghosts
-from kvstore.eviction.reuse import BINS, ReuseTimes, bin_of
+from kvstore.eviction.reuse import ReuseTimes, bin_of
 from kvstore.eviction.trial import Trial
 
 _NEW_CLASSES = 30
@@ -34,8 +35,6 @@ _WATCH = 64
 """References from one look at pages that wait to the next."""
 _HALF_LIFE = 1 << 17
 """References, at least, until what was seen counts half; a larger cache forgets more slowly."""
-_ALIKE = [[0.0] * BINS] * _CLASSES
-"""With this worth, the order is least recently used."""
 _SETTLED, _INSERTED, _READ = 0, 1, 2
 """A page that was stored or read by this request already: that the request touches it again is no second use."""
 
@@ -66,14 +65,14 @@ class ExpectedReuse:
         self._next_leaf = -1
         """The row that became a leaf when the last victim left, and leaves next while nothing else changes."""
         self._next_until = 0
-        self._ghosts = Ghosts(_CHUNK)
+        self._ghosts = Ghosts(0)
         self._left = 0
-        """Pages that left so far."""
+        """Pages that were lost so far."""
         self._watched: list[int] = []
         """When each chunk of rows was looked at last."""
-        self._watched_ghosts = [0]
+        self._watched_ghosts: list[int] = []
         self._next_chunk = 0
-        self._to_refresh = self._to_watch = 0
+        self._to_refresh, self._to_watch = _REFRESH, _WATCH
         self._trial = Trial()
 
     # -- the contract ------------------------------------------------------------------------------------------------
@@ -94,8 +93,8 @@ class ExpectedReuse:
             self._uses[row] = min(ghost.uses + 1, 255)
             seen = self._watched_ghosts[place // _CHUNK] - ghost.used
             self._times.were_wanted(1, ghost.page_class, self._clock - ghost.used, seen)
-            self._trial.lost(self._clock - ghost.used)
         self._tick(1)
+        self._trial.came(number, self._clock, len(self._rows))
         self._used[row] = self._clock
         self._class[row] = 0
         self._adopt(row, -1 if parent is None else self._rows.get(parent, -1))
@@ -110,13 +109,15 @@ class ExpectedReuse:
         self._wanted(slots, _INSERTED | _READ, _SETTLED)
 
     def remove(self, slot: int, *, lost: bool = True) -> None:
-        """The page left."""
+        """The page left; not ``lost``: by wish, so that nothing can be learned from it."""
         row = self._rows.pop(slot, None)
         if row is None:
             return
         self._leave_queue(row)
         self._slot[row] = -1
-        self._remember(row)
+        self._trial.left(self._key[row], lost)
+        if lost:
+            self._remember(row)
         self._next_leaf = -1
         parent = self._parent[row]
         if parent >= 0:
@@ -145,13 +146,14 @@ class ExpectedReuse:
 
     def _leaving(self) -> Iterator[int]:
         clock, used, slots = self._clock, self._used, self._slot
-        worth = self._times.worth if self._trial.trusted(clock, len(self._rows)) else _ALIKE
+        worth, free_before = self._times.worth, self._trial.free_before()
         order: list[tuple[float, int, int, int, int]] = []
         """(worth, when it was used, class, place in the queue or -1, row)"""
 
         def propose(row: int, page_class: int, place: int) -> None:
             last = used[row]
-            heapq.heappush(order, (worth[page_class][bin_of(clock - last)], last, page_class, place, row))
+            keep = worth[page_class][bin_of(clock - last)] if last < free_before else math.inf
+            heapq.heappush(order, (keep, last, page_class, place, row))
 
         for page_class, queue in enumerate(self._queues):
             if queue:
@@ -187,17 +189,20 @@ class ExpectedReuse:
         fresh, uses, used, classes, watched = self._fresh, self._uses, self._used, self._class, self._watched
         spells: dict[tuple[int, int, int], int] = {}
         """(class, when used last, when watched last) → pages that are wanted again."""
+        keys, again = self._key, []
         for row in rows:
             if not fresh[row] & same:
+                again.append(keys[row])
                 spell = (classes[row], used[row], watched[row // _CHUNK])
                 spells[spell] = spells.get(spell, 0) + 1
                 if uses[row] < 255:
                     uses[row] += 1
             fresh[row] = after
+        self._trial.wanted(again)
         for (page_class, last, looked), pages in spells.items():
             self._times.were_wanted(pages, page_class, self._clock - last, looked - last)
-            self._trial.kept(pages, self._clock - last)
-        self._tick(sum(spells.values()))
+        self._tick(len(again))
+        self._trial.used([keys[row] for row in rows], self._clock)
         self._queue_up(rows)
 
     def _queue_up(self, rows: Sequence[int]) -> None:
@@ -317,13 +322,15 @@ class ExpectedReuse:
         self._times.have_waited(
             np.frombuffer(classes, np.uint8)[known], np.maximum(seen - last, 0.0), self._clock - last
         )
-        self._trial.saw(self._clock - last)
         self._next_chunk = (chunk + 1) % (chunks + len(self._watched_ghosts))
-        if not self._next_chunk:
-            self._trial.saw_all(len(self._rows))
-        self._times.forget(0.5 ** (_WATCH / max(_HALF_LIFE, 16 * len(self._rows))))
+        keep = 0.5 ** (_WATCH / max(_HALF_LIFE, 16 * len(self._rows)))
+        self._times.forget(keep)
+        self._trial.forget(keep)
 
     def _remember(self, row: int) -> None:
+        if not self._left:
+            self._ghosts = Ghosts(_CHUNK)
+            self._watched_ghosts = [self._clock]
         self._left += 1
         here, places = len(self._rows), len(self._ghosts)
         if 2 * self._left > places and places < max(2 * here, min(_GHOSTS_A_PAGE * here, _ENOUGH_GHOSTS)):

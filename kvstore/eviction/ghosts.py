@@ -21,7 +21,7 @@ class Ghosts:
     """18 bytes a place.
 
     Args:
-        places: a power of two.
+        places: a power of two, or 0: nothing is remembered, and nothing may be added.
     """
 
     def __init__(self, places: int) -> None:
@@ -41,6 +41,8 @@ class Ghosts:
 
     def take(self, key: int) -> tuple[int, Ghost] | None:
         """A page is back: its place here, and what was remembered of it, once."""
+        if not self.keys:
+            return None
         place = key & (len(self.keys) - 1)
         if self.keys[place] != (key or 1):
             return None

@@ -59,10 +59,11 @@ class ReuseTimes:
 
     def __init__(self, classes: int) -> None:
         self._classes = classes
-        self._wanted = np.zeros((classes, BINS))
-        self._reached = np.zeros((classes, BINS))
+        self._wanted = np.zeros((0, BINS))
+        """Pages wanted again, by class and bin; no rows until something was seen, as there may be many orders."""
+        self._reached = np.zeros((0, BINS))
         """Watched spells that ended in a bin, less those that began in it."""
-        self._inside = np.zeros((classes, BINS))
+        self._inside = np.zeros((0, BINS))
         """How far into their bin spells were when they ended, less the same for their beginnings; summed."""
         self._pooled: Floats = 1 / (EDGES[:-1] + _WIDTHS / 2)
         self._next = 0
@@ -72,6 +73,7 @@ class ReuseTimes:
 
     def were_wanted(self, pages: int, page_class: int, age: float, seen: float) -> None:
         """So many pages were wanted again at ``age``; up to the age of ``seen`` they were counted before."""
+        self._begin()
         place = bin_of(age)
         self._wanted[page_class, place] += pages
         self._reached[page_class, place] += pages
@@ -83,6 +85,7 @@ class ReuseTimes:
 
     def have_waited(self, classes: npt.NDArray[np.uint8], seen: Floats, ages: Floats) -> None:
         """So many pages were not wanted from an age of ``seen`` to one of ``ages``."""
+        self._begin()
         size = self._classes * BINS
         offset = classes.astype(np.int64) * BINS
         for sign, each in ((1.0, ages), (-1.0, seen)):
@@ -114,6 +117,10 @@ class ReuseTimes:
         factor = (wanted.sum() + _FACTOR_PRIOR) / (float(waited @ self._pooled) + _FACTOR_PRIOR)
         hazard = (wanted + _PRIOR) / (waited + _PRIOR / (factor * self._pooled))
         self.worth[page_class] = _gittins(hazard).tolist()
+
+    def _begin(self) -> None:
+        if not len(self._wanted):
+            self._wanted, self._reached, self._inside = (np.zeros((self._classes, BINS)) for _ in range(3))
 
     def _waited(self, page_class: int) -> Floats:
         reached = self._reached[page_class]

@@ -66,7 +66,8 @@ class S3FIFO:
         del self._uses[slot]
         if slot in self._small:
             del self._small[slot]
-            self._ghosts[key] = None
+            if lost:
+                self._ghosts[key] = None
             while len(self._ghosts) > len(self._uses) * (_SMALL_PARTS - 1) // _SMALL_PARTS:
                 self._ghosts.popitem(last=False)
         else:

@@ -53,21 +53,30 @@ def test_figures_are_right(trace: Path, capsys: pytest.CaptureFixture[str]) -> N
     arena, disk, redis = answer["tiers"]
     assert (arena["tier"], disk["tier"], redis["tier"]) == ("arena", "disk", "redis")
     assert arena["hit_ratio"] == 0, "a loop over more than there is"
-    for tier in (arena, disk, redis):
-        assert tier["more_hit_blocks"] == 54 * 4
-        assert tier["more_prefill_seconds"] == pytest.approx(54 * 350 / 1000)
-        assert tier["more_from_this_tier"] == 54 * 4
+    assert arena["more_hit_blocks"] == arena["more_from_this_tier"] == 54 * 4
+    assert arena["more_prefill_seconds"] == pytest.approx(54 * 350 / 1000)
+    for tier in (disk, redis):
+        assert tier["more_hit_blocks"] == tier["more_from_this_tier"] == 0, "it would hold what the arena holds"
+        assert tier["more_prefill_seconds"] == 0
     last = answer["curve"][-1]
     assert [point["bytes"] // GIB for point in answer["curve"]] == [1, 2, 4, 8]
     assert (last["hit_blocks"], last["hit_ratio"]) == (216, 0.9)
 
 
 def test_more_arena_takes_hits_from_the_disk(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arena, disk, redis = plan(trace, capsys, "--arena", "5GiB", "--disk", "1GiB")["tiers"]
+    arena, disk, redis = plan(trace, capsys, "--arena", "5GiB", "--disk", "6GiB")["tiers"]
     assert (arena["hit_ratio"], disk["hit_ratio"], redis["hit_ratio"]) == (0, 0.9, 0)
     assert arena["more_hit_blocks"] == 0
     assert arena["more_from_this_tier"] == 216
     assert disk["more_from_this_tier"] == 0
+
+
+def test_sizes_of_tiers_do_not_add_up(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page in the arena is on the disk too: what is on the disk, or what a GiB makes of it, must pass the arena."""
+    arena, disk, redis = plan(trace, capsys, "--arena", "5GiB", "--disk", "4GiB", "--redis", "5GiB")["tiers"]
+    assert [tier["hit_ratio"] for tier in (arena, disk, redis)] == [0, 0, 0]
+    assert [tier["more_hit_blocks"] for tier in (arena, disk, redis)] == [216, 0, 216]
+    assert [tier["more_from_this_tier"] for tier in (arena, disk, redis)] == [216, 0, 216]
 
 
 def test_the_table_is_for_people(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

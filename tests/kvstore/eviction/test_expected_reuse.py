@@ -1,5 +1,7 @@
 """What expected reuse learns."""
 
+import tracemalloc
+
 from kvstore.bench.replay import Replay, hit_blocks
 from kvstore.eviction import ExpectedReuse, LeastRecentlyUsed
 from kvstore.eviction.ghosts import Ghost, Ghosts
@@ -21,7 +23,7 @@ def test_before_anything_was_wanted_again_it_is_least_recently_used() -> None:
 
 def scans(rounds: int) -> list[tuple[int, ...]]:
     """Prompts that come again and again, at a distance that LRU does not bridge, between ones that never do."""
-    prompts = []
+    prompts: list[tuple[int, ...]] = []
     fresh = 10_000
     for round_ in range(rounds):
         for each in range(10):
@@ -76,6 +78,27 @@ def test_a_page_whose_parent_was_taken_away_still_leaves() -> None:
     policy.insert(2, key(2), 1)
     policy.touch([1, 2, 3])
     assert list(policy.victims()) == [3, 2, 1]
+
+
+def test_only_what_it_chose_to_let_go_is_remembered() -> None:
+    policy = ExpectedReuse()
+    for lost, uses in ((False, 1), (True, 2)):
+        policy.insert(1, key(1))
+        policy.remove(1, lost=lost)
+        policy.insert(1, key(1))
+        assert policy._uses[policy._rows[1]] == uses
+        policy.remove(1, lost=False)
+
+
+def test_an_empty_order_is_small() -> None:
+    """There is one for each size of slot, and one for each namespace with a quota."""
+    tracemalloc.start()
+    policy = ExpectedReuse()
+    policy.insert(1, key(1))
+    policy.touch([1])
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 32 << 10
 
 
 def test_pages_come_and_go_in_bounded_memory() -> None:
