@@ -58,7 +58,7 @@ from kvstore.hashing import HASH_BYTES
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.pins import LONGEST_PIN, Pins
-from kvstore.rules import DURABILITIES, NamespaceRule, rule_for
+from kvstore.rules import DURABILITIES, NamespaceRule, rule_for, warn_of_quotas_below_a_page
 from kvstore.slot import Slot, SlotState
 from kvstore.small_files import SmallFiles
 from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
@@ -497,14 +497,22 @@ class Store:
             return len(slots)
 
     def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
-        """Drop pages from every tier. Returns how many were somewhere."""
+        """Drop pages from every tier. Returns how many were somewhere.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some. All others are gone.
+        """
         keys = self._keys(self._known(fingerprint), hashes)
         if self._end_pins(keys):
             self._save_pins()
         return self._drop(keys)
 
     def clear(self, fingerprint: bytes) -> int:
-        """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere."""
+        """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some. The namespace stays, for a second try.
+        """
         self._check_open()
         known = self._known(fingerprint)
         self.namespaces.forget(known)
@@ -512,13 +520,24 @@ class Store:
         with self._lock:
             keys = {slot.key for slot in self._catalog.resident() if slot.key.startswith(fingerprint)}
             pinned = self._pins.keys(fingerprint)
+        failed: ResourceError | None = None
         for tier in self.below.all():
-            keys.update(tier.keys(fingerprint))
+            try:
+                keys.update(tier.keys(fingerprint))
+            except ResourceError as error:
+                failed = error
         if self._end_pins(pinned):
             self._save_pins()
-        dropped = self._drop(sorted(keys))
+        dropped = 0
+        try:
+            dropped = self._drop(sorted(keys))
+        except ResourceError as error:
+            failed = error
         with self._lock:
             self._catalog.forget_namespace(known.number)
+        if failed is not None:
+            self.open_namespace(known.layout, known.durability)  # to be cleared once more
+            raise failed
         return dropped
 
     def flush(self, deadline: float = math.inf) -> int:
@@ -768,18 +787,27 @@ class Store:
             self._catalog.release(slot)
 
     def _drop(self, keys: Sequence[bytes]) -> int:
+        """Drop pages everywhere.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some. All others are gone.
+        """
         dropped = self._drop_here(keys)
+        removed = 0
+        failed: ResourceError | None = None
         # Not while pages are being written below, which may be some of these.
         for tier in self.below.all():
             with self.write_behind.sharing if tier is self.below.shared else self.write_behind.writing:
                 dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
                 try:
-                    tier.remove(keys)
-                except ResourceError as error:  # gone from everywhere else
-                    _log.warning("%s", error)
+                    removed = max(removed, tier.remove(keys))
+                except ResourceError as error:
+                    failed = error
         if self.below.all():  # until now, pages could come up from there
             dropped |= self._drop_here(keys)
-        return len(dropped)
+        if failed is not None:
+            raise failed
+        return max(len(dropped), removed)  # a shared tier may be too slow to say which of them it had
 
     def _drop_here(self, keys: Sequence[bytes]) -> set[bytes]:
         dropped = set()
@@ -803,6 +831,7 @@ class Store:
                 self._catalog.set_durable(known.number)
             if "arena" in quotas:
                 self._catalog.set_quota(known.number, quotas["arena"] // FRAME_BYTES)
+        warn_of_quotas_below_a_page(rule_for(self._rules, known.layout.name), known.layout)
         for tier in self.below.all():
             tier.set_quota(known.fingerprint, quotas.get(tier.name, 0))
 

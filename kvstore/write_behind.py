@@ -83,14 +83,17 @@ class WriteBehind:
 
     def tell_shared(self) -> None:
         """Tell the shared tier the same, and offer it again what it has no longer. May block until its deadline."""
-        with self._lock:
-            used, self._used_for_shared = list(self._used_for_shared), {}
-        if self._below.shared is None or not used:
+        if self._below.shared is None:
             return
-        there = self._below.shared.touch(used)
-        with self._lock:
-            slots = [self._catalog.find(key) for key, here in zip(used, there, strict=True) if not here]
-            self.add([slot for slot in slots if slot is not None])
+        with self.sharing:  # or what is being written to it would not be there yet, and in the queue no more
+            with self._lock:
+                used, self._used_for_shared = list(self._used_for_shared), {}
+            if not used:
+                return
+            there = self._below.shared.touch(used)
+            with self._lock:
+                slots = [self._catalog.find(key) for key, here in zip(used, there, strict=True) if not here]
+                self.add([slot for slot in slots if slot is not None])
 
     def wait_for_dirty(self, timeout: float) -> bool:
         """Wait until some page must be written below. False: none within ``timeout`` seconds."""

@@ -74,7 +74,11 @@ class Tier(Protocol):
         ...
 
     def keys(self, prefix: bytes) -> list[bytes]:
-        """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint."""
+        """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint.
+
+        Raises:
+            ResourceError: a tier that nodes share can't be reached, or not wholly.
+        """
         ...
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:

@@ -1233,3 +1233,30 @@ def test_a_report_that_counts_more_than_there_can_be_does_no_harm(open_store: Op
     assert kv.get(store, known, [1]) == 1
     with pytest.raises(LimitExceededError, match=str(MOST_LOOKUP_PAGES)):
         store.note_use(known.fingerprint, [bytes(32)] * (MOST_LOOKUP_PAGES + 1), read=True, missed=0)
+
+
+def test_what_a_tier_could_not_drop_is_said_and_can_be_cleared_again(shm: Path, kv: SimpleNamespace) -> None:
+    shared = kv.MemoryTier(name="redis")
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared) as store:
+        known = store.open_namespace(kv.layout("a", FRAME))
+        kv.put(store, known, [1, 2, 3])
+        store.write_behind.share()
+        remove, keys = shared.remove, shared.keys
+
+        def away(*arguments: Any) -> Any:
+            raise ResourceError("redis is away")
+
+        shared.remove = away
+        with pytest.raises(ResourceError, match="away"):
+            store.evict(known.fingerprint, kv.hashes_of([1]))
+        assert [slot for slot in store._catalog.resident() if slot.key[-32:] == kv.hashes_of([1])[0]] == []
+        with pytest.raises(ResourceError, match="away"):
+            store.clear(known.fingerprint)
+        shared.remove, shared.keys = remove, away
+        with pytest.raises(ResourceError, match="away"):
+            store.clear(known.fingerprint)
+        shared.keys = keys
+        assert store.clear(known.fingerprint) == 3
+        assert not shared.pages
+        with pytest.raises(UnknownNamespaceError):
+            store.clear(known.fingerprint)

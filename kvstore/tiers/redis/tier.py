@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from kvstore.bytesize import format_size
-from kvstore.errors import ConfigError, InvalidRequestError
+from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.tiers.redis import names, scripts
 from kvstore.tiers.redis.address import parse_address
 from kvstore.tiers.redis.admitting import Admission
@@ -113,11 +113,16 @@ class RedisTier:
         return here + [False] * unasked
 
     def keys(self, prefix: bytes) -> list[bytes]:
-        """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint: a walk over everything."""
+        """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint: a walk over everything.
+
+        Raises:
+            ResourceError: not all servers could be asked to the end.
+        """
         deadline = time.monotonic() + _SCAN_SECONDS
         arguments = [b"SCAN", b"MATCH", names.page_pattern(prefix), b"COUNT", b"1000"]
         found: set[bytes] = set()
         cursors = dict.fromkeys(self._servers.primaries(deadline), b"0")
+        whole = bool(cursors)
         while cursors and time.monotonic() < deadline:
             replies = self._servers.exchange_each(arguments, cursors, time.monotonic() + self._timeout)
             cursors = {}
@@ -127,6 +132,10 @@ class RedisTier:
                         found.update(name for name in some if isinstance(name, bytes))
                         if cursor != b"0":
                             cursors[server] = cursor
+                    case _:
+                        whole = False
+        if not whole or cursors:
+            raise ResourceError("not every server of Redis said which pages it has: some may still be there")
         strip = len(names.PAGE_PREFIX)
         return [name[strip:] for name in found if len(name) == strip + KEY_BYTES]
 
