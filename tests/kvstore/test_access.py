@@ -113,7 +113,7 @@ class TestTls:
         with kvstore.connect(url, timeout=2.0) as client, pytest.raises((UnavailableError, DeadlineError)):
             client.status()
 
-    def test_the_bulk_port_speaks_tls_only(self, start_node, files):
+    def test_the_bulk_port_speaks_tls_only(self, start_node, files, eventually):
         node = start_node(**files.tls)
         with kvstore.connect(f"kvs://127.0.0.1:{node.port}", ca=files.ca) as client:
             client.status()
@@ -122,7 +122,7 @@ class TestTls:
             reply = BulkStub(connection.channel).Open(bulk_pb2.OpenBulkRequest(), timeout=SECONDS)
             with pytest.raises((kvstore.KVStoreError, OSError)):
                 pool._connect(reply.port, reply.token, time.monotonic() + 5.0)
-        assert node._bulk.connections == 0
+        eventually(lambda: node._bulk.connections == 0)
 
     def test_clients_show_certificates_where_asked(self, start_node, files, tmp_path):
         node = start_node(**files.tls, client_ca=files.ca)

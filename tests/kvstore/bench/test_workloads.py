@@ -10,7 +10,7 @@ from kvstore.bench.trace import read_trace, unique_blocks
 from kvstore.bench.workloads import WORKLOADS, Prompts
 from kvstore.eviction import ExpectedReuse, LeastRecentlyUsed
 
-CONVERSATIONS = os.environ.get("KVSTORE_TRACE", "")
+CONVERSATIONS = os.environ.get("TEST_TRACE", "")
 
 
 def share(prompts: Prompts, percent: int) -> int:
@@ -53,9 +53,7 @@ def test_chats_that_teach_wrong_things_cost_little(seed: int, percent: int) -> N
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(
-    not CONVERSATIONS, reason="KVSTORE_TRACE names no file: the conversation trace of the Mooncake paper"
-)
+@pytest.mark.skipif(not CONVERSATIONS, reason="TEST_TRACE names no file: the conversation trace of the Mooncake paper")
 def test_the_conversation_trace() -> None:
     requests = read_trace(Path(CONVERSATIONS))
     prompts = [request.hash_ids for request in requests]
