@@ -50,6 +50,8 @@ from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.tier import PageWrite
 
+pytestmark = pytest.mark.timeout(400)  # long on a busy machine
+
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"small": 5000, "middle": 60_000, "large": 200_000}
 NUMBERS = range(16)
@@ -791,10 +793,10 @@ def run(machine: Callable[[], FaultsMachine], examples: int, steps: int) -> None
 
 
 def test_arena_and_disk_with_faults(kv: SimpleNamespace, clock: Any, files: FaultyFiles) -> None:
-    run(lambda: FaultsMachine(kv, clock, files, None), examples=80, steps=50)
+    run(lambda: FaultsMachine(kv, clock, files, None), examples=50, steps=50)
 
 
 def test_arena_disk_and_redis_with_faults(
     kv: SimpleNamespace, clock: Any, files: FaultyFiles, redis: RedisServer
 ) -> None:
-    run(lambda: FaultsMachine(kv, clock, files, redis), examples=30, steps=40)
+    run(lambda: FaultsMachine(kv, clock, files, redis), examples=20, steps=40)

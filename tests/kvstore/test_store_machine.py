@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,6 +26,8 @@ from kvstore.answers import ARENA, PRESENT, RESERVED
 from kvstore.arena.arena import Arena
 from kvstore.store import Store
 from kvstore.tickets import NODE
+
+pytestmark = pytest.mark.timeout(400)  # long on a busy machine
 
 FRAMES = 16
 FRAME = 4096
@@ -391,7 +394,7 @@ def test_a_store_against_a_model(kv: SimpleNamespace, clock: Any) -> None:
     run_state_machine_as_test(
         lambda: StoreMachine(kv, clock),
         settings=settings(
-            max_examples=250,
+            max_examples=150,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
