@@ -50,6 +50,7 @@ def test_replies_are_asked_for_four_mebibytes_ahead(server: Any, open_redis: Ope
     """The server keeps every reply in memory until it is sent."""
     tier = open_redis(server.url, LIMIT)
     assert tier.contains([bytes(64)]) == [False]
+    tier._look.close()  # it would use the same link
     [node] = tier._servers._nodes.values()
     link: Link = node._idle[-1]
     link._wire = wire = Watched(link._socket)
