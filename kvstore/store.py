@@ -12,7 +12,6 @@ the tiers happen outside of it.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -65,7 +64,6 @@ from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
 from kvstore.tiers.tier import Tier
 from kvstore.write_behind import WriteBehind
 
-_log = logging.getLogger(__name__)
 _PINNED_SHARE = 4
 """Pinned pages take at most this part of the arena."""
 
