@@ -33,21 +33,21 @@ class Below:
                     found[place] = DISK
         return bytes(found)
 
-    def find(self, asked: Sequence[Sequence[bytes]], is_above: Callable[[bytes], object]) -> list[bytes]:
+    def find(self, asked: Sequence[Sequence[bytes]], above: Callable[[Sequence[bytes]], Sequence[bool]]) -> list[bytes]:
         """For each list of keys, where each page is. The shared tier is asked once, for all that is nowhere else, and
         may block until its deadline.
 
         Args:
             asked: lists of keys.
-            is_above: whether the arena has a page: then the shared tier isn't asked for it.
+            above: which pages the arena has: the shared tier isn't asked for them. Not called where there is none.
         """
         answers = [bytearray(self.find_own(keys)) for keys in asked]
         if self.shared is not None:
             nowhere = [
                 (answer, place, key)
                 for keys, answer in zip(asked, answers, strict=True)
-                for place, key in enumerate(keys)
-                if answer[place] == ABSENT and not is_above(key)
+                for place, (key, here) in enumerate(zip(keys, above(keys), strict=True))
+                if answer[place] == ABSENT and not here
             ]
             nowhere.sort(key=_place)  # heads first, whichever list: the tier may not get to the end in time
             there = self.shared.contains([key for _, _, key in nowhere]) if nowhere else []

@@ -17,7 +17,7 @@ from kvstore.arena.arena import Arena
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.residency import Residency
 from kvstore.namespaces import KnownNamespace
-from kvstore.slot import Slot, SlotState
+from kvstore.slot import Slot
 from kvstore.tickets import NODE
 from kvstore.tiers.tier import Tier
 
@@ -57,6 +57,7 @@ class BringUps:
         self._arena = arena
         self._residency = residency
         self._catalog = residency.catalog
+        self._slots = residency.slots
         self._tiers = tiers
         self._shared = shared
         self._readers = None if shared is None else ThreadPoolExecutor(MOST_RUNS, "kvstore-shared-read")
@@ -75,14 +76,12 @@ class BringUps:
             below: where below the arena each page was a moment ago.
         """
         run = Run(keys, bytearray(), [])
-        for key, under in zip(keys, below, strict=False):
-            slot = self._catalog.find(key)
-            if slot is None and not under:
+        for slot, under in zip(self._catalog.find_all(keys).tolist(), below, strict=False):
+            if slot < 0 and not under:
                 break
-            if slot is not None:
-                self._catalog.hold(slot)
-            run.slots.append(slot)
-            run.tiers.append(ARENA if slot is not None else under)
+            run.slots.append(slot if slot >= 0 else None)
+            run.tiers.append(ARENA if slot >= 0 else under)
+        self._catalog.hold(slot for slot in run.slots if slot is not None)
         # Only now that the whole run is held: making room must not push out what comes further on in it.
         for place, held in enumerate(run.slots):
             if held is not None:
@@ -98,7 +97,7 @@ class BringUps:
                     break
                 run.own[place] = self._coming[key] = _Coming(slot)
                 self.reserved += 1
-                self._reserved_frames += slot.frames
+                self._reserved_frames += self._slots.frames[slot]
             if not run.counted:
                 run.counted = True
                 self._runs += 1
@@ -147,8 +146,7 @@ class BringUps:
         return sums
 
     def _read(self, tier: Tier, run: Run, places: Sequence[int]) -> dict[int, int]:
-        slots = [run.own[place].slot for place in places]
-        views = [self._arena.view(slot.frame, slot.length) for slot in slots]
+        views = [self._residency.view(run.own[place].slot) for place in places]
         checksums = tier.read([run.keys[place] for place in places], views)
         return {place: checksum for place, checksum in zip(places, checksums, strict=True) if checksum is not None}
 
@@ -160,6 +158,8 @@ class BringUps:
     def publish(self, run: Run, sums: dict[int, int]) -> None:
         """Publish and hold what was read, unless it was dropped meanwhile."""
         came: list[int] = []
+        self.reserved -= len(run.own)
+        self._reserved_frames -= sum(self._slots.frames[coming.slot] for coming in run.own.values())
         for place, coming in run.own.items():
             if place in sums and self._coming.get(run.keys[place]) is coming:
                 came.append(place)
@@ -170,14 +170,13 @@ class BringUps:
             ([place for place in came if run.tiers[place] != REDIS], False),
             ([place for place in came if run.tiers[place] == REDIS], bool(self._tiers)),
         ):
-            self._residency.publish([run.own[p].slot for p in places], [sums[p] for p in places], dirty=dirty)
-        self.reserved -= len(run.own)
-        self._reserved_frames -= sum(coming.slot.frames for coming in run.own.values())
+            slots = [run.own[place].slot for place in places]
+            self._residency.publish(slots, [sums[place] for place in places], [dirty] * len(slots))
         for place, coming in run.own.items():
             key = run.keys[place]
             run.slots[place] = resident = self._catalog.find(key)
             if resident is not None:
-                self._catalog.hold(resident)
+                self._catalog.hold([resident])
             if self._coming.get(key) is coming:
                 del self._coming[key]
             coming.done.set()
@@ -196,21 +195,19 @@ class BringUps:
             if slot is None and whole and place in run.awaited:
                 slot = self._catalog.find(run.keys[place])
                 if slot is not None:
-                    self._catalog.hold(slot)
+                    self._catalog.hold([slot])
             whole = whole and slot is not None
             if slot is not None and whole:
                 leading.append(slot)
             elif slot is not None:
-                self._catalog.release(slot)
-        self._catalog.use([slot for slot in leading if slot.state is SlotState.RESIDENT])
+                self._catalog.release([slot])
+        self._catalog.use([slot for slot in leading if self._slots.is_resident(slot)])
         return leading
 
     def give_up(self, run: Run) -> None:
         """End all holds: the call failed."""
         self._uncount(run)
-        for slot in run.slots:
-            if slot is not None:
-                self._catalog.release(slot)
+        self._catalog.release(slot for slot in run.slots if slot is not None)
 
     def _uncount(self, run: Run) -> None:
         self._runs -= run.counted

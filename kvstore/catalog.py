@@ -1,7 +1,7 @@
 """Which page is in which slot, who holds it, and what may happen to it next. No memory and no file is touched here.
 
-What may happen to a slot is said in :mod:`kvstore.slot`. A resident page is *dirty* until the tiers below have it. A
-dirty page that is evicted is counted as overrun.
+What may happen to a slot is said in :mod:`kvstore.slot`, what is known of it kept in :mod:`kvstore.slot_table`. A
+resident page is *dirty* until the tiers below have it. A dirty page that is evicted is counted as overrun.
 
 Eviction (:mod:`kvstore.orders`) passes over pages that are held; pages that are *pinned*, and dirty ones of a *durable*
 namespace, are in no order at all. A namespace with a quota makes room for its pages with its pages.
@@ -10,17 +10,21 @@ namespace, are in no order at all. A namespace with a quota makes room for its p
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kvstore.arena.format import frames_for
+from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.slabs import Slab, Slabs
 from kvstore.eviction import EvictionPolicy
+from kvstore.key_table import Found, KeyTable
 from kvstore.orders import Orders
 from kvstore.slot import Event, Slot, SlotState
+from kvstore.slot_queue import SlotQueue
+from kvstore.slot_table import SlotTable
 
+_RESIDENT, _RETIRED = int(SlotState.RESIDENT), int(SlotState.RETIRED)
 _DURABLE_SHARE = 4
 """Durable pages that no tier below has yet take at most this part of the arena."""
 _SLOTS_TRIED = 1 << 14
@@ -33,8 +37,8 @@ _EVICTIONS_A_LOOK = 64
 class Removal:
     """Pages that left the arena, and slots that became free with them."""
 
-    left: list[Slot] = field(default_factory=list)
-    """Not findable any more; their headers must say so before anything else is written."""
+    left: list[int] = field(default_factory=list)
+    """The first frame of each. Their headers must say that they are gone before anything else is written."""
     overrun: int = 0
     """Of these: dirty ones, which no tier below has."""
 
@@ -45,10 +49,13 @@ class Catalog:
     def __init__(self, slabs: Slabs, policy: Callable[[], EvictionPolicy]) -> None:
         self._slabs = slabs
         self._clock = 0
-        self._slots: dict[int, Slot] = {}
-        self._orders = Orders(policy, self._slots.__getitem__)
-        self._resident: dict[bytes, Slot] = {}
-        self._dirty: OrderedDict[int, Slot] = OrderedDict()
+        self.slots = SlotTable()
+        """What is known of each slot; changed here only."""
+        self._orders = Orders(policy, self.slots)
+        self._resident = KeyTable(self.slots)
+        self._dirty = SlotQueue()
+        self._entered: Slot = 0
+        """The slot that entered an order last; it may be free by now."""
         self._namespaces: dict[int, int] = {}
         """Namespace → resident pages."""
         self._frames_of: dict[int, int] = {}
@@ -66,7 +73,15 @@ class Catalog:
 
     def find(self, key: bytes) -> Slot | None:
         """The resident slot of a page."""
-        return self._resident.get(key)
+        return self._resident.find(key)
+
+    def find_all(self, keys: Sequence[bytes]) -> Found:
+        """The resident slot of each page, -1 where it has none."""
+        return self._resident.find_all(keys)
+
+    def find_here(self, keys: Sequence[bytes]) -> list[Slot]:
+        """The resident slots of those pages that have one."""
+        return [slot for slot in self._resident.find_all(keys).tolist() if slot >= 0]
 
     def __len__(self) -> int:
         return len(self._resident)
@@ -81,7 +96,11 @@ class Catalog:
 
     def resident(self) -> list[Slot]:
         """Every resident slot, in no order that matters."""
-        return list(self._resident.values())
+        return self._resident.all()
+
+    def keys_of(self, namespace: int) -> list[bytes]:
+        """The keys of one namespace's resident pages."""
+        return [self.slots.key(slot) for slot in self._resident.all() if self.slots.namespace[slot] == namespace]
 
     @property
     def dirty_pages(self) -> int:
@@ -90,7 +109,7 @@ class Catalog:
 
     def dirty(self, most: int) -> list[Slot]:
         """Up to ``most`` dirty slots, the one that has waited longest first."""
-        return list(islice(self._dirty.values(), most))
+        return list(islice(self._dirty, most))
 
     # -- coming ------------------------------------------------------------------------------------------------------
 
@@ -116,55 +135,62 @@ class Catalog:
         at_risk = namespace in self._durable and not below
         if at_risk and self._durable_frames + frames > self._slabs.units * self._slabs.unit_frames // _DURABLE_SHARE:
             return None, removal
-        if not self._make_quota(namespace, frames, removal):
+        if namespace in self._quotas and not self._make_quota(namespace, frames, removal):
             return None, removal
         frame = self._slabs.allocate(frames)
         while frame is None and self._make_room(frames, removal):
             frame = self._slabs.allocate(frames)
         if frame is None:
             return None, removal
-        slot = Slot(frame, frames, key, namespace, length, owner, parent=parent)
-        slot.apply(Event.RESERVE)
-        self._set_risk(slot, at_risk)
-        self._enter(slot)
+        slot = self._enter(frame, key, namespace, length, owner, SlotState.FREE, parent)
+        self.slots.apply(slot, Event.RESERVE)
+        if at_risk:
+            self._set_risk(slot, True)
         return slot, removal
+
+    def name(self, slot: Slot, key: bytes, parent: bytes) -> None:
+        """Say which page is in a slot that was reserved without one."""
+        assert self.slots.state[slot] in (SlotState.RESERVED, SlotState.LAPSED), f"slot {slot} is not reserved"
+        self.slots.name(slot, key, parent)
 
     def publish(self, slot: Slot, *, dirty: bool) -> bool:
         """Make a reserved page findable. False: the page is here already, and this slot is free again."""
-        if slot.key in self._resident:
+        state = self.slots.state[slot]
+        self.slots.apply(slot, Event.PUBLISH)
+        if not self._resident.add(slot):
+            self.slots.state[slot] = state
             self.abort(slot)
             return False
-        slot.apply(Event.PUBLISH)
-        slot.owner = 0
+        self.slots.owner[slot] = 0
         self._add_resident(slot, dirty=dirty)
         return True
 
     def abort(self, slot: Slot) -> None:
         """The writer gave up and has stopped writing."""
-        slot.apply(Event.ABORT)
+        self.slots.apply(slot, Event.ABORT)
         self._set_risk(slot, False)
         self._forget(slot)
 
     def lapse(self, slot: Slot) -> None:
         """The writer is past its deadline; what it does now is unknown."""
-        slot.apply(Event.LAPSE)
+        self.slots.apply(slot, Event.LAPSE)
 
     def let_go(self, slot: Slot) -> None:
         """The writer of a lapsed slot is dead, or says that it has stopped."""
-        slot.apply(Event.LET_GO)
+        self.slots.apply(slot, Event.LET_GO)
         self._set_risk(slot, False)
         self._forget(slot)
 
-    def adopt(self, slot: Slot, *, dirty: bool) -> None:
-        """Take a resident page over from an earlier node's arena. Its slab was restored before."""
-        slot.state = SlotState.RESIDENT
-        self._enter(slot)
+    def adopt(self, frame: int, key: bytes, namespace: int, length: int, *, dirty: bool) -> Slot:
+        """Take a resident page over from an earlier node's arena. Its slab was restored before, and its key is new."""
+        slot = self._enter(frame, key, namespace, length, 0, SlotState.RESIDENT)
+        self._resident.add(slot)
         self._add_resident(slot, dirty=dirty)
+        return slot
 
-    def quarantine(self, slot: Slot) -> None:
-        """Take over a slot into which a client of an earlier node may still write."""
-        slot.state = SlotState.LAPSED
-        self._enter(slot)
+    def quarantine(self, frame: int, frames: int, owner: int) -> Slot:
+        """Take over a slot into which ``owner``, a client of an earlier node, may still write."""
+        return self._enter(frame, b"", 0, frames * FRAME_BYTES, owner, SlotState.LAPSED)
 
     # -- staying -----------------------------------------------------------------------------------------------------
 
@@ -181,46 +207,46 @@ class Catalog:
             self._orders.use(slots)
 
     def _heat_up(self, slots: Sequence[Slot]) -> None:
+        used, frame, slab_of = self.slots.used, self.slots.frame, self._slabs.slab_of
+        clock = self._clock
         for slot in reversed(slots):
-            self._clock += 1
-            slot.used = self._slabs.slab_of(slot.frame).used = self._clock
+            clock += 1
+            used[slot] = slab_of(frame[slot]).used = clock
+        self._clock = clock
 
-    def hold(self, slot: Slot) -> None:
-        """Keep a resident page where it is."""
-        assert slot.state is SlotState.RESIDENT, f"slot {slot.frame} is {slot.state.value}: it can't be held"
-        slot.holds += 1
+    def hold(self, slots: Iterable[Slot]) -> None:
+        """Keep resident pages where they are."""
+        state, holds = self.slots.state, self.slots.holds
+        for slot in slots:
+            assert state[slot] == _RESIDENT, f"slot {slot} is not resident: it can't be held"
+            holds[slot] += 1
 
-    def release(self, slot: Slot) -> None:
-        """End one hold."""
-        assert slot.holds > 0, f"slot {slot.frame} is not held"
-        slot.holds -= 1
-        if slot.state is SlotState.RETIRED and not slot.holds:
-            slot.apply(Event.LAST_HOLD_ENDED)
-            self._forget(slot)
+    def release(self, slots: Iterable[Slot]) -> None:
+        """End one hold of each."""
+        state, holds = self.slots.state, self.slots.holds
+        for slot in slots:
+            held = holds[slot] - 1
+            assert held >= 0, f"slot {slot} is not held"
+            holds[slot] = held
+            if not held and state[slot] == _RETIRED:
+                self.slots.apply(slot, Event.LAST_HOLD_ENDED)
+                self._forget(slot)
 
     def mark_clean(self, slot: Slot) -> None:
         """The tiers below have the page."""
-        if not slot.dirty:
+        if not self.slots.dirty[slot]:
             return
-        before = slot.may_leave
-        self._set_risk(slot, False)
-        slot.dirty = False
-        self._dirty.pop(slot.frame, None)
+        before = self.slots.may_leave(slot)
+        self._set_dirty(slot, False)
         self._order(slot, before)
 
     def pin(self, slot: Slot) -> None:
         """Let eviction pass a resident page over until ``unpin``."""
-        before = slot.may_leave
-        self.pinned_pages += not slot.pinned
-        slot.pinned = True
-        self._order(slot, before)
+        self._set_pinned(slot, True)
 
     def unpin(self, slot: Slot) -> None:
         """End that."""
-        before = slot.may_leave
-        self.pinned_pages -= slot.pinned
-        slot.pinned = False
-        self._order(slot, before)
+        self._set_pinned(slot, False)
 
     # -- what namespaces are granted ---------------------------------------------------------------------------------
 
@@ -231,26 +257,34 @@ class Catalog:
             self._orders.give_own(namespace)
         self._quotas[namespace] = frames
 
+    def quota_of(self, namespace: int) -> int | None:
+        """That, where there is one."""
+        return self._quotas.get(namespace)
+
     def set_durable(self, namespace: int) -> None:
         """From now on this namespace's pages don't leave before a tier below has them."""
         if namespace in self._durable:
             return
         self._durable.add(namespace)
-        for slot in [slot for slot in self._dirty.values() if slot.namespace == namespace]:
-            before = slot.may_leave
-            self._set_risk(slot, True)
-            self._order(slot, before)
+        for slot in self._dirty:
+            if self.slots.namespace[slot] == namespace:
+                before = self.slots.may_leave(slot)
+                self._set_risk(slot, True)
+                self._order(slot, before)
 
     def forget_namespace(self, namespace: int) -> None:
         """It was dropped with its pages, and its number is never used again."""
         self._quotas.pop(namespace, None)
         self._durable.discard(namespace)
         self._orders.drop(namespace)
+        if not self._frames_of.get(namespace):
+            self.slots.forget_namespace(namespace)
 
     def defer(self, slot: Slot) -> None:
         """The tiers below would not take the page now: let the others go first."""
-        if slot.frame in self._dirty:
-            self._dirty.move_to_end(slot.frame)
+        if slot in self._dirty:
+            self._dirty.remove(slot)
+            self._dirty.append(slot)
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
@@ -262,8 +296,7 @@ class Catalog:
 
     def _make_quota(self, namespace: int, frames: int, removal: Removal) -> bool:
         """Let pages of a namespace leave until one more fits into its quota. False: too few can."""
-        quota = self._quotas.get(namespace)
-        while quota is not None and self.frames_of(namespace) + frames > quota:
+        while self.frames_of(namespace) + frames > self._quotas[namespace]:
             victim = self._orders.first_of(namespace, frames)
             if victim is None:
                 return False
@@ -287,7 +320,7 @@ class Catalog:
 
     def _take_slabs(self, frames: int, rival: Slot | None, removal: Removal) -> bool:
         """Empty the coldest run of other sizes' slabs, if all of it is colder than ``rival``."""
-        before = rival.used if rival is not None else self._clock + 1
+        before = self.slots.used[rival] if rival is not None else self._clock + 1
         windows: list[tuple[int, int, list[Slab]]] = []
         for window in self._slabs.windows(frames):
             if window and all(slab.slot_frames != frames for slab in window):
@@ -298,9 +331,9 @@ class Catalog:
         to_try = _SLOTS_TRIED
         while windows and to_try > 0:
             window = heapq.heappop(windows)[2]
-            slots = [self._slots[frame] for slab in window for frame in slab.frames() if frame in self._slots]
+            slots = [slot for slab in window for slot in slab.in_use()]
             to_try -= len(slots)
-            if all(slot.may_leave and not slot.holds for slot in slots):
+            if all(self.slots.may_leave(slot) and not self.slots.holds[slot] for slot in slots):
                 for slot in slots:
                     self._retire(slot, removal, lost=True)
                 for slab in window:
@@ -309,58 +342,90 @@ class Catalog:
         return False
 
     def _retire(self, slot: Slot, removal: Removal, *, lost: bool) -> None:
-        del self._resident[slot.key]
-        self._namespaces[slot.namespace] -= 1
-        if slot.may_leave:
+        slots = self.slots
+        self._resident.remove(slot)
+        self._namespaces[slots.namespace[slot]] -= 1
+        if slots.may_leave(slot):
             self._orders.leave(slot, lost=lost)
-        self.pinned_pages -= slot.pinned
-        slot.pinned = False
-        if slot.dirty:
+        self.pinned_pages -= slots.pinned[slot]
+        slots.pinned[slot] = 0
+        if slots.dirty[slot]:
             removal.overrun += 1
-            self._set_risk(slot, False)
-            slot.dirty = False
-            self._dirty.pop(slot.frame, None)
-        removal.left.append(slot)
-        if slot.holds:
-            slot.apply(Event.RETIRE_HELD)
+            self._set_dirty(slot, False)
+        removal.left.append(slots.frame[slot])
+        if slots.holds[slot]:
+            slots.apply(slot, Event.RETIRE_HELD)
         else:
-            slot.apply(Event.RETIRE_UNHELD)
+            slots.apply(slot, Event.RETIRE_UNHELD)
             self._forget(slot)
 
     # -- books -------------------------------------------------------------------------------------------------------
 
     def _order(self, slot: Slot, before: bool) -> None:
         """A slot that might leave before (or might not) has changed: put it into its order, or take it out."""
-        if before and not slot.may_leave:
+        after = self.slots.may_leave(slot)
+        if before and not after:
             self._orders.leave(slot, lost=False)
-        elif slot.may_leave and not before:
-            self._orders.enter(slot, self._resident.get(slot.parent))
+        elif after and not before:
+            self._orders.enter(slot, self._find_parent(slot))
+
+    def _find_parent(self, slot: Slot) -> Slot | None:
+        """The resident slot of the page before this one in its chain."""
+        slots, last = self.slots, self._entered
+        self._entered = slot
+        # Mostly it is the page that came just before.
+        if slots.namespace[last] == slots.namespace[slot] and slots.is_resident(last) and slots.is_behind(slot, last):
+            return last
+        parent = slots.parent(slot)
+        return self._resident.find(parent) if parent else None
+
+    def _set_pinned(self, slot: Slot, pinned: bool) -> None:
+        before = self.slots.may_leave(slot)
+        self.pinned_pages += pinned - self.slots.pinned[slot]
+        self.slots.pinned[slot] = pinned
+        self._order(slot, before)
+
+    def _set_dirty(self, slot: Slot, dirty: bool) -> None:
+        """A resident page becomes dirty, or a dirty one is so no longer."""
+        self.slots.dirty[slot] = dirty
+        if dirty:
+            self._dirty.append(slot)
+        else:
+            self._dirty.remove(slot)
+        self._set_risk(slot, dirty and self.slots.namespace[slot] in self._durable)
 
     def _set_risk(self, slot: Slot, at_risk: bool) -> None:
-        self._durable_frames += slot.frames * (at_risk - slot.at_risk)
-        slot.at_risk = at_risk
+        if at_risk != self.slots.at_risk[slot]:
+            self._durable_frames += self.slots.frames[slot] * (1 if at_risk else -1)
+            self.slots.at_risk[slot] = at_risk
 
-    def _enter(self, slot: Slot) -> None:
+    def _enter(
+        self, frame: int, key: bytes, namespace: int, length: int, owner: int, state: SlotState, parent: bytes = b""
+    ) -> Slot:
         """A slot is in use from now on."""
-        self._slots[slot.frame] = slot
-        self.used_frames += slot.frames
-        self._frames_of[slot.namespace] = self._frames_of.get(slot.namespace, 0) + slot.frames
+        slot = self.slots.add(frame, key, namespace, length, owner, state, parent)
+        frames = frames_for(length)
+        self._slabs.slab_of(frame).note(frame, slot)
+        self.used_frames += frames
+        self._frames_of[namespace] = self._frames_of.get(namespace, 0) + frames
+        return slot
 
     def _add_resident(self, slot: Slot, *, dirty: bool) -> None:
-        self._resident[slot.key] = slot
-        self._namespaces[slot.namespace] = self._namespaces.get(slot.namespace, 0) + 1
-        self._heat_up([slot])
-        self._set_risk(slot, dirty and slot.namespace in self._durable)
-        slot.dirty = dirty
+        namespace = self.slots.namespace[slot]
+        self._namespaces[namespace] = self._namespaces.get(namespace, 0) + 1
+        self._heat_up((slot,))
         if dirty:
-            self._dirty[slot.frame] = slot
+            self._set_dirty(slot, True)
+        elif self.slots.at_risk[slot]:
+            self._set_risk(slot, False)
         self._order(slot, before=False)
 
     def _forget(self, slot: Slot) -> None:
-        del self._slots[slot.frame]
-        self.used_frames -= slot.frames
-        self._frames_of[slot.namespace] -= slot.frames
-        self._slabs.free(slot.frame)
+        frames = self.slots.frames[slot]
+        self.used_frames -= frames
+        self._frames_of[self.slots.namespace[slot]] -= frames
+        self._slabs.free(self.slots.frame[slot])
+        self.slots.remove(slot)
 
     # -- checking ----------------------------------------------------------------------------------------------------
 
@@ -370,35 +435,42 @@ class Catalog:
         Raises:
             AssertionError: something does not add up.
         """
-        self._slabs.check_integrity({slot.frame: slot.frames for slot in self._slots.values()})
-        assert self.used_frames == sum(slot.frames for slot in self._slots.values()), "used frames are miscounted"
-        holds: dict[int, int] = {}
-        for slot in holders:
-            holds[slot.frame] = holds.get(slot.frame, 0) + 1
-        writing = {slot.frame for slot in writers}
-        order = list(self._orders.frames())
+        slots = self.slots
+        in_use = [slot for slot in range(len(slots)) if slots.state[slot] != SlotState.FREE]
+        slots.check_integrity()
+        self._slabs.check_integrity({slots.frame[slot]: slots.frames[slot] for slot in in_use})
+        named = [slot for slab in self._slabs.slabs() for slot in slab.in_use()]
+        assert sorted(named) == in_use, "slabs name other slots than those in use"
+        assert self.used_frames == sum(slots.frames[slot] for slot in in_use), "used frames are miscounted"
+        holds = Counter(holders)
+        writing = set(writers)
+        order = list(self._orders.slots())
         assert len(order) == len(set(order)), "a slot is twice in the order of eviction"
-        counted: dict[int, int] = {}
-        for frame, slot in self._slots.items():
-            assert slot.frame == frame and slot.state is not SlotState.FREE, f"slot {frame} is free and in use"
-            resident = slot.state is SlotState.RESIDENT
-            assert (self._resident.get(slot.key) is slot) == resident, f"slot {frame}: findable and not resident"
-            assert slot.holds == holds.get(frame, 0), f"slot {frame} has {slot.holds} holds, not {holds.get(frame, 0)}"
-            assert not slot.holds or slot.state in (SlotState.RESIDENT, SlotState.RETIRED), f"slot {frame} is held"
-            assert (slot.state is SlotState.RETIRED) <= bool(slot.holds), f"slot {frame} is retired and not held"
-            assert (slot.state in (SlotState.RESERVED, SlotState.LAPSED)) == (frame in writing), f"slot {frame}: writer"
-            assert (frame in self._dirty) == slot.dirty and slot.dirty <= resident, f"slot {frame}: dirty"
+        dirty = list(self._dirty)
+        assert len(dirty) == len(self._dirty) == len(set(dirty)), "a slot is queued twice as dirty"
+        pages: Counter[int] = Counter()
+        frames: Counter[int] = Counter()
+        for slot in in_use:
+            state, held = slots.state[slot], slots.holds[slot]
+            resident = state == SlotState.RESIDENT
+            namespace = slots.namespace[slot]
+            pages[namespace] += resident
+            frames[namespace] += slots.frames[slot]
+            assert (self._resident.find(slots.key(slot)) == slot) == resident, f"slot {slot}: findable and not resident"
+            assert held == holds[slot], f"slot {slot} has {held} holds, not {holds[slot]}"
+            assert not held or state in (SlotState.RESIDENT, SlotState.RETIRED), f"slot {slot} is held"
+            assert (state == SlotState.RETIRED) <= bool(held), f"slot {slot} is retired and not held"
+            assert (state in (SlotState.RESERVED, SlotState.LAPSED)) == (slot in writing), f"slot {slot}: writer"
+            assert (slot in self._dirty) == slots.dirty[slot] and slots.dirty[slot] <= resident, f"slot {slot}: dirty"
             if resident:
-                counted[slot.namespace] = counted.get(slot.namespace, 0) + 1
-        may_leave = {slot.frame for slot in self._resident.values() if slot.may_leave}
-        assert set(order) == may_leave, "the order of eviction is not complete"
-        assert self.pinned_pages == sum(slot.pinned for slot in self._slots.values()), "pinned pages are miscounted"
-        durable = sum(slot.frames for slot in self._slots.values() if slot.at_risk)
+                at_risk = slots.dirty[slot] and namespace in self._durable
+                assert slots.at_risk[slot] == at_risk, f"slot {slot}: at risk"
+        assert len(dirty) == sum(slots.dirty[slot] for slot in in_use), "dirty slots are miscounted"
+        resident_slots = self._resident.all()
+        assert len(resident_slots) == len(self._resident) == sum(pages.values()), "resident pages are miscounted"
+        assert set(order) == {slot for slot in in_use if slots.may_leave(slot)}, "the order of eviction is not complete"
+        assert self.pinned_pages == sum(slots.pinned[slot] for slot in in_use), "pinned pages are miscounted"
+        durable = sum(slots.frames[slot] for slot in in_use if slots.at_risk[slot])
         assert durable == self._durable_frames, "durable pages at risk are miscounted"
-        for slot in self._resident.values():
-            assert slot.at_risk == (slot.dirty and slot.namespace in self._durable), f"slot {slot.frame}: at risk"
-        frames: dict[int, int] = {}
-        for slot in self._slots.values():
-            frames[slot.namespace] = frames.get(slot.namespace, 0) + slot.frames
-        assert frames == {number: used for number, used in self._frames_of.items() if used}, "frames by namespace"
-        assert counted == {number: pages for number, pages in self._namespaces.items() if pages}, "pages by namespace"
+        assert +frames == {number: used for number, used in self._frames_of.items() if used}, "frames by namespace"
+        assert +pages == {number: count for number, count in self._namespaces.items() if count}, "pages by namespace"

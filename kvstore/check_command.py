@@ -1,7 +1,5 @@
 """``kvstore check``: is what lies on disk what was stored?"""
 
-# ruff: noqa: T201 - it talks to people
-
 from __future__ import annotations
 
 import argparse

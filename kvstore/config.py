@@ -8,13 +8,14 @@ import hashlib
 import ipaddress
 import logging
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvstore.bytesize import parse_size
+from kvstore.bytesize import format_size, parse_size
 from kvstore.errors import ConfigError
 from kvstore.rules import NamespaceRule, parse_rules
 
@@ -22,6 +23,8 @@ DEFAULT_PORT = 7420
 ENVIRONMENT_PREFIX = "KVSTORE_"
 CONNECT_PREFIX = "KVSTORE_CONNECT_"
 """What begins so is for clients, not for nodes."""
+_SIZES_FROM = 1 << 20
+"""Smaller whole numbers are ports, or nothing."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _log = logging.getLogger(__name__)
 
@@ -62,6 +65,9 @@ class NodeConfig:
     """``HOST:PORT`` to serve on as well, or only ``PORT``: then on the loopback address. Empty: no TCP."""
     bulk_port: int = 0
     """TCP port for bulk connections, on the address of ``listen``. 0: any free one."""
+    metrics: str = ""
+    """``HOST:PORT``, or only ``PORT`` on the loopback address, where Prometheus finds ``/metrics`` and probes
+    ``/health``. Empty: nowhere."""
     tls_cert: Path | None = None
     """PEM file of the node's certificate, the chain behind it: TCP then is TLS."""
     tls_key: Path | None = None
@@ -120,11 +126,12 @@ class NodeConfig:
             raise ConfigError("tls_cert and tls_key are given together, or neither")
         if self.client_ca is not None and self.tls_cert is None:
             raise ConfigError("client_ca needs TLS: give tls_cert and tls_key as well")
-        if self.listen:
-            self._check_listen()
+        for key, address in (("listen", self.listen), ("metrics", self.metrics)):
+            if address:
+                self._check_address(key, address)
 
-    def _check_listen(self) -> None:
-        host, _ = parse_address(self.listen)
+    def _check_address(self, key: str, address: str) -> None:
+        host, _ = parse_address(address)
         if is_loopback(host) or self.insecure:
             return
         missing = []
@@ -134,8 +141,8 @@ class NodeConfig:
             missing.append("a token_file or a client_ca")
         if missing:
             raise ConfigError(
-                f"listen: {self.listen!r} can be reached from other hosts, which needs {' and '.join(missing)};"
-                " with insecure, whoever reaches it can read and write pages"
+                f"{key}: {address!r} can be reached from other hosts, which needs {' and '.join(missing)};"
+                f" with insecure, whoever reaches it can read {'and write pages' if key == 'listen' else 'metrics'}"
             )
 
     @property
@@ -168,6 +175,31 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting's value, and who gave it."""
+
+    value: Any
+    origin: str
+    """``default``, the file's path, a name of the environment, or a flag."""
+
+    @property
+    def text(self) -> str:
+        """The value as one would write it, without the passwords that a URL may hold."""
+        if isinstance(self.value, tuple):
+            return f"{len(self.value)} rules" if self.value else "none"
+        if isinstance(self.value, bool):
+            return str(self.value).lower()
+        if isinstance(self.value, int) and self.value >= _SIZES_FROM:
+            return format_size(self.value)
+        return "none" if self.value in (None, "") else _without_passwords(str(self.value))
+
+
+def _without_passwords(text: str) -> str:
+    text = re.sub(r"(?<=://)([^/?#]*?):[^/?#]*@", r"\1:***@", text)
+    return re.sub(r"(?<=password=)[^&#]*", "***", text)
+
+
 def load_config(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
@@ -178,21 +210,42 @@ def load_config(
     Raises:
         ConfigError: the file can't be read, a key is unknown, or a value can't be used.
     """
-    values: dict[str, Any] = {}
+    return NodeConfig(**{key: each.value for key, each in load_settings(file, environment, flags).items()})
+
+
+def load_settings(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> dict[str, Setting]:
+    """Every setting by its key, and where its value comes from; whether they go together is not looked at.
+
+    Raises:
+        ConfigError: the file can't be read, a key is unknown, or a value can't be used alone.
+    """
+    given: dict[str, Setting] = {}
     if file is not None:
-        values |= {key: _convert(key, value, str(file)) for key, value in _read(file).items()}
+        given |= {key: Setting(_convert(key, value, str(file)), str(file)) for key, value in _read(file).items()}
     for name, text in sorted((environment or {}).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(CONNECT_PREFIX):
             continue
         if key in _FIELDS:
-            values[key] = _convert(key, text, name)
+            given[key] = Setting(_convert(key, text, name), name)
         else:
             # Not an error: orchestrators set variables of their own after the name of a service.
             _log.warning("the environment's %s is no setting of kvstore%s", name, _nearest(key))
     for key, value in (flags or {}).items():
-        values[key] = _convert(key, value, "--" + key.replace("_", "-"))
-    return NodeConfig(**values)
+        flag = "--" + key.replace("_", "-")
+        given[key] = Setting(_convert(key, value, flag), flag)
+    return {
+        field.name: given.get(field.name, Setting(_default(field), "default"))
+        for field in dataclasses.fields(NodeConfig)
+    }
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 _FIELDS = {field.name: str(field.type) for field in dataclasses.fields(NodeConfig)}

@@ -98,6 +98,18 @@ def hash_block(parent: bytes, packed_tokens: bytes, extra: bytes = b"") -> bytes
     return hashlib.sha256(parent + packed_tokens + extra).digest()
 
 
+def hash_partial(parent: bytes, packed_tokens: bytes, extra: bytes, bound_to: bytes) -> bytes:
+    """The name of a block that is not full, for those alone who know what it is bound to. No full block has it.
+
+    Args:
+        parent: the hash of the block before it.
+        packed_tokens: its tokens so far.
+        extra: its extra keys, encoded.
+        bound_to: the 16 bytes of a ticket's id.
+    """
+    return hashlib.sha256(b"kvstore/partial/1\n" + bound_to + parent + packed_tokens + extra).digest()
+
+
 def hash_run(parent: bytes, packed_tokens: bytes, block_bytes: int, extras: Iterable[bytes]) -> list[bytes]:
     """The chained hashes of full blocks in a row.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import secrets
@@ -12,6 +13,8 @@ from concurrent import futures
 from pathlib import Path
 
 import grpc
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from kvstore.arena.arena import Progress
 from kvstore.config import NodeConfig, is_loopback, parse_address
@@ -19,12 +22,15 @@ from kvstore.errors import InUseError, ResourceError
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
 from kvstore.secret_files import read_tokens
-from kvstore.service.access import Tls, TokenGate, tls_of
+from kvstore.service.access import Tls, TokenGate, Tokens, tls_of
 from kvstore.service.bulk import BulkServer, BulkServicer
 from kvstore.service.cache import CacheServicer
+from kvstore.service.metrics import CallTimes, node_registry
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.receipts import Receipts
 from kvstore.service.standard import MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
+from kvstore.service.web import WebServer
+from kvstore.status import Status, status_of
 from kvstore.upkeep import Upkeep
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc
 from kvstore.wire import MOST_MESSAGE_BYTES, unix_target
@@ -55,9 +61,12 @@ class Node:
     def __init__(self, config: NodeConfig, progress: Progress = lambda done, size: None) -> None:
         self.config = config
         tls = tls_of(config)
-        gates: list[grpc.ServerInterceptor] = (
-            [TokenGate(read_tokens(config.token_file))] if config.token_file is not None else []
-        )
+        self._tokens = tokens = Tokens(read_tokens(config.token_file)) if config.token_file is not None else None
+        gates: list[grpc.ServerInterceptor] = [TokenGate(tokens)] if tokens is not None else []
+        self._web: WebServer | None = None
+        registry = node_registry(self._status) if config.metrics else None
+        if registry is not None:
+            gates.insert(0, CallTimes(registry))  # around the gate: who is turned away is counted
         self._socket_lock = _own_socket(config.socket)
         try:
             self.store = open_store(config, progress)
@@ -68,6 +77,7 @@ class Node:
         self._written_back = False
         self._health = Health(_SERVICES)
         self.instance = secrets.randbits(63)
+        self._started = time.monotonic()
         self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
         self._bulk: BulkServer | None = None
         receipts = Receipts()
@@ -86,8 +96,8 @@ class Node:
                 ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
             ],
         )
-        disk = str(config.disk) if config.disk_limit else ""
-        cache_pb2_grpc.add_CacheServicer_to_server(CacheServicer(self.store, self.instance, disk), self._server)  # type: ignore[no-untyped-call]
+        cache = CacheServicer(self.store, self._status)
+        cache_pb2_grpc.add_CacheServicer_to_server(cache, self._server)  # type: ignore[no-untyped-call]
         try:
             self.port = self._bind(tls)
             if config.listen:
@@ -97,6 +107,8 @@ class Node:
                 )
             bulk_pb2_grpc.add_BulkServicer_to_server(BulkServicer(self.store, self._bulk, receipts), self._server)  # type: ignore[no-untyped-call]
             self._server.start()
+            if registry is not None:
+                self._web = self._serve_metrics(registry, tls, tokens)
         except BaseException:
             self.stop()
             raise
@@ -117,6 +129,8 @@ class Node:
             self._bulk.stop(self.config.drain_seconds / 2)
         stopped.wait(max(0.0, deadline - self.config.drain_seconds / 2 - time.monotonic()))
         self._handlers.shutdown(wait=False)
+        if self._web is not None:  # until now it said that the node is stopping
+            self._web.stop()
         # Writing back may hang with the disk that it writes to, so it is waited for, not done, here.
         closing = threading.Thread(target=self._close, args=(deadline,), name="kvstore-close", daemon=True)
         closing.start()
@@ -124,6 +138,29 @@ class Node:
         self.config.socket.unlink(missing_ok=True)
         self._socket_lock.release()
         return not closing.is_alive() and self._written_back
+
+    def reload(self, config: NodeConfig) -> list[str]:
+        """Take over what can change while the node runs: the tokens in the token file. Calls under way go on.
+
+        Returns:
+            The settings that differ and need a restart.
+
+        Raises:
+            ConfigError: the token file can't be used; the tokens stay as they were.
+        """
+        differ = [
+            field.name
+            for field in dataclasses.fields(NodeConfig)
+            if field.name != "log_level" and getattr(config, field.name) != getattr(self.config, field.name)
+        ]
+        if self._tokens is not None and self.config.token_file is not None:
+            self._tokens.replace(read_tokens(self.config.token_file))
+        return differ
+
+    @property
+    def metrics_port(self) -> int:
+        """The TCP port of metrics, 0 without one."""
+        return self._web.port if self._web is not None else 0
 
     @property
     def bulk_port(self) -> int:
@@ -138,6 +175,26 @@ class Node:
             _log.warning("stopping: %s", error)
         else:
             self._written_back = True
+
+    def _status(self) -> Status:
+        disk = str(self.config.disk) if self.config.disk_limit else ""
+        return status_of(self.store, self.instance, time.monotonic() - self._started, disk)
+
+    def _serve_metrics(self, registry: CollectorRegistry, tls: Tls | None, tokens: Tokens | None) -> WebServer:
+        def metrics(accept: str) -> tuple[str, bytes]:
+            try:
+                encode, kind = choose_encoder(accept)
+            except (TypeError, ValueError):  # it wants a version that is no number
+                encode, kind = choose_encoder("")
+            return kind, encode(registry)
+
+        return WebServer(
+            parse_address(self.config.metrics),
+            {"/metrics": metrics},
+            lambda: self._health.serving,
+            tls.context if tls is not None else None,
+            tokens.accept if tokens is not None else None,
+        )
 
     def _bind(self, tls: Tls | None) -> int:
         """Listen. Returns the TCP port, 0 without one."""

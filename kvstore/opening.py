@@ -8,7 +8,7 @@ import shutil
 from kvstore.arena.arena import Arena, Progress
 from kvstore.bytesize import format_size
 from kvstore.config import NodeConfig
-from kvstore.segments.cipher import read_key_file
+from kvstore.secret_files import read_key_file
 from kvstore.small_files import SmallFiles
 from kvstore.store import Store
 from kvstore.tiers.disk import DiskTier

@@ -7,12 +7,14 @@ next evictions at once: pages that are held for long at its front must not cost 
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.eviction import EvictionPolicy
 from kvstore.slot import Slot
+from kvstore.slot_table import SlotTable
 
 _CLEAN_WINDOW = 32
 """How far behind the oldest page a clean one may be to leave in its place."""
@@ -23,10 +25,19 @@ _PAGES_A_PROPOSAL = 256
 
 @dataclass(slots=True)
 class _Order:
+    """Numbers its pages for itself, so that tables of a policy are as long as it has pages."""
+
     policy: EvictionPolicy
-    pages: int = 0
+    slots: array[int] = field(default_factory=lambda: array("I"))
+    """By number: the slot."""
+    free: array[int] = field(default_factory=lambda: array("I"))
+    """Numbers that are no page's."""
     proposed: deque[tuple[Slot, int]] = field(default_factory=deque)
     """Pages that leave next, each with its last use when it was proposed."""
+
+    @property
+    def pages(self) -> int:
+        return len(self.slots) - len(self.free)
 
 
 class Orders:
@@ -34,12 +45,12 @@ class Orders:
 
     Args:
         new_policy: makes a policy.
-        slot_of: the slot in use at a frame.
+        slots: what is known of each slot; the column ``rank`` is changed here only.
     """
 
-    def __init__(self, new_policy: Callable[[], EvictionPolicy], slot_of: Callable[[int], Slot]) -> None:
+    def __init__(self, new_policy: Callable[[], EvictionPolicy], slots: SlotTable) -> None:
         self._new_policy = new_policy
-        self._slot_of = slot_of
+        self._slots = slots
         self._orders: dict[int, dict[int, _Order]] = {}
         """Slot size in frames → number → order."""
         self._own: set[int] = set()
@@ -56,25 +67,34 @@ class Orders:
                 del orders[namespace]
 
     def enter(self, slot: Slot, parent: Slot | None) -> None:
-        """A page may leave from now on. ``parent``: the page before it in its chain, if it is here."""
+        """A page may leave from now on. ``parent``: of the same namespace, the page before it, if that is here."""
         order = self._of(slot)
-        behind = parent is not None and parent.may_leave and self._of(parent) is order
-        order.policy.insert(slot.frame, slot.key, parent.frame if parent is not None and behind else None)
-        order.pages += 1
+        slots = self._slots
+        if order.free:
+            number = order.free.pop()
+            order.slots[number] = slot
+        else:
+            number = len(order.slots)
+            order.slots.append(slot)
+        slots.rank[slot] = number
+        if parent is not None and not (slots.frames[parent] == slots.frames[slot] and slots.may_leave(parent)):
+            parent = None
+        order.policy.insert(number, slots.key(slot), slots.rank[parent] if parent is not None else None)
 
     def leave(self, slot: Slot, *, lost: bool) -> None:
         """It may not leave any more. ``lost``: it has left, to make room."""
         order = self._of(slot)
-        order.policy.remove(slot.frame, lost=lost)
-        order.pages -= 1
+        number = self._slots.rank[slot]
+        order.policy.remove(number, lost=lost)
+        order.free.append(number)
 
     def touch(self, slots: Sequence[Slot]) -> None:
         """Pages of a prefix were stored or are wanted, head first."""
-        self._of(slots[0]).policy.touch([slot.frame for slot in slots if slot.may_leave])
+        self._of(slots[0]).policy.touch(self._ranks(slots))
 
     def use(self, slots: Sequence[Slot]) -> None:
         """A load read these pages of a prefix, head first."""
-        self._of(slots[0]).policy.use([slot.frame for slot in slots if slot.may_leave])
+        self._of(slots[0]).policy.use(self._ranks(slots))
 
     def first_of(self, namespace: int, frames: int) -> Slot | None:
         """The page that leaves next for another one of a namespace with an order of its own."""
@@ -83,27 +103,40 @@ class Orders:
 
     def first(self, frames: int) -> Slot | None:
         """The page of this slot size that leaves next; of the orders' first ones, that which was used longest ago."""
-        firsts = [self._first(order) for order in self._orders.get(frames, {}).values() if order.pages]
-        return min((slot for slot in firsts if slot is not None), key=lambda slot: slot.used, default=None)
+        used = self._slots.used
+        first: Slot | None = None
+        for order in self._orders.get(frames, {}).values():
+            slot = self._first(order) if order.pages else None
+            if slot is not None and (first is None or used[slot] < used[first]):
+                first = slot
+        return first
 
-    def frames(self) -> Iterator[int]:
-        """The first frame of each slot that may leave."""
+    def slots(self) -> Iterator[Slot]:
+        """Each slot that may leave."""
         for orders in self._orders.values():
             for order in orders.values():
-                yield from order.policy.victims()
+                yield from map(order.slots.__getitem__, order.policy.victims())
 
     def _of(self, slot: Slot) -> _Order:
-        orders = self._orders.setdefault(slot.frames, {})
-        number = slot.namespace if slot.namespace in self._own else 0
-        if number not in orders:
-            orders[number] = _Order(self._new_policy())
-        return orders[number]
+        frames, namespace = self._slots.frames[slot], self._slots.namespace[slot]
+        number = namespace if namespace in self._own else 0
+        try:
+            return self._orders[frames][number]
+        except KeyError:
+            order = self._orders.setdefault(frames, {})[number] = _Order(self._new_policy())
+            return order
+
+    def _ranks(self, slots: Sequence[Slot]) -> list[int]:
+        """Their numbers in their order, but for those that are in none."""
+        rank, may_leave = self._slots.rank, self._slots.may_leave
+        return [rank[slot] for slot in slots if may_leave(slot)]
 
     def _first(self, order: _Order) -> Slot | None:
+        slots = self._slots
         for again in (True, False):
             while order.proposed:
                 slot, used = order.proposed[0]
-                if slot.used == used and slot.may_leave and not slot.holds:
+                if slots.used[slot] == used and slots.may_leave(slot) and not slots.holds[slot]:
                     return slot
                 order.proposed.popleft()
             if again:
@@ -114,10 +147,11 @@ class Orders:
         most = max(1, min(order.pages // _PAGES_A_PROPOSAL, _MOST_PROPOSED))
         clean: list[tuple[Slot, int]] = []
         dirty: list[tuple[Slot, int]] = []
-        for frame in order.policy.victims():
-            slot = self._slot_of(frame)
-            if not slot.holds:
-                (dirty if slot.dirty else clean).append((slot, slot.used))
+        slots = self._slots
+        for number in order.policy.victims():
+            slot = order.slots[number]
+            if not slots.holds[slot]:
+                (dirty if slots.dirty[slot] else clean).append((slot, slots.used[slot]))
                 if len(clean) >= most or len(dirty) >= _CLEAN_WINDOW:
                     break
         order.proposed.extend(clean or dirty)

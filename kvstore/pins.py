@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from kvstore.tiers.tier import KEY_BYTES
 LONGEST_PIN = 366 * 86400
 """Longest time, in seconds, that one call may ask for."""
 MOST_PINNED_PAGES = 1 << 17
+PINNED_SHARE = 4
+"""Pinned pages take at most this part of the arena, and of a namespace's quota."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +54,9 @@ class Pins:
 
     def __len__(self) -> int:
         return len(self._until)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._until)
 
     def pages_of(self, fingerprint: bytes) -> int:
         """Pinned pages of one namespace."""

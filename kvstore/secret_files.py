@@ -9,6 +9,9 @@ from kvstore.errors import ConfigError
 _MOST_BYTES = 1 << 20
 LEAST_TOKEN = 16
 """Fewest characters of a token: shorter ones can be guessed."""
+KEY_BYTES = 32
+"""Of a key that encrypts or signs."""
+_HEX_DIGITS = 2 * KEY_BYTES
 
 
 def check_private(path: Path, what: str) -> None:
@@ -72,3 +75,27 @@ def read_tokens(path: Path) -> dict[str, str]:
     if not tokens:
         raise ConfigError(f"token file {path} holds no token")
     return tokens
+
+
+def read_key_file(path: Path) -> bytes:
+    """The key in a file: 32 bytes as they are, or 64 hexadecimal digits in one line.
+
+    Raises:
+        ConfigError: it can't be read, others than its owner can read it, or it holds something else.
+    """
+    try:
+        mode = path.stat().st_mode
+        data = path.read_bytes() if path.stat().st_size <= 4096 else b""
+    except OSError as error:
+        raise ConfigError(f"key file {path} can't be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(f"key file {path} has mode {mode & 0o777:o}: only its owner may read it (chmod 600)")
+    if len(data) == KEY_BYTES:
+        return data
+    try:
+        digits = data.decode("ascii").strip()
+        if len(digits) == _HEX_DIGITS:
+            return bytes.fromhex(digits)
+    except ValueError:
+        pass
+    raise ConfigError(f"key file {path} must hold {KEY_BYTES} bytes or {_HEX_DIGITS} hexadecimal digits")

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from kvstore.slot import Slot, SlotState
+from kvstore.slot import Slot
+from kvstore.slot_table import SlotTable
 
 
 class Sharing:
     """Pages that are to be offered to the shared tier, oldest first. The store's lock guards it.
 
     Args:
+        slots: what is known of each slot.
         most_pages: longest queue. Beyond it the oldest pages are passed over: the newest are the likeliest to be asked
             for by other nodes.
     """
 
-    def __init__(self, most_pages: int) -> None:
+    def __init__(self, slots: SlotTable, most_pages: int) -> None:
+        self._slots = slots
         self._most_pages = most_pages
-        self._queue: deque[Slot] = deque()
-        self._queued: set[Slot] = set()
+        self._queue: deque[int] = deque()
+        """Stamps: a page may leave while it waits."""
+        self._queued: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -30,7 +34,8 @@ class Sharing:
         Returns:
             How many older ones were passed over for them.
         """
-        new = [slot for slot in slots if slot.state is SlotState.RESIDENT and slot not in self._queued]
+        stamps = [self._slots.stamp(slot) for slot in slots if self._slots.is_resident(slot)]
+        new = [stamp for stamp in stamps if stamp not in self._queued]
         self._queue.extend(new)
         self._queued.update(new)
         over = max(0, len(self._queue) - self._most_pages)
@@ -47,14 +52,15 @@ class Sharing:
         taken: list[Slot] = []
         gone = 0
         while self._queue and len(taken) < most_pages:
-            slot = self._queue[0]
-            here = slot.state is SlotState.RESIDENT
-            if here and taken and most_bytes < slot.length:
+            slot = self._slots.find_stamp(self._queue[0])
+            if slot is not None and not self._slots.is_resident(slot):
+                slot = None
+            if slot is not None and taken and most_bytes < self._slots.length[slot]:
                 break
             self._queued.discard(self._queue.popleft())
-            if here:
+            if slot is not None:
                 taken.append(slot)
-                most_bytes -= slot.length
+                most_bytes -= self._slots.length[slot]
             else:
                 gone += 1
         return taken, gone

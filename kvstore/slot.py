@@ -1,4 +1,4 @@
-"""A slot of the arena and the page in it: its states, as a table of what may happen to it.
+"""A slot of the arena: its states, as a table of what may happen to it.
 
 A page is absent, or in a slot that went through these states::
 
@@ -22,17 +22,20 @@ A page is absent, or in a slot that went through these states::
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from typing import TypeAlias
+
+Slot: TypeAlias = int
+"""A slot in use, by its number: its place in the columns of :class:`kvstore.slot_table.SlotTable`."""
 
 
-class SlotState(enum.Enum):
+class SlotState(enum.IntEnum):
     """Where a slot stands; see the picture above."""
 
-    FREE = "free"
-    RESERVED = "reserved"
-    LAPSED = "lapsed"
-    RESIDENT = "resident"
-    RETIRED = "retired"
+    FREE = 0
+    RESERVED = 1
+    LAPSED = 2
+    RESIDENT = 3
+    RETIRED = 4
 
 
 class Event(enum.Enum):
@@ -48,7 +51,7 @@ class Event(enum.Enum):
     LAST_HOLD_ENDED = "last hold ended"
 
 
-TRANSITIONS: dict[tuple[SlotState, Event], SlotState] = {
+TRANSITIONS: dict[tuple[int, Event], SlotState] = {
     (SlotState.FREE, Event.RESERVE): SlotState.RESERVED,
     (SlotState.RESERVED, Event.PUBLISH): SlotState.RESIDENT,
     (SlotState.RESERVED, Event.ABORT): SlotState.FREE,
@@ -58,43 +61,3 @@ TRANSITIONS: dict[tuple[SlotState, Event], SlotState] = {
     (SlotState.RESIDENT, Event.RETIRE_HELD): SlotState.RETIRED,
     (SlotState.RETIRED, Event.LAST_HOLD_ENDED): SlotState.FREE,
 }
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A slot in use and the page in it."""
-
-    frame: int
-    frames: int
-    key: bytes
-    """64 bytes: fingerprint and block hash."""
-    namespace: int
-    length: int
-    owner: int = 0
-    """The client that may write into it; 0: the node's own threads."""
-    state: SlotState = SlotState.FREE
-    holds: int = 0
-    used: int = 0
-    """When it was used last, on the catalog's clock."""
-    dirty: bool = False
-    checksum: int | None = None
-    parent: bytes = b""
-    """The key of the page before it in its chain; empty where nobody says."""
-    pinned: bool = False
-    at_risk: bool = False
-    """Whether it must not leave before a tier below has it: it is written for, or dirty in, a durable namespace."""
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether eviction may propose it."""
-        return self.state is SlotState.RESIDENT and not self.pinned and not self.at_risk
-
-    def apply(self, event: Event) -> None:
-        """Follow the table.
-
-        Raises:
-            AssertionError: the event can't happen in this state.
-        """
-        after = TRANSITIONS.get((self.state, event))
-        assert after is not None, f"slot {self.frame}: {event.value!r} can't happen to a {self.state.value} slot"
-        self.state = after

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from kvstore.slot import Slot
 
@@ -78,12 +79,10 @@ class Tickets:
         ticket = self.loads.get(number)
         return self.loads.pop(number) if ticket is not None and ticket.owner == owner else None
 
-    def frames_of(self, owner: int) -> int:
-        """Frames that one owner has reserved or holds."""
-        tickets: Iterator[StoreTicket | LoadTicket] = (
-            ticket for group in (self.stores, self.loads) for ticket in group.values() if ticket.owner == owner
-        )
-        return sum(slot.frames for ticket in tickets for slot in ticket.slots)
+    def slots_of(self, owner: int) -> Iterator[Slot]:
+        """The slots that one owner has reserved or holds: one twice that it holds twice."""
+        tickets: Iterator[StoreTicket | LoadTicket] = chain(self.stores.values(), self.loads.values())
+        return chain.from_iterable(ticket.slots for ticket in tickets if ticket.owner == owner)
 
     def written_here(self) -> bool:
         """Whether a thread of this process may be writing into a reserved slot."""

@@ -48,8 +48,9 @@ class WriteBehind:
         self._arena = arena
         self._residency = residency
         self._catalog = residency.catalog
+        self._slots = residency.slots
         self._below = below
-        self._to_share = Sharing(MOST_UNSHARED_PAGES)
+        self._to_share = Sharing(residency.slots, MOST_UNSHARED_PAGES)
         self._used_for_own: dict[bytes, None] = {}
         self._used_for_shared: dict[bytes, None] = {}
         self._lock = lock
@@ -70,9 +71,9 @@ class WriteBehind:
     def note_use(self, slots: Sequence[Slot]) -> None:
         """Pages were used in the arena. The caller holds the store's lock."""
         if self._below.own and len(self._used_for_own) < _MOST_USED:
-            self._used_for_own.update((slot.key, None) for slot in slots)
+            self._used_for_own.update((self._slots.key(slot), None) for slot in slots)
         if self._below.shared is not None and len(self._used_for_shared) < _MOST_USED:
-            self._used_for_shared.update((slot.key, None) for slot in slots)
+            self._used_for_shared.update((self._slots.key(slot), None) for slot in slots)
 
     def tell_own(self) -> None:
         """Tell the node's own tiers what was used since the last call. No I/O."""
@@ -92,8 +93,7 @@ class WriteBehind:
                 return
             there = self._below.shared.touch(used)
             with self._lock:
-                slots = [self._catalog.find(key) for key, here in zip(used, there, strict=True) if not here]
-                self.add([slot for slot in slots if slot is not None])
+                self.add(self._catalog.find_here([key for key, here in zip(used, there, strict=True) if not here]))
 
     def wait_for_dirty(self, timeout: float) -> bool:
         """Wait until some page must be written below. False: none within ``timeout`` seconds."""
@@ -127,8 +127,7 @@ class WriteBehind:
             with self._lock:
                 batch, gone = self._to_share.take(_SHARE_PAGES, min(_SHARE_BYTES, self._arena.arena_bytes // 8))
                 self._arena.count("unshared", gone)
-                for slot in batch:
-                    self._catalog.hold(slot)
+                self._catalog.hold(batch)
             shared = 0
             sums: list[int | None] = [None] * len(batch)
             try:
@@ -137,8 +136,7 @@ class WriteBehind:
             finally:
                 with self._lock:
                     self._residency.note_checksums(batch, sums)
-                    for slot in batch:
-                        self._catalog.release(slot)
+                    self._catalog.release(batch)
                     self._arena.count("shared", shared)
                     self._arena.count("unshared", len(batch) - shared)
         return shared
@@ -170,38 +168,46 @@ class WriteBehind:
             ResourceError: some are not, since the tiers below would not take them, or not before ``deadline``.
         """
         with self._lock:
-            todo = self._catalog.dirty(self._catalog.dirty_pages)
+            dirty = self._catalog.dirty(self._catalog.dirty_pages)
+            todo = [(self._slots.stamp(slot), self._slots.key(slot)) for slot in dirty]
         done = 0
         while done < len(todo) and time.monotonic() < deadline:
             with self.writing:
                 with self._lock:
-                    batch, seen = self._hold_batch(todo[done : done + _WRITE_PAGES])
+                    batch, seen = self._hold_batch(self._still_dirty(todo[done : done + _WRITE_PAGES]))
                 self._write(batch)
             done += seen
         for tier in self._below.own:
             tier.flush()
-        left = sum(slot.dirty for slot in todo)
+        with self._lock:
+            left = sum(slot is not None for slot in self._still_dirty(todo))
         if left:
             raise ResourceError(f"{left} of {len(todo)} pages are not on disk: no tier below would take them (in time)")
-        return self._below.find_own([slot.key for slot in todo]).count(DISK)
+        return self._below.find_own([key for _, key in todo]).count(DISK)
 
-    def _hold_batch(self, slots: Sequence[Slot]) -> tuple[list[Slot], int]:
-        """Hold the dirty ones of ``slots``, as many as one write takes, and never more than an eighth of the arena.
+    def _still_dirty(self, pages: Sequence[tuple[int, bytes]]) -> list[Slot | None]:
+        """The slots of (stamp, key); None for a page that is clean, or gone."""
+        found = [self._slots.find_stamp(stamp) for stamp, _ in pages]
+        return [slot if slot is not None and self._slots.dirty[slot] else None for slot in found]
+
+    def _hold_batch(self, slots: Sequence[Slot | None]) -> tuple[list[Slot], int]:
+        """Hold dirty slots, as many as one write takes, and never more than an eighth of the arena.
 
         Returns:
             These, and how many of ``slots`` that deals with.
         """
         budget = min(_WRITE_BYTES, self._arena.arena_bytes // 8)
         batch: list[Slot] = []
-        for seen, slot in enumerate(slots):
-            if not slot.dirty:
-                continue
-            if batch and budget < slot.length:
-                return batch, seen
-            self._catalog.hold(slot)
-            batch.append(slot)
-            budget -= slot.length
-        return batch, len(slots)
+        seen = 0
+        for slot in slots:
+            if slot is not None:
+                if batch and budget < self._slots.length[slot]:
+                    break
+                batch.append(slot)
+                budget -= self._slots.length[slot]
+            seen += 1
+        self._catalog.hold(batch)
+        return batch, seen
 
     def _write(self, batch: Sequence[Slot]) -> int:
         """Write held pages to the tiers below, and end the holds. Returns how many are clean now."""
@@ -219,14 +225,23 @@ class WriteBehind:
                         self._catalog.mark_clean(slot)
                     else:
                         self._catalog.defer(slot)
-                    self._catalog.release(slot)
+                self._catalog.release(batch)
         return sum(written)
 
     def _writes_of(self, held: Sequence[Slot]) -> tuple[list[PageWrite], list[int | None]]:
         """Held pages as tiers take them, with checksums made where there are none yet."""
-        pages = []
-        for slot in held:
-            view = self._arena.view(slot.frame, slot.length)
-            checksum = slot.checksum if slot.checksum is not None else checksum_of(view)
-            pages.append(PageWrite(slot.key, checksum, view, slot.parent))
+        with self._lock:
+            known = [
+                (
+                    self._slots.key(slot),
+                    self._residency.checksum(slot),
+                    self._residency.view(slot),
+                    self._slots.parent(slot),
+                )
+                for slot in held
+            ]
+        pages = [
+            PageWrite(key, checksum if checksum is not None else checksum_of(view), view, parent)
+            for key, checksum, view, parent in known
+        ]
         return pages, [page.checksum for page in pages]

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ from node_process import NodeProcess
 
 from kvstore.config import NodeConfig
 from kvstore.node import Node
+
+with suppress(ImportError):  # tests without generated examples run without it
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None)  # right or wrong, however busy the machine is
+    settings.load_profile("untimed")
 
 PATIENCE = 30.0
 """Seconds after which a test gives up on something that takes milliseconds."""

@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 
 _MADV_POPULATE_WRITE = 23
 _POPULATE_STEP = 64 << 20
+_COUNTER_PLACES = {counter: place for place, counter in enumerate(fmt.COUNTERS)}
 _log = logging.getLogger(__name__)
 
 
@@ -97,6 +98,7 @@ class Arena:
         self._headers = np.frombuffer(self._headers_map, fmt.HEADER, offset=fmt.SLOTS_OFFSET)
         # One aligned 64-bit store a generation: a memoryview of words compiles to a single move on x86-64.
         self._words = memoryview(self._headers_map)[fmt.SLOTS_OFFSET :].cast("Q")
+        self._owners = self._words.cast("B").cast("H")
         self._counters = memoryview(self._headers_map)[fmt.COUNTERS_OFFSET :][: 8 * len(fmt.COUNTERS)].cast("Q")
         self._units = np.frombuffer(self._headers_map, fmt.UNIT, fmt.MAX_UNITS, fmt.UNITS_OFFSET)
         self._map_for_readers()
@@ -164,7 +166,7 @@ class Arena:
             self._words[word] = generation + 1
             if generation:
                 self._leave(frame)
-        self._headers[frame]["owner"] = owner
+        self._owners[frame * (fmt.HEADER_BYTES // 2) + fmt.OWNER_PLACE] = owner
 
     def _leave(self, frame: int) -> None:
         """A page's generation is odd: take it out of the index, then let the epoch move on."""
@@ -182,23 +184,23 @@ class Arena:
     def publish(
         self, frame: int, block_hash: bytes, namespace: int, length: int, checksum: int | None, sequence: int
     ) -> None:
-        """From now on the slot holds this page, complete."""
+        """From now on the slot holds this page, complete; it is found behind ``index`` only."""
         start = fmt.SLOTS_OFFSET + frame * fmt.HEADER_BYTES + fmt.BODY_OFFSET
         fmt.HEADER_BODY.pack_into(self._headers_map, start, block_hash, checksum or 0, sequence, length, namespace, 0)
         self._words[frame * 8 + fmt.GENERATION_WORD] += 1
-        self._into_index(namespace, block_hash, frame)
 
-    def index_found(self, slot: FoundSlot) -> None:
-        """Let a page of an earlier node be found."""
-        self._into_index(slot.namespace, slot.hash, slot.frame)
-
-    def _into_index(self, namespace: int, block_hash: bytes, frame: int) -> None:
-        if not self._index.insert(namespace, block_hash, frame):
+    def index(self, namespace: int, pages: Sequence[tuple[int, bytes]]) -> None:
+        """Let published pages of a namespace be found: (frame, hash) of each."""
+        if not self._index.insert_all(namespace, pages):
             self._elsewhere[0] = 1
+
+    def checksum(self, frame: int) -> int | None:
+        """The payload's xxh3_64; None if nobody made it yet."""
+        return self._words[frame * fmt.HEADER_WORDS + fmt.CHECKSUM_WORD] or None
 
     def set_checksum(self, frame: int, checksum: int) -> None:
         """The payload's xxh3_64, known from now on."""
-        self._headers[frame]["checksum"] = checksum
+        self._words[frame * fmt.HEADER_WORDS + fmt.CHECKSUM_WORD] = checksum
 
     def set_units(self, table: list[tuple[int, int]]) -> None:
         """Write down which slab each unit belongs to: (first unit, slot size in frames), ``(0, 0)`` for none."""
@@ -207,7 +209,7 @@ class Arena:
     def count(self, counter: str, pages: int = 1) -> None:
         """Add to a counter that survives this process."""
         if pages:
-            place = fmt.COUNTERS.index(counter)
+            place = _COUNTER_PLACES[counter]
             self._counters[place] = (int(self._counters[place]) + pages) & 0xFFFFFFFFFFFFFFFF
 
     def counters(self) -> dict[str, int]:

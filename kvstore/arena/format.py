@@ -50,6 +50,10 @@ COUNTERS = (
 
 GENERATION_WORD = 0
 """Which of a header's eight 64-bit words is the generation."""
+CHECKSUM_WORD = 5
+"""And which the checksum."""
+OWNER_PLACE = 31
+"""Which of its 16-bit numbers is the owner."""
 
 HEADER = np.dtype(
     [

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -110,10 +111,23 @@ class IndexWriter:
         self._far.clear()
         self.unplaced.clear()
 
+    def insert_all(self, namespace: int, pages: Sequence[tuple[int, bytes]]) -> bool:
+        """:meth:`insert` for pages of one namespace, (frame, hash) of each. False: there is no place for some."""
+        if len(pages) <= FEW_KEYS:
+            places = [place(namespace, block_hash, self._buckets) for _, block_hash in pages]
+        else:
+            keys = np.frombuffer(b"".join([block_hash for _, block_hash in pages]), np.uint64)
+            homes, uppers = _places(namespace, keys.reshape(-1, HASH_BYTES // 8), self._buckets)
+            places = list(zip(homes.tolist(), uppers.tolist(), strict=True))
+        placed = [self._insert(*at, frame) for at, (frame, _) in zip(places, pages, strict=True)]
+        return all(placed)
+
     def insert(self, namespace: int, block_hash: bytes, frame: int) -> bool:
         """Make a page findable whose header is complete. False: there is no place; it is found by asking the node."""
+        return self._insert(*place(namespace, block_hash, self._buckets), frame)
+
+    def _insert(self, home: int, upper: int, frame: int) -> bool:
         words, buckets = self._words, self._buckets
-        home, upper = place(namespace, block_hash, buckets)
         for distance in range(min(MOST_REACH + 1, buckets)):
             start = (home + distance) % buckets * BUCKET_WORDS
             for position in range(start, start + BUCKET_WORDS):
@@ -259,6 +273,7 @@ class IndexReader:
         rows = self._buckets.take(homes, axis=0, mode="clip").view(np.uint32)
         hits = (rows[:, 1::2] == uppers[:, None]).reshape(-1).nonzero()[0]
         candidates = (rows.reshape(-1).take(hits * 2) & _NP_FRAME).astype(np.int64)
+        inside = candidates < self._frames
         np.minimum(candidates, self._frames - 1, out=candidates)
         before = self.generations(candidates)
         headers = self._headers.take(candidates, axis=0, mode="clip")
@@ -268,6 +283,7 @@ class IndexReader:
         else:
             good = (headers[:, 1:5] == keys.take(owners, axis=0)).all(axis=1)
             good &= headers[:, 7] == last
+        good &= inside
         good &= before & _NP_ONE == 0
         good &= self.generations(candidates) == before
         if not good.all():

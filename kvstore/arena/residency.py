@@ -6,15 +6,17 @@ and its header turned odd before its slot is written by anyone; what comes has i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from kvstore.arena.arena import Arena
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.arena.arena import Arena, FoundSlot
 from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.arena.slabs import Slabs
 from kvstore.catalog import Catalog, Removal
 from kvstore.eviction import ExpectedReuse
-from kvstore.hashing import HASH_BYTES
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.slot import Slot, SlotState
 
@@ -26,7 +28,8 @@ class Residency:
         self._arena = arena
         self._slabs = Slabs(arena.units, arena.unit_bytes // FRAME_BYTES)
         self.catalog = Catalog(self._slabs, ExpectedReuse)
-        self.pins: Container[bytes] = ()
+        self.slots = self.catalog.slots
+        self.pins: Collection[bytes] = ()
         """Keys of the pages that are pinned as soon as they are here."""
         self.quarantined: list[Slot] = []
         """Slots into which clients of an earlier node may still write."""
@@ -38,55 +41,71 @@ class Residency:
         slot, removal = self.catalog.reserve(key, known.number, known.layout.page_bytes, owner, parent, below=below)
         self._write_down(removal)
         if slot is not None:
-            self._arena.begin_change(slot.frame, owner)
+            self._arena.begin_change(self.slots.frame[slot], owner)
             if self._slabs.changed:
                 self._arena.set_units(self._slabs.unit_table())
         return slot
 
-    def publish(self, slots: Sequence[Slot], checksums: Sequence[int | None], *, dirty: bool) -> int:
+    def publish(self, slots: Sequence[Slot], checksums: Sequence[int | None], dirty: Sequence[bool]) -> int:
         """Make written pages findable, head of the prefix first.
+
+        Args:
+            slots: reserved ones.
+            checksums: of each, where it was made.
+            dirty: of each, whether a tier below is to have it and has not.
 
         Returns:
             How many: of those that are here already, the other copy is kept.
         """
-        published = 0
-        for slot, checksum, sequence in zip(slots, checksums, self._arena.sequences(len(slots)), strict=True):
-            if not self.catalog.publish(slot, dirty=dirty):
-                self._arena.begin_change(slot.frame, 0)
+        published: dict[int, list[tuple[int, bytes]]] = {}
+        table = self.slots
+        sequences = self._arena.sequences(len(slots))
+        for slot, checksum, unwritten, sequence in zip(slots, checksums, dirty, sequences, strict=True):
+            frame = table.frame[slot]
+            if not self.catalog.publish(slot, dirty=unwritten):
+                self._arena.begin_change(frame, 0)
                 continue
-            published += 1
-            slot.checksum = checksum
-            if slot.key in self.pins:
+            if self.pins and table.key(slot) in self.pins:
                 self.catalog.pin(slot)
-            block_hash = slot.key[-HASH_BYTES:]
-            self._arena.publish(slot.frame, block_hash, slot.namespace, slot.length, checksum, sequence)
-        return published
+            block_hash, namespace = table.block_hash(slot), table.namespace[slot]
+            self._arena.publish(frame, block_hash, namespace, table.length[slot], checksum, sequence)
+            published.setdefault(namespace, []).append((frame, block_hash))
+        for namespace, pages in published.items():
+            self._arena.index(namespace, pages)
+        return sum(map(len, published.values()))
+
+    def checksum(self, slot: Slot) -> int | None:
+        """The checksum of a resident or held page; None if nobody made it yet."""
+        return self._arena.checksum(self.slots.frame[slot])
+
+    def view(self, slot: Slot) -> npt.NDArray[np.uint8]:
+        """The payload of a page, or the place for it: a writable view, without a copy."""
+        return self._arena.view(self.slots.frame[slot], self.slots.length[slot])
 
     def free_written(self, slot: Slot) -> None:
         """Free a reserved or lapsed slot: nobody writes into it any more."""
-        self._arena.begin_change(slot.frame, 0)
-        if slot.state is SlotState.LAPSED:
+        self._arena.begin_change(self.slots.frame[slot], 0)
+        if self.slots.state[slot] == SlotState.LAPSED:
             self.catalog.let_go(slot)
         else:
             self.catalog.abort(slot)
 
     def drop(self, slot: Slot) -> None:
         """Take a resident page out by somebody's wish: it counts neither as evicted nor as overrun."""
-        self._arena.begin_change(slot.frame, 0)
+        self._arena.begin_change(self.slots.frame[slot], 0)
         self.catalog.retire(slot)
 
     def note_checksums(self, slots: Sequence[Slot], sums: Sequence[int | None]) -> None:
         """Write checksums down that were made of held pages."""
         for slot, checksum in zip(slots, sums, strict=True):
-            if checksum is not None and slot.checksum is None and slot.state is SlotState.RESIDENT:
-                slot.checksum = checksum
-                self._arena.set_checksum(slot.frame, checksum)
+            if checksum is not None and self.slots.is_resident(slot) and self.checksum(slot) is None:
+                self._arena.set_checksum(self.slots.frame[slot], checksum)
 
     def release_quarantine(self, clients: Clients) -> None:
         """Free the quarantined slots whose clients are gone."""
         slots, self.quarantined = self.quarantined, []
         for slot in slots:
-            if slot.owner in clients:
+            if self.slots.owner[slot] in clients:
                 self.quarantined.append(slot)
             else:
                 self.free_written(slot)
@@ -106,36 +125,36 @@ class Residency:
             How many pages were kept.
         """
         slabs, found = self._arena.found()
-        pages: dict[bytes, Slot] = {}
+        pages: dict[bytes, FoundSlot] = {}
+        quarantined: list[FoundSlot] = []
         for each in found:
             known = namespaces.in_headers.get(each.namespace)
             key = known.fingerprint + each.hash if known is not None else b""
             if not each.complete and each.owner in clients:
-                self.quarantined.append(Slot(each.frame, each.frames, b"", 0, 0, each.owner))
+                quarantined.append(each)
             elif each.complete and known and known.layout.page_bytes == each.length and key not in pages:
-                pages[key] = Slot(each.frame, each.frames, key, known.number, each.length, checksum=each.checksum)
-                self._arena.index_found(each)
+                pages[key] = each
+                self._arena.index(each.namespace, [(each.frame, each.hash)])
             else:
                 self._arena.begin_change(each.frame, 0)
         unit_frames = self._arena.unit_bytes // FRAME_BYTES
         used: dict[int, set[int]] = {unit: set() for unit in range(self._arena.units)}
-        for slot in (*pages.values(), *self.quarantined):
-            used[slot.frame // unit_frames].add(slot.frame)
+        for each in (*pages.values(), *quarantined):
+            used[each.frame // unit_frames].add(each.frame)
         for slab in slabs:
             units = range(slab.first_unit, slab.first_unit + slab.units)
             self._slabs.restore(
                 slab.first_unit, slab.units, slab.slot_frames, set().union(*(used[unit] for unit in units))
             )
-        for slot in self.quarantined:
-            self.catalog.quarantine(slot)
-        for slot, under in zip(pages.values(), is_below(list(pages)), strict=True):
-            self.catalog.adopt(slot, dirty=tiers and not under)
-            if slot.key in self.pins:
+        self.quarantined = [self.catalog.quarantine(each.frame, each.frames, each.owner) for each in quarantined]
+        for (key, each), under in zip(pages.items(), is_below(list(pages)), strict=True):
+            slot = self.catalog.adopt(each.frame, key, each.namespace, each.length, dirty=tiers and not under)
+            if key in self.pins:
                 self.catalog.pin(slot)
         return len(self.catalog)
 
     def _write_down(self, removal: Removal) -> None:
         self._arena.count("overrun", removal.overrun)
         self._arena.count("evicted", len(removal.left) - removal.overrun)
-        for slot in removal.left:
-            self._arena.begin_change(slot.frame, 0)
+        for frame in removal.left:
+            self._arena.begin_change(frame, 0)

@@ -6,6 +6,7 @@ page size needs room; giving away a slab that is in use is the catalog's decisio
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,12 @@ class Slab:
     """Free slots (their first frames). The one that has been free for longest goes first: its readers are gone."""
     used: int = 0
     """When any page of it was used last, on the catalog's clock: pages that have left count, too."""
+    _numbers: array[int] = field(init=False)
+    """By place in the slab: the number by which the catalog knows the slot that is in use there; -1: none."""
+
+    def __post_init__(self) -> None:
+        self._numbers = array("i", [-1]) * self.slots
+        self.free.extend(self.frames())
 
     @property
     def empty(self) -> bool:
@@ -36,6 +43,14 @@ class Slab:
     def frames(self) -> range:
         """The first frame of each slot."""
         return range(self.first_frame, self.first_frame + self.slots * self.slot_frames, self.slot_frames)
+
+    def note(self, frame: int, number: int) -> None:
+        """The slot at ``frame`` is in use under this number; -1: it is free."""
+        self._numbers[(frame - self.first_frame) // self.slot_frames] = number
+
+    def in_use(self) -> list[int]:
+        """The numbers of its slots in use."""
+        return [number for number in self._numbers if number >= 0]
 
 
 class Slabs:
@@ -70,6 +85,7 @@ class Slabs:
         """Take a slot back."""
         slab = self.slab_of(frame)
         slab.free.append(frame)
+        slab.note(frame, -1)
         self._with_room[slab.slot_frames][slab.first_unit] = slab
         if slab.empty:
             self._empty[slab.first_unit] = slab
@@ -177,7 +193,6 @@ class Slabs:
         first_frame = first_unit * self.unit_frames
         slots = units * self.unit_frames // slot_frames
         slab = Slab(first_unit, units, slot_frames, first_frame, slots)
-        slab.free = deque(slab.frames())
         self._by_size.setdefault(slot_frames, {})[first_unit] = slab
         self._with_room.setdefault(slot_frames, {})[first_unit] = slab
         self._empty[first_unit] = slab

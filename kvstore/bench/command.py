@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.bench import disk, eviction, lookup, path, redis
+from kvstore.bench import arena, disk, eviction, lookup, path, redis, scale
 
-BENCHES = (disk, eviction, lookup, path, redis)
+BENCHES = (arena, disk, eviction, lookup, path, redis, scale)
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench import eviction_workloads
 from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.bench.replay import hit_blocks, hit_blocks_offline
 from kvstore.bench.trace import read_trace, unique_blocks
+from kvstore.errors import ConfigError
 from kvstore.eviction import DEFAULT_POLICY, POLICIES, EvictionPolicy
 
 SIZES = (1, 2, 5, 10, 20, 50)
@@ -24,6 +26,9 @@ OFFLINE = "offline"
 _EPILOG = """\
 The offline row knows the future: it keeps the blocks that are wanted again soonest. A request hits its longest
 resident prefix; the ratio is hit blocks over all blocks.
+
+--workloads needs no trace: chats, agents and questions on documents are made by seed, and for each size the table has
+the hits of the policy that a node uses over LRU's, of the seed with which that is worst.
 
 exit codes:
   0  done
@@ -56,7 +61,13 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "trace", metavar="TRACE", help="a file with one JSON object a line: timestamp, input_length, … hash_ids"
+        "trace",
+        metavar="TRACE",
+        nargs="?",
+        help="a file with one JSON object a line: timestamp, input_length, … hash_ids",
+    )
+    parser.add_argument(
+        "--workloads", action="store_true", help="instead of a trace: a node's policy against LRU on generated prompts"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     parser.add_argument("--plot", metavar="FILE", help="write a plot of it, as SVG")
@@ -65,6 +76,12 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Replay, print, and answer with the exit code."""
+    if options.workloads:
+        if options.trace is not None or options.plot is not None:
+            raise ConfigError("--workloads goes without TRACE and --plot")
+        return eviction_workloads.run(SIZES, as_json=options.json)
+    if options.trace is None:
+        raise ConfigError("a TRACE is missing, or --workloads")
     requests = read_trace(Path(options.trace))
     prompts = [request.hash_ids for request in requests]
     unique = unique_blocks(requests)

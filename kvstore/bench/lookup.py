@@ -6,23 +6,21 @@ import argparse
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.errors import ConfigError
 
-if TYPE_CHECKING:
-    from kvstore.client.client import Namespace
-
 INDEXED = (10_000, 100_000, 1_000_000)
 PROMPT_PAGES = 512
-PAGE_BYTES = 4096
 _EPILOG = """\
 A node in a process of its own holds pages of 4 KiB (the arena needs 4 GiB of shared memory for a million). Each lookup
 names the 512 pages of a prompt drawn at random: all of them here, half of them, none. "cold": the processor's caches
@@ -30,7 +28,7 @@ were swept before. The mapping has been touched.
 
 exit codes:
   0  done
-  1  the node could not be started
+  1  the node could not be started, or the plot not written
   2  a flag can't be used
 """
 
@@ -66,6 +64,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--rounds", type=int, default=300, metavar="N", help="lookups a row (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--plot", metavar="FILE", help="write a plot of the medians, as SVG")
     parser.set_defaults(run=run)
 
 
@@ -84,40 +83,33 @@ def run(options: argparse.Namespace) -> int:
     progress.end()
     if options.json:
         print(json.dumps({"cores": os.cpu_count(), "lookup": [asdict(figure) for figure in figures]}, indent=2))
-        return 0
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("pages indexed", "here", "", "p50 µs", "p99 µs"):
-        table.add_column(column, justify="left" if column in ("here", "") else "right")
-    for figure in figures:
-        kind = "cold" if figure.cold else "warm"
-        table.add_row(f"{figure.indexed:,}", figure.here, kind, f"{figure.p50_us:.0f}", f"{figure.p99_us:.0f}")
-    Console().print(table)
+    else:
+        _print(figures)
+    if options.plot is not None:
+        _write_plot(Path(options.plot), sizes, figures)
     return 0
 
 
 def measure(indexed: int, rounds: int, progress: Callable[[int], None]) -> list[Figure]:
     """Fill a node with so many pages, and look prompts up."""
     import kvstore
+    from kvstore.bench.prompts import arena_for, prompt_hashes, prompt_layout, store_prompts
     from kvstore.bench.serving import Clock, percentile, serving
 
     prompts = max(1, indexed // PROMPT_PAGES)
     chosen = random.Random(0)  # noqa: S311 - which prompt is looked up
     clock = Clock()
     figures = []
-    arena_bytes = indexed * PAGE_BYTES * 11 // 10 + (1 << 20)
-    with serving(arena_bytes) as url, kvstore.connect(url, timeout=60.0) as client:
-        namespace = client.namespace(kvstore.Layout(model="benchmark", block_size=16, page_bytes=PAGE_BYTES))
-        for prompt in range(prompts):
-            _store(namespace, _hashes(prompt), progress)
-        for prompt in range(prompts):  # touches the mapping
-            assert namespace.lookup(_hashes(prompt)).prefix == PROMPT_PAGES, "the arena is too small"
+    with serving(arena_for(indexed)) as url, kvstore.connect(url, timeout=60.0) as client:
+        namespace = client.namespace(prompt_layout())
+        store_prompts(namespace, prompts, progress)
         for here in ("all", "half", "none"):
             for cold in (False, True):
                 times = []
                 for _ in range(rounds):
-                    hashes = _hashes(chosen.randrange(prompts) + (prompts if here == "none" else 0))
+                    hashes = prompt_hashes(chosen.randrange(prompts) + (prompts if here == "none" else 0))
                     if here == "half":
-                        hashes[PROMPT_PAGES // 2 :] = _hashes(prompts)[PROMPT_PAGES // 2 :]
+                        hashes[PROMPT_PAGES // 2 :] = prompt_hashes(prompts)[PROMPT_PAGES // 2 :]
                     if cold:
                         clock.sweep()
                     times.append(clock.time(partial(namespace.lookup, hashes)) * 1e6)
@@ -125,15 +117,20 @@ def measure(indexed: int, rounds: int, progress: Callable[[int], None]) -> list[
     return figures
 
 
-def _hashes(prompt: int) -> list[bytes]:
-    """The page hashes of one of many prompts: made fast, for what counts here is that they are all different."""
-    import hashlib
+def _print(figures: Sequence[Figure]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("pages indexed", "here", "", "p50 µs", "p99 µs"):
+        table.add_column(column, justify="left" if column in ("here", "") else "right")
+    for figure in figures:
+        kind = "cold" if figure.cold else "warm"
+        table.add_row(f"{figure.indexed:,}", figure.here, kind, f"{figure.p50_us:.0f}", f"{figure.p99_us:.0f}")
+    Console().print(table)
 
-    joined = hashlib.shake_128(prompt.to_bytes(8, "big")).digest(PROMPT_PAGES * 32)
-    return [joined[start : start + 32] for start in range(0, len(joined), 32)]
 
-
-def _store(namespace: Namespace, hashes: list[bytes], progress: Callable[[int], None]) -> None:
-    result = namespace.store(hashes, bytes(len(hashes) * PAGE_BYTES))
-    assert not result.refused, "the arena is too small"
-    progress(len(hashes))
+def _write_plot(path: Path, sizes: Sequence[int], figures: Sequence[Figure]) -> None:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for figure in figures:
+        points = lines.setdefault(f"{figure.here} here, {'cold' if figure.cold else 'warm'}", [])
+        points.append((float(sizes.index(figure.indexed)), figure.p50_us))
+    ticks = [f"{size:,}" for size in sizes]
+    write_plot(path, line_plot("Lookups of 512 pages", "pages indexed", "median, microseconds", ticks, lines))

@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.bytesize import format_size, parse_size
 from kvstore.errors import ConfigError
@@ -32,7 +34,7 @@ CPU-s/GB is the processor time of both processes, per 10^9 bytes.
 
 exit codes:
   0  done
-  1  the node did not start, or did not keep every page
+  1  the node did not start, or did not keep every page, or the plot could not be written
   2  a flag can't be used
 """
 
@@ -58,6 +60,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds a row (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--plot", metavar="FILE", help="write a plot of the ratios, as SVG")
     parser.set_defaults(run=run)
 
 
@@ -87,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"cores": os.cpu_count(), "rows": [asdict(speed) for speed in speeds]}, indent=2))
     else:
         _print(speeds)
+    if options.plot is not None:
+        _write_plot(Path(options.plot), speeds)
     return 0
 
 
@@ -110,3 +115,13 @@ def _print(speeds: list[Speed]) -> None:
             f"{speed.limit_cpu_s_per_gb:.2f}",
         )
     Console().print(table)
+
+
+def _write_plot(path: Path, speeds: list[Speed]) -> None:
+    calls = list(dict.fromkeys((speed.page_bytes, speed.pages) for speed in speeds))
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for speed in speeds:
+        place = calls.index((speed.page_bytes, speed.pages))
+        lines.setdefault(f"{speed.path}, {speed.work}", []).append((float(place), speed.of_limit))
+    ticks = [f"{pages} x {format_size(size)}" for size, pages in calls]
+    write_plot(path, line_plot("Paths beside their limits", "pages a call", "limit's time / ours", ticks, lines))

@@ -144,10 +144,16 @@ def own_server() -> Iterator[list[str]]:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=name) as process:  # noqa: S603 - our own words
             try:
                 end = time.monotonic() + _START_SECONDS
-                while not path.exists():
+                while not _listens(path):  # last of all, and some time after its file is there
                     if process.poll() is not None or time.monotonic() > end:
                         raise UnavailableError(f"{program} does not start")
                     time.sleep(0.01)
                 yield [f"unix://{path}", f"redis://127.0.0.1:{port}"]
             finally:
                 process.terminate()
+
+
+def _listens(path: Path) -> bool:
+    """Whether somebody takes connections at a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as trial:
+        return trial.connect_ex(str(path)) == 0

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 from types import TracebackType
@@ -32,6 +33,7 @@ from kvstore.config import NodeConfig
 from kvstore.errors import (
     DeadlineError,
     InvalidRequestError,
+    KVStoreError,
     LimitExceededError,
     NotAttachedError,
     ResourceError,
@@ -122,13 +124,14 @@ class Client:
         self._directory = ""
         self._lock = threading.Lock()
 
-    def namespace(self, layout: Layout, *, durability: str = "") -> Namespace:
+    def namespace(self, layout: Layout, *, durability: str = "", lazy: bool = False) -> Namespace:
         """The namespace of pages with this layout, new or known.
 
         Args:
             layout: of its pages.
             durability: ``"disk"``: from now on stores are refused rather than that pages leave the arena before they
                 are on disk. Empty: as the namespace was opened before, or as the node's configuration has it.
+            lazy: open it when it is first used, not now. Its methods then raise what this one would have raised.
 
         Raises:
             InvalidRequestError: no such durability, or the node has no disk to keep it.
@@ -139,7 +142,10 @@ class Client:
         """
         if not isinstance(layout, Layout):
             raise InvalidRequestError(f"a namespace is opened by its Layout, got {layout!r}")
-        return Namespace(self, *self._open(layout, durability, time.monotonic() + self.timeout), durability)
+        namespace = Namespace(self, layout, durability)
+        if not lazy:
+            namespace._open_again(time.monotonic() + self.timeout)  # noqa: SLF001
+        return namespace
 
     def lookup(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup]:
         """Look pages up in several namespaces by one call.
@@ -161,11 +167,35 @@ class Client:
         deadline = time.monotonic() + self.timeout
         for _ in range(_REOPENINGS):
             try:
-                return self._lookup(queries, joined, deadline, mapped=True)
+                answers = self._lookup(queries, joined, deadline, mapped=True)
             except (UnknownNamespaceError, NotAttachedError):
                 for namespace, _ in queries:
                     namespace._open_again(deadline)  # noqa: SLF001
+            else:
+                for namespace, _ in queries:
+                    namespace._refresh(deadline)  # noqa: SLF001
+                return answers
         return self._lookup(queries, joined, deadline, mapped=False)  # others clear namespaces all the time
+
+    def lookup_here(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup] | None:
+        """:meth:`lookup` as far as the mapping of a node on this host has the answer: no call is made, nothing waits.
+
+        Returns:
+            One answer for each query; None where only a call can tell.
+
+        Raises:
+            InvalidRequestError: a hash that has not 32 bytes.
+        """
+        answers = []
+        for namespace, hashes in queries:
+            opened = namespace._opened  # noqa: SLF001
+            if opened is None:
+                return None
+            here, complete = opened[1].find(opened[0], join_hashes(hashes)) or (b"", False)
+            if not complete:
+                return None
+            answers.append(Lookup.of(here))
+        return answers
 
     def _lookup(
         self,
@@ -180,7 +210,7 @@ class Client:
         asked: list[tuple[bytes, Sequence[bytes]]] = []
         open_answers: list[int] = []
         for (namespace, hashes), keys in zip(queries, joined, strict=True):
-            opened, path = namespace._opened  # noqa: SLF001
+            opened, path = namespace._now(deadline)  # noqa: SLF001
             here, complete = (path.find(opened, keys) if mapped else None) or (bytes(len(hashes)), False)
             if not complete and hashes:
                 open_answers.append(len(answers))
@@ -242,13 +272,13 @@ class Client:
 class Namespace:
     """Pages of one layout at one node. Made by :meth:`Client.namespace`; safe for threads."""
 
-    def __init__(self, client: Client, opened: OpenedNamespace, path: Path, durability: str) -> None:
-        self.layout = opened.layout
+    def __init__(self, client: Client, layout: Layout, durability: str) -> None:
+        self.layout = layout
         self.durability = durability
         """What it was asked for with."""
-        self.fingerprint = opened.fingerprint
+        self.fingerprint = layout.fingerprint
         self._client = client
-        self._opened = opened, path
+        self._opened: tuple[OpenedNamespace, Path] | None = None
         self._lock = threading.Lock()
         self._loaded: dict[str, int] = {}
         self._moved = StoreResult()
@@ -256,7 +286,7 @@ class Namespace:
     @property
     def batch_pages(self) -> int:
         """Most pages that ``prepare_store`` and ``prepare_load`` take; less when the node comes back smaller."""
-        return self._opened[0].batch_pages
+        return self._now(time.monotonic() + self._client.timeout)[0].batch_pages
 
     def lookup(self, hashes: Sequence[bytes]) -> Lookup:
         """Which pages are here. Errors as :meth:`Client.lookup`."""
@@ -285,29 +315,61 @@ class Namespace:
         join_hashes([*hashes, *([parent] if parent else [])])
         arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
         deadline = time.monotonic() + self._client.timeout
-        result = StoreResult()
-        start = batches = 0
-
-        def store(opened: OpenedNamespace, path: Path, left: float) -> StoreResult:
-            end = start + opened.batch_pages
-            return path.store(
-                opened, hashes[start:end], arrays[start:end], left, hashes[start - 1] if start else parent
-            )
-
-        while start < len(hashes):
-            try:
-                stored = self._by_path(store, deadline)
-            except (UnavailableError, DeadlineError):
-                if not start:
-                    raise
-                stored = StoreResult(refused=len(hashes) - start)
-            batches += 1
-            result += stored
-            start += stored.stored + stored.present + stored.refused
+        result, batches = self._store_batches(hashes, arrays, parent, deadline)
         if batches > 1 and len(hashes) <= MOST_LOOKUP_PAGES:
             result = self._settled(hashes, result, deadline)
         self._count_stored(result)
         return result
+
+    def _store_batches(
+        self, hashes: Sequence[bytes], pages: Sequence[Bytes], parent: bytes, deadline: float
+    ) -> tuple[StoreResult, int]:
+        """Store batch by batch, one being copied while the one before it is published. Returns also how many."""
+        result = StoreResult()
+        begun: deque[tuple[int, int, Callable[[], StoreResult]]] = deque()
+        start = batches = 0
+
+        def begin(opened: OpenedNamespace, path: Path, left: float) -> tuple[int, Callable[[], StoreResult]]:
+            end = min(start + opened.batch_pages, len(hashes))
+            previous = hashes[start - 1] if start else parent
+            if end == len(hashes) and not begun:  # nothing is left to be done beside it
+                stored = path.store(opened, hashes[start:end], pages[start:end], left, previous)
+                return end, lambda: stored
+            return end, path.begin_store(opened, hashes[start:end], pages[start:end], left, previous)
+
+        failed: KVStoreError | None = None
+        while begun or (start < len(hashes) and failed is None):
+            try:
+                if start < len(hashes) and failed is None:
+                    end, finish = self._by_path(begin, deadline)
+                    begun.append((start, end, finish))
+                    start = end
+                    batches += 1
+                if len(begun) > 1 or start == len(hashes) or failed is not None:
+                    result += self._finish_batch(hashes, pages, parent, begun.popleft(), deadline)
+            except (UnavailableError, DeadlineError) as error:
+                failed = error
+        confirmed = result.stored + result.present + result.refused
+        if failed is not None and not confirmed:
+            raise failed
+        return result + StoreResult(refused=len(hashes) - confirmed), batches
+
+    def _finish_batch(
+        self,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        parent: bytes,
+        begun: tuple[int, int, Callable[[], StoreResult]],
+        deadline: float,
+    ) -> StoreResult:
+        """What became of a batch: its pages from one place to another, stored anew when the node came back without
+        knowing the namespace or this client."""
+        start, end, finish = begun
+        try:
+            return finish()
+        except (UnknownNamespaceError, NotAttachedError):
+            previous = hashes[start - 1] if start else parent
+            return self._store_batches(hashes[start:end], pages[start:end], previous, deadline)[0]
 
     def load(self, hashes: Sequence[bytes], into: Pages) -> int:
         """Load the leading pages that are here.
@@ -328,7 +390,7 @@ class Namespace:
         joined = join_hashes(hashes)
         arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
         deadline = time.monotonic() + self._client.timeout
-        opened, path = self._opened
+        opened, path = self._now(deadline)
         nowhere = False
         loaded = batches = 0
         try:
@@ -467,7 +529,7 @@ class Namespace:
         without the namespace, with its arena elsewhere, or with a smaller one and smaller batches."""
         for tries in range(_REOPENINGS + 1):
             try:
-                return call(*self._opened, time_left(deadline))
+                return call(*self._now(deadline), time_left(deadline))
             except (UnknownNamespaceError, NotAttachedError, LimitExceededError):
                 if tries == _REOPENINGS:
                     raise
@@ -478,11 +540,24 @@ class Namespace:
         """A call that moves pages. Behind it what is known of the namespace is made current: later, when the node may
         be gone, what is mapped stays readable."""
         answer = self._retried(call, deadline)
-        opened, path = self._opened
+        self._refresh(deadline)
+        return answer
+
+    def _refresh(self, deadline: float) -> None:
+        """Open it again where what is known of it is out of date."""
+        opened, path = self._now(deadline)
         if path.is_stale(opened):
             with contextlib.suppress(UnavailableError, DeadlineError):
                 self._open_again(deadline)
-        return answer
+
+    def _now(self, deadline: float) -> tuple[OpenedNamespace, Path]:
+        """What is known of it, which is asked for at the first use."""
+        opened = self._opened
+        if opened is None:
+            self._open_again(deadline)
+            opened = self._opened
+            assert opened is not None
+        return opened
 
     def _open_again(self, deadline: float) -> None:
         self._opened = self._client._open(self.layout, self.durability, deadline)  # noqa: SLF001
@@ -505,7 +580,7 @@ class Namespace:
 
     def _want_whole(self, hashes: Sequence[bytes], deadline: float) -> None:
         """As ``_touch_whole``, without a call where there is a way."""
-        opened, path = self._opened
+        opened, path = self._now(deadline)
         if not path.note_wanted(opened, join_hashes(hashes)):
             with contextlib.suppress(UnavailableError, DeadlineError):
                 self._touch_whole(hashes, deadline)

@@ -59,7 +59,6 @@ class MappedArena:
         if len(readers) != READERS_BYTES:
             raise ResourceError(f"{directory}: the arena can't be mapped: it is being made")
         self.pages: Bytes = np.frombuffer(pages, np.uint8)
-        self._arena_id = superblock.arena_id
         words = memoryview(headers)
         self._edition = words[fmt.EDITION_OFFSET :][:8].cast("Q")
         self._elsewhere = words[fmt.ELSEWHERE_OFFSET :][:8].cast("Q")

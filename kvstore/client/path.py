@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,6 +91,19 @@ class Path(Protocol):
         """Store whole pages."""
         ...
 
+    def begin_store(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
+    ) -> Callable[[], StoreResult]:
+        """``store`` that may return once ``pages`` are copied. What it returns waits for the rest, raises the errors of
+        that, and says what became of the pages; it is called once."""
+        stored = self.store(namespace, hashes, pages, timeout, parent)
+        return lambda: stored
+
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
     ) -> list[str]:
@@ -147,12 +160,17 @@ class Control(Protocol):
 
 
 def copy_in(pending: PendingStore, pages: Sequence[Bytes]) -> StoreResult:
-    """Fill what is reserved, and publish it. Copies release the interpreter lock."""
+    """Fill what is reserved, and publish it."""
     with pending:
-        for slot, page in zip(pending.pages, pages, strict=True):
-            if slot is not None:
-                np.copyto(slot, page)
+        fill_reserved(pending, pages)
         return pending.complete()
+
+
+def fill_reserved(pending: PendingStore, pages: Sequence[Bytes]) -> None:
+    """Copy pages to where they are reserved. Copies release the interpreter lock."""
+    for slot, page in zip(pending.pages, pages, strict=True):
+        if slot is not None:
+            np.copyto(slot, page)
 
 
 def copy_out(pending: PendingLoad, into: Sequence[Bytes]) -> list[str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import math
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path as FilePath
 from typing import TypeVar
@@ -17,19 +15,19 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.answers import ARENA, LONGEST_TICKET, RESERVED, TIER_NAMES
+from kvstore.answers import ABSENT, ARENA, LONGEST_TICKET, PRESENT, RESERVED, TIER_NAMES
 from kvstore.arena.readers import LONGEST_READ
+from kvstore.client.ahead import Ahead
+from kvstore.client.attachment import Attachment
 from kvstore.client.control import Connection
 from kvstore.client.deadline import locked, time_left
-from kvstore.client.mapped import MappedArena, MappedRead
-from kvstore.client.path import OpenedNamespace, Path, copy_in, copy_out
+from kvstore.client.mapped import MappedRead
+from kvstore.client.path import OpenedNamespace, Path, copy_in, copy_out, fill_reserved
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.recency import Recency
 from kvstore.client.results import StoreResult
 from kvstore.errors import (
     DeadlineError,
-    InvalidRequestError,
-    LimitExceededError,
     NotAttachedError,
     ResourceError,
     UnavailableError,
@@ -42,106 +40,10 @@ Bytes = npt.NDArray[np.uint8]
 Pending = TypeVar("Pending")
 _ARENA = TIER_NAMES[ARENA] or ""
 _REPORT_TIMEOUT = 1.0
+_OUTCOMES = bytes.maketrans(bytes([ABSENT, ARENA]), bytes([RESERVED, PRESENT]))
+"""What the index says of a page → what a store does with it."""
 _STEP_BYTES = 16 << 20
 """Most bytes, unless it is one page, that are copied under one announcement: writers may be waiting."""
-
-
-class Attachment:
-    """This client at one node's arena: a mapping, and the lock that says that it lives.
-
-    Closing it lets the lock go; the node then takes back whatever was reserved. So it is closed only when nothing
-    writes through it any more.
-
-    Raises:
-        ResourceError: the folder's files can't be mapped.
-        NotAttachedError: the node does not own this folder (any more).
-        UnavailableError: the node can't be reached.
-        DeadlineError: it did not answer in time.
-    """
-
-    def __init__(self, connection: Connection, directory: FilePath, timeout: float) -> None:
-        name = f"new-{secrets.token_hex(16)}"
-        path = directory / "clients" / name
-        try:
-            self._lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ResourceError(f"{directory}: the arena can't be attached to: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            # Mapped before the node takes this client in: a folder replaced in between makes the call fail.
-            self.arena = MappedArena(directory)
-            self.client = connection.call(connection.stub.Attach, pb.AttachRequest(lock_name=name), timeout).client
-            self._check_mapped(connection.name)
-            self.line = self.arena.line(self.client & 0xFFFF)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            os.close(self._lock_fd)
-            if isinstance(error, InvalidRequestError) and not isinstance(error, LimitExceededError):
-                # The lock file is gone, or lies where the node does not look: the arena was replaced in between.
-                raise NotAttachedError(f"{connection.name} does not own {directory}: {error}") from error
-            raise
-        self._uses = 0
-        self._retired = False
-        self._guard = threading.Lock()
-
-    def _check_mapped(self, name: str) -> None:
-        if self.arena.is_replaced():
-            raise NotAttachedError(f"{name}: the arena was replaced when it was mapped")
-
-    def check_current(self) -> None:
-        """Find out whether the node has another arena by now.
-
-        Raises:
-            NotAttachedError: it has; this attachment is over.
-        """
-        if self.arena.is_replaced():
-            self.retire()
-            raise NotAttachedError("the arena was replaced: attach again")
-
-    def view(self, offset: int, length: int) -> Bytes:
-        """``length`` bytes of the arena, writable."""
-        return self.arena.pages[offset : offset + length]
-
-    def speaks_of(self, namespace: OpenedNamespace) -> bool:
-        """Whether the mapping can tell of this namespace's pages; see :meth:`MappedArena.speaks_of`."""
-        try:
-            return self.arena.speaks_of(namespace)
-        except NotAttachedError:
-            if self.arena.is_replaced():
-                self.retire()
-            raise
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no operation can begin any more."""
-        return self._retired
-
-    def use(self) -> bool:
-        """Begin an operation. False: this attachment is over."""
-        with self._guard:
-            if self._retired:
-                return False
-            self._uses += 1
-            return True
-
-    def done(self) -> None:
-        """End an operation: nothing is written for it any more."""
-        with self._guard:
-            self._uses -= 1
-            self._close_if_unused()
-
-    def retire(self) -> None:
-        """Close behind the last operation under way."""
-        with self._guard:
-            self._retired = True
-            self._close_if_unused()
-
-    def _close_if_unused(self) -> None:
-        if self._retired and not self._uses and self._lock_fd >= 0:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)  # a forked child may have the descriptor as well
-            os.close(self._lock_fd)
-            self._lock_fd = -1
 
 
 class SharedPath(Path):
@@ -163,6 +65,9 @@ class SharedPath(Path):
         self._attachment: Attachment | None = None
         self._closed = threading.Event()
         self._recency = Recency(partial(_report_use, connection))  # not this object's own: they would keep each other
+        self._ahead = Ahead(connection)
+        self._process = os.getpid()
+        self._publisher = ThreadPoolExecutor(1, "kvstore-publish")  # its thread begins with the first work
         deadline = time.monotonic() + timeout
         try:
             self._attach(deadline).done()
@@ -218,6 +123,37 @@ class SharedPath(Path):
         prepare = partial(self._prepare_store, namespace, hashes, parent, partial(time_left, deadline))
         return copy_in(self._operate(prepare, deadline), pages)
 
+    def begin_store(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
+    ) -> Callable[[], StoreResult]:
+        """Copy pages into the arena; the call that publishes them goes on behind it."""
+        if os.getpid() != self._process:  # a forked child has none of its parent's threads
+            return super().begin_store(namespace, hashes, pages, timeout, parent)
+        deadline = time.monotonic() + timeout
+        prepare = partial(self._prepare_store, namespace, hashes, parent, partial(time_left, deadline))
+        pending = self._operate(prepare, deadline)
+        try:
+            fill_reserved(pending, pages)
+            published = self._publisher.submit(pending.complete)
+        except BaseException as error:
+            pending.abort()
+            if isinstance(error, RuntimeError):  # the publisher takes nothing more
+                raise UnavailableError(f"the client of {self._connection.name} is closed") from error
+            raise
+
+        def told() -> StoreResult:
+            try:
+                return published.result(max(0.0, deadline - time.monotonic()))
+            except TimeoutError as error:
+                raise DeadlineError(f"{self._connection.name} did not answer in time") from error
+
+        return told
+
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
     ) -> list[str]:
@@ -267,6 +203,8 @@ class SharedPath(Path):
         """Detach behind the last operation under way."""
         self._closed.set()
         self._recency.close()
+        self._ahead.close()
+        self._publisher.shutdown(wait=False)
         if self._attachment is not None:
             self._attachment.retire()
 
@@ -329,9 +267,13 @@ class SharedPath(Path):
         attachment = self._attach(deadline)
         try:
             attachment.check_current()
+            joined = join_hashes(hashes)
+            ahead = self._store_ahead(attachment, namespace, joined, parent, finish_in)
+            if ahead is not None:
+                return ahead
             left = time_left(deadline)
             request = pb.PrepareStoreRequest(
-                pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
+                pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=joined),
                 client=attachment.client,
                 ttl_ms=math.ceil(min(left, LONGEST_TICKET) * 1000),
                 parent=parent,
@@ -347,20 +289,66 @@ class SharedPath(Path):
             attachment.view(next(offsets), namespace.layout.page_bytes) if outcome == RESERVED else None
             for outcome in reply.outcomes
         ]
-        finish = partial(self._finish_store, attachment, reply.ticket, len(reply.offsets), finish_in)
+        complete = pb.CompleteStoreRequest(ticket=reply.ticket, publish=True, client=attachment.client)
+        reserved = len(reply.offsets)
+        finish = partial(self._finish_store, attachment, namespace, complete, reserved, finish_in)
         return PendingStore(pages, reply.outcomes, finish)
 
+    def _store_ahead(
+        self,
+        attachment: Attachment,
+        namespace: OpenedNamespace,
+        hashes: bytes,
+        parent: bytes,
+        finish_in: Callable[[], float],
+    ) -> PendingStore | None:
+        """A store into slots that were reserved ahead; None where there are none for it."""
+        arena, page_bytes = attachment.arena, namespace.layout.page_bytes
+        if arena.is_stale(namespace) or not arena.speaks_of(namespace):
+            return None
+        here, _ = arena.find(namespace, hashes)
+        wanted = here.count(ABSENT)
+        slots = self._ahead.take(attachment, namespace, wanted) if wanted else None
+        if slots is None:
+            return None
+        offsets = iter(slots.offsets)
+        pages = [attachment.view(next(offsets), page_bytes) if each == ABSENT else None for each in here]
+        outcomes = here.translate(_OUTCOMES)
+        request = pb.CompleteStoreRequest(
+            ticket=slots.ticket,
+            publish=True,
+            client=attachment.client,
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=hashes),
+            outcomes=outcomes,
+            parent=parent,
+        )
+        return PendingStore(
+            pages, outcomes, partial(self._finish_store, attachment, namespace, request, wanted, finish_in)
+        )
+
     def _finish_store(
-        self, attachment: Attachment, ticket: int, reserved: int, finish_in: Callable[[], float], publish: bool
+        self,
+        attachment: Attachment,
+        namespace: OpenedNamespace,
+        request: pb.CompleteStoreRequest,
+        reserved: int,
+        finish_in: Callable[[], float],
+        publish: bool,
     ) -> StoreResult:
         try:
-            if not ticket:
+            if not request.ticket:
                 return StoreResult()
-            request = pb.CompleteStoreRequest(ticket=ticket, publish=publish, client=attachment.client)
+            if not publish:
+                request = pb.CompleteStoreRequest(ticket=request.ticket, publish=False, client=request.client)
+            elif request.outcomes:
+                request.used.CopyFrom(self._recency.take() or pb.UseReport())
             counts = self._connection.call(self._connection.stub.CompleteStore, request, finish_in())
-            if counts.stored + counts.present + counts.refused != reserved:
+            known = counts.stored + counts.present + counts.refused
+            if known < reserved:
                 # The node does not know the ticket: it was restarted, and keeps the slots until this client is gone.
                 attachment.retire()
+            elif counts.stored:
+                self._ahead.refill(attachment, namespace, reserved)
             return StoreResult(counts.stored, counts.present, reserved - counts.stored - counts.present)
         except BaseException as error:
             self._failed(attachment, error)

@@ -67,7 +67,7 @@ def _embedded(folder: Path, query: str) -> NodeConfig:
         options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
     except ValueError as error:
         raise ConfigError(f"options of an embedded URL are key=value pairs joined by &, got {query!r}") from error
-    for key in ("socket", "listen", "disk"):
+    for key in ("socket", "listen", "metrics", "disk"):
         if key in options:
             raise ConfigError(f"{key!r} is no option of an embedded URL")
     defaults = {"arena": "256MiB", "disk": folder / "disk", "arena_dir": default_arena_directory(folder)}

@@ -7,7 +7,10 @@ from typing import Protocol
 
 
 class EvictionPolicy(Protocol):
-    """An order over slots, each named by a number. The store's lock is held around each call: microseconds a page."""
+    """An order over slots, each named by a number; tables as long as the largest one are fine.
+
+    The store's lock is held around each call: microseconds a page.
+    """
 
     def insert(self, slot: int, key: bytes, parent: int | None) -> None:
         """The page ``key`` was published in this slot. Pages of one store come head first, and are touched behind.

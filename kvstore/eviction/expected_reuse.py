@@ -24,17 +24,21 @@ from kvstore.eviction.trial import Trial
 
 _NEW_CLASSES = 30
 _CLASSES = _NEW_CLASSES + 60
+_LEAST_ROWS = 16
+_NO_SLOT = array("i", [-1]).tobytes()
 _CHUNK = 4096
 """Pages a look."""
 _GHOSTS_A_PAGE = 32
 _ENOUGH_GHOSTS = 1 << 18
-"""So many pages that left are remembered for each that is here, up to this number; beyond it two for each."""
+"""So many pages that left are remembered for each that is here, up to this number; beyond it one or two for each."""
 _REFRESH = 8
 """References from one class worked out anew to the next."""
 _WATCH = 64
 """References from one look at pages that wait to the next."""
 _HALF_LIFE = 1 << 17
 """References, at least, until what was seen counts half; a larger cache forgets more slowly."""
+_ROW_BITS = 32
+_ROW = (1 << _ROW_BITS) - 1
 _SETTLED, _INSERTED, _READ = 0, 1, 2
 """A page that was stored or read by this request already: that the request touches it again is no second use."""
 
@@ -45,10 +49,12 @@ class ExpectedReuse:
     def __init__(self) -> None:
         self._times = ReuseTimes(_CLASSES)
         self._clock = 0
-        self._rows: dict[int, int] = {}
-        self._free: list[int] = []
+        self._rows = array("i")
+        """By slot: its row, -1 where it has none."""
+        self._pages = 0
+        self._free = array("i")
         # By row:
-        self._slot = array("q")
+        self._slot = array("i")
         self._key = array("Q")
         self._used = array("q")
         self._parent = array("i")
@@ -58,8 +64,9 @@ class ExpectedReuse:
         """The class in whose queue the row is; ``_CLASSES``: in none."""
         self._uses = array("B")
         self._fresh = array("B")
-        self._queues: list[list[tuple[int, int]]] = [[] for _ in range(_CLASSES)]
-        """By class: a heap of (when it was used last, row). An entry may be late: what counts is said by the row."""
+        self._queues: list[list[int]] = [[] for _ in range(_CLASSES)]
+        """By class: a heap of entries, each the time of last use, and in the lower ``_ROW_BITS`` the row. An entry may
+        be late: what counts is said by the row."""
         self._valid = [0] * _CLASSES
         """How many entries of each queue count."""
         self._next_leaf = -1
@@ -79,10 +86,14 @@ class ExpectedReuse:
 
     def insert(self, slot: int, key: bytes, parent: int | None = None) -> None:
         """A page was published in this slot."""
-        self.remove(slot)
+        if slot >= len(self._rows):
+            self._rows.frombytes(_NO_SLOT * (slot + 1 - len(self._rows)))
+        elif self._rows[slot] >= 0:
+            self.remove(slot)
         number = xxhash.xxh3_64_intdigest(key)
         row = self._new_row()
         self._rows[slot] = row
+        self._pages += 1
         self._slot[row] = slot
         self._key[row] = number
         self._fresh[row] = _INSERTED
@@ -94,10 +105,10 @@ class ExpectedReuse:
             seen = self._watched_ghosts[place // _CHUNK] - ghost.used
             self._times.were_wanted(1, ghost.page_class, self._clock - ghost.used, seen)
         self._tick(1)
-        self._trial.came(number, self._clock, len(self._rows))
+        self._trial.came(number, self._clock, self._pages)
         self._used[row] = self._clock
         self._class[row] = 0
-        self._adopt(row, -1 if parent is None else self._rows.get(parent, -1))
+        self._adopt(row, -1 if parent is None else self._row_of(parent))
         self._enter(row)
 
     def use(self, slots: Sequence[int]) -> None:
@@ -110,9 +121,11 @@ class ExpectedReuse:
 
     def remove(self, slot: int, *, lost: bool = True) -> None:
         """The page left; not ``lost``: by wish, so that nothing can be learned from it."""
-        row = self._rows.pop(slot, None)
-        if row is None:
+        row = self._row_of(slot)
+        if row < 0:
             return
+        self._rows[slot] = -1
+        self._pages -= 1
         self._leave_queue(row)
         self._slot[row] = -1
         self._trial.left(self._key[row], lost)
@@ -159,7 +172,7 @@ class ExpectedReuse:
             if queue:
                 self._settle(page_class)
                 if queue:
-                    propose(queue[0][1], page_class, 0)
+                    propose(queue[0] & _ROW, page_class, 0)
         children: dict[int, int] = {}
         seen: set[int] = set()
         while order:
@@ -167,7 +180,7 @@ class ExpectedReuse:
             if place >= 0:
                 queue = self._queues[page_class]
                 for following in range(2 * place + 1, min(2 * place + 3, len(queue))):
-                    propose(queue[following][1], page_class, following)
+                    propose(queue[following] & _ROW, page_class, following)
                 if self._queued[row] != page_class or self._children[row]:
                     continue
             if row in seen:
@@ -184,8 +197,7 @@ class ExpectedReuse:
 
     def _wanted(self, slots: Sequence[int], same: int, after: int) -> None:
         """A request used these pages, head first: once more, unless what it did before is one of ``same``."""
-        find = self._rows.get
-        rows = [row for row in dict.fromkeys(map(find, slots)) if row is not None]
+        rows = [row for row in dict.fromkeys(map(self._row_of, slots)) if row >= 0]
         fresh, uses, used, classes, watched = self._fresh, self._uses, self._used, self._class, self._watched
         spells: dict[tuple[int, int, int], int] = {}
         """(class, when used last, when watched last) → pages that are wanted again."""
@@ -265,10 +277,10 @@ class ExpectedReuse:
         self._queued[row] = page_class
         self._valid[page_class] += 1
         queue = self._queues[page_class]
-        heapq.heappush(queue, (self._used[row], row))
+        heapq.heappush(queue, self._used[row] << _ROW_BITS | row)
         if len(queue) > 2 * self._valid[page_class] + 64:
-            entries = {each for _, each in queue if self._queued[each] == page_class}
-            queue[:] = sorted((self._used[each], each) for each in entries)
+            rows = {entry & _ROW for entry in queue if self._queued[entry & _ROW] == page_class}
+            queue[:] = sorted(self._used[each] << _ROW_BITS | each for each in rows)
 
     def _leave_queue(self, row: int) -> None:
         page_class = self._queued[row]
@@ -280,11 +292,11 @@ class ExpectedReuse:
         """Let an entry that counts, and is not late, come to the front of a queue."""
         queue = self._queues[page_class]
         while queue:
-            last, row = queue[0]
+            row = queue[0] & _ROW
             if self._queued[row] != page_class:
                 heapq.heappop(queue)
-            elif last != self._used[row]:
-                heapq.heapreplace(queue, (self._used[row], row))
+            elif queue[0] >> _ROW_BITS != self._used[row]:
+                heapq.heapreplace(queue, self._used[row] << _ROW_BITS | row)
             else:
                 return
 
@@ -309,7 +321,7 @@ class ExpectedReuse:
             low, seen = chunk * _CHUNK, self._watched[chunk]
             self._watched[chunk] = self._clock
             part = slice(low, low + _CHUNK)
-            known = np.frombuffer(self._slot[part], np.int64) >= 0
+            known = np.frombuffer(self._slot[part], np.int32) >= 0
             used, classes = self._used[part], self._class[part]
         else:
             place = chunk - chunks
@@ -323,7 +335,7 @@ class ExpectedReuse:
             np.frombuffer(classes, np.uint8)[known], np.maximum(seen - last, 0.0), self._clock - last
         )
         self._next_chunk = (chunk + 1) % (chunks + len(self._watched_ghosts))
-        keep = 0.5 ** (_WATCH / max(_HALF_LIFE, 16 * len(self._rows)))
+        keep = 0.5 ** (_WATCH / max(_HALF_LIFE, 16 * self._pages))
         self._times.forget(keep)
         self._trial.forget(keep)
 
@@ -332,27 +344,37 @@ class ExpectedReuse:
             self._ghosts = Ghosts(_CHUNK)
             self._watched_ghosts = [self._clock]
         self._left += 1
-        here, places = len(self._rows), len(self._ghosts)
-        if 2 * self._left > places and places < max(2 * here, min(_GHOSTS_A_PAGE * here, _ENOUGH_GHOSTS)):
+        here, places = self._pages, len(self._ghosts)
+        few = places < min(_GHOSTS_A_PAGE * here, _ENOUGH_GHOSTS) or places <= here
+        if few and 2 * self._left > places:
             self._ghosts = self._ghosts.grown()
             self._watched_ghosts += self._watched_ghosts
         self._ghosts.add(self._key[row], Ghost(self._class[row], self._uses[row], self._used[row]))
 
+    def _row_of(self, slot: int) -> int:
+        return self._rows[slot] if slot < len(self._rows) else -1
+
     def _new_row(self) -> int:
-        if self._free:
-            row = self._free.pop()
-        else:
-            row = len(self._slot)
-            for each in (self._slot, self._key, self._used, self._parent, self._children):
-                each.append(0)
-            for each in (self._class, self._queued, self._uses, self._fresh):
-                each.append(0)
-            if row // _CHUNK >= len(self._watched):
-                self._watched.append(self._clock)
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        if row // _CHUNK >= len(self._watched):
+            self._watched.append(self._clock)
         self._parent[row] = -1
         self._children[row] = 0
         self._queued[row] = _CLASSES
         return row
+
+    def _grow(self) -> None:
+        """Rows that nobody has used yet: as many as there are pages' sixteenths."""
+        first = len(self._slot)
+        more = max(_LEAST_ROWS, first // 16)
+        self._slot.frombytes(_NO_SLOT * more)
+        for each in (self._key, self._used, self._parent, self._children):
+            each.frombytes(bytes(more * each.itemsize))
+        for each in (self._class, self._queued, self._uses, self._fresh):
+            each.frombytes(bytes(more))
+        self._free.extend(range(first + more - 1, first - 1, -1))
 
 
 def _class_of_new(parent_uses: int, new: int) -> int:

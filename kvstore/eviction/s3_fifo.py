@@ -1,9 +1,9 @@
 """S3-FIFO: a small queue for what is new, a main queue for what was used again, and a memory of what left.
 
 After J. Yang, Y. Zhang, Z. Qiu, Y. Yue and R. Vinayak, "FIFO queues are all you need for cache eviction", SOSP 2023,
-with the paper's sizes: a tenth of the pages are to be in the small queue, each page counts up to three uses, and as
-many keys are remembered as the main queue is to have pages. Since a policy here proposes, and others decide, queues are
-put in order when a victim is asked for.
+with the paper's sizes: a tenth of the pages are to be in the small queue, and each page counts up to three uses. As
+many keys are remembered as there are pages; in the paper it is a tenth less, as many as the main queue is to have.
+Since a policy here proposes, and others decide, queues are put in order when a victim is asked for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class S3FIFO:
             del self._small[slot]
             if lost:
                 self._ghosts[key] = None
-            while len(self._ghosts) > len(self._uses) * (_SMALL_PARTS - 1) // _SMALL_PARTS:
+            while len(self._ghosts) > len(self._uses):
                 self._ghosts.popitem(last=False)
         else:
             del self._main[slot]

@@ -8,39 +8,13 @@ is not hidden: page keys, sizes, and when what was written.
 from __future__ import annotations
 
 import hmac
-from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.secret_files import KEY_BYTES
 from kvstore.segments.record import BLOCK, ByteArray
 
-KEY_BYTES = 32
 TAG_BYTES = 16
 CHECK_BYTES = 16
-_HEX_DIGITS = 2 * KEY_BYTES
-
-
-def read_key_file(path: Path) -> bytes:
-    """The key in a file: 32 bytes as they are, or 64 hexadecimal digits in one line.
-
-    Raises:
-        ConfigError: it can't be read, others than its owner can read it, or it holds something else.
-    """
-    try:
-        mode = path.stat().st_mode
-        data = path.read_bytes() if path.stat().st_size <= 4096 else b""
-    except OSError as error:
-        raise ConfigError(f"key file {path} can't be read: {error.strerror}") from error
-    if mode & 0o077:
-        raise ConfigError(f"key file {path} has mode {mode & 0o777:o}: only its owner may read it (chmod 600)")
-    if len(data) == KEY_BYTES:
-        return data
-    try:
-        digits = data.decode("ascii").strip()
-        if len(digits) == _HEX_DIGITS:
-            return bytes.fromhex(digits)
-    except ValueError:
-        pass
-    raise ConfigError(f"key file {path} must hold {KEY_BYTES} bytes or {_HEX_DIGITS} hexadecimal digits")
 
 
 class Cipher:

@@ -62,8 +62,8 @@ def tls_of(config: NodeConfig) -> Tls | None:
     return Tls(config.tls_cert, config.tls_key, config.client_ca)
 
 
-class TokenGate(grpc.ServerInterceptor):
-    """Lets calls in that carry a token, and those over the Unix socket, which is its user's alone.
+class Tokens:
+    """The tokens that a node knows.
 
     Args:
         tokens: for each token its name.
@@ -71,6 +71,25 @@ class TokenGate(grpc.ServerInterceptor):
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._digests = [_digest(token) for token in tokens]
+
+    def replace(self, tokens: Mapping[str, str]) -> None:
+        """Know these from now on, and no others."""
+        self._digests = [_digest(token) for token in tokens]
+
+    def accept(self, shown: str) -> bool:
+        """Whether an authorization, ``Bearer TOKEN``, is one of them."""
+        scheme, _, token = shown.partition(" ")
+        digest = _digest(token)
+        # All of them, whichever it is: how long it takes says nothing.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return any(matches) and scheme.lower() == TOKEN_SCHEME
+
+
+class TokenGate(grpc.ServerInterceptor):
+    """Lets calls in that carry a token, and those over the Unix socket, which is its user's alone."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
 
     def intercept_service(
         self,
@@ -82,17 +101,10 @@ class TokenGate(grpc.ServerInterceptor):
         if handler is None or handler_call_details.method.startswith(_OPEN_SERVICES):
             return handler
         shown = [value for key, value in handler_call_details.invocation_metadata or () if key == TOKEN_KEY]
-        if len(shown) == 1 and self._is_known(str(shown[0])):
+        if len(shown) == 1 and self._tokens.accept(str(shown[0])):
             return handler
         reason = "a token that this node does not know" if shown else "no token; this node wants one"
         return _only_over_the_unix_socket(handler, reason)
-
-    def _is_known(self, shown: str) -> bool:
-        scheme, _, token = shown.partition(" ")
-        digest = _digest(token)
-        # All of them, whichever it is: how long it takes says nothing.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches) and scheme.lower() == TOKEN_SCHEME
 
 
 def _digest(token: str) -> bytes:

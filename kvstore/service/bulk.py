@@ -287,19 +287,18 @@ class BulkServer:
     def _put(self, channel: Channel, ticket: int, payload: int, deadline: float) -> None:
         channel.deadline = deadline
         with self._receipts.receiving(ticket, channel.cut) as receipt:
-            slots = self._store.take_over_writing(NODE, ticket)
-            if slots is None:  # it lapsed, was given up, or an earlier node gave it
+            views = self._store.take_over_writing(NODE, ticket)
+            if views is None:  # it lapsed, was given up, or an earlier node gave it
                 channel.discard(payload)
                 channel.send(Kind.STORED, pb.StoreCounts().SerializeToString())
                 return
             checksums: list[int] = []
             try:
-                views = [self._store.arena.view(slot.frame, slot.length) for slot in slots]
                 if payload != sum(payload_bytes(1, view.size) for view in views):
                     raise FormatError(f"a payload of {payload} bytes came for {len(views)} reserved pages")
                 checksums = [made for made in channel.receive_pages(views) if made is not None]
             finally:
-                whole = len(checksums) == len(slots)
+                whole = len(checksums) == len(views)
                 receipt.published = self._store.complete_store(
                     NODE, ticket, publish=whole, checksums=checksums if whole else None
                 )
@@ -307,7 +306,7 @@ class BulkServer:
         if whole:
             channel.send(Kind.STORED, _counts(receipt.published).SerializeToString())
         else:
-            damaged = len(slots) - len(checksums)
+            damaged = len(views) - len(checksums)
             _fail(channel, InvalidRequestError(f"{damaged} pages' bytes do not have the checksums sent with them"))
 
 

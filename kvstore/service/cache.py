@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 import grpc
 
+from kvstore.answers import Reserved
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.errors import InvalidRequestError
 from kvstore.layout import Layout
 from kvstore.service.calls import answering
-from kvstore.status import status_of
+from kvstore.status import Status
 from kvstore.store import Store
 from kvstore.tickets import NODE
 from kvstore.v1 import cache_pb2 as pb
@@ -24,15 +26,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     Args:
         store: what is served.
-        instance: a random number that tells this start of the node from any other.
-        disk_directory: said in ``Status``; empty for none.
+        status: what the node says of itself; its ``instance`` tells this start of the node from any other.
     """
 
-    def __init__(self, store: Store, instance: int, disk_directory: str) -> None:
+    def __init__(self, store: Store, status: Callable[[], Status]) -> None:
         self._store = store
-        self._instance = instance
-        self._disk_directory = disk_directory
-        self._started = time.monotonic()
+        self._node_status = status
+        self._instance = status().instance
 
     @answering
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:
@@ -64,15 +64,27 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     def PrepareStore(self, request: pb.PrepareStoreRequest, context: grpc.ServicerContext) -> pb.PrepareStoreReply:
         """Reserve slots."""
         self._note_use(request.used)
-        return reserve(self._store, self._owner(request.client), request)
+        owner = self._owner(request.client)
+        if not request.ahead:
+            return reserve(self._store, owner, request)
+        if request.pages.hashes:
+            raise InvalidRequestError("slots are reserved either for the pages that are named, or ahead")
+        return _reply(self._store.reserve_ahead(owner, request.pages.fingerprint, request.ahead, request.ttl_ms / 1000))
 
     @answering
     def CompleteStore(self, request: pb.CompleteStoreRequest, context: grpc.ServicerContext) -> pb.StoreCounts:
         """Publish or give up."""
         owner = self._owner(request.client)
-        # What a client says it wrote from afar came by the payload stream, or it did not come.
-        publish = request.publish and owner != NODE
-        done = self._store.complete_store(owner, request.ticket, publish=publish)
+        self._note_use(request.used)
+        if request.outcomes:
+            pages, hashes = request.pages, split_hashes(request.pages.hashes)
+            done = self._store.complete_ahead(
+                owner, request.ticket, pages.fingerprint, hashes, request.outcomes, request.parent
+            )
+        else:
+            # What a client says it wrote from afar came by the payload stream, or it did not come.
+            publish = request.publish and owner != NODE
+            done = self._store.complete_store(owner, request.ticket, publish=publish)
         return pb.StoreCounts(stored=done.stored, present=done.present, refused=done.refused)
 
     @answering
@@ -135,7 +147,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         """What this node holds and has done."""
-        status = status_of(self._store, self._instance, time.monotonic() - self._started, self._disk_directory)
+        status = self._node_status()
         return pb.StatusReply(
             version=status.version,
             instance=status.instance,
@@ -168,6 +180,10 @@ def reserve(store: Store, owner: int, request: pb.PrepareStoreRequest) -> pb.Pre
         direct=owner != NODE,
         parent=request.parent,
     )
+    return _reply(reserved)
+
+
+def _reply(reserved: Reserved) -> pb.PrepareStoreReply:
     return pb.PrepareStoreReply(
         ticket=reserved.ticket,
         outcomes=reserved.outcomes,

@@ -18,9 +18,9 @@ from kvstore.checksum import checksum_of
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
 from kvstore.service.calls import Places, abort
 from kvstore.service.receipts import Receipts
-from kvstore.slot import Slot
 from kvstore.store import Store
 from kvstore.tickets import NODE
+from kvstore.tiers.tier import PageBytes
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, raw_messages, split_hashes
 
@@ -106,12 +106,12 @@ class PagesHandler(grpc.GenericRpcHandler):
         except (StopIteration, DecodeError) as error:
             raise InvalidRequestError("a store stream begins with a StorePages message") from error
         with self._receipts.receiving(request.ticket, context.cancel) as receipt:
-            slots = self._store.take_over_writing(NODE, request.ticket)
-            if slots is None:  # it lapsed, or an earlier node gave it
+            views = self._store.take_over_writing(NODE, request.ticket)
+            if views is None:  # it lapsed, or an earlier node gave it
                 return Published(0, 0, refused=len(request.checksums))
             complete = False
             try:
-                checksums = self._fill(slots, request.checksums, messages)
+                checksums = self._fill(views, request.checksums, messages)
                 complete = True
             finally:
                 receipt.published = self._store.complete_store(
@@ -119,7 +119,7 @@ class PagesHandler(grpc.GenericRpcHandler):
                 )
             return receipt.published
 
-    def _fill(self, slots: Sequence[Slot], checksums: Sequence[int], messages: Iterator[bytes]) -> list[int]:
+    def _fill(self, views: Sequence[PageBytes], checksums: Sequence[int], messages: Iterator[bytes]) -> list[int]:
         """Receive the payloads of reserved slots, and verify them; checksums that did not come first come last.
 
         Returns:
@@ -130,15 +130,14 @@ class PagesHandler(grpc.GenericRpcHandler):
         """
         last = not checksums
         if not last:
-            _check_number(checksums, len(slots))
-        views = [self._store.arena.view(slot.frame, slot.length) for slot in slots]
+            _check_number(checksums, len(views))
         total = sum(view.size for view in views)
         made: list[int] = []
         came = fill(views, messages, lambda page: made.append(checksum_of(page)))
         if came < total:
             raise InvalidRequestError(f"the stream ended after {came} of {total} bytes; nothing of it was stored")
         if last:
-            checksums = _last_checksums(messages, len(slots))
+            checksums = _last_checksums(messages, len(views))
         if next(messages, None) is not None:
             raise InvalidRequestError(f"the stream carries more than the {total} bytes of its pages")
         if made != list(checksums):

@@ -58,6 +58,11 @@ class Health(grpc.GenericRpcHandler):
         """The handler of a call by its path."""
         return self._handlers.get(handler_call_details.method)
 
+    @property
+    def serving(self) -> bool:
+        """Whether the node is not going away."""
+        return self._status == SERVING
+
     def stop(self) -> None:
         """Say from now on that the node is going away, and end all watches."""
         with self._changed:

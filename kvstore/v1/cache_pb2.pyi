@@ -102,18 +102,20 @@ class LookupReply(_message.Message):
     def __init__(self, tiers: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PrepareStoreRequest(_message.Message):
-    __slots__ = ("pages", "client", "ttl_ms", "parent", "used")
+    __slots__ = ("pages", "client", "ttl_ms", "parent", "ahead", "used")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     pages: PageList
     client: int
     ttl_ms: int
     parent: bytes
+    ahead: int
     used: UseReport
-    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., parent: _Optional[bytes] = ..., used: _Optional[_Union[UseReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., parent: _Optional[bytes] = ..., ahead: _Optional[int] = ..., used: _Optional[_Union[UseReport, _Mapping]] = ...) -> None: ...
 
 class PrepareStoreReply(_message.Message):
     __slots__ = ("ticket", "outcomes", "offsets")
@@ -126,14 +128,22 @@ class PrepareStoreReply(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CompleteStoreRequest(_message.Message):
-    __slots__ = ("ticket", "publish", "client")
+    __slots__ = ("ticket", "publish", "client", "pages", "outcomes", "parent", "used")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     publish: bool
     client: int
-    def __init__(self, ticket: _Optional[int] = ..., publish: bool = ..., client: _Optional[int] = ...) -> None: ...
+    pages: PageList
+    outcomes: bytes
+    parent: bytes
+    used: UseReport
+    def __init__(self, ticket: _Optional[int] = ..., publish: bool = ..., client: _Optional[int] = ..., pages: _Optional[_Union[PageList, _Mapping]] = ..., outcomes: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., used: _Optional[_Union[UseReport, _Mapping]] = ...) -> None: ...
 
 class StoreCounts(_message.Message):
     __slots__ = ("stored", "present", "refused")

@@ -142,8 +142,8 @@ class Relay:
 
     script = ""
 
-    def __init__(self, deployment: Deployment, service: str, url: str = SOCKET) -> None:
-        self._process = deployment.start(service, "python", "-u", f"/tests/{self.script}", url)
+    def __init__(self, deployment: Deployment, service: str, url: str = SOCKET, *arguments: str) -> None:
+        self._process = deployment.start(service, "python", "-u", f"/tests/{self.script}", url, *arguments)
         self._lines: queue.Queue[str] = queue.Queue()
         self._one_at_a_time = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
@@ -180,8 +180,8 @@ class EngineClient(Relay):
 
     script = "engine_client.py"
 
-    def __init__(self, deployment: Deployment, service: str) -> None:
-        super().__init__(deployment, service)
+    def __init__(self, deployment: Deployment, service: str, *arguments: str) -> None:
+        super().__init__(deployment, service, SOCKET, *arguments)
         self.send(prompt=-1, plain=True)
         self.receive(2 * PATIENCE)  # torch takes its time to load
 
@@ -351,6 +351,12 @@ def clients(hosts: Deployment) -> tuple[PageClient, PageClient]:
 def engines(hosts: Deployment) -> tuple[EngineClient, EngineClient]:
     """An engine beside each node."""
     return EngineClient(hosts, "engine1"), EngineClient(hosts, "engine2")
+
+
+@pytest.fixture(scope="session")
+def engine(hosts: Deployment) -> Callable[..., EngineClient]:
+    """One more engine: ``engine("decode2", "host2", "host1=kv://node1:7420")``."""
+    return lambda service, *arguments: EngineClient(hosts, service, *arguments)
 
 
 @pytest.fixture(scope="session")

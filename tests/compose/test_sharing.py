@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 PAGES = 20
@@ -66,3 +67,19 @@ def test_fifty_clients_at_once(hosts: Any, page_client: Any, name: str, back_to_
         then["arena"]["stored"] - now["arena"]["stored"] for now, then in zip(before, after, strict=True)
     )
     back_to_normal()
+
+
+_SCRAPE = "import urllib.request as u; print(u.urlopen('http://{host}:9464/metrics', timeout=10).read().decode())"
+
+
+def test_a_scrape_from_another_host_says_what_the_node_says(hosts: Any, clients: Any, name: str) -> None:
+    assert clients[0].store(name, 8)["stored"] == 8
+    for scraper, host in (("node2", "node1"), ("node1", "node2")):
+        before = hosts.status(host)
+        text = hosts.compose("exec", "-T", scraper, "python", "-c", _SCRAPE.format(host=host))
+        after = hosts.status(host)
+        for tier in ("arena", "disk", "redis"):
+            for event in ("asked", "hit", "stored"):
+                found = re.search(rf'^kvstore_pages_total{{event="{event}",tier="{tier}"}} (\S+)$', text, re.MULTILINE)
+                assert found, (tier, event)
+                assert before[tier][event] <= float(found[1]) <= after[tier][event], (tier, event)

@@ -12,9 +12,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -270,6 +272,29 @@ def kill(store: Store) -> None:
     store.arena.close()
 
 
+def put_below(store: Store, known: KnownNamespace, tier: MemoryTier, numbers: Sequence[int]) -> None:
+    """Store pages, and let them be on the tier below only."""
+    for number in numbers:
+        put(store, known, [number])
+    while store.write_behind.write_back():
+        pass
+    keep = dict(tier.pages)
+    store.evict(known.fingerprint, hashes_of(numbers))
+    tier.pages.update(keep)
+    tier.asked.clear()
+
+
+def counts(store: Store, *names: str) -> tuple[int, ...]:
+    """What the store's counters of these names say."""
+    counters = store.statistics().counters
+    return tuple(counters[name] for name in names)
+
+
+def result(future: Future[Any]) -> Any:
+    """What a thread answers."""
+    return future.result(PATIENCE)
+
+
 tools_of_tests = SimpleNamespace(
     Gate=Gate,
     MemoryTier=MemoryTier,
@@ -287,6 +312,9 @@ tools_of_tests = SimpleNamespace(
     get=get,
     found=found,
     kill=kill,
+    put_below=put_below,
+    counts=counts,
+    result=result,
 )
 
 
@@ -302,6 +330,12 @@ def shm() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="kvstore-test-", dir="/dev/shm"))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -330,7 +364,7 @@ def open_store(shm: Path) -> Iterator[Callable[..., Store]]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """Time stands still for the store but where a test moves it."""
     clock = FakeClock()
-    for module in ("store", "write_behind", "bringup"):
+    for module in ("store", "storing", "loading", "keeping", "sweeping", "write_behind", "bringup"):
         monkeypatch.setattr(f"kvstore.{module}.time", clock)
     return clock
 

@@ -10,6 +10,7 @@ from kvstore.arena.slabs import Slabs
 from kvstore.catalog import Catalog, Removal
 from kvstore.eviction import LeastRecentlyUsed
 from kvstore.slot import Event, Slot, SlotState
+from kvstore.slot_table import SlotTable
 
 ALLOWED = {
     ("FREE", "RESERVE"): "RESERVED",
@@ -25,19 +26,24 @@ ALLOWED = {
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(SlotState, Event)))
 def test_a_slot_follows_the_table(state: SlotState, event: Event) -> None:
-    slot = Slot(0, 1, b"", 1, 1, state=state)
+    slots = SlotTable()
+    slot = slots.add(0, b"", 1, 1, 0, state)
     after = ALLOWED.get((state.name, event.name))
     if after is not None:
-        slot.apply(event)
-        assert slot.state is SlotState[after]
+        slots.apply(slot, event)
+        assert slots.state[slot] == SlotState[after]
     else:
-        with pytest.raises(AssertionError, match=f"{event.value!r} can't happen to a {state.value} slot"):
-            slot.apply(event)
-        assert slot.state is state
+        with pytest.raises(AssertionError, match=f"{event.value!r} can't happen to a {state.name.lower()} slot"):
+            slots.apply(slot, event)
+        assert slots.state[slot] == state
 
 
 def key(number: int) -> bytes:
     return number.to_bytes(64, "big")
+
+
+def number_of(page_key: bytes) -> int:
+    return int.from_bytes(page_key, "big")
 
 
 class Pages:
@@ -45,15 +51,29 @@ class Pages:
 
     def __init__(self, frames: int = 8) -> None:
         self.catalog = Catalog(Slabs(frames, 1), LeastRecentlyUsed)
+        self.slots = self.catalog.slots
+        self.numbers: dict[int, int] = {}
+        """By first frame: the page that is there, or was last."""
         self.writing: list[Slot] = []
         self.held: list[Slot] = []
 
     def reserve(self, number: int, frames: int = 1, namespace: int = 1) -> tuple[Slot | None, Removal]:
+        """What left is given by number."""
         slot, removal = self.catalog.reserve(key(number), namespace, frames * FRAME_BYTES, 0)
+        removal = self.by_number(removal)
         if slot is not None:
             self.writing.append(slot)
+            self.numbers[self.slots.frame[slot]] = number
         self.check()
         return slot, removal
+
+    def retire(self, slot: Slot) -> Removal:
+        removal = self.by_number(self.catalog.retire(slot))
+        self.check()
+        return removal
+
+    def by_number(self, removal: Removal) -> Removal:
+        return Removal([self.numbers[frame] for frame in removal.left], removal.overrun)
 
     def put(self, number: int, frames: int = 1, *, dirty: bool = False, namespace: int = 1) -> Removal:
         slot, removal = self.reserve(number, frames, namespace)
@@ -79,25 +99,24 @@ class Pages:
 
     def hold(self, number: int) -> Slot:
         slot = self.find(number)
-        self.catalog.hold(slot)
+        self.catalog.hold([slot])
         self.held.append(slot)
         self.check()
         return slot
 
     def release(self, slot: Slot) -> None:
         self.held.remove(slot)
-        self.catalog.release(slot)
+        self.catalog.release([slot])
         self.check()
 
     def here(self) -> set[int]:
-        return {int.from_bytes(slot.key, "big") for slot in self.catalog.resident()}
+        return {number_of(self.slots.key(slot)) for slot in self.catalog.resident()}
+
+    def dirty(self, most: int) -> list[int]:
+        return [number_of(self.slots.key(slot)) for slot in self.catalog.dirty(most)]
 
     def check(self) -> None:
         self.catalog.check_integrity(self.held, self.writing)
-
-
-def left(removal: Removal) -> list[int]:
-    return [int.from_bytes(slot.key, "big") for slot in removal.left]
 
 
 def test_a_reserved_page_is_not_found_until_it_is_published() -> None:
@@ -106,7 +125,7 @@ def test_a_reserved_page_is_not_found_until_it_is_published() -> None:
     assert slot is not None
     assert pages.catalog.find(key(1)) is None
     assert pages.publish(slot)
-    assert pages.catalog.find(key(1)) is slot
+    assert pages.catalog.find(key(1)) == slot
     assert (len(pages.catalog), pages.catalog.pages_of(1), pages.catalog.used_frames) == (1, 1, 1)
 
 
@@ -116,10 +135,10 @@ def test_of_two_writers_of_one_page_the_first_is_kept() -> None:
     second, _ = pages.reserve(1)
     assert first is not None
     assert second is not None
-    assert first.frame != second.frame
+    assert pages.slots.frame[first] != pages.slots.frame[second]
     assert pages.publish(second)
     assert not pages.publish(first)
-    assert pages.find(1) is second
+    assert pages.find(1) == second
     assert pages.catalog.used_frames == 1
 
 
@@ -152,9 +171,9 @@ def test_only_resident_pages_can_be_held() -> None:
     slot, _ = pages.reserve(1)
     assert slot is not None
     with pytest.raises(AssertionError):
-        pages.catalog.hold(slot)
+        pages.catalog.hold([slot])
     with pytest.raises(AssertionError):
-        pages.catalog.release(slot)
+        pages.catalog.release([slot])
 
 
 def test_a_held_page_leaves_in_two_steps() -> None:
@@ -162,13 +181,12 @@ def test_a_held_page_leaves_in_two_steps() -> None:
     pages = Pages(frames=1)
     pages.put(1)
     first, second = pages.hold(1), pages.hold(1)
-    removal = pages.catalog.retire(first)
-    pages.check()
-    assert (left(removal), first.state) == ([1], SlotState.RETIRED)
+    removal = pages.retire(first)
+    assert (removal.left, pages.slots.state[first]) == ([1], SlotState.RETIRED)
     assert pages.catalog.find(key(1)) is None
     assert pages.reserve(2)[0] is None
     with pytest.raises(AssertionError):
-        pages.catalog.hold(first)
+        pages.catalog.hold([first])
     pages.release(first)
     assert pages.reserve(2)[0] is None
     pages.release(second)
@@ -181,11 +199,11 @@ def test_held_pages_do_not_leave_for_others() -> None:
         pages.put(number)
     pages.hold(0)
     pages.hold(1)
-    assert left(pages.put(3)) == [2]
+    assert pages.put(3).left == [2]
     slot = pages.hold(3)
     assert pages.reserve(4) == (None, Removal())
     pages.release(slot)
-    assert left(pages.put(4)) == [3]
+    assert pages.put(4).left == [3]
 
 
 def test_the_page_used_longest_ago_leaves_and_the_tail_before_the_head() -> None:
@@ -193,7 +211,7 @@ def test_the_page_used_longest_ago_leaves_and_the_tail_before_the_head() -> None
     for number in range(4):
         pages.put(number)
     pages.catalog.touch([pages.find(number) for number in (0, 1, 2)])
-    assert [left(pages.put(number)) for number in range(4, 8)] == [[3], [2], [1], [0]]
+    assert [pages.put(number).left for number in range(4, 8)] == [[3], [2], [1], [0]]
 
 
 def test_a_clean_page_leaves_before_older_dirty_ones() -> None:
@@ -202,9 +220,9 @@ def test_a_clean_page_leaves_before_older_dirty_ones() -> None:
         pages.put(number, dirty=True)
     pages.put(3)
     removal = pages.put(4, dirty=True)
-    assert (left(removal), removal.overrun) == ([3], 0)
+    assert (removal.left, removal.overrun) == ([3], 0)
     removal = pages.put(5)
-    assert (left(removal), removal.overrun) == ([0], 1)
+    assert (removal.left, removal.overrun) == ([0], 1)
 
 
 def test_a_clean_page_far_behind_does_not_leave_in_a_dirty_ones_place() -> None:
@@ -214,7 +232,7 @@ def test_a_clean_page_far_behind_does_not_leave_in_a_dirty_ones_place() -> None:
         for number in range(dirty):
             pages.put(number, dirty=True)
         pages.put(100)
-        assert left(pages.put(200)) == [leaves], f"{dirty} dirty pages"
+        assert pages.put(200).left == [leaves], f"{dirty} dirty pages"
 
 
 def test_dirty_pages_are_named_oldest_first_until_they_are_clean() -> None:
@@ -222,15 +240,14 @@ def test_dirty_pages_are_named_oldest_first_until_they_are_clean() -> None:
     for number in range(4):
         pages.put(number, dirty=number != 2)
     catalog = pages.catalog
-    assert [slot.key for slot in catalog.dirty(2)] == [key(0), key(1)]
+    assert pages.dirty(2) == [0, 1]
     catalog.defer(pages.find(0))
     catalog.defer(pages.find(2))
     catalog.mark_clean(pages.find(1))
     pages.check()
-    assert [slot.key for slot in catalog.dirty(9)] == [key(3), key(0)]
+    assert pages.dirty(9) == [3, 0]
     assert catalog.dirty_pages == 2
-    removal = catalog.retire(pages.find(3))
-    pages.check()
+    removal = pages.retire(pages.find(3))
     assert (removal.overrun, catalog.dirty_pages) == (1, 1)
 
 
@@ -241,7 +258,7 @@ def test_a_page_size_takes_units_from_colder_ones() -> None:
         pages.put(number)
     pages.catalog.touch([pages.find(number) for number in range(8)])
     removal = pages.put(100, frames=4, namespace=2)
-    gone = set(left(removal))
+    gone = set(removal.left)
     assert len(gone) >= 4
     assert gone <= set(range(8, 16)), "pages that were used just now left"
     assert pages.catalog.pages_of(2) == 1
@@ -255,7 +272,7 @@ def test_units_in_use_are_not_taken() -> None:
     pages.hold(3)
     slot, removal = pages.reserve(100, frames=4)
     assert slot is not None
-    assert 3 not in left(removal)
+    assert 3 not in removal.left
     assert pages.reserve(101, frames=8) == (None, Removal())
     assert 3 in pages.here()
 
@@ -269,7 +286,7 @@ def test_units_that_are_being_written_are_not_taken() -> None:
     pages.catalog.lapse(lapsed)
     for number in range(2, 8):
         pages.put(number)
-    assert set(left(pages.put(100, frames=4))) <= set(range(2, 8))
+    assert set(pages.put(100, frames=4).left) <= set(range(2, 8))
     assert pages.reserve(101, frames=8) == (None, Removal())
     assert pages.publish(slot)
 
@@ -282,7 +299,7 @@ def test_a_hot_size_does_not_lose_its_units_to_a_cold_one() -> None:
     pages.put(100, frames=4)
     for number in range(101, 400):
         pages.catalog.touch([pages.find(each) for each in range(4)])
-        assert left(pages.put(number, frames=4)) == [number - 1]
+        assert pages.put(number, frames=4).left == [number - 1]
     assert pages.here() == {0, 1, 2, 3, 399}
 
 
@@ -304,7 +321,7 @@ def test_integrity_finds_what_does_not_add_up() -> None:
         pages.catalog.check_integrity()
     with pytest.raises(AssertionError, match="writer"):
         pages.catalog.check_integrity([slot], [slot])
-    slot.dirty = True
+    pages.slots.dirty[slot] = True
     with pytest.raises(AssertionError, match="dirty"):
         pages.check()
 
@@ -372,10 +389,11 @@ def test_pages_held_at_the_front_cost_one_walk_for_many_evictions() -> None:
     for number in range(2000):
         slot = catalog.find(key(number))
         assert slot is not None
-        catalog.hold(slot)
+        catalog.hold([slot])
+    frames = {number: catalog.slots.frame[catalog.find(key(number)) or 0] for number in range(2000, 4096)}
     for number in range(4096, 4096 + 160):
         slot, removal = catalog.reserve(key(number), 1, FRAME_BYTES, 0)
         assert slot is not None
-        assert [int.from_bytes(each.key, "big") for each in removal.left] == [number - 4096 + 2000]
+        assert removal.left == [frames[number - 4096 + 2000]]
         catalog.publish(slot, dirty=False)
     assert walked < 160 * 200

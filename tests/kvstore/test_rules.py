@@ -187,13 +187,13 @@ def test_a_namespace_has_its_quota_before_anybody_finds_it(open_store: OpenStore
     known = store.open_namespace(layout)
     store.clear(known.fingerprint)
     seen = []
-    grant = store._grant
+    grant = store._granting._grant
 
     def granting(known: Any) -> None:
         seen.append(store.namespaces.get(known.fingerprint))
         grant(known)
 
-    store._grant = granting  # type: ignore[method-assign]
+    store._granting._grant = granting  # type: ignore[method-assign]
     known = store.open_namespace(layout)
     assert seen == [None]
     put_all(store, known, kv, range(10))

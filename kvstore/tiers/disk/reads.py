@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import xxhash
@@ -29,6 +30,9 @@ class Outcome(enum.Enum):
     LATE = enum.auto()
 
 
+_MANY_PAGES = 8
+"""Reads of so many pages are verified and copied one after the other: side by side, threads would lose more by handing
+the interpreter's lock to and fro, twice a page, than they gain."""
 _Read = tuple[Outcome, int]
 """What became of a page, and its checksum if it was found."""
 
@@ -61,6 +65,7 @@ class DiskReads:
     def __init__(self, patience: Patience, *, verify: bool = True) -> None:
         self._patience = patience
         self._verify = verify
+        self._turn = threading.Lock()
 
     def fetch(
         self,
@@ -87,7 +92,8 @@ class DiskReads:
                 for run in plan_reads([(places[index].offset, places[index].length) for index in group]):
                     indices = group[run.start : run.stop]
                     pages = [(keys[i], places[i], into[i]) for i in indices]
-                    read = _Run(segment, pages, delivery, verify=self._verify)
+                    in_turn = len(pages) >= _MANY_PAGES and segment.cipher is None  # decrypting takes longer
+                    read = _Run(segment, pages, delivery, self._turn if in_turn else nullcontext(), verify=self._verify)
                     jobs.append((indices, self._patience.threads.submit(read)))
             start = end
         self._gather(jobs, fetched)
@@ -118,11 +124,18 @@ class _Run:
     """One read of pages that lie side by side: key, place and array of each."""
 
     def __init__(
-        self, segment: Segment, pages: list[tuple[bytes, Place, PageBytes]], delivery: _Delivery, *, verify: bool
+        self,
+        segment: Segment,
+        pages: list[tuple[bytes, Place, PageBytes]],
+        delivery: _Delivery,
+        turn: AbstractContextManager[object],
+        *,
+        verify: bool,
     ) -> None:
         self._segment = segment
         self._pages = pages
         self._delivery = delivery
+        self._turn = turn
         self._verify = verify
 
     def __call__(self) -> list[_Read]:
@@ -137,7 +150,8 @@ class _Run:
         if not self._delivery.begin():
             return [(Outcome.LATE, 0)] * len(self._pages)
         try:
-            return [self._take(memory[: min(read, len(memory))], first, *page) for page in self._pages]
+            with self._turn:
+                return [self._take(memory[: min(read, len(memory))], first, *page) for page in self._pages]
         finally:
             self._delivery.done()
 

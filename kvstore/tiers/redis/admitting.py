@@ -36,7 +36,10 @@ class Admission:
         requests = [request for _, request in trims]
         for chunk in batch:
             requests.append(self._buckets.admission(chunk))
-            requests += [Request(self._servers.slot(name), command) for name, command in chunk.commands()]
+            requests += [
+                Request(self._servers.slot(name), command, payload_bytes=size)
+                for (name, command), size in zip(chunk.commands(), chunk.sizes, strict=True)
+            ]
         changed = {chunk.bucket for chunk in batch}.union(bucket for bucket, _ in trims)
         start = time.perf_counter()
         replies = iter(self._buckets.change(requests, changed, deadline, writing=True))

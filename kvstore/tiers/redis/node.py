@@ -31,6 +31,8 @@ FAIR_SECONDS = 0.02
 
 _MOST_AHEAD = 4 << 20
 """Bytes of replies that are asked for before they are received: two full chunks."""
+_SENT_AT_ONCE = 1 << 20
+"""Bytes of payload behind which what was encoded is sent: the server works on it while more is encoded."""
 _SICK = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH", "WRONGPASS", "NOPERM"})
 """Error replies of a server that serves nothing at all now."""
 _FULL = frozenset({"OOM", "READONLY", "NOREPLICAS", "MISCONF"})
@@ -48,6 +50,8 @@ class Request:
     """Where a bulk reply goes; see :meth:`kvstore.tiers.redis.resp.Wire.receive`."""
     then: Callable[[], None] | None = None
     """Called when its reply is here, before the next one is received: while its bytes are still in the caches."""
+    payload_bytes: int = 0
+    """How many bytes of pages it carries."""
 
 
 class Link:
@@ -99,8 +103,13 @@ class Link:
         while sent < len(requests) and (not ahead or ahead + sizes[sent] <= _MOST_AHEAD):
             ahead += sizes[sent]
             sent += 1
-        if sent > first:
-            self._wire.send(encode([request.arguments for request in requests[first:sent]]), deadline)
+        while first < sent:
+            end, payload = first, 0
+            while end < sent and payload < _SENT_AT_ONCE:
+                payload += requests[end].payload_bytes
+                end += 1
+            self._wire.send(encode([request.arguments for request in requests[first:end]]), deadline)
+            first = end
         return sent, ahead
 
     def is_quiet(self) -> bool:

@@ -86,7 +86,7 @@ class Writer:
         made = self._buckets.fitting(self._chunks(wanted, seen))
         others: set[bytes] = set()
         pushed_out: set[bytes] = set()
-        for batch in batches(made, [sum(chunk.sizes) for chunk in made]):
+        for batch in batches(made, [sum(chunk.header.stored) for chunk in made]):
             left, elsewhere = self._store(batch, seen.useless, brought)
             others |= elsewhere
             for gone in left:  # what was here at first may have had to make room for the rest of this very call

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstore import store as store_module
+from kvstore import books as books_module
 from kvstore.answers import REFUSED, RESERVED
 from kvstore.arena import readers as readers_module
 from kvstore.arena.arena import Arena
@@ -154,7 +154,7 @@ def test_no_two_clients_share_a_line(lines: Lines, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def full(open_store: Callable[..., Store], kv: SimpleNamespace, shm: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A store whose arena is full of pages 0 to 15, and a client with its line."""
-    monkeypatch.setattr(store_module, "LONGEST_WAIT_FOR_READERS", 0.01)
+    monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 0.01)
     store = open_store(16)
     known = store.open_namespace(kv.layout("a", FRAME))
     for number in range(16):
@@ -194,7 +194,7 @@ def test_a_slot_that_was_free_before_the_reader_came_is_lent(full: Any, kv: Simp
 def test_a_reservation_waits_for_a_reader_that_is_nearly_done(
     full: Any, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "LONGEST_WAIT_FOR_READERS", 30.0)
+    monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 30.0)
     read = full.line.begin(time.monotonic() + 30)
     looks: list[float] = []
 
@@ -212,7 +212,7 @@ def test_a_reservation_waits_for_a_reader_that_is_nearly_done(
 def test_pages_from_below_do_not_come_up_over_what_somebody_reads(
     open_store: Callable[..., Store], kv: SimpleNamespace, shm: Path, tier: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "LONGEST_WAIT_FOR_READERS", 0.01)
+    monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 0.01)
     store = open_store(16, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
     for number in range(20):
@@ -234,14 +234,14 @@ def test_a_dead_client_that_was_to_be_refused_leaves_nothing(full: Any, kv: Simp
     writer = kv.LocalClient(shm / "arena")
     owner = full.store.attach(writer.name) & 0xFFFF
     full.line.begin(time.monotonic() + 30)
-    wait = full.store._readers.wait
+    wait = full.store._books.readers.wait
 
     def sweep_first(epoch: int, seconds: float) -> bool:
         writer.die()
         full.store.sweep()
         return bool(wait(epoch, seconds))
 
-    full.store._readers.wait = sweep_first
+    full.store._books.readers.wait = sweep_first
     reserved = full.store.prepare_store(owner, full.known.fingerprint, kv.hashes_of([100]), 9.0, direct=True)
     assert reserved == (0, bytes([REFUSED]), [])
     full.store.check_integrity()

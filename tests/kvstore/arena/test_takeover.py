@@ -176,7 +176,7 @@ def test_a_sweep_that_ends_behind_the_store_frees_no_slot(
     [frame] = store.prepare_store(owner, known.fingerprint, kv.hashes_of([1]), 9.0, direct=True).frames
     kv.kill(store)
     again = open_store(16)
-    again._clients.remove_abandoned = again.close  # type: ignore[method-assign]
+    again._books.clients.remove_abandoned = again.close  # type: ignore[method-assign]
     again.sweep()
     assert header(again, frame)["owner"] == owner
     client.die()

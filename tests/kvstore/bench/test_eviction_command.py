@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from kvstore.bench import eviction_workloads
+from kvstore.bench.replay import hit_blocks
+from kvstore.bench.workloads import WORKLOADS
 from kvstore.cli import EXIT_FAILED, EXIT_USAGE, main
+from kvstore.eviction import DEFAULT_POLICY, POLICIES, LeastRecentlyUsed
 
 
 def line(blocks: Any, **fields: Any) -> str:
@@ -88,3 +92,37 @@ def test_a_file_that_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_plot_that_cannot_be_written(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "eviction", str(trace), "--plot", str(tmp_path / "none" / "plot.svg")]) == EXIT_FAILED
     assert "the plot can't be written" in capsys.readouterr().err
+
+
+def of_lru(workload: str, seed: int, percent: int) -> float:
+    """A node's hits over LRU's, counted anew."""
+    prompts = WORKLOADS[workload](60, seed)
+    pages = max(1, len({block for prompt in prompts for block in prompt}) * percent // 100)
+    return hit_blocks(prompts, pages, POLICIES[DEFAULT_POLICY]()) / hit_blocks(prompts, pages, LeastRecentlyUsed())
+
+
+def test_generated_workloads_show_the_worst_seed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction_workloads, "REQUESTS", 60)
+    monkeypatch.setattr(eviction_workloads, "SEEDS", range(3))
+    assert main(["bench", "eviction", "--workloads", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["workload"], row["size_percent"]) for row in rows] == [
+        (workload, size) for workload in WORKLOADS for size in (1, 2, 5, 10, 20, 50)
+    ]
+    for row in rows:
+        if row["size_percent"] in (10, 50):
+            ratios = [of_lru(row["workload"], seed, row["size_percent"]) for seed in range(3)]
+            assert row["of_lru"] == min(ratios) == ratios[row["seed"]]
+    assert main(["bench", "eviction", "--workloads"]) == 0
+    table = capsys.readouterr().out
+    for row in rows:
+        assert f"{row['of_lru']:.3f}" in table
+    assert "60 requests a workload; hits of expected-reuse over LRU's, the worst of seeds 0 to 2" in table
+
+
+@pytest.mark.parametrize("flags", [[], ["--workloads", "trace"], ["--workloads", "--plot", "plot.svg"]])
+def test_a_trace_or_workloads(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    assert main(["bench", "eviction", *flags]) == EXIT_USAGE
+    assert "--workloads" in capsys.readouterr().err

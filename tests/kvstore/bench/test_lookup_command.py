@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.bench import lookup
+from kvstore.bench import prompts
 from kvstore.cli import EXIT_FAILED, EXIT_USAGE, main
 
 
@@ -30,8 +30,10 @@ def test_lookup(small: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert left_behind() == before
 
 
-def test_the_table(small: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "lookup", "--indexed", "600", "--rounds", "1"]) == 0
+def test_the_table_and_the_plot(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "lookup.svg"
+    assert main(["bench", "lookup", "--indexed", "600,700", "--rounds", "1", "--plot", str(plot)]) == 0
+    assert "none here, cold" in plot.read_text()
     out = capsys.readouterr().out
     assert "pages indexed" in out
     assert "600  all   warm" in out
@@ -54,6 +56,6 @@ def test_flags_that_make_no_sense(flags: list[str], capsys: pytest.CaptureFixtur
 def test_a_node_that_does_not_start_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lookup, "PAGE_BYTES", 1 << 50)
+    monkeypatch.setattr(prompts, "PAGE_BYTES", 1 << 50)
     assert main(["bench", "lookup", "--indexed", "600", "--rounds", "1"]) == EXIT_FAILED
     assert "the node does not start: kvstore serve: " in capsys.readouterr().err

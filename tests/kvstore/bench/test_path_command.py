@@ -25,9 +25,14 @@ def test_every_path_is_measured_beside_its_limit(capsys):
         assert row["p99_ms"] >= row["p50_ms"]
 
 
-def test_a_table_for_people(capsys):
-    assert cli.main(["bench", "path", "--path", "bulk", "--page", "64KiB", "--pages", "1", "--rounds", "1"]) == 0
+def test_a_table_and_a_plot_for_people(capsys, tmp_path):
+    plot = tmp_path / "path.svg"
+    flags = ["--path", "bulk", "--page", "64KiB", "--pages", "1", "--rounds", "1", "--plot", str(plot)]
+    assert cli.main(["bench", "path", *flags]) == 0
     assert "1 x 64 KiB" in capsys.readouterr().out
+    assert "bulk, store" in plot.read_text()
+    assert cli.main(["bench", "path", *flags[:-1], str(tmp_path / "no" / "such.svg")]) == 1
+    assert "the plot can't be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--path", "pigeon"], ["--rounds", "0"], ["--page", "much"], ["--pages", "0"]])

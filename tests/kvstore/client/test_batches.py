@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
+
+import kvstore
+from kvstore.client.shared import SharedPath
+from kvstore.errors import DeadlineError, NotAttachedError, UnavailableError, UnknownNamespaceError
 
 PAGE_BYTES = 64 << 10
 
@@ -72,3 +78,89 @@ def test_all_calls_of_one_store_share_its_deadline(pages, hashes, payload, monke
     pages.store(hashes(150), payload(150, page_bytes=PAGE_BYTES))
     assert [name for name, _ in given] == ["touch", "lookup"]
     assert given[0][1] >= given[1][1], "the lookup has what the touch has left of the time"
+
+
+class TestBatchesUnderWay:
+    """One batch is copied while the one before it is published."""
+
+    @pytest.fixture
+    def near(self, start_node):
+        node = start_node(arena=16 << 20, disk_limit=0)
+        with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
+            yield node, client
+
+    def test_a_prefix_of_many_batches_is_stored_head_first(self, near, hashes, payload, monkeypatch):
+        node, client = near
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
+        published: list[bytes] = []
+        publish = node.store._books.residency.publish
+
+        def note(slots, *rest):
+            published.extend(map(node.store._books.slots.block_hash, slots))
+            return publish(slots, *rest)
+
+        monkeypatch.setattr(node.store._books.residency, "publish", note)
+        count = 3 * pages.batch_pages + 1
+        assert pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES)) == kvstore.StoreResult(stored=count)
+        assert published == hashes(count), "a page comes behind the page before it"
+        into = np.zeros((count, PAGE_BYTES), np.uint8)
+        assert pages.load(hashes(count), into) == count
+        assert np.array_equal(into.reshape(-1), payload(count, page_bytes=PAGE_BYTES).reshape(-1))
+
+    def test_a_batch_that_the_node_forgot_is_stored_anew(self, near, hashes, payload, monkeypatch):
+        """The namespace is cleared behind the first batch's copy, before it is published."""
+        _, client = near
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
+        count = 2 * pages.batch_pages
+        left = [NotAttachedError("it came back"), UnknownNamespaceError("it was cleared")]
+        finish = SharedPath._finish_store
+
+        def forget(self, attachment, namespace, request, reserved, finish_in, publish):
+            try:
+                error = left.pop()  # two threads come here: one stores the first batch anew beside the second one
+            except IndexError:
+                return finish(self, attachment, namespace, request, reserved, finish_in, publish)
+            finish(self, attachment, namespace, request, reserved, finish_in, False)
+            raise error
+
+        monkeypatch.setattr(SharedPath, "_finish_store", forget)
+        assert pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES)) == kvstore.StoreResult(stored=count)
+        assert pages.lookup(hashes(count)).prefix == count
+
+    @pytest.mark.parametrize("lost", [0, 1, 2])
+    def test_what_is_not_confirmed_is_refused(self, near, hashes, payload, monkeypatch, lost):
+        _, client = near
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
+        batch = pages.batch_pages
+        finish = SharedPath._finish_store
+        finished = []
+
+        def lose(self, *arguments):
+            finished.append(None)
+            result = finish(self, *arguments)
+            if len(finished) == lost + 1:
+                raise UnavailableError("gone")
+            return result
+
+        monkeypatch.setattr(SharedPath, "_finish_store", lose)
+        result = pages.store(hashes(3 * batch), payload(3 * batch, page_bytes=PAGE_BYTES))
+        assert (result.stored + result.present + result.refused, result.refused >= batch) == (3 * batch, True)
+        assert pages.lookup(hashes(3 * batch)).present.count(True) >= result.stored
+
+    def test_a_publication_that_hangs_is_waited_for_until_the_deadline(self, start_node, hashes, payload, monkeypatch):
+        node = start_node(arena=16 << 20, disk_limit=0)
+        goes_on = threading.Event()
+        finish = SharedPath._finish_store
+
+        def hang(self, *arguments):
+            goes_on.wait(60.0)
+            return finish(self, *arguments)
+
+        with kvstore.connect(f"unix://{node.config.socket}", timeout=2.0) as client:
+            pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
+            count = 2 * pages.batch_pages
+            monkeypatch.setattr(SharedPath, "_finish_store", hang)
+            with pytest.raises(DeadlineError):
+                pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES))
+            assert not goes_on.is_set()
+            goes_on.set()

@@ -42,7 +42,7 @@ def url_of(node) -> str:
 
 
 def at_rest(node) -> bool:
-    return not node.store._tickets.stores and not node.store._tickets.loads
+    return not node.store._books.tickets.stores and not node.store._books.tickets.loads
 
 
 def no_streams(monkeypatch) -> None:

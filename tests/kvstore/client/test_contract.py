@@ -333,7 +333,7 @@ class TestSeveralNamespaces:
         other = place.connect().namespace(pages.layout)
         path = pages._opened[1]
         at_once = method == "load" and place.url.startswith("unix:") and mapped.CAN_READ  # all batches in one
-        hooked = "load_here" if at_once else method
+        hooked = "begin_store" if method == "store" else "load_here" if at_once else method
         original, calls = getattr(path, hooked), []
 
         def then_cleared(*arguments: object) -> object:
@@ -415,7 +415,7 @@ class TestPending:
         pages = place.connect(timeout=0.2).namespace(layout)
         pages.store(hashes(4), payload(4))
         loading = pages.prepare_load(hashes(4))
-        eventually(lambda: not place.store._tickets.loads)
+        eventually(lambda: not place.store._books.tickets.loads)
         # Over streams the pages are this process's own copies, whole and verified.
         expected = 4 if place.url.startswith("kv:") else 0
         assert loading.complete() == expected

@@ -190,15 +190,18 @@ def test_one_deadline_for_all_batches_of_a_call(hanging, layout, hashes, payload
         pages = client.namespace(layout)
         count = 3 * pages.batch_pages
         path = pages._opened[1]
-        original, calls = path.store, []
+        original, calls = path.begin_store, []
+        first: list[Callable[[], kvstore.StoreResult]] = []
 
-        def store(*arguments: object) -> kvstore.StoreResult:
+        def begin_store(*arguments: object) -> Callable[[], kvstore.StoreResult]:
             calls.append(arguments[3])
             if len(calls) == 2:
+                first[0]()  # it is published
                 node.pause()
-            return original(*arguments)
+            first.append(original(*arguments))
+            return first[-1]
 
-        path.store = store
+        path.begin_store = begin_store
         assert pages.store(hashes(count), payload(count)) == kvstore.StoreResult(
             stored=pages.batch_pages, refused=2 * pages.batch_pages
         )

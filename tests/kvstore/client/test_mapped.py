@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore import store as store_module
+from kvstore import books as books_module
 from kvstore.client import mapped
 from kvstore.client.control import Connection
 from kvstore.client.recency import MOST_PAGES, MOST_USES, Recency
@@ -141,6 +141,30 @@ class TestWithoutACall:
         assert [answer.prefix for answer in near.lookup([(group, hashes(2)) for group in groups])] == [2, 0, 1]
         assert calls == []
 
+    def test_a_look_here_makes_no_call_and_says_when_only_a_call_can_tell(
+        self, start_node, layout, hashes, payload, calls
+    ):
+        node = start_node(arena=16 * SLOT)
+        with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
+            pages = client.namespace(layout, lazy=True)
+            assert client.lookup_here([(pages, hashes(2))]) is None
+            pages.store(hashes(2), payload(2))
+            calls.clear()
+            assert client.lookup_here([(pages, hashes(2))]) == [kvstore.Lookup(2, (True,) * 2, ("arena",) * 2)]
+            assert client.lookup_here([(pages, hashes(3))]) is None  # the disk might have it
+            assert calls == []
+
+    def test_a_client_that_only_looks_reads_the_mapping_of_a_node_that_came_back(
+        self, node_process, layout, hashes, payload, eventually
+    ):
+        node = node_process(disk_limit="0")
+        with kvstore.connect(node.url, timeout=20.0) as client:
+            pages = client.namespace(layout)
+            pages.store(hashes(2), payload(2))
+            node.kill()
+            node.start()
+            eventually(lambda: client.lookup([(pages, hashes(3))]) and client.lookup_here([(pages, hashes(3))]))
+
     def test_pages_are_lent_without_a_hold(self, near, node, layout, hashes, payload, calls):
         pages = near.namespace(layout)
         pages.store(hashes(3), payload(3))
@@ -149,10 +173,10 @@ class TestWithoutACall:
             assert len(lent.pages) == 3
             assert not lent.pages[0].flags.writeable
             assert np.array_equal(np.array(lent.pages), payload(3))
-            assert not node.store._tickets.loads
-            assert not node.store._readers.passed(node.store.arena._epoch[0])
+            assert not node.store._books.tickets.loads
+            assert not node.store._books.readers.passed(node.store.arena._epoch[0])
             assert lent.complete() == 3
-        assert node.store._readers.passed(node.store.arena._epoch[0])
+        assert node.store._books.readers.passed(node.store.arena._epoch[0])
         assert calls == []
         assert pages.statistics().loaded == {"arena": 3}
 
@@ -163,8 +187,8 @@ class TestWithoutACall:
             pages.store(hashes(3), payload(3))
             with pages.borrow(hashes(4)) as lent:
                 assert len(lent.pages) == 3
-                assert node.store._tickets.loads
-                assert node.store._readers.passed(node.store.arena._epoch[0]), "it would wait for itself"
+                assert node.store._books.tickets.loads
+                assert node.store._books.readers.passed(node.store.arena._epoch[0]), "it would wait for itself"
                 assert lent.complete() == 3
 
     def test_a_client_that_opened_a_namespace_before_it_was_cleared_finds_the_new_one(
@@ -279,7 +303,7 @@ class TestOvertaken:
         self, near, node, layout, hashes, payload, halves, monkeypatch, count
     ):
         """Nobody waits for readers here: generations alone must tell."""
-        monkeypatch.setattr(node.store._readers, "passed", lambda epoch: True)
+        monkeypatch.setattr(node.store._books.readers, "passed", lambda epoch: True)
         if count == 8:  # by NumPy
             monkeypatch.setattr("kvstore.arena.index.FEW_KEYS", 0)
             monkeypatch.setattr(mapped, "FEW_KEYS", 0)
@@ -305,8 +329,8 @@ class TestOvertaken:
             wanted = chain[turn * 8 : turn * 8 + count]
             put(turn, data)
             [frame] = store.prepare_load(0, known.fingerprint, wanted[:1], 9.0).frames
-            store._tickets.loads.clear()
-            store._catalog.find(known.fingerprint + wanted[0]).holds = 0
+            store._books.tickets.loads.clear()
+            store._books.slots.holds[store._catalog.find(known.fingerprint + wanted[0])] = 0
 
             def overtake(turn: int = turn, wanted: list[bytes] = wanted) -> None:
                 store.evict(known.fingerprint, wanted)
@@ -322,7 +346,7 @@ class TestOvertaken:
     def test_with_epochs_a_slot_is_not_written_while_it_is_read(
         self, near, far, node, layout, hashes, payload, halves, monkeypatch
     ):
-        monkeypatch.setattr(store_module, "LONGEST_WAIT_FOR_READERS", 0.01)
+        monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 0.01)
         pages, theirs = near.namespace(layout), far.namespace(layout)
         pages.store(hashes(16), payload(16))
         refused = []

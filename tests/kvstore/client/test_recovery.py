@@ -40,6 +40,21 @@ def retried(call):
     return attempt
 
 
+def test_a_lazy_namespace_is_opened_when_it_is_used_and_the_node_is_there(
+    node_process, layout, hashes, payload, eventually
+):
+    node = node_process(ready=False)
+    with kvstore.connect(node.url) as client:
+        pages = client.namespace(layout, lazy=True)
+        assert pages.fingerprint == layout.fingerprint
+        for call in (lambda: pages.batch_pages, lambda: pages.lookup(hashes(1)), lambda: pages.borrow(hashes(1))):
+            with pytest.raises(UnavailableError):
+                call()
+        node.start()
+        eventually(retried(lambda: pages.store(hashes(2), payload(2))))
+        assert pages.lookup(hashes(3)).prefix == 2
+
+
 class TestBetweenCalls:
     def test_pages_and_clients_outlive_a_killed_node(self, node_process, scheme, layout, hashes, payload, eventually):
         node = node_process(disk_limit="0")
@@ -358,7 +373,7 @@ class TestOtherProcesses:
         assert node.store.statistics().arena_used_bytes == 16 * 8192
         dying.process.kill()
         eventually(lambda: node.store.statistics().arena_used_bytes == 8 * 8192)
-        eventually(lambda: not node.store._tickets.loads)
+        eventually(lambda: not node.store._books.tickets.loads)
         assert living.tell("complete") == [4, 0, 0]
         assert living.tell("store", 3, 8) == [8, 0, 0]
         with node.store.write_behind.writing:
@@ -366,7 +381,7 @@ class TestOtherProcesses:
 
     def test_a_stopped_process_past_its_deadline_publishes_nothing(self, served, client_process, eventually):
         node, url = served
-        stopped, living = client_process(url, 0.5), client_process(url)
+        stopped, living = client_process(url, 2.0), client_process(url)
         assert stopped.tell("prepare", 3, 8) == 8
         stopped.process.send_signal(signal.SIGSTOP)
         eventually(lambda: node.store.statistics().counters["lapsed"] == 8)

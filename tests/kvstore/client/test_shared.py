@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.client.shared import Attachment
+from kvstore.client.attachment import Attachment
 from kvstore.errors import UnavailableError
 
 

@@ -54,8 +54,8 @@ def test_s3_fifo(steps: list[Step]) -> None:
         if slot in small:
             small.remove(slot)
             ghosts.append(slot)
-            # As many as the main queue is to have of the pages that are left.
-            del ghosts[: max(0, len(ghosts) - (len(small) + len(main)) * 9 // 10)]
+            # As many as there are pages left.
+            del ghosts[: max(0, len(ghosts) - len(small) - len(main))]
         elif slot in main:
             main.remove(slot)
         uses.pop(slot, None)
@@ -96,3 +96,4 @@ def test_s3_fifo(steps: list[Step]) -> None:
             if victim is not None:
                 policy.remove(victim)
                 leave(victim)
+        assert {slot for slot in uses if slot in policy._main} == set(main)

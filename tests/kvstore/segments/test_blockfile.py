@@ -1,12 +1,13 @@
 import errno
 import fcntl
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvstore.segments.aligned import aligned_empty, is_aligned, stage_write
+from kvstore.segments.aligned import aligned_empty, is_aligned, stage_write, take_scratch
 from kvstore.segments.blockfile import BlockFile
 from kvstore.segments.record import BLOCK, ByteArray, padded
 
@@ -138,3 +139,24 @@ def test_staging_gives_aligned_padded_buffers(shift: int, length: int) -> None:
     assert not staged[BLOCK + length :].any(), "padding holds what is no one's business"
     if shift == 0:
         assert sum(not np.shares_memory(buffer, payload) for buffer in buffers) == 1 + (length % BLOCK > 0)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages")
+@pytest.mark.parametrize("length", [BLOCK, 2 << 20, 3 << 20, 24 << 20])
+def test_reads_go_to_memory_that_may_be_huge_pages(length: int) -> None:
+    memory = take_scratch(length)
+    assert len(memory) == length
+    start = memory.__array_interface__["data"][0]
+    assert start % (2 << 20) == 0
+    mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    around = [text for text in mappings if text and within(start, text) and within(start + length - 1, text)]
+    assert len(around) == 1
+    flags = re.search(r"^VmFlags:(.*)$", around[0], re.MULTILINE)
+    assert flags is not None
+    assert "hg" in flags[1].split()
+
+
+def within(address: int, mapping: str) -> bool:
+    """Whether an address lies in a mapping of ``/proc/self/smaps``."""
+    first, end = mapping.partition(" ")[0].split("-")
+    return int(first, 16) <= address < int(end, 16)

@@ -11,9 +11,10 @@ import pytest
 import xxhash
 
 from kvstore.errors import ConfigError
+from kvstore.secret_files import read_key_file
 from kvstore.segments import record
 from kvstore.segments.check import check_log
-from kvstore.segments.cipher import SegmentCipher, read_key_file
+from kvstore.segments.cipher import SegmentCipher
 from kvstore.segments.recovery import recover
 from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import DiskTier

@@ -223,7 +223,7 @@ class TestStandingStill:
         peers = [Peer.welcome(wire.node) for _ in range(4)]
         for peer in peers:  # half of the arena, all together
             peer.load(wire.pages(space, 4), milliseconds=1500)
-        eventually(lambda: len(wire.node.store._tickets.loads) == 4)
+        eventually(lambda: len(wire.node.store._books.tickets.loads) == 4)
         assert wire.found(space, 4) == [1] * 4, "others are served"
         eventually(wire.at_rest)
         for peer in peers:
@@ -343,7 +343,7 @@ def test_a_stopping_node_ends_idle_connections_at_once_and_busy_ones_in_time(sta
     wire.put(space, payload(8, page_bytes=LARGE))
     with Peer.welcome(wire.node) as idle, Peer.welcome(wire.node) as busy, Peer(wire.node) as stranger:
         busy.load(wire.pages(space, 8))
-        eventually(lambda: len(wire.node.store._tickets.loads) == 1)
+        eventually(lambda: len(wire.node.store._books.tickets.loads) == 1)
         assert wire.node.stop()
         assert idle.is_closed()
         assert busy.is_closed()

@@ -59,7 +59,9 @@ class Attached:
 
 class TestErrors:
     def test_every_class_is_in_the_table(self):
-        assert subclasses(errors.KVStoreError) == set(OVER_THE_WIRE)
+        # The engine's side has errors of its own, which no node raises.
+        ours = {kind for kind in subclasses(errors.KVStoreError) if kind.__module__.startswith("kvstore.")}
+        assert ours == set(OVER_THE_WIRE)
 
     @pytest.mark.parametrize("kind", OVER_THE_WIRE, ids=lambda kind: kind.__name__)
     def test_an_error_crosses_the_wire(self, wire, monkeypatch, kind):

@@ -4,54 +4,101 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from kvstore.testing import make_page
-from kvstore.tiers.redis import RedisTier
+from kvstore.testing import make_page, read_pages
+from kvstore.tiers.redis import RedisTier, names
 from kvstore.tiers.redis.crew import Crew
 
 LIMIT = 256 << 20
 Open = Callable[..., RedisTier]
 
 
-def test_calls_that_hang_at_one_server_let_others_be_reached(
-    start_cluster: Any, open_redis: Open, eventually: Any
-) -> None:
-    """As many calls as there are threads for a server, and twice as many; each has a part for every server."""
+class OneHangs:
+    """A Cluster with pages on all servers, of which one is stopped, with more calls waiting for it than it has threads.
+
+    Each of them has a part for every server, and waits far longer than the tier's own calls do.
+    """
+
+    def __init__(self, cluster: Any, tier: RedisTier) -> None:
+        self.tier = tier
+        self._cluster = cluster
+        self.pages = [make_page(number, 100) for number in range(60)]
+        assert all(tier.write(self.pages))
+        self._victim = cluster.primaries()[0]
+        self.name = f"127.0.0.1:{self._victim.port}"
+        entries, _ = tier._entries.find(self.keys, time.monotonic() + 20)
+        self._chunks = {
+            key: names.part_name(entry.bucket, entry.nonce, 0)
+            for key, entry in zip(self.keys, entries, strict=True)
+            if entry is not None
+        }
+        # A call asks the first server that it needs itself: one that is well.
+        self.pages.sort(key=lambda page: self.finds(page.key), reverse=True)
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [page.key for page in self.pages]
+
+    def _is_well(self, name: bytes) -> bool:
+        return self.tier._servers._table[self._cluster.client.keyslot(name)].name != self.name
+
+    def finds(self, key: bytes) -> bool:
+        """Whether the page's entry is on a server that is well."""
+        return self._is_well(names.page_name(key))
+
+    def reads(self, key: bytes) -> bool:
+        """Whether its chunk is, too."""
+        return self.finds(key) and self._is_well(self._chunks[key])
+
+    @contextmanager
+    def hanging(self, eventually: Any) -> Iterator[None]:
+        """While the server is stopped, and calls wait for it."""
+        self._victim.pause()
+        with ThreadPoolExecutor(24) as threads:
+            try:
+                later = time.monotonic() + 30
+                calls = [threads.submit(self.tier._entries.find, self.keys, later) for _ in range(24)]
+                crews = [node.crew for node in self.tier._servers._nodes.values()]
+                eventually(lambda: any(crew._threads._work_queue.qsize() for crew in crews))
+                yield
+            finally:
+                self._victim.resume()
+        for call in calls:
+            call.result()
+
+
+@pytest.fixture
+def one_hangs(start_cluster: Any, open_redis: Open) -> OneHangs:
     cluster = start_cluster()
     for one in cluster.servers:
         one.client.config_set("cluster-replica-no-failover", "yes")
         one.client.config_set("cluster-require-full-coverage", "no")
-    tier = open_redis(cluster.url, LIMIT, timeout=3.0, lookup_timeout=2.0, refresh=1000.0)
-    pages = [make_page(number, 100) for number in range(60)]
-    keys = [page.key for page in pages]
-    assert all(tier.write(pages))
-    victim = cluster.primaries()[0]
-    hangs = f"127.0.0.1:{victim.port}"
+    # Connections to the stopped server are waited for as long as the calls that hang there.
+    tier = open_redis(cluster.url, LIMIT, timeout=30.0, lookup_timeout=2.0, refresh=1000.0)
+    tier._reader._timeout = 2.0
+    return OneHangs(cluster, tier)
 
-    def is_well(key: bytes) -> bool:
-        return tier._servers._table[cluster.client.keyslot(b"kvstore:page:" + key)].name != hangs
 
-    order = sorted(keys, key=is_well, reverse=True)  # the caller asks the first server itself
-    expected = list(map(is_well, order))
+def test_calls_that_hang_at_one_server_let_others_be_reached(one_hangs: OneHangs, eventually: Any) -> None:
+    expected = list(map(one_hangs.finds, one_hangs.keys))
     assert 0 < expected.count(True) < 60
-    victim.pause()
-    with ThreadPoolExecutor(24) as threads:
-        try:
-            later = time.monotonic() + 20
-            hanging = [threads.submit(tier._entries.find, order, later) for _ in range(24)]
-            crews = [node.crew for node in tier._servers._nodes.values()]
-            eventually(lambda: any(crew._threads._work_queue.qsize() for crew in crews))
-            assert tier.contains(order) == expected
-        finally:
-            victim.resume()
-        for call in hanging:
-            call.result()
-    assert not any(node.breaker.is_open for name, node in tier._servers._nodes.items() if name != hangs)
+    with one_hangs.hanging(eventually):
+        assert one_hangs.tier.contains(one_hangs.keys) == expected
+    nodes = one_hangs.tier._servers._nodes
+    assert not any(node.breaker.is_open for name, node in nodes.items() if name != one_hangs.name)
+
+
+def test_pages_of_the_other_servers_are_read_while_one_hangs(one_hangs: OneHangs, eventually: Any) -> None:
+    expected = list(map(one_hangs.reads, one_hangs.keys))
+    assert 0 < expected.count(True) < 60
+    with one_hangs.hanging(eventually):
+        assert read_pages(one_hangs.tier, one_hangs.pages) == expected
 
 
 def test_work_that_nobody_began_by_its_deadline_is_given_up() -> None:

@@ -46,6 +46,28 @@ class Watched(Wire):
         return reply
 
 
+def test_a_write_is_one_batch_whose_first_chunk_leaves_before_the_last_is_encoded(
+    server: Any, open_redis: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_redis(server.url, 640 * MIB)
+    assert tier.contains([bytes(64)]) == [False]
+    tier._look.close()  # it sends as well
+    sent: list[int] = []
+    real = Wire.send
+
+    def send(self: Wire, buffers: Any, deadline: float) -> None:
+        sent.append(sum(map(len, buffers)))
+        real(self, buffers, deadline)
+
+    monkeypatch.setattr(Wire, "send", send)
+    assert all(tier.write([make(number, 64 << 10) for number in range(512)]))
+    chunks = [size for size in sent if size > MIB]
+    assert len(chunks) == 16
+    assert max(chunks) < 3 * MIB
+    assert sum(chunks) > 31 * MIB
+    assert len(sent[sent.index(chunks[0]) :]) == 16 + 2, "the last chunk's second part and all entries come behind"
+
+
 def test_replies_are_asked_for_four_mebibytes_ahead(server: Any, open_redis: Open) -> None:
     """The server keeps every reply in memory until it is sent."""
     tier = open_redis(server.url, LIMIT)

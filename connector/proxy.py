@@ -1,0 +1,427 @@
+"""A small OpenAI-compatible proxy in front of engines that divide the work: some prefill, others decode.
+
+::
+
+    client ──► proxy ──1──► prefill    the prompt, one token: the answer has a ticket for what was computed
+                 │
+                 └────2───► decode     the client's request, with the ticket: its answer goes to the client
+
+An attempt that fails before the client has a byte of the answer is made again elsewhere. Where no prefill instance
+gives a ticket, decode is asked plainly, and computes the prompt itself; where no decode instance answers, a prefill
+instance is asked for all of it. So whatever dies costs time, and no request as long as one instance is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from aiohttp import hdrs, web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from connector.proxy_instances import Instance, Instances, Role, may_retry
+from connector.proxy_messages import (
+    EventKind,
+    EventSplitter,
+    decode_request,
+    error_body,
+    error_events,
+    kind_of,
+    parse_request,
+    prefill_request,
+    ticket_of,
+)
+from connector.proxy_metrics import ProxyMetrics
+from connector.proxy_upstream import InstanceError, Reply, Upstream
+from kvstore.errors import FormatError, InvalidRequestError, LimitExceededError, ResourceError
+
+MOST_BODY_BYTES = 64 << 20
+"""Longest request."""
+MOST_REQUESTS = 1024
+"""Requests under way; one more is told to come again (503)."""
+MOST_CONNECTIONS = 2048
+"""Of clients; one more is closed."""
+BODY_SECONDS = 60.0
+"""For a client to send its whole request."""
+MOST_HELD_BYTES = 1 << 20
+"""Of events without a token that are held back for a retry."""
+DRAIN_SECONDS = 30.0
+"""For requests under way when the proxy is stopped."""
+
+_PATHS = ("/v1/completions", "/v1/chat/completions")
+_REQUEST_ID = "X-Request-Id"
+_HOP_BY_HOP = {
+    name.lower()
+    for name in (
+        hdrs.CONNECTION,
+        hdrs.KEEP_ALIVE,
+        hdrs.PROXY_AUTHENTICATE,
+        hdrs.PROXY_AUTHORIZATION,
+        hdrs.TE,
+        hdrs.TRAILER,
+        hdrs.TRANSFER_ENCODING,
+        hdrs.UPGRADE,
+    )
+}
+_OURS = _HOP_BY_HOP | {
+    name.lower()
+    for name in (
+        hdrs.HOST,
+        hdrs.CONTENT_LENGTH,
+        hdrs.CONTENT_ENCODING,
+        hdrs.CONTENT_TYPE,
+        hdrs.ACCEPT_ENCODING,
+        hdrs.EXPECT,
+        _REQUEST_ID,
+    )
+}
+
+_logger = logging.getLogger("kvstore.proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that an instance may say nothing."""
+
+    prefill: float = 120.0
+    decode: float = 600.0
+    """Before the first byte and between two: of an answer that is no stream, all of it comes at the end."""
+
+
+class _FailedError(Exception):
+    """An attempt failed, and may be made elsewhere.
+
+    Args:
+        reason: a word for metrics.
+        answer: what the client is told if nobody does better.
+    """
+
+    def __init__(self, reason: str, answer: web.Response) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.answer = answer
+
+
+class Proxy:
+    """Serves from :meth:`start` until :meth:`stop`.
+
+    Args:
+        instances: whom it asks.
+        deadlines: how long it waits for them.
+    """
+
+    def __init__(self, instances: Instances, deadlines: Deadlines) -> None:
+        self._instances = instances
+        self._deadlines = deadlines
+        self._upstream = Upstream(instances)
+        self._metrics = ProxyMetrics()
+        self._under_way = 0
+        application = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_errors_as_json])
+        for path in _PATHS:
+            application.router.add_post(path, self._complete)
+        application.router.add_get("/v1/models", self._models)
+        application.router.add_get("/health", self._health)
+        application.router.add_get("/metrics", self._show_metrics)
+        self._runner = web.AppRunner(
+            application, handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_SECONDS
+        )
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Begin to serve. Returns the port.
+
+        Raises:
+            ResourceError: the address can't be used.
+        """
+        await self._runner.setup()
+        try:
+            self._server = await asyncio.get_running_loop().create_server(self._accept, host, port, backlog=1024)
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ResourceError(f"can't listen on {host}:{port}: {error.strerror or error}") from error
+        await self._upstream.__aenter__()
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """End, behind the requests under way, :data:`DRAIN_SECONDS` at most."""
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()
+        await self._upstream.__aexit__()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        """What talks to a new client."""
+        server = self._runner.server
+        assert server is not None, "set up before it listens"
+        return _Refusal() if len(server.connections) >= MOST_CONNECTIONS else server()
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        """A completion, from its arrival to its end."""
+        began = time.monotonic()
+        if self._under_way >= MOST_REQUESTS:
+            self._metrics.count("requests", outcome="turned_away")
+            return _error(f"{MOST_REQUESTS} requests are under way", 503, {hdrs.RETRY_AFTER: "1"})
+        self._under_way += 1
+        outcome = "left"
+        try:
+            body = await _read(request)
+            try:
+                asked = parse_request(body)
+            except InvalidRequestError as error:
+                outcome = "refused"
+                return _error(str(error), 400)
+            exchange = _Exchange(request, asked)
+            response = await self._decode(exchange, await self._prefill(exchange))
+            outcome = exchange.outcome
+        except web.HTTPException:
+            outcome = "refused"
+            raise
+        else:
+            return response
+        finally:
+            self._under_way -= 1
+            self._metrics.count("requests", outcome=outcome)
+            self._metrics.observe("request", time.monotonic() - began)
+
+    async def _prefill(self, exchange: _Exchange) -> dict[str, Any] | None:
+        """A ticket from one of the prefill instances; None: none of them gave one."""
+        body = json.dumps(prefill_request(exchange.asked)).encode()
+        tried: list[Instance] = []
+        began = time.monotonic()
+        while (instance := self._instances.choose(Role.PREFILL, tried)) is not None:
+            tried.append(instance)
+            headers = exchange.headers(f"-prefill{len(tried)}")
+            try:
+                async with self._upstream.ask(
+                    instance, hdrs.METH_POST, exchange.request.path_qs, headers, body, self._deadlines.prefill
+                ) as reply:
+                    answer = await reply.read_all()
+            except InstanceError as error:
+                self._retry(error, Role.PREFILL, error.reason)
+                continue
+            if may_retry(reply.status):
+                self._retry(f"{instance.url} answers {reply.status}", Role.PREFILL, "status")
+                continue
+            self._metrics.observe("prefill", time.monotonic() - began)
+            try:
+                if reply.status != 200:
+                    raise FormatError(f"the answer is {reply.status}")  # noqa: TRY301 - what follows is said once
+                ticket = ticket_of(answer)
+            except FormatError as error:
+                # Another instance would say the same; what is wrong with the request, decode says as well.
+                _logger.info("%s: no ticket from %s: %s", exchange.request_id, instance.url, error)
+                self._metrics.count("prefills", outcome="no_ticket")
+                return None
+            self._metrics.count("prefills", outcome="ticket")
+            return ticket
+        self._metrics.count("prefills", outcome="failed")
+        return None
+
+    async def _decode(self, exchange: _Exchange, ticket: Mapping[str, Any] | None) -> web.StreamResponse:
+        """The answer, from whoever gives one."""
+        body = json.dumps(decode_request(exchange.asked, ticket)).encode()
+        plain = json.dumps(decode_request(exchange.asked, None)).encode()
+        tried: list[Instance] = []
+        answer = _error("no instance is there", 503, {hdrs.RETRY_AFTER: "1"})
+        while (instance := self._instances.choose(Role.DECODE, tried)) is not None:
+            tried.append(instance)
+            headers = exchange.headers("" if len(tried) == 1 else f"-retry{len(tried) - 1}")
+            try:
+                async with self._upstream.ask(
+                    instance,
+                    hdrs.METH_POST,
+                    exchange.request.path_qs,
+                    headers,
+                    body if instance.role is Role.DECODE else plain,
+                    self._deadlines.decode,
+                ) as reply:
+                    if reply.status == 200 and _is_stream(reply):
+                        response = await self._hand_on(exchange, reply)
+                    else:
+                        response = await _whole(exchange, reply)
+            except InstanceError as error:
+                late = error.reason == "deadline"
+                answer = _error(str(error), 504 if late else 502)
+                self._retry(error, Role.DECODE, error.reason)
+            except _FailedError as error:
+                answer = error.answer
+                self._retry(f"{instance.url}: {error}", Role.DECODE, error.reason)
+            else:
+                if instance.role is Role.PREFILL:
+                    self._metrics.count("answered_plainly")
+                return response
+        exchange.outcome = "failed"
+        return answer
+
+    async def _hand_on(self, exchange: _Exchange, reply: Reply) -> web.StreamResponse:
+        """A stream, event by event. Up to its first token it can fail and be asked for again; then it is the client's.
+
+        Raises:
+            InstanceError: it was lost before its first token.
+            _FailedError: it said so itself.
+        """
+        splitter = EventSplitter()
+        response = web.StreamResponse(status=reply.status, headers=_answer_headers(reply.headers))
+        held = bytearray()
+        done = False
+        try:
+            while not done:
+                data = await reply.read()
+                if not data:
+                    raise reply.broke("the stream ended without its end")
+                for event in splitter.feed(data):
+                    kind = kind_of(event)
+                    if not response.prepared:
+                        if kind is EventKind.FAILED:
+                            raise _FailedError("status", _error("the instance gave the request up", 502))
+                        held += event
+                        if kind is EventKind.EMPTY and len(held) < MOST_HELD_BYTES:
+                            continue
+                        event = bytes(held)
+                        await response.prepare(exchange.request)
+                        self._metrics.observe("first_token", time.monotonic() - exchange.began)
+                    await response.write(event)
+                    done = done or kind is EventKind.DONE
+        except (InstanceError, LimitExceededError) as error:
+            if not response.prepared:
+                raise error if isinstance(error, InstanceError) else reply.broke(str(error)) from None
+            _logger.warning("%s: lost behind its first token: %s", exchange.request_id, error)
+            exchange.outcome = "broken"
+            await response.write(error_events(f"the answer broke off: {error}"))
+        await response.write_eof()
+        return response
+
+    def _retry(self, words: object, stage: Role, reason: str) -> None:
+        _logger.info("%s failed: %s", stage, words)
+        self._metrics.count("retries", stage=stage.value, reason=reason)
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        """What the instances serve, as one of them says it."""
+        tried: list[Instance] = []
+        answer = _error("no instance is there", 503)
+        exchange = _Exchange(request, {})
+        while (instance := self._instances.choose(Role.DECODE, tried)) is not None:
+            tried.append(instance)
+            try:
+                async with self._upstream.ask(
+                    instance, hdrs.METH_GET, request.path_qs, exchange.headers(""), None, self._deadlines.prefill
+                ) as reply:
+                    return await _whole(exchange, reply)
+            except InstanceError as error:
+                answer = _error(str(error), 502)
+            except _FailedError as error:
+                answer = error.answer
+        return answer
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """200 as long as a request can be answered; each instance's state."""
+        instances = [
+            {"url": each.url, "role": each.role.value, "in_service": each.in_service, "in_flight": each.in_flight}
+            for each in self._instances.all
+        ]
+        return web.json_response({"instances": instances}, status=200 if self._instances.serving else 503)
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            text=self._metrics.text(self._instances), headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4"}
+        )
+
+
+class _Exchange:
+    """One client's request on its way."""
+
+    def __init__(self, request: web.Request, asked: dict[str, Any]) -> None:
+        self.request = request
+        self.asked = asked
+        self.request_id = request.headers.get(_REQUEST_ID) or uuid.uuid4().hex
+        self.began = time.monotonic()
+        self.outcome = "answered"
+
+    def headers(self, suffix: str) -> CIMultiDict[str]:
+        """What an instance is sent: the client's headers but for those of its connection, and an id for each attempt,
+        since engines take each id once."""
+        named = {name.strip().lower() for name in self.request.headers.get(hdrs.CONNECTION, "").split(",")}
+        headers = CIMultiDict(
+            (name, value) for name, value in self.request.headers.items() if name.lower() not in _OURS | named
+        )
+        headers[_REQUEST_ID] = self.request_id + suffix
+        headers[hdrs.CONTENT_TYPE] = "application/json"
+        headers[hdrs.ACCEPT_ENCODING] = "identity"
+        return headers
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+async def _read(request: web.Request) -> bytes:
+    """A client's body.
+
+    Raises:
+        web.HTTPException: it is too long, or too slow.
+    """
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_SECONDS:g} s") from None
+
+
+async def _whole(exchange: _Exchange, reply: Reply) -> web.Response:
+    """An answer that is no stream.
+
+    Raises:
+        InstanceError: it did not come whole.
+        _FailedError: another instance may do better.
+    """
+    body = await reply.read_all()
+    response = web.Response(status=reply.status, headers=_answer_headers(reply.headers), body=body)
+    if may_retry(reply.status):
+        raise _FailedError("status", response)
+    if reply.status == 200:
+        try:
+            json.loads(body)
+        except (ValueError, RecursionError):
+            raise reply.broke("its answer is no JSON") from None
+    else:
+        exchange.outcome = "refused"
+    return response
+
+
+def _is_stream(reply: Reply) -> bool:
+    return reply.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower() == "text/event-stream"
+
+
+def _answer_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    left_out = _HOP_BY_HOP | {"content-length", "date", "server"}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in left_out)
+
+
+def _error(message: str, status: int, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.json_response(error_body(message, status), status=status, headers=headers)
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _error(error.text or error.reason, error.status)

@@ -1,0 +1,196 @@
+"""What a node knows of its arena, under one lock: pages, tickets, namespaces, clients, readers.
+
+The lock guards the catalog, the tickets, the headers and the pins. It is held for decisions only: payload copies,
+checksums and all I/O of the tiers happen outside of it. Some locks are held over I/O and taken before it, never behind
+it: ``WriteBehind.writing`` and ``sharing``, and the one of :class:`kvstore.keeping.Keeping`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from kvstore.answers import BATCH_BYTES, MOST_BATCH_PAGES
+from kvstore.arena.arena import Arena
+from kvstore.arena.clients import Clients
+from kvstore.arena.format import FRAME_BYTES, frames_for
+from kvstore.arena.readers import LAST_EPOCH, Readers
+from kvstore.arena.residency import Residency
+from kvstore.below import Below
+from kvstore.bringup import BringUps
+from kvstore.errors import (
+    InvalidRequestError,
+    LimitExceededError,
+    NotAttachedError,
+    UnavailableError,
+    UnknownNamespaceError,
+)
+from kvstore.hashing import HASH_BYTES
+from kvstore.namespaces import KnownNamespace, Namespaces
+from kvstore.slot import Slot
+from kvstore.small_files import SmallFiles
+from kvstore.tickets import LoadTicket, StoreTicket, Tickets
+
+LONGEST_WAIT_FOR_READERS = 0.1
+"""Longest time in seconds that a reservation waits for clients that read what was in its slots before."""
+
+
+class Books:
+    """What the parts of a store share. Methods that say so want the lock held by their caller.
+
+    Args:
+        arena: opened for this process; closed when the last thread of it that may write into a slot is done.
+        namespaces: the register; closed with the arena.
+        below: the tiers below.
+        small_files: what the registers are written with; closed with the arena.
+    """
+
+    def __init__(self, arena: Arena, namespaces: Namespaces, below: Below, small_files: SmallFiles) -> None:
+        self.arena = arena
+        self.namespaces = namespaces
+        self._small_files = small_files
+        self.lock = threading.Lock()
+        self.clients = Clients(arena.directory / "clients")
+        self.readers = Readers(arena.lines, self.clients)
+        self.residency = Residency(arena)
+        self.catalog = self.residency.catalog
+        self.slots = self.residency.slots
+        self.tickets = Tickets()
+        self.bringups = BringUps(arena, self.residency, below.own, below.shared)
+        self.half_frames = arena.arena_bytes // FRAME_BYTES // 2
+        """As much as one owner may have in hand."""
+        self.closed = False
+        """Nothing new is begun."""
+        self._ended = False
+        """What is under way is waited for, and then the arena is another node's."""
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def attach(self, lock_name: str) -> int:
+        """Take in a client that maps the arena; see :mod:`kvstore.arena.clients`. Returns its name in this arena."""
+        self.check_open()
+        number = self.clients.attach(lock_name)
+        self.readers.welcome(number)
+        return self._arena_tag() | number
+
+    def owner_of(self, client: int) -> int:
+        """The number of an attached client.
+
+        Raises:
+            NotAttachedError: no such client is attached to this arena.
+        """
+        number = client & 0xFFFF
+        if client - number != self._arena_tag() or number not in self.clients:
+            raise NotAttachedError("this client is not attached to the node's arena: it must attach again")
+        return number
+
+    def _arena_tag(self) -> int:
+        return int.from_bytes(self.arena.arena_id[:6], "little") << 16
+
+    # -- what a request names ----------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises UnavailableError once the store is being closed."""
+        if self.closed:
+            raise UnavailableError("the node is stopping")
+
+    def known(self, fingerprint: bytes) -> KnownNamespace:
+        """The namespace of a fingerprint.
+
+        Raises:
+            UnknownNamespaceError: it was not opened, or was cleared.
+        """
+        known = self.namespaces.get(fingerprint)
+        if known is None:
+            raise UnknownNamespaceError(f"unknown namespace {fingerprint.hex()[:16] or '(empty)'}: open it first")
+        return known
+
+    def keys(self, known: KnownNamespace, hashes: Sequence[bytes]) -> list[bytes]:
+        """The keys of a namespace's pages.
+
+        Raises:
+            InvalidRequestError: a hash that has not 32 bytes.
+        """
+        if set(map(len, hashes)) - {HASH_BYTES}:
+            wrong = next(len(block_hash) for block_hash in hashes if len(block_hash) != HASH_BYTES)
+            raise InvalidRequestError(f"a block hash has {HASH_BYTES} bytes, got one of {wrong}")
+        fingerprint = known.fingerprint
+        return [fingerprint + block_hash for block_hash in hashes]
+
+    def batch_pages(self, known: KnownNamespace) -> int:
+        """Most pages that one ``prepare_store`` or ``prepare_load`` of this namespace may name."""
+        page = frames_for(known.layout.page_bytes) * FRAME_BYTES
+        return max(1, min(BATCH_BYTES // page, self.arena.arena_bytes // 4 // page, MOST_BATCH_PAGES))
+
+    def batch_keys(self, known: KnownNamespace, hashes: Sequence[bytes]) -> list[bytes]:
+        """The keys of one batch.
+
+        Raises:
+            InvalidRequestError: a hash that has not 32 bytes.
+            LimitExceededError: more than ``batch_pages`` pages.
+        """
+        if len(hashes) > self.batch_pages(known):
+            raise LimitExceededError(f"{len(hashes)} pages in one batch, the limit is {self.batch_pages(known)}")
+        return self.keys(known, hashes)
+
+    def are_here(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which pages are in the arena now."""
+        with self.lock:
+            here: list[bool] = (self.catalog.find_all(keys) >= 0).tolist()
+            return here
+
+    # -- what tickets hold -------------------------------------------------------------------------------------------
+
+    def frames(self, slots: Sequence[Slot]) -> list[int]:
+        """Where slots lie: the first frame of each."""
+        return [self.slots.frame[slot] for slot in slots]
+
+    def frames_of(self, owner: int) -> int:
+        """Frames that one owner has reserved or holds; the caller holds the lock."""
+        frames = self.slots.frames
+        return sum(frames[slot] for slot in self.tickets.slots_of(owner))
+
+    def give_up(self, ticket: StoreTicket) -> None:
+        """Free a ticket's slots: nobody writes into them any more. The caller holds the lock."""
+        for slot in ticket.slots:
+            self.residency.free_written(slot)
+
+    def end_holds(self, ticket: LoadTicket) -> None:
+        """Let a ticket's pages go. The caller holds the lock."""
+        self.catalog.release(ticket.slots)
+
+    def retired_at(self, slot: Slot) -> int:
+        """The epoch at which a page left a reserved slot last."""
+        return self.arena.retired_at(self.slots.frame[slot], self.slots.frames[slot])
+
+    def unread(self, slots: Sequence[Slot]) -> bool:
+        """Wait until nobody reads what was in these reserved slots before. False: somebody does, for too long."""
+        if self.readers.passed(LAST_EPOCH):
+            return True
+        epoch = max(map(self.retired_at, slots), default=0)
+        return self.readers.wait(epoch, LONGEST_WAIT_FOR_READERS)
+
+    def count(self, counter: str, pages: int = 1) -> None:
+        """Add to a counter of pages; the caller holds the lock."""
+        self.arena.count(counter, pages)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Give the arena up as soon as nobody here can write into it. The caller holds the lock, and writes nothing."""
+        self._ended = True
+        self.give_arena_up()
+
+    def give_arena_up(self) -> None:
+        """At the end, unless a thread of this process may still write into a slot: then when the last one is done.
+
+        The caller holds the lock.
+        """
+        if self._ended and not self.bringups.reserved and not self.tickets.written_here():
+            # What is reserved or held from now on is another node's to give.
+            self.tickets.stores.clear()
+            self.tickets.loads.clear()
+            self.clients.close()
+            self.namespaces.close()
+            self._small_files.close()
+            self.arena.close()

@@ -1,0 +1,163 @@
+"""Slots that the node reserves before this client knows what it will store, so that a store starts copying at once.
+
+Behind each large store as many slots are asked for again, in the background, until there are two reservations: one to
+write into while the other one is under way. The next store of that namespace takes one, and names its pages when it
+publishes them: one call, behind the copy. What is not used for a second goes back, so a client that does not store
+keeps no slots.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import grpc
+
+from kvstore.answers import LONGEST_TICKET
+from kvstore.client.attachment import Attachment
+from kvstore.client.control import Connection
+from kvstore.client.path import OpenedNamespace
+from kvstore.errors import DeadlineError, KVStoreError, UnavailableError
+from kvstore.v1 import cache_pb2 as pb
+
+LEAST_BYTES = 4 << 20
+"""Smaller stores cost less than the call is worth."""
+_RESERVATIONS = 2
+"""Of each namespace."""
+_ARENA_SHARE = 16
+"""One reservation takes at most this part of the arena."""
+_IDLE_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
+_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsAhead:
+    """A reservation whose pages are not named yet."""
+
+    attachment: Attachment
+    ticket: int
+    edition: int
+    """The arena's: another node does not know the ticket."""
+    offsets: tuple[int, ...]
+    made: float
+    """On the clock of ``time.monotonic``, before the node made it."""
+
+
+class Ahead:
+    """The reservations ahead of one client. Safe for threads.
+
+    Args:
+        connection: to the node.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._slots: dict[bytes, list[SlotsAhead]] = {}
+        self._coming: Counter[bytes] = Counter()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def take(self, attachment: Attachment, namespace: OpenedNamespace, pages: int) -> SlotsAhead | None:
+        """A reservation for at least so many pages; the caller has begun an operation of the attachment, and ends the
+        reservation by a call."""
+        if os.getpid() != self._process:
+            return None  # a forked child: the slots are its parent's, which may publish other pages in them
+        oldest = time.monotonic() - LONGEST_TICKET / 2
+        with self._lock:
+            slots = self._slots.get(namespace.fingerprint, [])
+            for place, each in enumerate(slots):
+                same = each.attachment is attachment and each.edition == namespace.edition
+                if same and len(each.offsets) >= pages and each.made > oldest:
+                    return slots.pop(place)
+        return None
+
+    def refill(self, attachment: Attachment, namespace: OpenedNamespace, pages: int) -> None:
+        """A store of so many pages was published: ask for as many slots, unless there are some. Does not wait."""
+        size = pages * namespace.layout.page_bytes
+        if size < LEAST_BYTES or size * _ARENA_SHARE > attachment.arena.pages.size:
+            return
+        fingerprint = namespace.fingerprint
+        with self._lock:
+            there = len(self._slots.get(fingerprint, ())) + self._coming[fingerprint]
+            if self._closed.is_set() or there >= _RESERVATIONS:
+                return
+            self._coming[fingerprint] += 1
+        request = pb.PrepareStoreRequest(
+            pages=pb.PageList(fingerprint=fingerprint),
+            client=attachment.client,
+            ttl_ms=math.ceil(LONGEST_TICKET * 1000),
+            ahead=pages,
+        )
+        made = time.monotonic()
+        try:
+            with self._connection.errors():
+                future = self._connection.stub.PrepareStore.future(
+                    request, timeout=_TIMEOUT, metadata=self._connection.metadata
+                )
+        except KVStoreError:
+            with self._lock:
+                self._coming[fingerprint] -= 1
+            return
+        future.add_done_callback(lambda done: self._came(done, attachment, namespace, made))
+
+    def close(self) -> None:
+        """Reserve no more. What is reserved goes back when the client detaches."""
+        self._closed.set()
+        with self._lock:
+            self._slots.clear()
+
+    def _came(
+        self,
+        done: grpc.Future,  # type: ignore[type-arg]
+        attachment: Attachment,
+        namespace: OpenedNamespace,
+        made: float,
+    ) -> None:
+        failed = done.cancelled() or done.exception() is not None
+        reply = None if failed else done.result()
+        with self._lock:
+            self._coming[namespace.fingerprint] -= 1
+            if reply is None:
+                attachment.retire()  # what the node reserved is unknown: it takes all of it back
+                return
+            if not reply.ticket or self._closed.is_set():
+                return
+            slots = SlotsAhead(attachment, reply.ticket, namespace.edition, tuple(reply.offsets), made)
+            self._slots.setdefault(namespace.fingerprint, []).append(slots)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._give_back_idle, name="kvstore-slots-ahead", daemon=True)
+                self._thread.start()
+
+    def _give_back_idle(self) -> None:
+        while not self._closed.wait(_LOOK_SECONDS):
+            with self._lock:
+                used = time.monotonic() - _IDLE_SECONDS
+                leaving = [each for slots in self._slots.values() for each in slots if each.made < used]
+                kept = {key: [each for each in slots if each.made >= used] for key, slots in self._slots.items()}
+                self._slots = {key: slots for key, slots in kept.items() if slots}
+                if not leaving and not self._slots and not self._coming.total():
+                    self._thread = None
+                    return
+            for slots in leaving:
+                self._give_back(slots)
+
+    def _give_back(self, slots: SlotsAhead) -> None:
+        if not slots.attachment.use():
+            return  # the node took them back with everything else
+        try:
+            request = pb.CompleteStoreRequest(ticket=slots.ticket, publish=False, client=slots.attachment.client)
+            if not self._connection.call(self._connection.stub.CompleteStore, request, _TIMEOUT).refused:
+                slots.attachment.retire()  # an earlier node gave them: this one keeps them until the client is gone
+        except (UnavailableError, DeadlineError):
+            slots.attachment.retire()
+        except KVStoreError:
+            pass  # the node does not know this client any more, and so not its slots
+        finally:
+            slots.attachment.done()

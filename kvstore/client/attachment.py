@@ -1,0 +1,119 @@
+"""One client at one node's arena: its mapping, and the lock that says that it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import threading
+from pathlib import Path as FilePath
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.client.control import Connection
+from kvstore.client.mapped import MappedArena
+from kvstore.client.path import OpenedNamespace
+from kvstore.errors import InvalidRequestError, LimitExceededError, NotAttachedError, ResourceError
+from kvstore.v1 import cache_pb2 as pb
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Attachment:
+    """This client at one node's arena: a mapping, and the lock that says that it lives.
+
+    Closing it lets the lock go; the node then takes back whatever was reserved. So it is closed only when nothing
+    writes through it any more.
+
+    Raises:
+        ResourceError: the folder's files can't be mapped.
+        NotAttachedError: the node does not own this folder (any more).
+        UnavailableError: the node can't be reached.
+        DeadlineError: it did not answer in time.
+    """
+
+    def __init__(self, connection: Connection, directory: FilePath, timeout: float) -> None:
+        name = f"new-{secrets.token_hex(16)}"
+        path = directory / "clients" / name
+        try:
+            self._lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ResourceError(f"{directory}: the arena can't be attached to: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            # Mapped before the node takes this client in: a folder replaced in between makes the call fail.
+            self.arena = MappedArena(directory)
+            self.client = connection.call(connection.stub.Attach, pb.AttachRequest(lock_name=name), timeout).client
+            self._check_mapped(connection.name)
+            self.line = self.arena.line(self.client & 0xFFFF)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(self._lock_fd)
+            if isinstance(error, InvalidRequestError) and not isinstance(error, LimitExceededError):
+                # The lock file is gone, or lies where the node does not look: the arena was replaced in between.
+                raise NotAttachedError(f"{connection.name} does not own {directory}: {error}") from error
+            raise
+        self._uses = 0
+        self._retired = False
+        self._guard = threading.Lock()
+
+    def _check_mapped(self, name: str) -> None:
+        if self.arena.is_replaced():
+            raise NotAttachedError(f"{name}: the arena was replaced when it was mapped")
+
+    def check_current(self) -> None:
+        """Find out whether the node has another arena by now.
+
+        Raises:
+            NotAttachedError: it has; this attachment is over.
+        """
+        if self.arena.is_replaced():
+            self.retire()
+            raise NotAttachedError("the arena was replaced: attach again")
+
+    def view(self, offset: int, length: int) -> Bytes:
+        """``length`` bytes of the arena, writable."""
+        return self.arena.pages[offset : offset + length]
+
+    def speaks_of(self, namespace: OpenedNamespace) -> bool:
+        """Whether the mapping can tell of this namespace's pages; see :meth:`MappedArena.speaks_of`."""
+        try:
+            return self.arena.speaks_of(namespace)
+        except NotAttachedError:
+            if self.arena.is_replaced():
+                self.retire()
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no operation can begin any more."""
+        return self._retired
+
+    def use(self) -> bool:
+        """Begin an operation. False: this attachment is over."""
+        with self._guard:
+            if self._retired:
+                return False
+            self._uses += 1
+            return True
+
+    def done(self) -> None:
+        """End an operation: nothing is written for it any more."""
+        with self._guard:
+            self._uses -= 1
+            self._close_if_unused()
+
+    def retire(self) -> None:
+        """Close behind the last operation under way."""
+        with self._guard:
+            self._retired = True
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._retired and not self._uses and self._lock_fd >= 0:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)  # a forked child may have the descriptor as well
+            os.close(self._lock_fd)
+            self._lock_fd = -1

@@ -1,0 +1,111 @@
+"""Dropping: pages leave every tier by somebody's wish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.below import Below
+from kvstore.books import Books
+from kvstore.errors import ResourceError
+from kvstore.granting import Granting
+from kvstore.keeping import Keeping
+from kvstore.write_behind import WriteBehind
+
+
+class Dropping:
+    """What of a store is dropped, here and below. Safe for threads.
+
+    Args:
+        books: of the arena.
+        below: dropped from, too.
+        write_behind: its locks keep pages from being written below while they are dropped.
+        keeping: pins go with their pages.
+        granting: opens a namespace again that could not be dropped wholly.
+    """
+
+    def __init__(
+        self, books: Books, below: Below, write_behind: WriteBehind, keeping: Keeping, granting: Granting
+    ) -> None:
+        self._books = books
+        self._below = below
+        self._write_behind = write_behind
+        self._keeping = keeping
+        self._granting = granting
+
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
+        """Drop pages from every tier. Returns how many were somewhere.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some. All others are gone.
+        """
+        keys = self._books.keys(self._books.known(fingerprint), hashes)
+        if self._keeping.end(keys):
+            self._keeping.save()
+        return self._drop(keys)
+
+    def clear(self, fingerprint: bytes) -> int:
+        """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some. The namespace stays, for a second try.
+        """
+        self._books.check_open()
+        known = self._books.known(fingerprint)
+        self._books.namespaces.forget(known)
+        self._books.arena.new_edition()
+        with self._books.lock:
+            keys = set(self._books.catalog.keys_of(known.number))
+            pinned = self._keeping.keys(fingerprint)
+        failed: ResourceError | None = None
+        for tier in self._below.all():
+            try:
+                keys.update(tier.keys(fingerprint))
+            except ResourceError as error:
+                failed = error
+        if self._keeping.end(pinned):
+            self._keeping.save()
+        dropped = 0
+        try:
+            dropped = self._drop(sorted(keys))
+        except ResourceError as error:
+            failed = error
+        with self._books.lock:
+            self._books.catalog.forget_namespace(known.number)
+        if failed is not None:
+            self._granting.open_namespace(known.layout, known.durability)  # to be cleared once more
+            raise failed
+        return dropped
+
+    def _drop(self, keys: Sequence[bytes]) -> int:
+        """Drop pages everywhere.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some. All others are gone.
+        """
+        dropped = self._drop_here(keys)
+        removed = 0
+        failed: ResourceError | None = None
+        # Not while pages are being written below, which may be some of these.
+        for tier in self._below.all():
+            with self._write_behind.sharing if tier is self._below.shared else self._write_behind.writing:
+                dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
+                try:
+                    removed = max(removed, tier.remove(keys))
+                except ResourceError as error:
+                    failed = error
+        if self._below.all():  # until now, pages could come up from there
+            dropped |= self._drop_here(keys)
+        if failed is not None:
+            raise failed
+        return max(len(dropped), removed)  # a shared tier may be too slow to say which of them it had
+
+    def _drop_here(self, keys: Sequence[bytes]) -> set[bytes]:
+        dropped = set()
+        with self._books.lock:
+            self._books.check_open()
+            self._books.bringups.drop(keys)
+            for key, slot in zip(keys, self._books.catalog.find_all(keys).tolist(), strict=True):
+                if slot >= 0 and key not in dropped:  # whoever names a page twice
+                    self._books.residency.drop(slot)
+                    dropped.add(key)
+        return dropped

@@ -1,0 +1,75 @@
+"""What namespaces are granted: opened by their rules, with their quotas in every tier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.arena.format import FRAME_BYTES, frames_for
+from kvstore.below import Below
+from kvstore.books import Books
+from kvstore.bytesize import format_size
+from kvstore.errors import InvalidRequestError, LimitExceededError
+from kvstore.layout import Layout
+from kvstore.namespaces import KnownNamespace
+from kvstore.rules import DURABILITIES, NamespaceRule, rule_for, warn_of_quotas_below_a_page
+
+
+class Granting:
+    """The rules of a store, carried out. Safe for threads.
+
+    Args:
+        books: of the arena.
+        below: tiers that keep quotas, too.
+        rules: the first that matches a namespace counts.
+    """
+
+    def __init__(self, books: Books, below: Below, rules: Sequence[NamespaceRule]) -> None:
+        self._books = books
+        self._below = below
+        self._rules = tuple(rules)
+        for known in books.namespaces.known():
+            self._grant(known)
+
+    def open_namespace(self, layout: Layout, durability: str = "") -> KnownNamespace:
+        """The namespace of a layout, new or known.
+
+        Args:
+            layout: of its pages.
+            durability: ``disk``: from now on its stores are refused rather than that pages leave the arena before they
+                are on disk. Empty: as it was opened before, or as a rule has it.
+
+        Raises:
+            InvalidRequestError: no such durability, or the node has no disk to keep it.
+            LayoutMismatchError: the same name is known with another page size.
+            LimitExceededError: too many namespaces, or pages larger than half of the arena.
+        """
+        if frames_for(layout.page_bytes) > self._books.half_frames:
+            raise LimitExceededError(
+                f"page_bytes is {layout.page_bytes} ({format_size(layout.page_bytes)}), the limit is half of the arena,"
+                f" {format_size(self._books.half_frames * FRAME_BYTES)}"
+            )
+        if durability not in DURABILITIES:
+            raise InvalidRequestError(f'durability must be "disk" or empty, got {durability!r}')
+        durability = durability or rule_for(self._rules, layout.name).durability
+        if durability == "disk" and not self._below.own:
+            raise InvalidRequestError(
+                f'namespace {layout.name!r} asks for durability "disk": this node has no disk tier'
+            )
+        self._books.check_open()
+        return self._books.namespaces.open(layout, durability, self._grant)
+
+    def quotas(self, known: KnownNamespace) -> dict[str, int]:
+        """Tier → most bytes that a namespace may take there, where there is a quota."""
+        return rule_for(self._rules, known.layout.name).quotas
+
+    def _grant(self, known: KnownNamespace) -> None:
+        """Let a namespace have what its rule says: before anybody finds it, and again when its durability changes."""
+        quotas = self.quotas(known)
+        with self._books.lock:
+            if known.durability == "disk":
+                self._books.catalog.set_durable(known.number)
+            if "arena" in quotas:
+                self._books.catalog.set_quota(known.number, quotas["arena"] // FRAME_BYTES)
+        warn_of_quotas_below_a_page(rule_for(self._rules, known.layout.name), known.layout)
+        for tier in self._below.all():
+            tier.set_quota(known.fingerprint, quotas.get(tier.name, 0))

@@ -1,0 +1,123 @@
+"""Keeping: pages that an operator wants in the arena."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from kvstore.answers import LONGEST_TICKET
+from kvstore.arena.format import FRAME_BYTES, frames_for
+from kvstore.books import Books
+from kvstore.errors import InvalidRequestError
+from kvstore.granting import Granting
+from kvstore.loading import Loading
+from kvstore.pins import LONGEST_PIN, PINNED_SHARE, Pins
+from kvstore.tickets import NODE
+
+
+class Keeping:
+    """The pins of a store, in step with the catalog and written down. Safe for threads.
+
+    Args:
+        books: of the arena.
+        loading: brings pages up.
+        granting: knows quotas.
+        pins: the table; the books' lock guards it.
+    """
+
+    def __init__(self, books: Books, loading: Loading, granting: Granting, pins: Pins) -> None:
+        self._books = books
+        self._loading = loading
+        self._granting = granting
+        self._pins = pins
+        self._saving = threading.Lock()
+        """Held while the table is written, and taken before the books' lock."""
+        books.residency.pins = pins
+
+    def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: float) -> int:
+        """Bring the leading pages up and keep them in the arena, whatever else wants their room. Blocks on I/O.
+
+        Pinned pages take at most a quarter of the arena, and of their namespace's quota there. The pin outlives the
+        node, and a page that is dropped all the same (by ``evict``) loses it.
+
+        Args:
+            fingerprint: the namespace.
+            hashes: head of the prefix first.
+            seconds: how long, from now; a longer pin of the same page stays.
+
+        Returns:
+            How many leading pages are pinned: fewer than asked for when one is nowhere, or the quota is full.
+
+        Raises:
+            UnknownNamespaceError: the namespace was not opened, or was cleared.
+            InvalidRequestError: a hash that has not 32 bytes, or a time that is not above 0 and at most 366 days.
+        """
+        known = self._books.known(fingerprint)
+        if not 0 < seconds <= LONGEST_PIN:
+            raise InvalidRequestError(
+                f"a pin lasts above 0 and at most {LONGEST_PIN} seconds (366 days), not {seconds:g}"
+            )
+        keys = self._books.keys(known, hashes)
+        until = time.time() + seconds
+        pinned, size = 0, self._books.batch_pages(known)
+        frames = frames_for(known.layout.page_bytes)
+        quota = self._granting.quotas(known).get("arena", self._books.arena.arena_bytes)
+        most = quota // FRAME_BYTES // PINNED_SHARE // frames
+        while pinned < len(keys):
+            batch = hashes[pinned : pinned + size]
+            held = self._loading.prepare_load(NODE, fingerprint, batch, LONGEST_TICKET)
+            with self._books.lock:
+                here = keys[pinned : pinned + len(held.frames)]
+                # A pin of what is cleared meanwhile would stay for nothing.
+                taken = self._pins.add(here, until, frames, most) if self._books.namespaces.is_open(known.number) else 0
+                for slot in self._books.catalog.find_here(here[:taken]):
+                    self._books.catalog.pin(slot)
+            if held.ticket:
+                self._loading.complete_load(NODE, held.ticket)
+            pinned += taken
+            if taken < len(batch):
+                break
+        self.save()
+        return pinned
+
+    def unpin(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
+        """End pins. Returns how many there were."""
+        ended = self.end(self._books.keys(self._books.known(fingerprint), hashes))
+        self.save()
+        return ended
+
+    def end(self, keys: Sequence[bytes]) -> int:
+        """End the pins that there are of these pages, and say how many; ``save`` comes behind it."""
+        with self._books.lock:
+            ended = self._pins.remove(keys)
+            self._unpin(ended)
+            return len(ended)
+
+    def end_overdue(self) -> bool:
+        """End the pins whose time is over. Whether there were any: then ``save`` comes behind it."""
+        with self._books.lock:
+            overdue = self._pins.end_overdue(time.time())
+            self._unpin(overdue)
+            return bool(overdue)
+
+    def pages_of(self, fingerprint: bytes) -> int:
+        """Pinned pages of one namespace; the caller holds the lock."""
+        return self._pins.pages_of(fingerprint)
+
+    def keys(self, fingerprint: bytes) -> list[bytes]:
+        """Their keys; the caller holds the lock."""
+        return self._pins.keys(fingerprint)
+
+    def save(self) -> None:
+        """Write the table down, unless the store is being closed."""
+        with self._saving:
+            with self._books.lock:
+                table = None if self._books.closed else self._pins.copy()
+            if table is not None:
+                self._pins.save(table)
+
+    def _unpin(self, keys: Sequence[bytes]) -> None:
+        """Let pages leave again; the caller holds the lock."""
+        for slot in self._books.catalog.find_here(keys):
+            self._books.catalog.unpin(slot)

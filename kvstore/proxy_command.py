@@ -1,0 +1,97 @@
+"""``kvstore proxy``: one door to engines that divide prefill and decode."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from typing import Any
+
+from kvstore.config import parse_address
+from kvstore.errors import ConfigError, ResourceError
+
+_LONGEST_DEADLINE = 86400.0
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """The command's flags."""
+    proxy = commands.add_parser(
+        "proxy",
+        help="an OpenAI-compatible proxy before prefill and decode instances (needs kvstore-offload[proxy])",
+        description="Answer completions and chat completions with engines that divide the work: a prefill instance"
+        " computes the prompt, a decode instance takes its KV pages from kvstore and answers. Whatever dies, requests"
+        " go on with who is left. /v1/models, /health, /metrics; docs/disaggregation.md says how to set it up.",
+        epilog="example:\n  kvstore proxy --prefill http://10.0.0.1:8100 --decode http://10.0.0.2:8200",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    proxy.add_argument(
+        "--prefill", metavar="URL", nargs="+", action="extend", required=True, help="instances that compute prompts"
+    )
+    proxy.add_argument(
+        "--decode", metavar="URL", nargs="+", action="extend", required=True, help="instances that answer"
+    )
+    proxy.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default="127.0.0.1:8000",
+        help="where clients connect (default: 127.0.0.1:8000). There is no TLS: where others reach it, put what has"
+        " before it. Who may ask is the instances' to say: Authorization is passed on",
+    )
+    proxy.add_argument(
+        "--prefill-deadline",
+        metavar="SECONDS",
+        type=float,
+        default=120.0,
+        help="how long a prefill instance may take; then decode computes the prompt (default: 120)",
+    )
+    proxy.add_argument(
+        "--decode-deadline",
+        metavar="SECONDS",
+        type=float,
+        default=600.0,
+        help="how long a decode instance may say nothing; all of an answer that is no stream takes so (default: 600)",
+    )
+    proxy.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
+    for flag in ("prefill_deadline", "decode_deadline"):
+        if not 0 < getattr(options, flag) <= _LONGEST_DEADLINE:
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} must be above 0 and at most {_LONGEST_DEADLINE:g} seconds,"
+                f" got {getattr(options, flag):g}"
+            )
+    host, port = parse_address(options.listen)
+    from connector.proxy_instances import Instances  # upwards, as what follows: for this command alone
+
+    instances = Instances(options.prefill, options.decode)
+    try:
+        from connector.proxy import Deadlines, Proxy
+    except ModuleNotFoundError as error:
+        if error.name not in ("aiohttp", "multidict"):
+            raise
+        raise ResourceError("aiohttp is missing; pip install 'kvstore-offload[proxy]'") from error
+    deadlines = Deadlines(options.prefill_deadline, options.decode_deadline)
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        proxy = Proxy(instances, deadlines)
+        bound = await proxy.start(host, port)
+        shown = f"[{host}]" if ":" in host else host
+        counts = f"{len(options.prefill)} prefill, {len(options.decode)} decode"
+        print(f"kvstore proxy: ready on http://{shown}:{bound} ({counts})", flush=True)
+        try:
+            await stop.wait()
+            print("kvstore proxy: stopping, behind the requests under way", file=sys.stderr)
+        finally:
+            await proxy.stop()
+
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    asyncio.run(serve())
+    return 0

@@ -1,0 +1,270 @@
+"""``kvstore serve`` and ``kvstore config``: a node, and what it would be told."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from kvstore.bytesize import format_size
+from kvstore.client.url import socket_url
+from kvstore.config import NodeConfig, default_disk, default_socket, load_config, load_settings
+from kvstore.errors import KVStoreError
+from kvstore.exit_codes import EXIT_CODES, EXIT_UNCLEAN
+from kvstore.node import Node
+
+_log = logging.getLogger(__name__)
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add these commands."""
+    serve = commands.add_parser(
+        "serve",
+        help="run a node",
+        description="Run a node: pages in shared memory and on disk, served to engines on this host and, where asked,"
+        " on others. Every flag is optional; the same settings can be given in a TOML file (--config) and in the"
+        " environment (KVSTORE_ARENA=4GiB), and those without a flag there only: quotas and durability of namespaces,"
+        " disk_deadline, drain_seconds, log_level; docs/configuration.md has them all. Flags win over the environment,"
+        " the environment over the file.",
+        epilog="example:\n  kvstore serve --arena 4GiB --disk /var/lib/kvstore --disk-limit 100GiB\n\n" + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_settings(serve)
+    serve.set_defaults(run=_serve)
+
+    config = commands.add_parser("config", help="what a node would be told", allow_abbrev=False)
+    group = config.add_subparsers(dest="config_command", required=True, metavar="WHAT")
+    show = group.add_parser(
+        "show",
+        help="every setting with its value, and where that comes from",
+        description="Print every setting that `kvstore serve` with the same flags, environment and file would use, and"
+        " where its value comes from. Nothing is started.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_settings(show)
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    show.set_defaults(run=_show)
+
+
+def _add_settings(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--socket", metavar="PATH", help=f"Unix socket to serve on (here: {default_socket()})")
+    serve.add_argument(
+        "--listen", metavar="HOST:PORT", help="serve on TCP as well; only a PORT means the loopback address"
+    )
+    serve.add_argument(
+        "--bulk-port", metavar="PORT", help="TCP port for bulk connections beside --listen (default: any free one)"
+    )
+    serve.add_argument(
+        "--metrics", metavar="HOST:PORT", help="HTTP port for /metrics (Prometheus) and /health (default: none)"
+    )
+    serve.add_argument("--tls-cert", metavar="FILE", help="TLS on TCP with this certificate (PEM, its chain behind it)")
+    serve.add_argument("--tls-key", metavar="FILE", help="the certificate's private key (PEM), its owner's alone")
+    serve.add_argument(
+        "--client-ca", metavar="FILE", help="TCP clients need a certificate that these authorities signed (PEM)"
+    )
+    serve.add_argument("--token-file", metavar="FILE", help="TCP clients need a token: one a line, TOKEN or NAME:TOKEN")
+    serve.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="listen on other addresses than loopback without TLS, or for whoever comes",
+    )
+    serve.add_argument("--arena", metavar="SIZE", help="shared memory for pages, as 512MiB or 64GiB (default: 1GiB)")
+    serve.add_argument(
+        "--arena-dir", metavar="DIR", help="tmpfs folder of the arena (default: one in /dev/shm, by socket)"
+    )
+    serve.add_argument("--disk", metavar="DIR", help=f"folder of the disk tier (here: {default_disk()})")
+    serve.add_argument("--disk-limit", metavar="SIZE", help="most bytes on disk; 0: no disk tier (default: 10GiB)")
+    serve.add_argument(
+        "--disk-write-limit", metavar="SIZE", help="most bytes written to disk a day, for an SSD's sake (default: any)"
+    )
+    serve.add_argument("--disk-key-file", metavar="FILE", help="encrypt what is on disk with the key in this file")
+    serve.add_argument("--redis", metavar="URL", help="the Redis that nodes share, as redis://10.0.0.5:6379")
+    serve.add_argument(
+        "--redis-limit", metavar="SIZE", help="most bytes in Redis, the same on every node (default: 10GiB)"
+    )
+    serve.add_argument("--config", metavar="FILE", help="TOML file of settings; docs/configuration.md has all of them")
+
+
+_FLAGS = (
+    "socket",
+    "listen",
+    "bulk_port",
+    "metrics",
+    "tls_cert",
+    "tls_key",
+    "client_ca",
+    "token_file",
+    "insecure",
+    "arena",
+    "arena_dir",
+    "disk",
+    "disk_limit",
+    "disk_write_limit",
+    "disk_key_file",
+    "redis",
+    "redis_limit",
+)
+
+
+def _sources(options: argparse.Namespace) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
+    """File, environment and flags."""
+    flags = {name: getattr(options, name) for name in _FLAGS if getattr(options, name) is not None}
+    return Path(options.config) if options.config is not None else None, dict(os.environ), flags
+
+
+def _show(options: argparse.Namespace) -> int:
+    settings = load_settings(*_sources(options))
+    NodeConfig(**{key: each.value for key, each in settings.items()})  # says what can't be used together
+    if options.json:
+        print(
+            json.dumps({key: {"value": each.text, "origin": each.origin} for key, each in settings.items()}, indent=2)
+        )
+        return 0
+    width = max(map(len, settings))
+    values = max(len(each.text) for each in settings.values())
+    for key, each in settings.items():
+        print(f"{key:{width}}  {each.text:{values}}  {each.origin}")
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config = load_config(*_sources(options))
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    stop, wake = threading.Event(), threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGHUP:
+            stop.set()
+        wake.set()
+
+    # Set before anything is opened: a stop that comes during start is a stop, too.
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGHUP, on_signal)
+    try:
+        with _ArenaProgress(stop) as progress:
+            node = Node(config, progress.update)
+    except _StoppedError:
+        print("kvstore: stopped before it was ready", file=sys.stderr)
+        return 0
+    print(_ready_line(node), flush=True)
+    while wake.wait() and not stop.is_set():
+        wake.clear()  # before: a signal that comes meanwhile counts again
+        _reload(node, options)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("kvstore: stopping", file=sys.stderr)
+    clean = node.stop()
+    _say_how_it_ended(config, clean=clean)
+    # Not by returning: the interpreter would wait for threads that hang in the disk, with nothing left for them to do.
+    os._exit(0 if clean else EXIT_UNCLEAN)
+
+
+def _say_how_it_ended(config: NodeConfig, *, clean: bool) -> None:
+    with contextlib.suppress(OSError):
+        print(
+            f"kvstore: stopped; the arena's pages stay in {config.arena_directory} for the next start"
+            f" (remove the folder to free its {format_size(config.arena)})",
+            file=sys.stderr,
+        )
+        if not clean:
+            print(
+                f"kvstore: not every page was written back to disk within {config.drain_seconds:g} s;"
+                " those that were not are in the arena only",
+                file=sys.stderr,
+            )
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _reload(node: Node, options: argparse.Namespace) -> None:
+    """Read the settings again, and take over what a running node can change; on a mistake nothing changes."""
+    try:
+        config = load_config(*_sources(options))
+        ignored = node.reload(config)
+    except KVStoreError as error:
+        _log.error("SIGHUP: nothing was reloaded: %s", error)
+        return
+    logging.getLogger().setLevel(config.log_level.upper())
+    _log.info("SIGHUP: log level and tokens were reloaded")
+    if ignored:
+        _log.warning("SIGHUP: only a restart changes %s", ", ".join(ignored))
+
+
+def _ready_line(node: Node) -> str:
+    config: NodeConfig = node.config
+    where = socket_url(config.socket)
+    if node.port:
+        where += f" and port {node.port} (bulk: {node.bulk_port})"
+    if node.metrics_port:
+        where += f", metrics on port {node.metrics_port}"
+    kept = f", {node.store.kept_pages} pages kept" if node.store.arena.taken_over else ""
+    disk = f"disk {format_size(config.disk_limit)} in {config.disk}" if config.disk_limit else "no disk tier"
+    arena = f"arena {format_size(node.store.arena.arena_bytes)}{kept}"
+    shared = f"; shares {format_size(config.redis_limit)} of Redis" if config.redis else ""
+    return f"kvstore: ready on {where} (pid {os.getpid()}; {arena}; {disk}{shared})"
+
+
+class _StoppedError(Exception):
+    """A signal came during start."""
+
+
+class _ArenaProgress:
+    """A bar on stderr while the arena's memory is populated; plain lines where stderr is no terminal.
+
+    Args:
+        stop: set when the node is to be stopped; populating a large arena takes minutes.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("kvstore: populating the arena"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("arena", total=None)
+        self._tenth = 0
+
+    def update(self, done: int, size: int) -> None:
+        """So many bytes of so many are done.
+
+        Raises:
+            _StoppedError: no more are wanted.
+        """
+        if self._stop.is_set():
+            raise _StoppedError
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done, total=size)
+        elif size >= 1 << 30 and done * 10 // size > self._tenth:
+            self._tenth = done * 10 // size
+            print(f"kvstore: populating the arena: {self._tenth * 10} %", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()

@@ -1,0 +1,182 @@
+"""What a node counts, for Prometheus. Names and labels are a contract with dashboards: docs/metrics.md lists them.
+
+Everything of the store is read when it is scraped, in one go; only the times of calls are taken as they happen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvstore.status import NamespaceStatus, Status
+
+MOST_NAMESPACES = 64
+"""Namespaces with metrics of their own: those that take most. All others are one, called ``OTHERS``."""
+OTHERS = "(others)"
+_CALL_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_BYTES = ("read_bytes", "written_bytes")
+_GAUGES = {"dirty": "Pages of the arena that no tier below has yet."}
+
+
+class NodeCollector(Collector):
+    """The metrics of a node's status.
+
+    Args:
+        status: what the node says of itself now.
+    """
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything, from one status."""
+        status = self._status()
+        yield InfoMetricFamily("kvstore", "The node's version.", {"version": status.version})
+        yield GaugeMetricFamily("kvstore_clients", "Clients that share the arena.", status.clients)
+        yield from _tiers(status)
+        yield from _namespaces(status.namespaces)
+
+
+def _tiers(status: Status) -> Iterator[Metric]:
+    used = GaugeMetricFamily("kvstore_tier_used_bytes", "Bytes that count against the tier's limit.", labels=["tier"])
+    limit = GaugeMetricFamily("kvstore_tier_limit_bytes", "Most bytes that the tier takes.", labels=["tier"])
+    pages = GaugeMetricFamily("kvstore_tier_pages", "Pages in the tier.", labels=["tier"])
+    events = CounterMetricFamily("kvstore_pages", "Pages by what happened to them.", labels=["tier", "event"])
+    moved = CounterMetricFamily("kvstore_tier_io_bytes", "Bytes read and written.", labels=["tier", "direction"])
+    gauges = {name: GaugeMetricFamily(f"kvstore_{name}_pages", text, labels=["tier"]) for name, text in _GAUGES.items()}
+    for tier in status.tiers:
+        used.add_metric([tier.name], tier.used_bytes)
+        limit.add_metric([tier.name], tier.limit_bytes)
+        pages.add_metric([tier.name], tier.pages)
+        for name, count in tier.counters.items():
+            if name in _GAUGES:
+                gauges[name].add_metric([tier.name], count)
+            elif name in _BYTES:
+                moved.add_metric([tier.name, name.removesuffix("_bytes")], count)
+            else:
+                events.add_metric([tier.name, name], count)
+    yield from (used, limit, pages, events, moved, *gauges.values())
+
+
+def _namespaces(namespaces: Sequence[NamespaceStatus]) -> Iterator[Metric]:
+    yield GaugeMetricFamily("kvstore_namespaces", "Namespaces that the node knows.", len(namespaces))
+    used = GaugeMetricFamily(
+        "kvstore_namespace_used_bytes", "Bytes of the namespace's pages.", labels=["namespace", "tier"]
+    )
+    quota = GaugeMetricFamily(
+        "kvstore_namespace_quota_bytes",
+        "Most bytes that they may take, where that is said.",
+        labels=["namespace", "tier"],
+    )
+    pages = GaugeMetricFamily("kvstore_namespace_arena_pages", "Its pages in the arena.", labels=["namespace"])
+    pinned = GaugeMetricFamily("kvstore_namespace_pinned_pages", "Of these, pinned.", labels=["namespace"])
+    largest = sorted(namespaces, key=lambda each: sum(each.used_bytes.values()), reverse=True)
+    bytes_of: dict[tuple[str, str], int] = Counts()
+    pages_of: dict[str, int] = Counts()
+    pinned_of: dict[str, int] = Counts()
+    for place, each in enumerate(largest):
+        # Two layouts may have one name: the fingerprint tells them apart, in the form that `kvstore status` prints.
+        name = f"{each.fingerprint.hex()[:12]} {each.name}" if place < MOST_NAMESPACES else OTHERS
+        pages_of[name] += each.arena_pages
+        pinned_of[name] += each.pinned_pages
+        for tier, size in each.used_bytes.items():
+            bytes_of[name, tier] += size
+        if name != OTHERS:
+            for tier, size in each.quota_bytes.items():
+                quota.add_metric([name, tier], size)
+    for (name, tier), size in bytes_of.items():
+        used.add_metric([name, tier], size)
+    for name, count in pages_of.items():
+        pages.add_metric([name], count)
+        pinned.add_metric([name], pinned_of[name])
+    yield from (used, quota, pages, pinned)
+
+
+class CallTimes(grpc.ServerInterceptor):
+    """How long gRPC calls take, and how they fail, by method. For streams, all of it counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "kvstore_call_seconds",
+            "gRPC calls, streams as a whole.",
+            ["method"],
+            buckets=_CALL_SECONDS,
+            registry=registry,
+        )
+        self._failures = Counter(
+            "kvstore_call_failures", "gRPC calls that ended with a status.", ["method", "code"], registry=registry
+        )
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The call's handler, timed."""
+        handler = continuation(handler_call_details)
+        if handler is None:  # unknown methods are not counted: they would be labels of a stranger's choice
+            return None
+        method = handler_call_details.method.rpartition(".")[2]
+        coders = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(self._timed(handler.unary_unary, method), **coders)
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(self._timed(handler.stream_unary, method), **coders)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self._timed_stream(handler.unary_stream, method), **coders)
+        assert handler.stream_stream is not None, "there is no fifth kind"
+        return grpc.stream_stream_rpc_method_handler(self._timed_stream(handler.stream_stream, method), **coders)
+
+    def _timed(self, behavior: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Any]:
+        seconds = self._seconds.labels(method)
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            started = time.perf_counter()
+            try:
+                return behavior(request, context)
+            except Exception:
+                self._failed(method, context)
+                raise
+            finally:
+                seconds.observe(time.perf_counter() - started)
+
+        return call
+
+    def _timed_stream(
+        self, behavior: Callable[[Any, Any], Iterator[Any]], method: str
+    ) -> Callable[[Any, Any], Iterator[Any]]:
+        seconds = self._seconds.labels(method)
+
+        def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            started = time.perf_counter()
+            try:
+                yield from behavior(request, context)
+            except Exception:
+                self._failed(method, context)
+                raise
+            finally:
+                seconds.observe(time.perf_counter() - started)
+
+        return call
+
+    def _failed(self, method: str, context: grpc.ServicerContext) -> None:
+        code = context.code()  # type: ignore[attr-defined]  # the types don't have it
+        self._failures.labels(method, code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN").inc()
+
+
+def node_registry(status: Callable[[], Status]) -> CollectorRegistry:
+    """A registry of a node's own, with what the system says of its process."""
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(status))
+    ProcessCollector(registry=registry)
+    return registry

@@ -1,0 +1,175 @@
+"""HTTP for people's tools: ``/metrics`` for Prometheus and ``/health`` for probes. It only reads.
+
+A few threads answer, one connection each, and some more connections wait. None lasts long, whatever it says or does not
+say: strangers must not keep probes out, nor use the node's descriptors up.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+from kvstore.errors import ResourceError
+
+Page = Callable[[str], tuple[str, bytes]]
+"""Given the request's ``Accept`` header, the content's type and the content."""
+_THREADS = 4
+_LONGEST_SECONDS = 10.0
+"""From the moment when a connection is accepted."""
+_MOST_CONNECTIONS = 64
+"""Answered and waiting; one more is closed at once."""
+_BACKLOG = 16
+_log = logging.getLogger(__name__)
+
+
+class WebServer:
+    """Serves until ``stop``.
+
+    Args:
+        address: host and port; port 0 is any free one.
+        pages: content by path.
+        healthy: whether the node serves.
+        tls: the node's TLS; None: plain HTTP.
+        accepts: whether an ``Authorization`` header may see the pages, all but ``/health``; None: whoever connects may.
+
+    Raises:
+        ResourceError: the address can't be listened on.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        pages: dict[str, Page],
+        healthy: Callable[[], bool],
+        tls: ssl.SSLContext | None,
+        accepts: Callable[[str], bool] | None,
+    ) -> None:
+        host, port = address
+        handler = partial(_Handler, pages, healthy, accepts)
+        try:
+            self._server = _PooledServer((host, port), handler, tls)
+        except OSError as error:
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            raise ResourceError(f"can't listen on {where} for metrics: {error.strerror or error}") from error
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="kvstore-web", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port. Answers under way are not waited for."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _PooledServer(HTTPServer):
+    request_queue_size = _BACKLOG
+
+    def __init__(self, address: tuple[str, int], handler: Any, tls: ssl.SSLContext | None) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._tls = tls
+        self._pool = ThreadPoolExecutor(_THREADS, "kvstore-web")
+        self._open: dict[socket.socket, float] = {}
+        """A second descriptor of each connection → when the connection ends at the latest."""
+        self._guard = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._open) >= _MOST_CONNECTIONS:  # only this thread adds to them
+            self.shutdown_request(request)
+            return
+        connection = request.dup()
+        with self._guard:
+            self._open[connection] = time.monotonic() + _LONGEST_SECONDS
+        self._pool.submit(self._answer, request, client_address, connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.exception("web: %s can't be answered", client_address)
+
+    def service_actions(self) -> None:
+        """Between connections, and twice a second: end those that last too long."""
+        now = time.monotonic()
+        with self._guard:
+            self._end([connection for connection, until in self._open.items() if until <= now])
+
+    def _answer(self, request: socket.socket, client_address: Any, connection: socket.socket) -> None:
+        try:
+            request.settimeout(_LONGEST_SECONDS)
+            if self._tls is not None:
+                request = self._tls.wrap_socket(request, server_side=True)
+            self.finish_request(request, client_address)
+        except OSError as error:  # a peer that went away, spoke no TLS, or was too slow
+            _log.debug("web: %s: %s", client_address, error)
+        except Exception:  # noqa: BLE001 - the thread answers others
+            _log.exception("web: a request failed")
+        finally:
+            self.shutdown_request(request)
+            with self._guard:
+                del self._open[connection]
+                connection.close()
+
+    def _end(self, connections: list[socket.socket]) -> None:
+        """Whoever reads from these, or writes to them, is told that the peer has gone. The caller has the guard."""
+        for connection in connections:
+            with suppress(OSError):  # it has
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def server_close(self) -> None:
+        super().server_close()
+        with self._guard:
+            self._end(list(self._open))  # the process ends behind its threads only
+        self._pool.shutdown(wait=False)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_version = "kvstore"
+    sys_version = ""
+
+    def __init__(
+        self,
+        pages: dict[str, Page],
+        healthy: Callable[[], bool],
+        accepts: Callable[[str], bool] | None,
+        *request: Any,
+    ) -> None:
+        self._pages = pages
+        self._healthy = healthy
+        self._accepts = accepts
+        super().__init__(*request)  # answers
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/health":
+            healthy = self._healthy()
+            self._say(
+                HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE, b"ok\n" if healthy else b"stopping\n"
+            )
+        elif path not in self._pages:
+            self._say(HTTPStatus.NOT_FOUND, b"not found; there are /health, " + ", ".join(self._pages).encode() + b"\n")
+        elif self._accepts is not None and not self._accepts(self.headers.get("Authorization", "")):
+            self._say(HTTPStatus.UNAUTHORIZED, b"a token is needed: Authorization: Bearer TOKEN\n")
+        else:
+            kind, content = self._pages[path](self.headers.get("Accept", ""))
+            self._say(HTTPStatus.OK, content, kind)
+
+    def _say(self, status: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(status)
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - http.server's name
+        """Requests are not logged: a scraper comes every few seconds."""

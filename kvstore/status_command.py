@@ -1,0 +1,167 @@
+"""``kvstore status`` and ``kvstore top``: what a node holds and does."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvstore.answers import TIER_NAMES
+from kvstore.bytesize import format_size
+from kvstore.client.environment import add_url_to, connect_to_node
+from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
+from kvstore.status import NamespaceStatus, Status, TierStatus
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add these commands."""
+    status = commands.add_parser(
+        "status",
+        help="what a node holds and has done",
+        epilog="For TLS and tokens, KVSTORE_CONNECT_CA, _CERT, _KEY and _TOKEN_FILE in the environment name files.",
+        allow_abbrev=False,
+    )
+    add_url_to(status)
+    status.add_argument("positional_url", nargs="?", metavar="URL", help="the same as --url URL")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    status.set_defaults(run=_status)
+
+    top = commands.add_parser(
+        "top",
+        help="a node's rates and tiers, live",
+        description="Show what a node does, every few seconds, until Ctrl-C; rates are over the last interval.",
+        epilog="For TLS and tokens, KVSTORE_CONNECT_CA, _CERT, _KEY and _TOKEN_FILE in the environment name files.",
+        allow_abbrev=False,
+    )
+    add_url_to(top)
+    top.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="from 0.2 to 3600 (default: 2)")
+    top.add_argument("--count", type=int, metavar="N", help="end after so many tables (default: never)")
+    top.set_defaults(run=_top)
+
+
+def _status(options: argparse.Namespace) -> int:
+    if options.url is not None and options.positional_url is not None:
+        raise InvalidRequestError("name one node: --url URL or URL, not both")
+    with connect_to_node(options.url if options.url is not None else options.positional_url) as client:
+        status = client.status()
+    if options.json:
+        print(json.dumps(_plain(dataclasses.asdict(status)), indent=2))
+    else:
+        _print_status(status)
+    return 0
+
+
+def _print_status(status: Status) -> None:
+    console = Console()
+    console.print(
+        f"kvstore {status.version}, pid {status.pid}, up {status.uptime_seconds:.0f} s, {status.clients} clients"
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("tier", "used", "limit", "pages", "hit", "asked", "stored", "evicted", "overrun", "refused"):
+        table.add_column(column, justify="left" if column == "tier" else "right")
+    for tier in status.tiers:
+        counters = [
+            f"{tier.counters[name]:,}" if name in tier.counters else "–"
+            for name in ("hit", "asked", "stored", "evicted", "overrun", "refused")
+        ]
+        sizes = (format_size(tier.used_bytes), format_size(tier.limit_bytes), f"{tier.pages:,}")
+        table.add_row(tier.name, *sizes, *counters)
+    console.print(table)
+    for namespace in status.namespaces:
+        console.print(
+            _namespace_line(namespace),
+            highlight=False,
+            markup=False,  # a name is data: brackets in it mean nothing
+            soft_wrap=True,
+        )
+
+
+def _namespace_line(namespace: NamespaceStatus) -> str:
+    parts = [f"{namespace.arena_pages:,} pages of {format_size(namespace.page_bytes)} in the arena"]
+    if namespace.pinned_pages:
+        parts.append(f"{namespace.pinned_pages:,} pinned")
+    for tier in [name for name in TIER_NAMES if name and name in namespace.used_bytes]:
+        quota = namespace.quota_bytes.get(tier)
+        of = f" of {format_size(quota)}" if quota else ""
+        parts.append(f"{tier} {format_size(namespace.used_bytes[tier])}{of}")
+    if namespace.durability:
+        parts.append(f"durability {namespace.durability}")
+    return f"{namespace.fingerprint.hex()[:12]} {namespace.name}: {', '.join(parts)}"
+
+
+def _plain(value: Any) -> Any:
+    """The same with bytes as hexadecimal text, for JSON."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_RATES = ("asked", "stored", "evicted", "overrun", "refused")
+
+
+def _top(options: argparse.Namespace) -> int:
+    if not 0.2 <= options.interval <= 3600:
+        raise ConfigError(f"--interval is {options.interval:g}, it must lie between 0.2 and 3600 seconds")
+    if options.count is not None and options.count < 1:
+        raise ConfigError(f"--count is {options.count}, the least is 1")
+    console = Console()
+    with connect_to_node(options.url) as client, ExitStack() as stack:
+        before = client.status()
+        taken = time.monotonic()
+        live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
+        for _ in itertools.count() if options.count is None else range(options.count):
+            time.sleep(options.interval)
+            shown: RenderableType
+            try:
+                now = client.status()
+            except (UnavailableError, DeadlineError) as error:
+                shown = Text(f"{error}; trying again")
+            else:
+                passed, taken = time.monotonic() - taken, time.monotonic()
+                if now.instance != before.instance:
+                    before = now  # it was restarted: what it counted before is no rate
+                shown, before = _rates(before, now, passed), now
+            if live is not None:
+                live.update(shown, refresh=True)
+            else:
+                console.print(shown)
+                console.file.flush()
+    return 0
+
+
+def _rates(before: Status, now: Status, seconds: float) -> Group:
+    """What happened between two looks at a node."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("tier", "used", "pages", "hits", *(f"{name}/s" for name in _RATES)):
+        table.add_column(column, justify="left" if column == "tier" else "right", no_wrap=True)
+    earlier = {tier.name: tier for tier in before.tiers}
+    for tier in now.tiers:
+        table.add_row(*_rates_of(earlier.get(tier.name, tier), tier, seconds))
+    dirty = now.tier("arena").counters.get("dirty", 0)
+    head = f"kvstore {now.version}, pid {now.pid}, up {now.uptime_seconds:.0f} s, {now.clients} clients"
+    return Group(Text(head), Text(f"{len(now.namespaces)} namespaces, {dirty:,} pages wait for a tier below"), table)
+
+
+def _rates_of(before: TierStatus, now: TierStatus, seconds: float) -> list[str]:
+    def moved(counter: str) -> int:
+        return now.counters[counter] - before.counters[counter]
+
+    asked = moved("asked")
+    return [
+        now.name,
+        f"{now.used_bytes / max(1, now.limit_bytes):.0%}",
+        f"{now.pages:,}",
+        f"{moved('hit') / asked:.0%}" if asked else "–",
+        *(f"{moved(name) / seconds:,.0f}" if name in now.counters else "–" for name in _RATES),
+    ]

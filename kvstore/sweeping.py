@@ -1,0 +1,90 @@
+"""Sweeping: what is past its deadline ends, and what was taken over is looked at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+
+from kvstore.books import Books
+from kvstore.checksum import checksum_of
+from kvstore.keeping import Keeping
+from kvstore.storing import Storing
+from kvstore.tickets import NODE
+from kvstore.write_behind import WriteBehind
+
+
+class Sweeping:
+    """The housekeeping of a store, for a thread of the node. Safe for threads.
+
+    Args:
+        books: of the arena.
+        storing: whose reservations lapse.
+        keeping: whose pins end.
+        write_behind: tells the tiers below what is used above.
+    """
+
+    def __init__(self, books: Books, storing: Storing, keeping: Keeping, write_behind: WriteBehind) -> None:
+        self._books = books
+        self._storing = storing
+        self._keeping = keeping
+        self._write_behind = write_behind
+
+    def sweep(self) -> None:
+        """End what is past its deadline, and what dead clients left open; tell the tiers below what is used above."""
+        dead = self._books.clients.dead()
+
+        def gone(owner: int) -> bool:
+            # A call may come through behind its client's end, and open a ticket for nobody.
+            return owner in dead or (owner != NODE and owner not in self._books.clients)
+
+        with self._books.lock:
+            if self._books.closed:
+                return
+            stores, loads = self._books.tickets.overdue(time.monotonic())
+            for load in loads:
+                self._books.tickets.take_load(load.number, load.owner)
+                self._books.end_holds(load)
+            for store in stores:
+                self._storing.lapse(store)
+            for store in [ticket for ticket in self._books.tickets.stores.values() if gone(ticket.owner)]:
+                self._books.tickets.take_store(store.number, store.owner)
+                self._books.give_up(store)
+            for load in [ticket for ticket in self._books.tickets.loads.values() if gone(ticket.owner)]:
+                self._books.tickets.take_load(load.number, load.owner)
+                self._books.end_holds(load)
+        for number in dead:
+            self._books.clients.forget(number)
+        self._books.clients.remove_abandoned()
+        with self._books.lock:
+            if not self._books.closed:
+                self._books.residency.release_quarantine(self._books.clients)
+        if self._keeping.end_overdue():
+            self._keeping.save()
+        self._write_behind.tell_own()
+
+    def verify(self, stop: threading.Event) -> int:
+        """Check every page that was taken over against its checksum; drop the damaged ones. Returns how many were."""
+        with self._books.lock:
+            slots = [
+                slot for slot in self._books.catalog.resident() if self._books.residency.checksum(slot) is not None
+            ]
+            stamps = array("Q", map(self._books.slots.stamp, slots))
+        damaged = 0
+        for stamp in stamps:
+            if stop.is_set():
+                break
+            with self._books.lock:
+                slot = self._books.slots.find_stamp(stamp)
+                if slot is None or not self._books.slots.is_resident(slot):
+                    continue
+                self._books.catalog.hold([slot])
+                view, checksum = self._books.residency.view(slot), self._books.residency.checksum(slot)
+            right = checksum_of(view) == checksum
+            with self._books.lock:
+                if not right and self._books.slots.is_resident(slot):
+                    damaged += 1
+                    self._books.count("corrupt")
+                    self._books.residency.drop(slot)
+                self._books.catalog.release([slot])
+        return damaged

@@ -1,0 +1,451 @@
+"""``kvstore proxy`` as a process, before instances that behave badly, die and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai_instance import EVENTS, OpenAIInstance, words_of
+
+from connector.proxy_instances import Instances
+from kvstore import cli
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 30.0
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+class ProxyProcess:
+    """The command, and a client of it."""
+
+    def __init__(self, prefill: list[OpenAIInstance], decode: list[OpenAIInstance], log: Path, **flags: object) -> None:
+        command = [sys.executable, "-m", "kvstore.cli", "proxy", "--listen", "127.0.0.1:0"]
+        command += ["--prefill", *(instance.url for instance in prefill)]
+        command += ["--decode", *(instance.url for instance in decode)]
+        command += [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        self.log = log
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        ready = re.search(r"ready on http://127.0.0.1:(\d+) ", self.process.stdout.readline() if readable else "")
+        assert ready, log.read_text()
+        self.port = int(ready[1])
+
+    def open(self, method: str, path: str, body: object = None, **headers: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+        return connection
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, bytes]:
+        connection = self.open(method, path, body, **headers)
+        try:
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def complete(self, prompt: object = "hello", path: str = COMPLETIONS, **fields: Any) -> tuple[int, bytes]:
+        key = "messages" if path == CHAT else "prompt"
+        return self.ask("POST", path, {key: prompt, "max_tokens": EVENTS} | fields)
+
+    def text(self, prompt: object = "hello") -> str:
+        """The answer to a prompt, which must come."""
+        status, body = self.complete(prompt)
+        assert status == 200, (status, body)
+        return str(json.loads(body)["choices"][0]["text"])
+
+    def metric(self, line: str) -> int:
+        """0: not there."""
+        found = re.search(rf"^kvstore_proxy_{re.escape(line)} (\d+)$", self.ask("GET", "/metrics")[1].decode(), re.M)
+        return int(found[1]) if found else 0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def instance() -> Iterator[Callable[..., OpenAIInstance]]:
+    """Start an instance of this name, which behaves so."""
+    started: list[OpenAIInstance] = []
+
+    def start(name: str, mode: str = "ok") -> OpenAIInstance:
+        started.append(OpenAIInstance(name))
+        if mode != "ok":
+            started[-1].behave(mode)
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[Callable[..., ProxyProcess]]:
+    started: list[ProxyProcess] = []
+
+    def start(prefill: list[OpenAIInstance], decode: list[OpenAIInstance], **flags: object) -> ProxyProcess:
+        started.append(ProxyProcess(prefill, decode, tmp_path / "log", **flags))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        assert "Traceback" not in each.log.read_text(), each.log.read_text()
+
+
+def expected(prompt: object = "hello") -> str:
+    return "".join(words_of(prompt))
+
+
+def test_prefill_computes_the_prompt_and_decode_gets_its_ticket(instance, proxy):
+    prefill, decode = instance("p"), instance("d")
+    front = proxy([prefill], [decode])
+    asked = {"prompt": [7, 8], "max_tokens": 6, "seed": 1, "of_tomorrow": {"x": [1.5, None]}, "min_tokens": 2}
+    status, body = front.ask(
+        "POST", COMPLETIONS + "?of=now", asked, Authorization="Bearer secret", X_Request_Id="mine", X_Other="kept"
+    )
+    assert (status, json.loads(body)["unknown"]) == (200, {"kept": True})
+    assert json.loads(body)["choices"][0]["text"] == expected([7, 8])
+    (at_prefill,), (at_decode,) = prefill.seen(), decode.seen()
+    assert at_prefill["body"] == {
+        "prompt": [7, 8],
+        "max_tokens": 1,
+        "stream": False,
+        "seed": 1,
+        "of_tomorrow": {"x": [1.5, None]},
+        "kv_transfer_params": {"do_remote_decode": True},
+    }
+    assert at_decode["body"] == asked | {"kv_transfer_params": {"do_remote_prefill": True, "ticket": {"by": "p"}}}
+    for seen, request_id in ((at_prefill, "mine-prefill1"), (at_decode, "mine")):
+        assert seen["path"] == COMPLETIONS + "?of=now"
+        assert seen["headers"]["authorization"] == "Bearer secret"
+        assert seen["headers"]["x-other"] == "kept"
+        assert seen["headers"]["x-request-id"] == request_id
+    assert front.metric('prefills_total{outcome="ticket"}') == 1
+    assert front.metric('requests_total{outcome="answered"}') == 1
+
+
+def test_a_stream_is_handed_on_as_it_comes(instance, proxy):
+    decode = instance("d", "hang-after:3")
+    connection = proxy([instance("p")], [decode]).open("POST", CHAT, {"messages": [1], "stream": True})
+    response = connection.getresponse()
+    assert response.getheader("Content-Type") == "text/event-stream; charset=utf-8"
+    early = b""
+    while early.count(b"\n\n") < 3:
+        early += response.read1(1)
+    decode.behave("ok")
+    events = (early + response.read()).split(b"\n\n")
+    connection.close()
+    assert events.pop() == b""
+    assert events.pop() == b"data: [DONE]"
+    deltas = [json.loads(event.removeprefix(b"data: "))["choices"][0]["delta"] for event in events]
+    assert deltas == [{"role": "assistant", "content": ""}, *({"content": word} for word in words_of([1]))]
+
+
+@pytest.mark.parametrize(
+    "mode", ["hang", "die", "status:500", "status:400", "garbage", "no-json", "cut", "no-ticket", "sick"]
+)
+def test_a_prefill_that_gives_no_ticket_costs_no_request(instance, proxy, mode):
+    prefill, decode = instance("p", mode), instance("d")
+    front = proxy([prefill], [decode], prefill_deadline=1)
+    assert front.text() == expected()
+    assert "kv_transfer_params" not in decode.seen()[0]["body"]
+    assert front.metric('prefills_total{outcome="ticket"}') == 0
+
+
+@pytest.mark.parametrize("mode", ["hang", "die", "status:503", "garbage", "cut"])
+def test_another_prefill_gives_the_ticket(instance, proxy, mode):
+    bad, good, decode = instance("bad", mode), instance("good"), instance("d")
+    front = proxy([bad, good], [decode], prefill_deadline=1)
+    assert front.text() == expected()
+    assert decode.seen()[0]["body"]["kv_transfer_params"]["ticket"] == {"by": "good"}
+    assert good.seen()[0]["headers"]["x-request-id"].endswith("-prefill2")
+
+
+@pytest.mark.parametrize("mode", ["hang", "die", "status:500", "status:429", "garbage", "no-json", "cut"])
+def test_another_decode_answers_with_the_same_ticket(instance, proxy, mode):
+    bad, good = instance("bad", mode), instance("good")
+    front = proxy([instance("p")], [bad, good], decode_deadline=1)
+    assert front.text() == expected()
+    assert good.seen()[0]["body"]["kv_transfer_params"]["ticket"] == {"by": "p"}
+    assert good.seen()[0]["headers"]["x-request-id"].endswith("-retry1")
+
+
+@pytest.mark.parametrize("mode", ["hang", "die", "die-after:1", "error-after:1", "end-after:1", "hang-after:1"])
+def test_a_stream_that_is_lost_before_its_first_token_comes_from_elsewhere(instance, proxy, mode):
+    front = proxy([instance("p")], [instance("bad", mode), instance("good")], decode_deadline=1)
+    status, body = front.complete([3], CHAT, stream=True)
+    assert status == 200
+    assert body.count(b'"role"') == 1
+    assert re.findall(rb'"content": "(.{5})"', body) == [word.encode() for word in words_of([3])]
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("mode", ["die-after:3", "end-after:3", "hang-after:3"])
+def test_a_stream_that_is_lost_behind_its_first_token_says_so(instance, proxy, mode):
+    good = instance("good")
+    front = proxy([instance("p")], [instance("bad", mode), good], decode_deadline=1)
+    status, body = front.complete(stream=True)
+    events = body.decode().split("\n\n")
+    assert status == 200
+    assert [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:3]] == words_of(
+        "hello"
+    )[:3]
+    assert "broke off" in json.loads(events[3].removeprefix("data: "))["error"]["message"]
+    assert events[4:] == ["data: [DONE]", ""]
+    assert good.seen() == []
+    assert front.metric('requests_total{outcome="broken"}') == 1
+
+
+def test_without_decode_prefill_answers_and_without_both_there_is_an_error(instance, proxy):
+    prefill, decode = instance("p"), instance("d")
+    front = proxy([prefill], [decode])
+    decode.kill()
+    assert front.text() == expected()
+    assert "kv_transfer_params" not in prefill.seen()[-1]["body"]
+    assert front.metric("answered_plainly_total") == 1
+    prefill.kill()
+    status, body = front.complete()
+    assert status == 502
+    assert json.loads(body)["error"]["code"] == 502
+    assert front.ask("GET", "/health")[0] == 503
+    decode.start()
+    assert front.text() == expected()
+
+
+def test_what_is_wrong_with_a_request_is_said_once_and_as_it_came(instance, proxy):
+    decode, other = instance("d", "status:422"), instance("other")
+    front = proxy([instance("p")], [decode, other])
+    status, body = front.complete()
+    assert status == 422
+    assert json.loads(body) == {"error": {"message": "told to say 422"}, "extra": 1}
+    assert other.seen() == []
+
+
+def test_when_all_fail_the_last_answer_is_handed_on(instance, proxy):
+    front = proxy([instance("p", "status:503")], [instance("d", "status:500")])
+    status, body = front.complete()
+    assert (status, json.loads(body)["error"]["message"]) == (503, "told to say 503")
+
+
+def test_a_decode_that_works_is_not_given_more_while_another_is_idle(instance, proxy, eventually):
+    busy, idle = instance("busy", "hang"), instance("idle")
+    front = proxy([instance("p")], [busy, idle])
+    waiting = front.open("POST", COMPLETIONS, {"prompt": "long"})
+    eventually(busy.seen)
+    for _ in range(3):
+        assert front.text() == expected()
+    assert (len(busy.seen()), len(idle.seen())) == (1, 3)
+    busy.behave("ok")
+    assert json.loads(waiting.getresponse().read())["choices"][0]["text"] == expected("long")
+    waiting.close()
+
+
+def test_an_instance_that_is_stopped_loses_its_requests_to_another_one(instance, proxy, eventually):
+    stopped, other = instance("stopped", "hang"), instance("other")
+    front = proxy([instance("p")], [stopped, other])
+    waiting = front.open("POST", COMPLETIONS, {"prompt": "long"})
+    eventually(stopped.seen)
+    stopped.pause()
+    assert json.loads(waiting.getresponse().read())["choices"][0]["text"] == expected("long")
+    waiting.close()
+    assert front.metric('retries_total{reason="lost",stage="decode"}') == 1
+    health = json.loads(front.ask("GET", "/health")[1])
+    assert [each["in_service"] for each in health["instances"]] == [True, False, True]
+
+
+@pytest.mark.parametrize("at", ["prefill", "decode"])
+def test_a_client_that_hangs_up_ends_the_work(instance, proxy, eventually, at):
+    prefill, decode = instance("p", "hang" if at == "prefill" else "ok"), instance("d", "hang")
+    front = proxy([prefill], [decode])
+    waiting = prefill if at == "prefill" else decode
+    connection = front.open("POST", COMPLETIONS, {"prompt": "long", "stream": True})
+    eventually(waiting.seen)
+    connection.close()
+    eventually(lambda: waiting.hung_up() == 1)
+    eventually(lambda: front.metric('requests_total{outcome="left"}') == 1)
+    health = json.loads(front.ask("GET", "/health")[1])
+    assert [each["in_flight"] for each in health["instances"]] == [0, 0]
+    assert (at == "prefill") == (decode.seen() == [])
+
+
+def test_instances_killed_and_restarted_in_turn_under_load_lose_no_request(instance, proxy, eventually):
+    prefill, decode = instance("p"), instance("d")
+    front = proxy([prefill], [decode])
+    stop = threading.Event()
+    wrong: list[object] = []
+    answered = [0] * 4
+
+    def load(client: int) -> None:
+        while not stop.is_set():
+            prompt = [client, answered[client]]
+            status, body = front.complete(prompt)
+            if status != 200 or json.loads(body)["choices"][0]["text"] != expected(prompt):
+                wrong.append((status, body))
+            answered[client] += 1
+
+    def wait_for_more() -> None:
+        ends = [count + 5 for count in answered]
+        eventually(lambda: all(count >= end for count, end in zip(answered, ends, strict=True)))
+
+    def all_in_service() -> bool:
+        return all(each["in_service"] for each in json.loads(front.ask("GET", "/health")[1])["instances"])
+
+    clients = [threading.Thread(target=load, args=(client,)) for client in range(4)]
+    for client in clients:
+        client.start()
+    try:
+        for victim in (decode, prefill) * 3:
+            wait_for_more()
+            victim.kill()
+            wait_for_more()
+            victim.start()
+            eventually(all_in_service)
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+    assert wrong == []
+    assert front.metric("answered_plainly_total") > 0
+    assert front.metric('prefills_total{outcome="ticket"}') > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", COMPLETIONS, b"no json", 400),
+        ("POST", CHAT, [1], 400),
+        ("POST", COMPLETIONS, b"x" * ((64 << 20) + 1), 413),
+        ("GET", COMPLETIONS, None, 405),
+        ("GET", "/v1/elsewhere", None, 404),
+    ],
+)
+def test_what_is_no_request_gets_an_error_in_json(instance, proxy, method, path, body, status):
+    decode = instance("d")
+    front = proxy([instance("p")], [decode])
+    told, answer = front.ask(method, path, body)
+    assert (told, json.loads(answer)["error"]["code"]) == (status, status)
+    assert decode.seen() == []
+    assert front.text() == expected()
+
+
+@pytest.mark.asyncio
+async def test_requests_and_connections_have_limits(instance, monkeypatch):
+    import aiohttp
+
+    import connector.proxy
+
+    monkeypatch.setattr(connector.proxy, "MOST_REQUESTS", 1)
+    monkeypatch.setattr(connector.proxy, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(connector.proxy, "BODY_SECONDS", 0.2)
+    decode = instance("d", "hang")
+    front = connector.proxy.Proxy(Instances([instance("p").url], [decode.url]), connector.proxy.Deadlines())
+    async with front, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{await front.start('127.0.0.1', 0)}"
+        waiting = asyncio.create_task(session.post(url + COMPLETIONS, json={"prompt": "long"}))
+        while not await asyncio.to_thread(decode.seen):
+            await asyncio.sleep(0.01)
+        async with session.post(url + COMPLETIONS, json={"prompt": "more"}) as turned_away:
+            assert (turned_away.status, turned_away.headers["Retry-After"]) == (503, "1")
+        # Both connections are kept. A third one is closed.
+        with pytest.raises(aiohttp.ClientError):
+            async with aiohttp.ClientSession() as other:
+                await other.get(url + "/health")
+        await asyncio.to_thread(decode.behave, "ok")
+        async with await waiting as answer:
+            assert answer.status == 200
+
+        async def slow():
+            yield b"{"
+            await asyncio.sleep(PATIENCE)
+
+        async with session.post(url + COMPLETIONS, data=slow()) as late:
+            assert late.status == 408
+
+
+def test_models_health_and_metrics(instance, proxy):
+    prefill, decode = instance("p"), instance("d")
+    front = proxy([prefill], [decode])
+    status, body = front.ask("GET", "/v1/models")
+    assert (status, json.loads(body)["by"]) == (200, "d")
+    decode.kill()
+    assert json.loads(front.ask("GET", "/v1/models")[1])["by"] == "p"
+    status, body = front.ask("GET", "/health")
+    assert status == 200
+    assert [each["role"] for each in json.loads(body)["instances"]] == ["prefill", "decode"]
+    assert front.metric(f'in_service{{role="decode",url="{decode.url}"}}') == 0
+    assert front.metric(f'in_service{{role="prefill",url="{prefill.url}"}}') == 1
+
+
+def test_a_stop_waits_for_the_requests_under_way(instance, proxy, eventually):
+    decode = instance("d", "hang")
+    front = proxy([instance("p")], [decode])
+    waiting = front.open("POST", COMPLETIONS, {"prompt": "long"})
+    eventually(decode.seen)
+    front.process.send_signal(signal.SIGTERM)
+
+    def refuses() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", front.port)) != 0
+
+    eventually(refuses)
+    decode.behave("ok")
+    assert json.loads(waiting.getresponse().read())["choices"][0]["text"] == expected("long")
+    waiting.close()
+    assert front.process.wait(PATIENCE) == 0
+
+
+URLS = ["--prefill", "http://a:1", "--decode", "http://b:1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prefill", "http://a:1"], "--decode"),
+        (["--prefill", "http://a:1", "--decode", "b"], "not the URL of an instance"),
+        (["--prefill", "http://a:1", "--decode", "http://a:1"], "named twice"),
+        ([*URLS, "--listen", "nowhere"], "not an address"),
+        ([*URLS, "--prefill-deadline", "0"], "--prefill-deadline must be above 0"),
+        ([*URLS, "--decode-deadline", "nan"], "--decode-deadline must be above 0"),
+        ([*URLS, "--decode-dead", "3"], "unrecognized"),
+    ],
+)
+def test_flags_that_cannot_be_used_are_one_line_and_exit_code_2(capsys, flags, words):
+    try:
+        code = cli.main(["proxy", *flags])
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    assert words in said.err.splitlines()[-1]
+
+
+def test_a_port_that_is_taken_is_one_line_and_exit_code_1(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert cli.main(["proxy", *URLS, "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_missing_package_is_named(capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("aiohttp", "connector.proxy"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    assert cli.main(["proxy", *URLS]) == 1
+    assert capsys.readouterr().err == "kvstore proxy: aiohttp is missing; pip install 'kvstore-offload[proxy]'\n"

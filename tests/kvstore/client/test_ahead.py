@@ -1,0 +1,168 @@
+"""Stores into slots that were reserved ahead, through a real node."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore.client import ahead
+from kvstore.client.control import Connection
+
+PAGE = 5000
+SLOT = 8192
+
+
+@pytest.fixture(autouse=True)
+def small_stores_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
+
+
+@pytest.fixture
+def node(start_node):
+    return start_node(arena=256 * SLOT, disk_limit=0)
+
+
+@pytest.fixture
+def near(node):
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
+        yield client
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """The calls of stores that wait for their answer, from now on."""
+    made: list[str] = []
+    original = Connection.call
+
+    def call(self, method, request, timeout):
+        name = type(request).__name__
+        if "Store" in name and getattr(request, "publish", True):
+            made.append(name)
+        return original(self, method, request, timeout)
+
+    monkeypatch.setattr(Connection, "call", call)
+    return made
+
+
+def there(client: kvstore.Client) -> int:
+    """Reservations that the client has."""
+    slots = client._path._ahead
+    with slots._lock:
+        return sum(map(len, slots._slots.values()))
+
+
+def store(pages: kvstore.Namespace, hashes: list[bytes], number: int) -> kvstore.StoreResult:
+    return pages.store(hashes, np.full((len(hashes), PAGE), number, np.uint8))
+
+
+def check(pages: kvstore.Namespace, hashes: list[bytes], number: int) -> None:
+    into = np.zeros((len(hashes), PAGE), np.uint8)
+    assert pages.load(hashes, into) == len(hashes)
+    assert (into == number).all()
+
+
+def test_the_next_store_makes_one_call_behind_its_copy(near, layout, hashes, calls, eventually):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    store(pages, hashes(4, 0), 0)
+    eventually(lambda: there(near) == 1)
+    calls.clear()
+    assert store(pages, hashes(4, 1), 1) == kvstore.StoreResult(stored=4)
+    assert calls == ["CompleteStoreRequest"]
+    for number in (0, 1):
+        check(pages, hashes(4, number), number)
+
+
+def test_only_what_is_missing_is_written(near, hashes, calls, eventually):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    store(pages, hashes(4), 1)
+    eventually(lambda: there(near) == 1)
+    calls.clear()
+    assert store(pages, hashes(6), 2) == kvstore.StoreResult(stored=2, present=4)
+    assert calls == ["CompleteStoreRequest"]
+    check(pages, hashes(4), 1)
+    check(pages, hashes(6)[4:], 2)
+
+
+def test_a_forked_child_does_not_write_into_its_parents_slots(near, hashes, eventually):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    store(pages, hashes(4), 1)
+    eventually(lambda: there(near) == 1)
+    child = os.fork()
+    if not child:
+        status = 1
+        with suppress(BaseException):
+            status = int(near._path._ahead.take(near._path._attachment, pages._opened[0], 4) is not None)
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_larger_store_is_reserved_as_ever(near, hashes, calls, eventually):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    store(pages, hashes(2, 0), 0)
+    eventually(lambda: there(near) == 1)
+    calls.clear()
+    assert store(pages, hashes(5, 1), 1) == kvstore.StoreResult(stored=5)
+    assert calls == ["PrepareStoreRequest", "CompleteStoreRequest"]
+
+
+def test_slots_that_are_not_used_go_back(node, near, hashes, eventually):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    store(pages, hashes(4), 1)
+    eventually(lambda: there(near) == 1)
+    assert node.store.statistics().arena_used_bytes == 8 * SLOT
+    eventually(lambda: node.store.statistics().arena_used_bytes == 4 * SLOT)
+    eventually(lambda: near._path._ahead._thread is None)
+    assert store(pages, hashes(4, 1), 2) == kvstore.StoreResult(stored=4)
+    eventually(lambda: there(near) == 1)  # it begins anew
+
+
+def test_slots_of_a_node_that_was_restarted_are_not_written(start_node, hashes, eventually):
+    node = start_node(arena=256 * SLOT, disk_limit=0)
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+        store(pages, hashes(4), 1)
+        eventually(lambda: there(client) == 1)
+        node.stop()
+        again = start_node(arena=256 * SLOT, disk_limit=0)
+        assert store(pages, hashes(4, 1), 2).stored == 4
+        check(pages, hashes(4, 0), 1)
+        check(pages, hashes(4, 1), 2)
+        # Nor are they lost: the client lets go of what the earlier node gave.
+        eventually(lambda: again.store.statistics().arena_used_bytes == 8 * SLOT)
+        with again.store.write_behind.writing:
+            again.store.check_integrity()
+
+
+def test_threads_share_what_is_ahead(node, near, hashes):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    failures: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            for number in range(first, first + 8):
+                assert store(pages, hashes(4, number), number).stored == 4
+                check(pages, hashes(4, number), number)
+        except BaseException as error:  # noqa: BLE001 - told below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 20, 40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for number in (*range(8), *range(20, 28), *range(40, 48)):
+        check(pages, hashes(4, number), number)
+
+
+def test_a_client_that_is_closed_keeps_nothing(node, hashes, eventually):
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+        store(pages, hashes(4), 1)
+        eventually(lambda: there(client) == 1)
+    eventually(lambda: node.store.statistics().arena_used_bytes == 4 * SLOT)

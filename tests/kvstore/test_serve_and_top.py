@@ -1,0 +1,164 @@
+"""`kvstore config show`, SIGHUP, and `kvstore top`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from node_process import ROOT, NodeProcess
+
+import kvstore
+from kvstore import cli
+from kvstore.errors import UnauthenticatedError
+
+OLD, NEW = "a-token-of-some-length", "another-token-of-some-length"
+
+
+class TestConfigShow:
+    def test_each_value_has_its_origin(self, tmp_path: Path, monkeypatch, capsys) -> None:
+        file = tmp_path / "kvstore.toml"
+        file.write_text('arena = "2GiB"\ndisk_limit = "3GiB"\nredis_limit = "4GiB"\n')
+        monkeypatch.setenv("KVSTORE_DISK_LIMIT", "5GiB")
+        monkeypatch.setenv("KVSTORE_REDIS_LIMIT", "6GiB")
+        assert cli.main(["config", "show", "--config", str(file), "--redis-limit", "7GiB", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["arena"] == {"value": "2 GiB", "origin": str(file)}
+        assert shown["disk_limit"] == {"value": "5 GiB", "origin": "KVSTORE_DISK_LIMIT"}
+        assert shown["redis_limit"] == {"value": "7 GiB", "origin": "--redis-limit"}
+        assert shown["listen"] == {"value": "none", "origin": "default"}
+
+    @pytest.mark.parametrize(
+        ("url", "shown"),
+        [
+            ("redis://me:a@se:cret@10.0.0.5:6379/1", "redis://me:***@10.0.0.5:6379/1"),
+            ("rediss://:secret@cache", "rediss://:***@cache"),
+            (
+                "redis+sentinel://a:1,b:2/it?sentinel_password=secret&db=1",
+                "redis+sentinel://a:1,b:2/it?sentinel_password=***&db=1",
+            ),
+            ("redis://10.0.0.5:6379/1", "redis://10.0.0.5:6379/1"),
+        ],
+    )
+    def test_no_password_is_printed(self, url: str, shown: str, capsys) -> None:
+        assert cli.main(["config", "show", "--redis", url, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["redis"]["value"] == shown
+
+    def test_a_table(self, capsys) -> None:
+        assert cli.main(["config", "show", "--arena", "1GiB"]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert ["arena", "1", "GiB", "--arena"] in lines
+
+    @pytest.mark.parametrize(
+        ("flags", "words"),
+        [(["--arena", "much"], "arena"), (["--listen", "0.0.0.0:1"], "TLS"), (["--tls-key", "x"], "tls_cert")],
+    )
+    def test_what_serve_would_refuse(self, flags: list[str], words: str, capsys) -> None:
+        assert cli.main(["config", "show", *flags]) == cli.EXIT_USAGE
+        said = capsys.readouterr()
+        assert words in said.err
+        assert not said.out
+
+
+class TestHangup:
+    @pytest.fixture
+    def tokens(self, tmp_path: Path) -> Path:
+        tokens = tmp_path / "tokens"
+        tokens.write_text(OLD + "\n")
+        tokens.chmod(0o600)
+        return tokens
+
+    @staticmethod
+    def may_call(node: NodeProcess, folder: Path, token: str, monkeypatch) -> bool:
+        file = folder / "mine"
+        file.write_text(token)
+        file.chmod(0o600)
+        with kvstore.connect(node.kv_url, token_file=file, timeout=20.0) as client:
+            try:
+                client.status()
+            except UnauthenticatedError:
+                return False
+        return True
+
+    def test_tokens_are_rotated_while_it_runs(
+        self, node_process: Callable[..., NodeProcess], tmp_path: Path, tokens: Path, eventually, monkeypatch
+    ) -> None:
+        node = node_process(token_file=str(tokens))
+        assert self.may_call(node, tmp_path, OLD, monkeypatch)
+        assert not self.may_call(node, tmp_path, NEW, monkeypatch)
+        tokens.write_text(NEW + "\n")
+        os.kill(node.pid, signal.SIGHUP)
+        eventually(lambda: "tokens were reloaded" in node.errors.read_text())
+        assert self.may_call(node, tmp_path, NEW, monkeypatch)
+        assert not self.may_call(node, tmp_path, OLD, monkeypatch)
+        tokens.write_text("short\n")
+        os.kill(node.pid, signal.SIGHUP)
+        eventually(lambda: "nothing was reloaded" in node.errors.read_text())
+        assert self.may_call(node, tmp_path, NEW, monkeypatch), "a mistake changes nothing"
+
+    def test_what_needs_a_restart_is_said(
+        self, node_process: Callable[..., NodeProcess], tmp_path: Path, eventually
+    ) -> None:
+        file = tmp_path / "kvstore.toml"
+        file.write_text("drain_seconds = 9\n")
+        node = node_process(config=str(file))
+        file.write_text('drain_seconds = 8\nlog_level = "debug"\n')
+        os.kill(node.pid, signal.SIGHUP)
+        eventually(lambda: "only a restart changes drain_seconds" in node.errors.read_text())
+        file.write_text("drain = 8\n")
+        os.kill(node.pid, signal.SIGHUP)
+        eventually(lambda: "unknown key 'drain'" in node.errors.read_text())
+        with kvstore.connect(node.url, timeout=20.0) as client:
+            assert client.status().pid == node.pid
+
+
+class TestTop:
+    def test_rates_of_what_happens(self, node_process: Callable[..., NodeProcess], capsys) -> None:
+        node = node_process()
+        with kvstore.connect(node.url, timeout=20.0) as client:
+            pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=5000))
+            top = subprocess.Popen(
+                [sys.executable, "-m", "kvstore.cli", "top", "--url", node.url, "--interval", "0.5", "--count", "4"],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            number = 0
+            while top.poll() is None:
+                pages.store([number.to_bytes(32, "big")], [np.ones(5000, np.uint8)])
+                number += 1
+            out, _ = top.communicate()
+        assert top.returncode == 0
+        tables = [line.split() for line in out.splitlines() if line.startswith("arena")]
+        columns = next(line.split() for line in out.splitlines() if line.startswith("tier"))
+        assert len(tables) == 4
+        assert any(int(arena[columns.index("stored/s")].replace(",", "")) for arena in tables)
+
+    def test_a_node_that_goes_is_told_and_waited_for(
+        self, node_process: Callable[..., NodeProcess], eventually
+    ) -> None:
+        node = node_process()
+        top = subprocess.Popen(
+            [sys.executable, "-m", "kvstore.cli", "top", "--url", node.url, "--interval", "0.5", "--count", "3"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert top.stdout is not None
+        assert "kvstore" in top.stdout.readline()
+        node.kill()
+        out, err = top.communicate(timeout=60)
+        assert top.returncode == 0, err
+        assert "trying again" in out
+
+    @pytest.mark.parametrize("flags", [["--interval", "0"], ["--count", "0"]])
+    def test_flags_that_make_no_sense(self, flags: list[str], capsys) -> None:
+        assert cli.main(["top", *flags]) == cli.EXIT_USAGE
+        assert flags[0] in capsys.readouterr().err
