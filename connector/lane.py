@@ -197,6 +197,12 @@ class Lane(Generic[Plan]):
                     self._queued[self._queued.index(transfer)] = Transfer(rest, transfer.deadline)
         return pages
 
+    def end(self, transfer: Transfer[Plan]) -> None:
+        """It is over, whatever the thread, which has taken it up, goes on to do."""
+        with self._changed:
+            self._end(transfer)
+            self._current = None
+
     def wait_idle(self) -> None:
         """Waits until every transfer submitted so far is over: as long as a deadline and a copy take, at most."""
         with self._changed:

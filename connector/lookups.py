@@ -1,4 +1,5 @@
-"""Asking the node which pages it has, on a thread of its own, so that the scheduler never waits for the answer."""
+"""Which pages the node has, without ever letting the scheduler wait: a look into the mapping where that tells all, or
+else a call on a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from connector.health import NodeHealth
+from kvstore.answers import MOST_LOOKUP_PAGES
 from kvstore.errors import FormatError
 
 if TYPE_CHECKING:
-    from kvstore import Client, Namespace
+    from kvstore import Client, Lookup, Namespace
 
 MISS_TTL = 1.0
 """Seconds for which a miss is remembered."""
@@ -33,6 +35,8 @@ SHUTDOWN_WAIT = 5.0
 class LookupStatistics:
     """How lookups went since the start, in requests that asked."""
 
+    here: int = 0
+    """Answered at once, by what the node shows in shared memory."""
     asked: int = 0
     """Sent to the node."""
     answered: int = 0
@@ -45,6 +49,12 @@ class LookupStatistics:
     failed: int = 0
 
 
+Tiers = tuple[tuple[str | None, ...], ...]
+"""By cache group, the tier of each page; None: not there."""
+
+_FASTEST_FIRST = ("arena", "disk", "redis")
+
+
 @dataclass(slots=True)
 class Answer:
     """What is known of one request's prefix. Everything is by cache group."""
@@ -55,6 +65,8 @@ class Answer:
     asked_at: float
     present: tuple[tuple[bool, ...], ...] | None = None
     """Which of the pages kvstore has; None: not answered yet."""
+    tiers: Tiers = ()
+    """Which tier has them; of a page of several parts the slowest one."""
     expires_at: float = 0.0
     told: bool = False
     """Whether the engine knows: an answer that comes between two slow steps must not expire unheard."""
@@ -78,7 +90,7 @@ class Answer:
 
 
 class Lookups:
-    """One lookup a request, batched into calls of one thread.
+    """One lookup a request: a read of the mapping, or batched into calls of one thread.
 
     Everything here is kept until :meth:`take` or :meth:`forget`, but for misses, which expire, and failures, which are
     asked again once the node may have come back. What is never taken is bounded by :data:`REMEMBERED`.
@@ -88,18 +100,27 @@ class Lookups:
     Args:
         client: whose ``lookup`` is called.
         namespaces: where the pages are, one a cache group.
+        other_ranks: for each further rank that has a part of each page, where its parts are, by cache group. A page is
+            there when all of its parts are.
         budget: seconds from the first :meth:`ask` of a request after which silence is a miss.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, client: Client, namespaces: Sequence[Namespace], budget: float, clock: Callable[[], float]
+        self,
+        client: Client,
+        namespaces: Sequence[Namespace],
+        budget: float,
+        clock: Callable[[], float],
+        other_ranks: Sequence[Sequence[Namespace]] = (),
     ) -> None:
         self._client = client
-        self._namespaces = tuple(namespaces)
+        self._ranks = (tuple(namespaces), *map(tuple, other_ranks))
         self._budget = budget
         self._clock = clock
         self._health = NodeHealth("looking up pages", clock)
+        # Of its own, or it would keep back the call that maps a restarted node's arena.
+        self._mapping_health = NodeHealth("looking up pages in shared memory", clock)
         self._changed = threading.Condition()
         self._answers: dict[str, Answer] = {}
         self._queue: dict[str, Answer] = {}
@@ -147,6 +168,12 @@ class Lookups:
                 self._count("late")
             return self._miss()
 
+    def tiers(self, request_id: str) -> Tiers:
+        """Where a request's pages are; empty: not answered."""
+        with self._changed:
+            answer = self._answers.get(request_id)
+        return answer.tiers if answer is not None else ()
+
     def take(self, request_id: str) -> Answer | None:
         """What is known of a request, which is then forgotten here. None: not asked, or not answered."""
         with self._changed:
@@ -167,7 +194,7 @@ class Lookups:
     def statistics(self) -> LookupStatistics:
         """Counters since the start."""
         with self._changed:
-            return replace(self._statistics, failed=self._health.failures)
+            return replace(self._statistics, failed=self._health.failures + self._mapping_health.failures)
 
     def shutdown(self) -> None:
         """Stops asking; from now on everything is a miss. Waits for a call under way, :data:`SHUTDOWN_WAIT` at most."""
@@ -180,6 +207,13 @@ class Lookups:
     def _enqueue(
         self, request_id: str, hashes: Sequence[Sequence[bytes]], first: tuple[int, ...], now: float
     ) -> tuple[tuple[bool, ...], ...] | None:
+        answer = Answer(_shortened(hashes, self._most_hashes), first, now)
+        if not self._stopped and (present := self._look_here(answer.hashes)) is not None:
+            self._count("here")
+            self._keep(request_id, answer)
+            self._answer(answer, present, now)
+            answer.told = True
+            return answer.present
         if all(self._misses.get(page, now) > now for page in _first_missed(hashes, first)):
             self._count("remembered")
             return self._miss()
@@ -187,34 +221,68 @@ class Lookups:
         if self._stopped or hangs or not self._health.available() or len(self._queue) >= QUEUED_LOOKUPS:
             self._count("skipped")
             return self._miss()
-        answer = Answer(_shortened(hashes), first, now)
-        self._answers[request_id] = self._queue[request_id] = answer
-        if len(self._answers) > REMEMBERED:
-            oldest = next(iter(self._answers))
-            del self._answers[oldest]
-            self._queue.pop(oldest, None)
+        self._queue[request_id] = answer
+        self._keep(request_id, answer)
         self._count("asked")
         self._changed.notify()
         return None
 
+    @property
+    def _most_hashes(self) -> int:
+        """In one call, for each rank."""
+        return min(HASHES_A_CALL, MOST_LOOKUP_PAGES // len(self._ranks))
+
+    def _keep(self, request_id: str, answer: Answer) -> None:
+        self._answers[request_id] = answer
+        if len(self._answers) > REMEMBERED:
+            oldest = next(iter(self._answers))
+            del self._answers[oldest]
+            self._queue.pop(oldest, None)
+
+    def _look_here(self, hashes: tuple[tuple[bytes, ...], ...]) -> Tiers | None:
+        """What the mapping of a node on this host says, where that is all there is to say."""
+        if not self._mapping_health.available():
+            return None
+        try:
+            lookups = self._client.lookup_here(self._queries([hashes]))
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong here is asked by a call
+            self._mapping_health.failed(error)
+            return None
+        return None if lookups is None else self._by_request(lookups)[0]
+
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
             try:
-                present = self._call([answer.hashes for answer in batch.values()])
+                tiers = self._call([answer.hashes for answer in batch.values()])
             except Exception as error:  # noqa: BLE001 - whatever goes wrong here is a miss, never the engine's error
                 self._health.failed(error)
                 self._settle(batch, None)
             else:
                 self._health.succeeded()
-                self._settle(batch, present)
+                self._settle(batch, tiers)
 
-    def _call(self, asked: Sequence[tuple[tuple[bytes, ...], ...]]) -> list[tuple[tuple[bool, ...], ...]]:
-        queries = [query for hashes in asked for query in zip(self._namespaces, hashes, strict=True)]
-        present = [tuple(lookup.present) for lookup in self._client.lookup(queries)]
-        if [len(known) for known in present] != [len(hashes) for _, hashes in queries]:
+    def _call(self, asked: Sequence[tuple[tuple[bytes, ...], ...]]) -> list[Tiers]:
+        queries = self._queries(asked)
+        lookups = self._client.lookup(queries)
+        if [len(lookup.tiers) for lookup in lookups] != [len(hashes) for _, hashes in queries]:
             raise FormatError("the node answered for another number of pages than it was asked for")
-        groups = len(self._namespaces)
-        return [tuple(present[start : start + groups]) for start in range(0, len(present), groups)]
+        return self._by_request(lookups)
+
+    def _queries(self, asked: Sequence[tuple[tuple[bytes, ...], ...]]) -> list[tuple[Namespace, tuple[bytes, ...]]]:
+        """For each request, for each rank, each group."""
+        return [
+            query for hashes in asked for namespaces in self._ranks for query in zip(namespaces, hashes, strict=True)
+        ]
+
+    def _by_request(self, lookups: Sequence[Lookup]) -> list[Tiers]:
+        ranks, groups = len(self._ranks), len(self._ranks[0])
+        told = [
+            tuple(lookup.tiers for lookup in lookups[start : start + groups])
+            for start in range(0, len(lookups), groups)
+        ]
+        if ranks == 1:
+            return told
+        return [of_all_parts(told[start : start + ranks]) for start in range(0, len(told), ranks)]
 
     def _next_batch(self) -> dict[str, Answer] | None:
         """Requests for the next call; None: stop."""
@@ -227,7 +295,7 @@ class Lookups:
             hashes = 0
             for request_id, answer in self._queue.items():
                 hashes += sum(map(len, answer.hashes))
-                if batch and hashes > HASHES_A_CALL:
+                if batch and hashes > self._most_hashes:
                     break
                 batch[request_id] = answer
             for request_id in batch:
@@ -235,24 +303,28 @@ class Lookups:
             self._call_started = self._clock()
             return batch
 
-    def _settle(self, batch: dict[str, Answer], present: Sequence[tuple[tuple[bool, ...], ...]] | None) -> None:
+    def _settle(self, batch: dict[str, Answer], tiers: Sequence[Tiers] | None) -> None:
         """Writes down the answers of one call; None: it failed, and who asked may ask again."""
         with self._changed:
             self._call_started = None
             self._changed.notify_all()
-            if present is None:
+            if tiers is None:
                 for request_id, answer in batch.items():
                     if self._answers.get(request_id) is answer:
                         del self._answers[request_id]
                 return
             self._count("answered", len(batch))
             now = self._clock()
-            for answer, known in zip(batch.values(), present, strict=True):
-                answer.present = known
-                answer.expires_at = now + MISS_TTL
-                if not answer.hit:
-                    for page in _first_missed(answer.hashes, answer.first):
-                        self._remember_miss(page, now)
+            for answer, known in zip(batch.values(), tiers, strict=True):
+                self._answer(answer, known, now)
+
+    def _answer(self, answer: Answer, tiers: Tiers, now: float) -> None:
+        answer.tiers = tiers
+        answer.present = tuple(tuple(map(bool, of_group)) for of_group in tiers)
+        answer.expires_at = now + MISS_TTL
+        if not answer.hit:
+            for page in _first_missed(answer.hashes, answer.first):
+                self._remember_miss(page, now)
 
     def _remember_miss(self, page: tuple[int, bytes], now: float) -> None:
         self._misses.pop(page, None)
@@ -266,7 +338,7 @@ class Lookups:
         self._statistics = replace(self._statistics, **{field: getattr(self._statistics, field) + by})
 
     def _miss(self) -> tuple[tuple[bool, ...], ...]:
-        return ((),) * len(self._namespaces)
+        return ((),) * len(self._ranks[0])
 
 
 def _first_missed(hashes: Sequence[Sequence[bytes]], first: Sequence[int]) -> list[tuple[int, bytes]]:
@@ -278,7 +350,19 @@ def _first_missed(hashes: Sequence[Sequence[bytes]], first: Sequence[int]) -> li
     ]
 
 
-def _shortened(hashes: Sequence[Sequence[bytes]]) -> tuple[tuple[bytes, ...], ...]:
+def _shortened(hashes: Sequence[Sequence[bytes]], most: int) -> tuple[tuple[bytes, ...], ...]:
     """As much of a prefix as one call may name: each group's share of it, so that all end near the same token."""
-    total = max(HASHES_A_CALL, sum(map(len, hashes)))
-    return tuple(tuple(of_group[: len(of_group) * HASHES_A_CALL // total]) for of_group in hashes)
+    total = max(most, sum(map(len, hashes)))
+    return tuple(tuple(of_group[: len(of_group) * most // total]) for of_group in hashes)
+
+
+def of_all_parts(parts: Sequence[Tiers]) -> Tiers:
+    """The slowest tier of each page's parts; None where one is missing."""
+    return tuple(
+        tuple(None if None in tiers else max(tiers, key=_slowness) for tiers in zip(*of_group, strict=True))
+        for of_group in zip(*parts, strict=True)
+    )
+
+
+def _slowness(tier: str | None) -> int:
+    return _FASTEST_FIRST.index(tier) if tier in _FASTEST_FIRST else len(_FASTEST_FIRST)

@@ -26,6 +26,10 @@ class LoadPlan:
     """Where each page goes."""
     group: int = 0
     """Which of the model's cache groups."""
+    node: str = ""
+    """The node that has them, by its name among the peers; empty: the engine's own."""
+    partial: bool = False
+    """The last one is a ticket's, of a block that is not full: nobody else has a use for it."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -71,11 +75,15 @@ class StepPlan:
 
     def to_bytes(self) -> bytes:
         """The plan in msgpack."""
-        transfers = [
-            [(plan.request_id, b"".join(plan.hashes), plan.block_ids, plan.group) for plan in plans]
-            for plans in (self.loads, self.stores)
+        loads = [
+            (load.request_id, b"".join(load.hashes), load.block_ids, load.group, load.node, load.partial)
+            for load in self.loads
         ]
-        packed: bytes = msgpack.packb([*transfers, self.preempted, self.finished, self.overwritten])
+        stores = [
+            (store.request_id, b"".join(store.hashes), store.block_ids, store.group, store.parent)
+            for store in self.stores
+        ]
+        packed: bytes = msgpack.packb([loads, stores, self.preempted, self.finished, self.overwritten])
         return packed
 
     @classmethod
@@ -88,8 +96,10 @@ class StepPlan:
         try:
             loads, stores, preempted, finished, overwritten = msgpack.unpackb(data)
             return cls(
-                tuple(LoadPlan(*_fields(load)) for load in loads),
-                tuple(StorePlan(*_fields(store)) for store in stores),
+                tuple(
+                    LoadPlan(*_fields(load), node=str(node), partial=bool(partial)) for *load, node, partial in loads
+                ),
+                tuple(StorePlan(*_fields(store), parent=bytes(parent)) for *store, parent in stores),
                 tuple(map(str, preempted)),
                 tuple(map(str, finished)),
                 tuple(map(int, overwritten)),

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from connector.lookups import Lookups, LookupStatistics
+from connector.arrivals import Arrival, Arrivals
+from connector.lookups import Lookups, LookupStatistics, Tiers
 from connector.plan import LoadPlan, StepPlan, StorePlan
+from connector.sightings import Sightings
 from kvstore.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 LOOKUP_BUDGET = 0.020
 """Seconds for which a request may be told to wait for its lookup."""
 
+
+_OWN_NODE = ""
 
 NULL_BLOCK_ID = 0
 """Stands in a request's blocks for one that it does not have, such as those before a window."""
@@ -32,6 +36,8 @@ class _Transfers:
     """Blocks that a load fills → group and place in the prefix."""
     loaded: bool = False
     """A load was planned. There is no second one for the same request: if the first failed, the second may as well."""
+    tiers: Tiers = ()
+    """Where the pages are, of those that kvstore is known to have."""
     num_saved: dict[int, int] = field(default_factory=dict)
     """Leading blocks that were looked at for storing, by group."""
     stores: bool = False
@@ -55,7 +61,11 @@ class SchedulerConnector:
     Args:
         client: connected to the node.
         namespaces: of the layouts of the model's cache groups, one each; a layout's block size is its group's.
+        other_ranks: the same of each further rank, where pages have one part a rank.
+        peers: other nodes that pages may be loaded from, each with the same namespaces there, rank after rank, by the
+            names that the worker half knows them by.
         lookup_budget: seconds from a request's first ask for which it may be told to ask again.
+        store_threshold: how many requests must have had a page before it is stored.
         clock: seconds, monotonic.
     """
 
@@ -64,12 +74,23 @@ class SchedulerConnector:
         client: Client,
         namespaces: Sequence[Namespace],
         *,
+        other_ranks: Sequence[Sequence[Namespace]] = (),
         lookup_budget: float = LOOKUP_BUDGET,
+        store_threshold: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        peers: Mapping[str, tuple[Client, Sequence[Sequence[Namespace]]]] | None = None,
     ) -> None:
+        nodes = {_OWN_NODE: (client, (namespaces, *other_ranks))} | dict(peers or {})
+        self._arrivals = {
+            node: Arrivals(f"pages at {node or 'the own node'}", its_client, theirs, clock)
+            for node, (its_client, theirs) in nodes.items()
+        }
+        self._awaited: dict[str, tuple[str, Arrival]] = {}  # by request: the node, and what comes there
         self._block_sizes = tuple(namespace.layout.block_size for namespace in namespaces)
-        self._lookups = Lookups(client, namespaces, lookup_budget, clock)
+        self._lookups = Lookups(client, namespaces, lookup_budget, clock, other_ranks)
+        self._sightings = Sightings(store_threshold)
         self._transfers: dict[str, _Transfers] = {}
+        self._loading: set[str] = set()
         self._held: set[str] = set()
         # Planned since the last step.
         self._loads: list[LoadPlan] = []
@@ -109,13 +130,54 @@ class SchedulerConnector:
         if (transfers is None or not transfers.loaded) and any(
             start < len(hashes) for start, hashes in zip(first, hashes_by_group, strict=True)
         ):
-            present = self._lookups.ask(request_id, hashes_by_group, first)
+            present = self._ask(request_id, hashes_by_group, first)
         if present is None:
             return None
         return {
             group: known[: len(hashes)] + (False,) * (len(hashes) - len(known))
             for group, (known, hashes) in enumerate(zip(present, hashes_by_group, strict=True))
         }
+
+    def await_pages(
+        self,
+        request_id: str,
+        node: str,
+        hashes_by_group: Sequence[Sequence[bytes]],
+        partials: Sequence[bytes | None],
+        deadline: float,
+    ) -> None:
+        """Pages of this request are on their way to a node: it is told to ask again until they are there.
+
+        From now on :meth:`get_presence` speaks of that node, or, when nothing comes, of the engine's own as ever.
+
+        Args:
+            request_id: not asked for before.
+            node: one of the peers; empty: the engine's own.
+            hashes_by_group: of its full blocks.
+            partials: for each group the hash of the block behind them; None where there is none.
+            deadline: seconds, by the clock, up to which it is waited for.
+        """
+        arrival = Arrival(
+            tuple(
+                (*hashes, *([partial] if partial is not None else ()))
+                for hashes, partial in zip(hashes_by_group, partials, strict=True)
+            ),
+            tuple(partial is not None for partial in partials),
+            deadline,
+        )
+        self._awaited[request_id] = node, arrival
+        self._arrivals[node].expect(request_id, arrival)
+
+    def partials_are_there(self, request_id: str) -> bool:
+        """Whether also those blocks of an awaited request that are not full can be loaded, of every group that has one:
+        each by the place behind the group's full blocks."""
+        _, arrival = self._awaited.get(request_id, (_OWN_NODE, None))
+        return (
+            arrival is not None
+            and arrival.settled
+            and any(arrival.has_partial)
+            and all(known[-1] for known, partial in zip(arrival.present, arrival.has_partial, strict=True) if partial)
+        )
 
     def get_num_new_matched_tokens(
         self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int, num_computed_tokens: int
@@ -173,10 +235,20 @@ class SchedulerConnector:
         Raises:
             InvalidRequestError: a page that the answer to :meth:`get_presence` did not have. Nothing is loaded.
         """
-        answer = self._lookups.take(request_id)
         transfers = self._transfers.setdefault(request_id, _Transfers())
-        if answer is not None and answer.present is not None:
-            transfers.present = {group: list(present) for group, present in enumerate(answer.present)}
+        node, arrival = self._forget_awaited(request_id)
+        asked = self._lookups.take(request_id)
+        answer = asked if arrival is None else arrival
+        if arrival is not None:
+            # What a peer has, the own node may lack: it is stored there.
+            transfers.present = {
+                group: [] if node else known[: len(known) - partial]
+                for group, (known, partial) in enumerate(zip(arrival.present, arrival.has_partial, strict=True))
+            }
+            transfers.tiers = tuple(map(tuple, arrival.tiers))
+        elif asked is not None and asked.present is not None:
+            transfers.present = {group: list(present) for group, present in enumerate(asked.present)}
+            transfers.tiers = asked.tiers
         plans = []
         for group, pages in loads.items():
             hashes = []
@@ -188,15 +260,37 @@ class SchedulerConnector:
                     )
                 hashes.append(block_hash)
             if pages:
-                plans.append(LoadPlan(request_id, tuple(hashes), tuple(block_id for _, block_id in pages), group))
+                partial = arrival is not None and arrival.has_partial[group] and hashes[-1] == arrival.hashes[group][-1]
+                block_ids = tuple(block_id for _, block_id in pages)
+                plans.append(LoadPlan(request_id, tuple(hashes), block_ids, group, node, partial))
         if plans:
             transfers.loaded = True
             transfers.loading = {
                 block_id: (group, index) for group, pages in loads.items() for index, block_id in pages
             }
+            self._loading.add(request_id)
             self._loads.extend(plans)
 
-    def save_blocks(self, request_id: str, group: int, block_hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def offered_tiers(self, request_id: str) -> Tiers:
+        """By group, the tier of each page that :meth:`get_presence` has told of; empty where that is not known."""
+        return () if request_id in self._awaited else self._lookups.tiers(request_id)
+
+    def loading_tiers(self, request_id: str) -> tuple[tuple[int, int, str], ...]:
+        """Group, place in the prefix, and tier of each page that is being loaded for a request."""
+        transfers = self._transfers.get(request_id)
+        if transfers is None:
+            return ()
+        return tuple((group, index, transfers.tiers[group][index] or "") for group, index in transfers.loading.values())
+
+    def save_blocks(
+        self,
+        request_id: str,
+        group: int,
+        block_hashes: Sequence[bytes],
+        block_ids: Sequence[int],
+        *,
+        wanted: bool = False,
+    ) -> None:
         """Plans to store what is not in kvstore yet of a request's full blocks.
 
         Args:
@@ -207,6 +301,7 @@ class SchedulerConnector:
                 the plan.
             block_ids: one for each, :data:`NULL_BLOCK_ID` where the request has no block. Each place is looked at once:
                 blocks that came from kvstore or were given before may be among them, and are not stored again.
+            wanted: somebody waits for them: they are stored however seldom they were seen.
 
         Raises:
             InvalidRequestError: another number of hashes than blocks, or a group that the model does not have.
@@ -223,7 +318,9 @@ class SchedulerConnector:
         new = {
             block_ids[index]: block_hashes[index]
             for index in range(num_saved, len(block_ids))
-            if block_ids[index] != NULL_BLOCK_ID and not (index < len(known) and known[index])
+            if block_ids[index] != NULL_BLOCK_ID
+            and not (index < len(known) and known[index])
+            and (self._sightings.see(group, block_hashes[index]) or wanted)
         }
         transfers.num_saved[group] = max(num_saved, len(block_ids))
         if new:
@@ -233,6 +330,20 @@ class SchedulerConnector:
                 self._parents[request_id, group] = block_hashes[first - 1] if first else b""
             self._stores.setdefault((request_id, group), {}).update(new)
             self._lookups.expect(group, list(new.values()))
+
+    def save_partial(self, request_id: str, group: int, block_hash: bytes, block_id: int, parent: bytes) -> None:
+        """Plans to store a block that is not full, behind those that are.
+
+        Args:
+            request_id: it holds the block until it is finished, and computes nothing more in it.
+            group: which cache group's block.
+            block_hash: its name, bound to a ticket.
+            block_id: the block.
+            parent: hash of the block before it; empty: there is none.
+        """
+        self._transfers.setdefault(request_id, _Transfers()).stores = True
+        self._stores.setdefault((request_id, group), {})[block_id] = block_hash
+        self._parents.setdefault((request_id, group), parent)
 
     def build_connector_meta(self) -> StepPlan:
         """Everything planned since the last call, for the worker half. Give it also to steps that compute nothing."""
@@ -254,8 +365,10 @@ class SchedulerConnector:
         Stores that still read from the blocks are given up; when the request is scheduled again it starts over here.
         """
         self._lookups.forget(request_id)
+        self._forget_awaited(request_id)
         for group in range(len(self._block_sizes)):
             self._stores.pop((request_id, group), None)
+        self._loading.discard(request_id)
         transfers = self._transfers.pop(request_id, None)
         if transfers is not None and transfers.stores:
             self._preempted.append(request_id)
@@ -267,6 +380,8 @@ class SchedulerConnector:
             True: its blocks may still be read. Free them when the worker half has reported it in ``finished_sending``.
         """
         self._lookups.forget(request_id)
+        self._forget_awaited(request_id)
+        self._loading.discard(request_id)
         transfers = self._transfers.pop(request_id, None)
         if transfers is None or not transfers.stores:
             return False
@@ -275,24 +390,32 @@ class SchedulerConnector:
         return True
 
     def update_connector_output(
-        self, finished_sending: Collection[str], finished_recving: Collection[str], load_errors: Collection[int] = ()
+        self,
+        finished_sending: Collection[str],
+        finished_recving: Collection[str],
+        load_errors: Collection[int] = (),
+        failed_recving: Collection[str] = (),
     ) -> None:
         """What the worker half has reported.
 
         Args:
             finished_sending: finished requests whose blocks are read no longer.
             finished_recving: requests whose load is over, well or badly.
-            load_errors: blocks of them that were not filled; what the engine computes there is stored again.
+            load_errors: blocks that were not filled, of requests whose load is over or nearly so; what the engine
+                computes there is stored again.
+            failed_recving: requests of which it is not known which blocks these are: all are stored again.
         """
         self._held.difference_update(finished_sending)
-        for request_id in finished_recving:
-            transfers = self._transfers.get(request_id)
-            if transfers is None:
-                continue
+        for request_id in self._loading if load_errors else ():
+            transfers = self._transfers[request_id]
             for block_id in transfers.loading.keys() & load_errors:
                 group, index = transfers.loading[block_id]
                 del transfers.present[group][index:]
-            transfers.loading = {}
+        for request_id in self._loading.intersection(failed_recving):
+            self._transfers[request_id].present = {}
+        for request_id in self._loading.intersection(finished_recving):
+            self._loading.discard(request_id)
+            self._transfers[request_id].loading = {}
 
     def has_pending_block_frees(self) -> bool:
         """Whether blocks of finished requests wait for ``finished_sending``: the engine must go on stepping."""
@@ -303,8 +426,31 @@ class SchedulerConnector:
         return self._lookups.statistics()
 
     def shutdown(self) -> None:
-        """Stops the background thread, in a few seconds at most. Everything is a miss from now on."""
+        """Stops the background threads, in a few seconds at most. Everything is a miss from now on."""
         self._lookups.shutdown()
+        for arrivals in self._arrivals.values():
+            arrivals.shutdown()
+
+    def _ask(
+        self, request_id: str, hashes_by_group: Sequence[Sequence[bytes]], first: tuple[int, ...]
+    ) -> tuple[tuple[bool, ...], ...] | None:
+        """By group what is there; None: not known yet."""
+        node, arrival = self._awaited.get(request_id, (_OWN_NODE, None))
+        if arrival is not None:
+            if not self._arrivals[node].look(request_id, arrival):
+                return None
+            if any(True in known[start:] for known, start in zip(arrival.present, first, strict=True)):
+                return tuple(map(tuple, arrival.present))
+            del self._awaited[request_id]
+        return self._lookups.ask(request_id, hashes_by_group, first)
+
+    def _forget_awaited(self, request_id: str) -> tuple[str, Arrival | None]:
+        """Waits no longer for a request's pages. Returns the node, and what is known of them."""
+        if request_id not in self._awaited:
+            return _OWN_NODE, None
+        node, arrival = self._awaited.pop(request_id)
+        self._arrivals[node].forget(request_id)
+        return node, arrival
 
 
 def _leading(present: Sequence[bool]) -> int:

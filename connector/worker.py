@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -36,6 +36,16 @@ QUEUED_STORES = 256
 
 SHUTDOWN_WAIT = 5.0
 """Seconds for which each thread's last call, or copy, is waited for at shutdown."""
+
+
+LoadTiming = tuple[str, int, float]
+"""Tier, pages, seconds."""
+
+MOST_TIMINGS = 64
+"""That are kept for whoever asks."""
+
+MOST_STORED = 1024
+"""Batches of stored pages that are kept for whoever asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +80,8 @@ class WorkerConnector:
     """Moves pages between kvstore and the engine's paged KV. Its methods belong to the engine's worker thread; none
     raises for a failure of kvstore, none but :meth:`wait_for_save` and :meth:`shutdown` waits for I/O.
 
-    In each step, also in one that computes nothing: :meth:`start_load_kv` before the forward pass,
-    :meth:`start_save_kv` after it, :meth:`get_finished`, then :meth:`get_block_ids_with_load_errors`.
+    In each step, also in one that computes nothing: :meth:`handle_preemptions` and :meth:`start_load_kv` before the
+    forward pass, :meth:`start_save_kv` after it, :meth:`get_finished`, then :meth:`get_block_ids_with_load_errors`.
 
     A load that fails at some page, is past its deadline or finds no place in the queue is *finished* like any other:
     the blocks that were not filled are load errors, and the engine computes them. It is never reported while a copy
@@ -79,6 +89,8 @@ class WorkerConnector:
 
     Args:
         namespaces: of the layouts of the model's cache groups, one each.
+        peers: the same namespaces at other nodes, by the names that plans give these. Their pages are loaded on a
+            thread of its own, so that a node that hangs holds up nobody else's.
         pages: the engine's paged KV, one a group; its ``page_bytes`` is the layout's.
         load_deadline: seconds from :meth:`start_load_kv` on.
         store_deadline: seconds from :meth:`start_save_kv` on.
@@ -100,6 +112,7 @@ class WorkerConnector:
         clock: Callable[[], float] = time.monotonic,
         arena: PinnedArena | None = None,
         by_layer: bool = False,
+        peers: Mapping[str, Sequence[Namespace]] | None = None,
     ) -> None:
         if len(namespaces) != len(pages):
             raise InvalidRequestError(f"{len(namespaces)} namespaces for the pages of {len(pages)} groups")
@@ -110,11 +123,14 @@ class WorkerConnector:
                     f" the layout says {namespace.layout.page_bytes}"
                 )
         self._groups = tuple(zip(namespaces, pages, strict=True))
+        self._peers = {node: tuple(theirs) for node, theirs in (peers or {}).items()}
+        self._peer_health = {node: NodeHealth(f"loading pages of {node}", clock) for node in self._peers}
         self._arena = arena
         self._by_layer = by_layer
         self._load_health = NodeHealth("loading pages", clock)
         self._store_health = NodeHealth("storing pages", clock)
         self._load_errors: set[int] = set()
+        self._failed: set[str] = set()
         self._loads_under_way: Counter[str] = Counter()
         self._not_loaded: dict[str, set[int]] = {}  # load errors of requests with other loads under way
         self._stores_under_way: Counter[str] = Counter()
@@ -122,20 +138,36 @@ class WorkerConnector:
         self._lock = threading.Lock()  # for the counters, which the lanes' threads change
         self._counts: Counter[str] = Counter()
         self._loaded_by_tier: Counter[str] = Counter()
+        self._stored: deque[tuple[int, tuple[bytes, ...]]] = deque(maxlen=MOST_STORED)
+        self._timings: deque[LoadTiming] = deque(maxlen=MOST_TIMINGS)
         self._seconds: dict[str, float] = {"load": 0.0, "store": 0.0}
         self._loads: Lane[LoadPlan] = Lane("kvstore-load", QUEUED_LOADS, load_deadline, self._carry_out_load, clock)
+        self._peer_loads = self._loads
+        if self._peers:
+            self._peer_loads = Lane("kvstore-peer-load", QUEUED_LOADS, load_deadline, self._carry_out_load, clock)
         self._stores: Lane[StorePlan] = Lane(
             "kvstore-store", QUEUED_STORES, store_deadline, self._carry_out_store, clock
         )
 
-    def start_load_kv(self, plan: StepPlan) -> None:
-        """Begins the step's loads and gives up stores of blocks that it overwrites. Call it before the forward pass."""
+    def handle_preemptions(self, plan: StepPlan) -> None:
+        """Gives up stores of blocks that the step overwrites. Call it before the forward pass."""
         self._stores.revoke(plan.preempted)
         if plan.overwritten:
             self._count(pages_dropped=self._stores.withdraw(plan.overwritten))
+
+    def start_load_kv(self, plan: StepPlan) -> None:
+        """Begins the step's loads. Call it before the forward pass where that computes what is loaded."""
         for load in plan.loads:
             self._loads_under_way[load.request_id] += 1
-            self._loads.submit(load)
+            self._lane_of(load).submit(load)
+
+    def wait_for_load(self) -> None:
+        """Waits until every load begun so far is over, well or badly, ``load_deadline`` at most.
+
+        For steps that compute what they load, instead of :meth:`wait_for_layer_load`.
+        """
+        for lane in self._load_lanes:
+            lane.wait_idle()
 
     def wait_for_layer_load(self, layer: int, timeout: float) -> set[str]:
         """Waits until every load begun so far has this layer in its blocks, or is over. Call it before the layer is
@@ -150,7 +182,12 @@ class WorkerConnector:
             request counts for nothing, and :meth:`get_finished` reports it, with load errors, when no copy writes to
             its blocks any more. So do loads that failed meanwhile.
         """
-        return {load.plan.request_id for load in self._loads.wait_layer(layer, timeout)}
+        end = time.monotonic() + timeout
+        return {
+            load.plan.request_id
+            for lane in self._load_lanes
+            for load in lane.wait_layer(layer, max(0.0, end - time.monotonic()))
+        }
 
     def start_save_kv(self, plan: StepPlan) -> None:
         """Begins the step's stores. Call it when the forward pass that computes their blocks has been queued."""
@@ -175,7 +212,7 @@ class WorkerConnector:
             blocks any more.
         """
         received: set[str] = set()
-        for load in self._loads.take_ended():
+        for load in [load for lane in self._load_lanes for load in lane.take_ended()]:
             request_id = load.plan.request_id
             missing = load.plan.block_ids[load.pages_done :]
             self._not_loaded.setdefault(request_id, set()).update(missing)
@@ -184,7 +221,10 @@ class WorkerConnector:
             if not self._loads_under_way[request_id]:
                 received.add(request_id)
                 del self._loads_under_way[request_id]
-                self._load_errors.update(self._not_loaded.pop(request_id))
+                errors = self._not_loaded.pop(request_id)
+                self._load_errors.update(errors)
+                if errors:
+                    self._failed.add(request_id)
         for store in self._stores.take_ended():
             self._stores_under_way[store.plan.request_id] -= 1
             self._count(pages_dropped=len(store.plan.hashes) - store.pages_done)
@@ -198,15 +238,34 @@ class WorkerConnector:
         errors, self._load_errors = self._load_errors, set()
         return errors
 
+    def get_requests_with_load_errors(self) -> set[str]:
+        """Requests that these blocks belong to, for engines in which a block's number is one of several groups'."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def take_load_timings(self) -> list[LoadTiming]:
+        """How long loads from one tier alone took, since the last call."""
+        with self._lock:
+            timings = list(self._timings)
+            self._timings.clear()
+        return timings
+
+    def take_stored(self) -> list[tuple[int, tuple[bytes, ...]]]:
+        """Groups and hashes of pages that are stored, or were before, since the last call."""
+        with self._lock:
+            stored = list(self._stored)
+            self._stored.clear()
+        return stored
+
     def statistics(self) -> WorkerStatistics:
         """Counters since the start."""
         with self._lock:
             return WorkerStatistics(
                 pages_loaded=dict(self._loaded_by_tier),
                 **self._counts,
-                loads_late=self._loads.late,
+                loads_late=sum(lane.late for lane in self._load_lanes),
                 stores_late=self._stores.late,
-                load_failures=self._load_health.failures,
+                load_failures=sum(health.failures for health in (self._load_health, *self._peer_health.values())),
                 store_failures=self._store_health.failures,
                 load_seconds=self._seconds["load"],
                 store_seconds=self._seconds["store"],
@@ -217,46 +276,65 @@ class WorkerConnector:
 
         Stores that have to arrive: :meth:`wait_for_save` before. A second call changes nothing.
         """
-        self._loads.shutdown(SHUTDOWN_WAIT)
+        for lane in self._load_lanes:
+            lane.shutdown(SHUTDOWN_WAIT)
         self._stores.shutdown(SHUTDOWN_WAIT)
         if self._arena is not None:
             self._arena.close()
 
+    @property
+    def _load_lanes(self) -> Sequence[Lane[LoadPlan]]:
+        return (self._loads, self._peer_loads) if self._peers else (self._loads,)
+
+    def _lane_of(self, load: LoadPlan) -> Lane[LoadPlan]:
+        return self._peer_loads if load.node else self._loads
+
     def _carry_out_load(self, transfer: Transfer[LoadPlan]) -> None:
         started = time.monotonic()
-        if self._load_health.available():
+        node = transfer.plan.node
+        health = self._peer_health.get(node) if node else self._load_health
+        if health is not None and health.available():  # None: not one of the peers, and so nothing is loaded
             try:
                 self._load(transfer)
             except Exception as error:  # noqa: BLE001 - whatever goes wrong here is a miss, never the engine's error
-                self._load_health.failed(error)
+                health.failed(error)
             else:
-                self._load_health.succeeded()
+                health.succeeded()
         self._spend("load", time.monotonic() - started)
 
     def _load(self, transfer: Transfer[LoadPlan]) -> None:
-        hashes, block_ids = transfer.plan.hashes, transfer.plan.block_ids
-        namespace, pages = self._groups[transfer.plan.group]
+        plan, lane = transfer.plan, self._lane_of(transfer.plan)
+        hashes, block_ids = plan.hashes, plan.block_ids
+        namespace, pages = self._groups[plan.group]
+        if plan.node:
+            namespace = self._peers[plan.node][plan.group]
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
         for start in range(0, len(hashes), size):
             batch = slice(start, start + size)
-            if not self._loads.wanted(transfer):
+            if not lane.wanted(transfer):
                 return
+            started = time.monotonic()
             last = self._by_layer and batch.stop >= len(hashes)  # the batches before it are there as a whole
-            on_layer = partial(self._loads.pass_layer, transfer) if last else None
+            on_layer = partial(lane.pass_layer, transfer) if last else None
             with self._pinned(), namespace.borrow(hashes[batch]) as pending:
-                with self._loads.touch(transfer) as allowed:
+                with lane.touch(transfer) as allowed:
                     if not allowed:
                         return
                     pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)], on_layer)
                 tiers = list(pending.tiers)
                 valid = pending.complete()
-            if not self._loads.advance(transfer, valid):
+            if not lane.advance(transfer, valid):
                 return
             with self._lock:
                 self._loaded_by_tier.update(tiers[:valid])
+                if valid == len(tiers) and len(set(tiers)) == 1 and not plan.node:
+                    self._timings.append((tiers[0], valid, time.monotonic() - started))
             self._count(bytes_loaded=valid * pages.page_bytes)
             if valid < len(hashes[batch]):
                 return
+        lane.end(transfer)  # nobody has to wait for what follows
+        if plan.partial:
+            namespace.evict(hashes[-1:])
         _touch_whole(namespace, hashes)
 
     def _carry_out_store(self, transfer: Transfer[StorePlan]) -> None:
@@ -300,6 +378,9 @@ class WorkerConnector:
                 pages_refused=result.refused,
                 bytes_stored=result.stored * pages.page_bytes,
             )
+            if not result.refused:
+                with self._lock:
+                    self._stored.append((transfer.plan.group, hashes[batch]))
         _touch_whole(namespace, hashes)
 
     def _pinned(self) -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from kvstore.hashing import (
     TokenIds,
     encode_by_block,
     encode_extra_keys,
+    hash_partial,
     hash_run,
     pack_tokens,
     root_hash,
@@ -61,6 +62,19 @@ class BlockHashChain:
             self.hashes += cast("list[BlockHash]", hashes)
             self._parent = hashes[-1]
         self._tail = data[full:]
+
+    def partial(self, start: int, token_ids: TokenIds, bound_to: bytes) -> BlockHash:
+        """The name of a block that is not full, for whoever knows what it is bound to.
+
+        Args:
+            start: how many tokens lie before it: whole blocks, which the chain has.
+            token_ids: its own.
+            bound_to: see :func:`kvstore.hashing.hash_partial`.
+        """
+        parent = self.hashes[start // self._block_size - 1] if start else root_hash(self._block_size)
+        keys = self._keys
+        extra = keys if isinstance(keys, bytes) else encode_extra_keys(keys.of_block(start, start + len(token_ids)))
+        return BlockHash(hash_partial(parent, pack_tokens(token_ids), extra, bound_to))
 
     def _extras(self) -> Iterator[bytes]:
         """Encoded keys of the blocks behind those that are hashed, without an end."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from connector.blocks.config import KVCacheConfig
 from connector.blocks.manager import KVCacheManager
 from connector.blocks.specs import KVCacheSpec, Limits, MambaCacheMode, MambaSpec
+from connector.handover import WAIT, Handover, default_node_id
 from connector.reference.batch import BatchedSequence
 from connector.reference.kv_cache import KVCache
 from connector.reference.model import Llama
@@ -41,6 +42,20 @@ _IDLE_WAIT = 0.0005
 """Seconds between two looks at loads or stores that everything waits for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Disaggregation:
+    """What engines need that hand prompts over to each other."""
+
+    key: bytes
+    """32 bytes, the same on all of them: it signs tickets."""
+    node_id: str = ""
+    """What the others call this engine's node; empty: :func:`~connector.handover.default_node_id`."""
+    peers: Mapping[str, Client] = field(default_factory=dict)
+    """Other engines' nodes, by such names: pages are loaded from nowhere else. The caller closes them."""
+    wait: float = WAIT
+    """Most seconds for which pages on their way are waited for."""
+
+
 class Engine:
     """Answers prompts greedily, several at a time, on one thread: the caller's, in :meth:`step`.
 
@@ -58,6 +73,7 @@ class Engine:
         mamba_cache_mode: which states of recurrent layers are kept: one a block, or (``"align"``) the one behind each
             step, and steps end at block boundaries.
         enable_caching: False: every prompt is computed from its first token on, and nothing is loaded.
+        disaggregation: for an engine that shares its work with others: prefill for them, or decode after them.
         codec: one of :data:`gpu.codec.CODECS`: keys and values are stored smaller, with loss. States never are: an
             error in one would stay in all that follow.
 
@@ -81,6 +97,7 @@ class Engine:
         mamba_cache_mode: MambaCacheMode = "all",
         enable_caching: bool = True,
         codec: str = "",
+        disaggregation: Disaggregation | None = None,
     ) -> None:
         self.model = model
         self._token_budget = token_budget
@@ -96,10 +113,27 @@ class Engine:
         self._on_device: AbstractContextManager[object] = nullcontext() if model.device.type == "cpu" else model.device
         self._connector: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
+        handover = None
         pages, layouts = self._pages(codec)
         namespaces = None if client is None else _namespaces(client, layouts)
         if client is not None and namespaces is not None:
-            self._connector = SchedulerConnector(client, namespaces, lookup_budget=lookup_budget)
+            peers = {
+                node: (peer, [[peer.namespace(layout, lazy=True) for layout in layouts]])
+                for node, peer in (disaggregation.peers if disaggregation is not None else {}).items()
+            }
+            self._connector = SchedulerConnector(client, namespaces, lookup_budget=lookup_budget, peers=peers)
+            if disaggregation is not None:
+                has_states = any(isinstance(group.kv_cache_spec, MambaSpec) for group in config.kv_cache_groups)
+                node_id = disaggregation.node_id or default_node_id(client.url)
+                handover = Handover(
+                    self._connector,
+                    disaggregation.key,
+                    node_id,
+                    layouts,
+                    list(peers),
+                    wait=disaggregation.wait,
+                    has_partials=not has_states,
+                )
             on_cuda = model.device.type == "cuda"
             self._worker = WorkerConnector(
                 namespaces,
@@ -107,8 +141,17 @@ class Engine:
                 load_deadline=load_deadline,
                 store_deadline=store_deadline,
                 arena=PinnedArena(lambda: client.arena, partial(_pin, model.device)) if on_cuda else None,
+                peers={node: theirs for node, (_, (theirs,)) in peers.items()},
             )
-        self._scheduler = Scheduler(self.manager, self._connector, token_budget=token_budget, max_requests=max_requests)
+        self._scheduler = Scheduler(
+            self.manager,
+            self._connector,
+            token_budget=token_budget,
+            max_requests=max_requests,
+            handover=handover,
+        )
+        self.handover = handover
+        """For its statistics; None: it shares its work with nobody."""
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -130,13 +173,21 @@ class Engine:
         """The connector's worker half, for its statistics; None without kvstore."""
         return self._worker
 
-    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], max_tokens: int) -> None:
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        transfer: Mapping[str, Any] | None = None,
+    ) -> None:
         """Queue a prompt.
 
         Args:
             request_id: not that of a request under way.
             prompt_token_ids: at least 1, each of the model's vocabulary.
             max_tokens: length of the answer, at least 1.
+            transfer: as an engine's ``kv_transfer_params``: ``{"do_remote_decode": True}`` for an answer with a ticket,
+                or those in such an answer.
 
         Raises:
             InvalidRequestError: one of these does not hold, or prompt and answer do not fit into all blocks together.
@@ -158,7 +209,7 @@ class Engine:
                 f"request {request_id}: {len(prompt_token_ids)} tokens and an answer of {max_tokens} do not fit:"
                 f" they need {num_blocks} blocks, the engine has {capacity}"
             )
-        self._scheduler.add(Request(request_id, prompt_token_ids, max_tokens, self.manager.hash_block_size))
+        self._scheduler.add(Request(request_id, prompt_token_ids, max_tokens, self.manager.hash_block_size, transfer))
 
     def abort(self, request_id: str) -> Answer | None:
         """End a request, at any moment. Returns what it has so far; None when no such request is under way."""
@@ -172,6 +223,7 @@ class Engine:
             self._scheduler.update_transfers(sent, received, self._worker.get_block_ids_with_load_errors())
         step = self._scheduler.schedule()
         if self._worker is not None:
+            self._worker.handle_preemptions(step.plan)
             self._worker.start_load_kv(step.plan)
         if step.scheduled:
             self._compute(step)
@@ -188,10 +240,14 @@ class Engine:
             answers += self.step()
         return answers
 
-    def close(self) -> None:
-        """Wait for stores under way, within their deadline, and stop the connector's threads."""
+    def settle(self) -> None:
+        """Step until the blocks of answered requests are free: as long as their stores take, within their deadline."""
         while self._scheduler.has_transfers:
             self.step()
+
+    def close(self) -> None:
+        """Wait for stores under way, within their deadline, and stop the connector's threads."""
+        self.settle()
         if self._worker is not None:
             self._worker.wait_for_save()
             self._worker.shutdown()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from connector.blocks.hashing import BlockHash, BlockHashChain
+from connector.handover import Prompt
 
 
 class Request:
@@ -17,6 +19,7 @@ class Request:
         prompt_token_ids: at least 1.
         max_tokens: length of the answer, at least 1.
         hash_block_size: tokens between two of its hashes.
+        transfer: its ``kv_transfer_params``: ``do_remote_decode`` asks for a ticket, ``do_remote_prefill`` brings one.
     """
 
     num_in_flight_tokens = 0
@@ -26,8 +29,18 @@ class Request:
     prefix_keys = None
     """Tokens are all that a request's KV depends on."""
 
-    def __init__(self, request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, hash_block_size: int) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        hash_block_size: int,
+        transfer: Mapping[str, Any] | None = None,
+    ) -> None:
         self.request_id = request_id
+        self.transfer = dict(transfer or {})
+        self.ticket: dict[str, Any] | None = None
+        """What it is answered with, for whoever decodes."""
         self.token_ids = list(prompt_token_ids)
         """Prompt and answer so far."""
         self.num_prompt_tokens = len(self.token_ids)
@@ -52,6 +65,11 @@ class Request:
         self.tokens_hit = 0
         self.tokens_loaded = 0
         self.smallest_gap = float("inf")
+
+    @property
+    def prompt(self) -> Prompt:
+        """Its prompt, for tickets."""
+        return Prompt(self.token_ids[: self.num_prompt_tokens], self._chain, self._hash_block_size)
 
     @property
     def num_tokens(self) -> int:
@@ -113,6 +131,8 @@ class Answer:
     smallest_gap: float
     """The smallest distance between the best and the second best logit at any of its tokens: float rounding far below
     it can't have changed the answer. Infinite without tokens."""
+    ticket: Mapping[str, Any] | None
+    """``kv_transfer_params`` for whoever decodes, where the request asked for them."""
 
 
 def answer_of(request: Request, *, aborted: bool) -> Answer:
@@ -128,4 +148,5 @@ def answer_of(request: Request, *, aborted: bool) -> Answer:
         tokens_loaded=request.tokens_loaded,
         time_to_first_token=first,
         smallest_gap=request.smallest_gap,
+        ticket=request.ticket,
     )

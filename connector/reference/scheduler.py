@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from connector.blocks.kv_cache_blocks import KVCacheBlocks
 from connector.blocks.manager import KVCacheManager
 from connector.blocks.specs import MambaSpec
+from connector.handover import Handover
 from connector.plan import StepPlan
 from connector.reference.request import Request
 from connector.scheduler import SchedulerConnector
@@ -50,6 +51,7 @@ class Scheduler:
     Args:
         manager: of the engine's blocks.
         connector: None: nothing is loaded or stored.
+        handover: None: tickets are neither given nor taken.
         token_budget: most tokens a step.
         max_requests: most requests that hold blocks at once.
     """
@@ -61,9 +63,11 @@ class Scheduler:
         *,
         token_budget: int,
         max_requests: int,
+        handover: Handover | None = None,
     ) -> None:
         self._manager = manager
         self._connector = connector
+        self._handover = handover
         self._token_budget = token_budget
         self._max_requests = max_requests
         specs = [group.kv_cache_spec for group in manager.config.kv_cache_groups]
@@ -91,6 +95,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
+        if self._handover is not None and request.transfer.get("do_remote_prefill"):
+            self._handover.take(request.request_id, request.transfer, request.prompt)
         self._waiting.append(request)
 
     def abort(self, request_id: str) -> Request | None:
@@ -133,6 +139,9 @@ class Scheduler:
         """End the requests whose answer has its full length."""
         complete = [request for request in self._running if request.complete]
         for request in complete:
+            if self._handover is not None and request.transfer.get("do_remote_decode"):
+                block_ids = self._manager.get_block_ids(request.request_id)
+                request.ticket = self._handover.give(request.request_id, request.prompt, block_ids)
             self._finish(request)
         return complete
 
@@ -180,13 +189,15 @@ class Scheduler:
             others = bool(self._running or self._loading or self._loaded)
             if num_external and request.num_preemptions and others:
                 break  # a load takes room without making progress: two that lost theirs would take it from each other
-            num_new_tokens = 0 if num_external else self._num_new_tokens(request, num_hit, budget)
+            partial = self._num_in_partials(request, num_hit + num_external) if num_external else 0
+            num_new_tokens = partial if num_external else self._num_new_tokens(request, num_hit, budget)
             if not self._allocate(request, num_new_tokens, num_hit, hit, num_external):
                 break
             self._waiting.remove(request)
-            request.num_computed_tokens = num_hit + num_external
+            # The last token is computed in any case, to have logits.
+            request.num_computed_tokens = num_hit + num_external + max(partial - 1, 0)
             request.num_hit_tokens = num_hit
-            self._start_load(request)
+            self._start_load(request, partial > 0)
             if num_external:
                 continue
             request.tokens_hit += num_hit
@@ -245,7 +256,16 @@ class Scheduler:
             self._connector.blocks_allocated([block_id for group in new.get_block_ids() for block_id in group])
         return True
 
-    def _start_load(self, request: Request) -> None:
+    def _num_in_partials(self, request: Request, num_full: int) -> int:
+        """Tokens behind those in full blocks that come with a ticket as well, in blocks that are not full."""
+        rest = request.num_tokens - num_full
+        block_sizes = self._manager.block_sizes
+        ends_alike = all(num_full == request.num_tokens // block_size * block_size for block_size in block_sizes)
+        assert self._connector is not None, "something is loaded"
+        there = self._connector.partials_are_there(request.request_id)
+        return rest if there and ends_alike and rest > 1 else 0
+
+    def _start_load(self, request: Request, partials: bool) -> None:
         """The request has blocks: have those filled that kvstore has the pages of."""
         if self._connector is None:
             return
@@ -254,6 +274,10 @@ class Scheduler:
             for group, blocks in enumerate(self._manager.get_blocks_to_load(request.request_id))
             if blocks
         }
+        if partials:
+            for group, ids in enumerate(self._manager.get_block_ids(request.request_id)):
+                index = request.num_tokens // self._manager.block_sizes[group]
+                loads.setdefault(group, []).append((index, ids[index]))
         self._connector.blocks_allocated([block_id for blocks in loads.values() for _, block_id in blocks])
         self._connector.update_state_after_alloc(request.request_id, loads)
         if loads:

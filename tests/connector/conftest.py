@@ -61,8 +61,7 @@ class Gate:
 
 @dataclass
 class Found:
-    prefix: int
-    present: tuple[bool, ...]
+    tiers: tuple[str | None, ...]
 
 
 class FakeClient:
@@ -71,17 +70,29 @@ class FakeClient:
     def __init__(self) -> None:
         self.pages_of: defaultdict[int, set[bytes]] = defaultdict(set)
         self.pages = self.pages_of[0]
+        self.missing_parts: defaultdict[int, set[bytes]] = defaultdict(set)
+        """By rank, of pages whose other parts are there."""
         self.calls: list[list[tuple[bytes, ...]]] = []
+        self.shows = False
         self.gate = Gate()
+
+    def lookup_here(self, queries):
+        """What it shows without a call: all of it, once ``shows`` is set."""
+        return self._answer(queries) if self.shows else None
 
     def lookup(self, queries):
         self.calls.append([tuple(hashes) for _, hashes in queries])
         self.gate.go_through()
+        return self._answer(queries)
+
+    def _answer(self, queries):
         answers = []
         for namespace, hashes in queries:
-            pages = self.pages_of[namespace.layout.group]
-            present = tuple(block_hash in pages for block_hash in hashes)
-            answers.append(Found((*present, False).index(False), present))
+            layout = namespace.layout
+            pages = self.pages_of[layout.group] - self.missing_parts[layout.tp_rank]
+            on_disk = getattr(namespace, "on_disk", ())
+            tiers = ("disk" if block_hash in on_disk else "arena" for block_hash in hashes)
+            answers.append(Found(tuple(t if h in pages else None for t, h in zip(tiers, hashes, strict=True))))
         return answers
 
 

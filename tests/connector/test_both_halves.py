@@ -169,6 +169,7 @@ class TinyEngine:
 
     def _step(self, compute: Callable[[], object] = lambda: None) -> tuple[set[str], set[str], set[int]]:
         plan = StepPlan.from_bytes(self.scheduler.build_connector_meta().to_bytes())
+        self.worker.handle_preemptions(plan)
         self.worker.start_load_kv(plan)
         compute()
         self.worker.start_save_kv(plan)

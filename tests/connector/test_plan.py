@@ -9,15 +9,17 @@ names = st.text(max_size=8)
 pairs = st.lists(st.tuples(st.binary(min_size=32, max_size=32), st.integers(0, 2**31)), max_size=4)
 
 
-def plans(kind):
+def plans(kind, *others):
+    """With strategies for what a kind has besides pages and their group."""
     return st.lists(
         st.builds(
-            lambda name, blocks, group: kind(
-                name, tuple(key for key, _ in blocks), tuple(number for _, number in blocks), group
+            lambda name, blocks, group, *rest: kind(
+                name, tuple(key for key, _ in blocks), tuple(number for _, number in blocks), group, *rest
             ),
             names,
             pairs,
             st.integers(0, 8),
+            *others,
         ),
         max_size=3,
     ).map(tuple)
@@ -26,8 +28,8 @@ def plans(kind):
 @given(
     st.builds(
         StepPlan,
-        plans(LoadPlan),
-        plans(StorePlan),
+        plans(LoadPlan, names, st.booleans()),
+        plans(StorePlan, st.binary(min_size=32, max_size=32)),
         st.lists(names).map(tuple),
         st.lists(names).map(tuple),
         st.lists(st.integers(0, 2**31)).map(tuple),
@@ -53,8 +55,8 @@ def test_bytes_that_are_no_plan_are_refused(data):
         b"\x80",
         b"\x94\x90\x90\x90",
         StepPlan().to_bytes() + b"x",
-        b"\x95\x91\x94\xa1a\xc4\x01b\x90\x00\x90\x90\x90\x90",  # a hash without a block
-        b"\x95\x91\x94\xa1a\xc4\x00\x90\xff\x90\x90\x90\x90",  # group -1
+        b"\x95\x91\x96\xa1a\xc4\x01b\x90\x00\xa0\xc2\x90\x90\x90\x90",  # a hash without a block
+        b"\x95\x91\x96\xa1a\xc4\x00\x90\xff\xa0\xc2\x90\x90\x90\x90",  # group -1
     ],
 )
 def test_damaged_plans_are_refused(data):

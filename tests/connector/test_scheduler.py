@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from connector.lookups import LookupStatistics
 from connector.plan import LoadPlan, StepPlan, StorePlan
 from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
 from kvstore.errors import InvalidRequestError, UnavailableError
+from kvstore.layout import Layout
 
 MISS = (0, False)
 LATER = (None, False)
@@ -691,3 +693,91 @@ class TestGroups:
         assert not connector._transfers
         assert not connector._lookups._answers
         assert not connector.build_connector_meta()
+
+
+class TestWithoutACall:
+    def test_what_the_mapping_tells_is_answered_at_once(self, connector, client, ask, hashes):
+        client.pages.update(hashes[:3])
+        client.shows = True
+        assert ask() == (12, True)
+        connector.update_state_after_alloc("a", {0: [(0, 1), (1, 2), (2, 3)]})
+        assert connector.build_connector_meta().loads == (LoadPlan("a", tuple(hashes[:3]), (1, 2, 3)),)
+        assert client.calls == []
+        assert connector.statistics() == LookupStatistics(here=1)
+
+    def test_a_page_that_came_a_moment_after_its_miss_is_found(self, client, ask, hashes):
+        client.shows = True
+        assert ask("a") == MISS
+        client.pages.update(hashes[:3])
+        assert ask("b") == (12, True)
+
+    def test_a_node_that_hangs_does_not_hide_what_is_mapped(self, client, clock, ask, hashes):
+        client.gate.close()
+        assert ask("a") == LATER
+        clock.advance(2 * LOOKUP_BUDGET)
+        client.pages.update(hashes[:3])
+        client.shows = True
+        assert ask("b") == (12, True)
+
+    def test_an_error_of_the_mapping_is_asked_by_a_call(self, client, answer, hashes, monkeypatch):
+        def broken(queries):
+            raise OSError("the mapping is gone")
+
+        monkeypatch.setattr(client, "lookup_here", broken)
+        client.pages.update(hashes[:3])
+        assert answer() == (12, True)
+        assert len(client.calls) == 1
+
+
+class TestParts:
+    """Two ranks, each of which has a part of each page."""
+
+    @pytest.fixture
+    def connector(self, client, namespace, clock) -> Iterator[SchedulerConnector]:
+        ranks = [Layout(model="test", block_size=4, page_bytes=64, tp_size=2, tp_rank=rank) for rank in (0, 1)]
+        namespaces = [replace(namespace, layout=layout) for layout in ranks]
+        connector = SchedulerConnector(client, namespaces[:1], other_ranks=[namespaces[1:]], clock=clock)
+        yield connector
+        client.gate.open()
+        connector.shutdown()
+
+    @pytest.mark.parametrize("shows", [True, False], ids=["mapped", "by a call"])
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_page_is_there_when_all_its_parts_are(self, client, answer, hashes, shows, rank):
+        client.shows = shows
+        client.pages.update(hashes)
+        client.missing_parts[rank].add(hashes[2])
+        assert answer("a") == (8, True)
+        client.missing_parts.clear()
+        assert answer("b") == (44, True)
+
+    def test_all_ranks_are_asked_by_one_call(self, client, answer, hashes):
+        client.pages.update(hashes)
+        answer()
+        assert client.calls == [[tuple(hashes[:11])] * 2]
+
+    def test_with_many_ranks_a_call_still_names_a_bounded_number_of_hashes(self, client, answer, hashes, monkeypatch):
+        monkeypatch.setattr(lookups, "MOST_LOOKUP_PAGES", 10)
+        client.pages.update(hashes)
+        assert answer() == (20, True)
+        assert client.calls == [[tuple(hashes[:5])] * 2]
+
+
+class TestSavingWhatComesAgain:
+    @pytest.fixture
+    def connector(self, client, namespace, clock) -> Iterator[SchedulerConnector]:
+        connector = SchedulerConnector(client, [namespace], store_threshold=2, clock=clock)
+        yield connector
+        client.gate.open()
+        connector.shutdown()
+
+    def test_a_page_is_stored_for_the_second_request_that_has_it(self, connector, hashes):
+        connector.save_blocks("a", 0, hashes[:3], [1, 2, 3])
+        assert not connector.build_connector_meta().stores
+        connector.save_blocks("b", 0, [*hashes[:2], hashes[7]], [1, 2, 4])
+        assert connector.build_connector_meta().stores == (StorePlan("b", tuple(hashes[:2]), (1, 2)),)
+
+    def test_a_request_counts_once_however_often_it_is_told(self, connector, hashes):
+        for blocks in (1, 2, 3):
+            connector.save_blocks("a", 0, hashes[:blocks], [1, 2, 3][:blocks])
+        assert not connector.build_connector_meta().stores

@@ -369,7 +369,7 @@ class TestPreemption:
         store("a")
         gates[step].wait_reached()
         store("b", count=1)
-        worker.start_load_kv(StepPlan(preempted=("a",)))
+        worker.handle_preemptions(StepPlan(preempted=("a",)))
         kv.blocks[1:4] = 99
         gates[step].open()
         settled()
@@ -382,7 +382,7 @@ class TestPreemption:
         gates["complete_store"].close()
         store("a", count=1)
         gates["complete_store"].wait_reached()
-        worker.start_load_kv(StepPlan(preempted=("a",)))
+        worker.handle_preemptions(StepPlan(preempted=("a",)))
         kv.blocks[1:4] = 99
         gates["complete_store"].open()
         settled()
@@ -392,7 +392,7 @@ class TestPreemption:
         gates["prepare_store"].close()
         store("a")
         gates["prepare_store"].wait_reached()
-        worker.start_load_kv(StepPlan(preempted=("a",)))
+        worker.handle_preemptions(StepPlan(preempted=("a",)))
         store("a", finished=["a"])
         gates["prepare_store"].open()
         settled()
@@ -410,7 +410,7 @@ class TestOverwrittenBlocks:
         gates[step].close()
         store("a", count=5)
         gates[step].wait_reached()
-        worker.start_load_kv(StepPlan(overwritten=(1, 4, 31)))
+        worker.handle_preemptions(StepPlan(overwritten=(1, 4, 31)))
         kv.blocks[1] = kv.blocks[4] = 99
         gates[step].open()
         settled()
@@ -429,7 +429,7 @@ class TestOverwrittenBlocks:
         gates["prepare_store"].close()
         gates["complete_store"].open()
         gates["prepare_store"].wait_reached()
-        worker.start_load_kv(StepPlan(overwritten=(1, 2)))
+        worker.handle_preemptions(StepPlan(overwritten=(1, 2)))
         gates["prepare_store"].open()
         settled()
         assert set(namespace.pages) == set(hashes[:4])
@@ -443,7 +443,7 @@ class TestOverwrittenBlocks:
         gates["prepare_store"].wait_reached()
         store("a", count=3)
         store("b", count=6)
-        worker.start_load_kv(StepPlan(overwritten=(2,)))
+        worker.handle_preemptions(StepPlan(overwritten=(2,)))
         kv.blocks[2] = 99
         assert [transfer.plan.request_id for transfer in worker._stores._queued] == ["a", "b"]
         gates["prepare_store"].open()
@@ -456,7 +456,7 @@ class TestOverwrittenBlocks:
         gates["gather"].close()
         store("a", finished=["a"])
         gates["gather"].wait_reached()
-        worker.start_load_kv(StepPlan(overwritten=(2,)))
+        worker.handle_preemptions(StepPlan(overwritten=(2,)))
         assert worker.get_finished() == NOTHING
         gates["gather"].open()
         settled()
@@ -468,7 +468,7 @@ class TestOverwrittenBlocks:
         gates["prepare_store"].close()
         store("a", finished=["a"])
         gates["prepare_store"].wait_reached()
-        worker.start_load_kv(StepPlan(overwritten=(1, 2, 3)))
+        worker.handle_preemptions(StepPlan(overwritten=(1, 2, 3)))
         assert worker.get_finished() == ({"a"}, set())
         assert worker.statistics().pages_dropped == 3
         gates["prepare_store"].open()
@@ -480,7 +480,7 @@ class TestOverwrittenBlocks:
         store("a", finished=["a"])
         gates["prepare_store"].wait_reached()
         clock.advance(STORE_DEADLINE / 2)
-        worker.start_load_kv(StepPlan(overwritten=(1,)))
+        worker.handle_preemptions(StepPlan(overwritten=(1,)))
         clock.advance(STORE_DEADLINE / 2)
         assert worker.get_finished() == ({"a"}, set())
         assert worker.statistics().stores_late == 1
@@ -491,7 +491,7 @@ class TestOverwrittenBlocks:
         store("a", finished=["a"])
         gates["gather"].wait_reached()
         worker.shutdown()
-        worker.start_load_kv(StepPlan(overwritten=(1,)))
+        worker.handle_preemptions(StepPlan(overwritten=(1,)))
         gates["prepare_store"].error = UnavailableError("nobody should have come here")
         gates["gather"].open()
         settled()

@@ -35,12 +35,17 @@ class MemoryNode:
         """The pages of the first group."""
         return self.by_group[0]
 
-    def namespace(self, layout: Layout) -> _Namespace:
+    def namespace(self, layout: Layout, *, lazy: bool = False) -> _Namespace:
         return _Namespace(self, layout)
+
+    def lookup_here(self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]]) -> None:
+        """It shows nothing without a call."""
 
     def lookup(self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]]) -> list[Any]:
         self.before_lookup()
-        return [_Lookup(tuple(h in namespace.stored for h in hashes)) for namespace, hashes in queries]
+        return [
+            _Lookup(tuple("arena" if h in namespace.stored else None for h in hashes)) for namespace, hashes in queries
+        ]
 
 
 class _Namespace:
@@ -55,6 +60,9 @@ class _Namespace:
 
     def touch(self, hashes: Sequence[bytes]) -> int:
         return sum(block_hash in self.stored for block_hash in hashes)
+
+    def evict(self, hashes: Sequence[bytes]) -> int:
+        return sum(self.stored.pop(block_hash, None) is not None for block_hash in hashes)
 
     def borrow(self, hashes: Sequence[bytes]) -> _Load:
         self.node.before_load()
@@ -76,8 +84,8 @@ class _Namespace:
 
 
 class _Lookup:
-    def __init__(self, present: tuple[bool, ...]) -> None:
-        self.present = present
+    def __init__(self, tiers: tuple[str | None, ...]) -> None:
+        self.tiers = tiers
 
 
 class _Pending:

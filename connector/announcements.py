@@ -1,0 +1,76 @@
+"""Which blocks kvstore holds, for those who listen to an engine's block events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+REMEMBERED = 1 << 16
+"""Most blocks that are on their way, and most that were announced. Beyond it the oldest is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block as the engine names it."""
+
+    name: Any
+    parent: Any
+    """None for the first of a prompt."""
+    token_ids: Sequence[int]
+    group: int
+    lora_id: int | None = None
+    lora_name: str | None = None
+
+
+class Announcements:
+    """A block is announced once all its parts are stored, and taken back when a lookup finds that it has gone.
+
+    Args:
+        ranks: how many workers store a part of each block.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._planned: dict[tuple[int, bytes], tuple[Block, int]] = {}  # and how many parts are stored
+        self._known: dict[tuple[int, bytes], Block] = {}
+        self._stored: list[Block] = []
+        self._removed: list[Block] = []
+
+    def plan(self, block_hash: bytes, block: Block) -> None:
+        """A block is to be stored, if it is not there already."""
+        key = block.group, block_hash
+        if key not in self._known:
+            self._planned[key] = block, 0
+            _bound(self._planned)
+
+    def store(self, group: int, hashes: Sequence[bytes]) -> None:
+        """One worker's parts of these blocks are stored."""
+        for block_hash in hashes:
+            key = group, block_hash
+            if key not in self._planned:
+                continue
+            block, parts = self._planned.pop(key)
+            if parts + 1 < self._ranks:
+                self._planned[key] = block, parts + 1
+                continue
+            self._known[key] = block
+            _bound(self._known)
+            self._stored.append(block)
+
+    def miss(self, group: int, block_hash: bytes) -> None:
+        """This block is not there."""
+        block = self._known.pop((group, block_hash), None)
+        if block is not None:
+            self._removed.append(block)
+
+    def take(self) -> tuple[list[Block], list[Block]]:
+        """Blocks that were stored, and blocks that have gone, since the last call."""
+        stored, removed = self._stored, self._removed
+        self._stored, self._removed = [], []
+        return stored, removed
+
+
+def _bound(blocks: dict[Any, Any]) -> None:
+    if len(blocks) > REMEMBERED:
+        del blocks[next(iter(blocks))]

@@ -1,0 +1,185 @@
+"""Waiting for pages that a prefill instance has computed and that are still on their way to a node.
+
+Nobody announces them: they are looked up again until they are there, on a thread of its own for each node, so that one
+that hangs holds up nobody else's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from connector.health import NodeHealth
+from connector.lookups import of_all_parts
+from kvstore.errors import FormatError
+
+if TYPE_CHECKING:
+    from kvstore import Client, Namespace
+
+FIRST_PAUSE = 0.002
+LONGEST_PAUSE = 0.050
+"""Seconds between two lookups for the same pages; doubled each time."""
+
+PARTIAL_WAIT = 0.250
+"""Seconds for which a partial block is waited for when all others are there. It is stored right behind them, unless the
+request was here before: whoever loads it first drops it."""
+
+MOST_WAITING = 256
+"""Requests that wait at one node. One more is a miss."""
+
+SHUTDOWN_WAIT = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """What is known of one request's pages. Everything is by cache group."""
+
+    hashes: tuple[tuple[bytes, ...], ...]
+    """Of its full blocks, behind them that of the partial one."""
+    has_partial: tuple[bool, ...]
+    """Whether there is one."""
+    deadline: float
+    """By the clock: what is not there then does not come."""
+    present: list[list[bool]] = field(default_factory=list)
+    tiers: list[list[str | None]] = field(default_factory=list)
+    """Which tier of the node has them; of a page of several parts the slowest one."""
+    settled: bool = False
+    """``present`` is final."""
+    whole_at: float | None = None
+    """When all but partial blocks were there."""
+
+    def offered(self, group: int, index: int) -> bytes | None:
+        """The hash of a page that is there; None: it is not."""
+        if not self.settled or not 0 <= group < len(self.present) or not 0 <= index < len(self.present[group]):
+            return None
+        return self.hashes[group][index] if self.present[group][index] else None
+
+    def settle(self, now: float) -> bool:
+        """Decides whether waiting is over: everything is there, or nothing more comes."""
+        full = [known[:-1] if partial else known for known, partial in zip(self.present, self.has_partial, strict=True)]
+        if self.whole_at is None and all(map(all, full)):
+            self.whole_at = now
+        complete = all(map(all, self.present))
+        # Pages of a request are stored in their order: with the last one there, what is missing was refused or dropped.
+        passed_by = all(not known or known[-1] for known in self.present)
+        alone = self.whole_at is not None and now >= self.whole_at + PARTIAL_WAIT
+        self.settled = complete or passed_by or alone or now >= self.deadline
+        return self.settled
+
+
+class Arrivals:
+    """Waits at one node. Its methods hold a lock for a few dictionary operations, never during a call.
+
+    Args:
+        what: whose pages, for the log.
+        client: of the node.
+        ranks: where the pages are, one namespace a cache group, for each rank that has a part of them. A page is there
+            when all of its parts are.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, what: str, client: Client, ranks: Sequence[Sequence[Namespace]], clock: Callable[[], float]
+    ) -> None:
+        self._what = what
+        self._client = client
+        self._ranks = tuple(map(tuple, ranks))
+        self._clock = clock
+        self._health = NodeHealth(f"waiting for {what}", clock)
+        self._changed = threading.Condition()
+        self._waiting: dict[str, Arrival] = {}
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def expect(self, request_id: str, arrival: Arrival) -> None:
+        """Begins to wait. Where that is of no use the arrival is settled at once, with nothing there."""
+        arrival.present = [[False] * len(hashes) for hashes in arrival.hashes]
+        arrival.tiers = [[None] * len(hashes) for hashes in arrival.hashes]
+        with self._changed:
+            if self._stopped or len(self._waiting) >= MOST_WAITING or not self._health.available():
+                arrival.settled = True
+                return
+            self._waiting[request_id] = arrival
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kvstore-arrivals", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def look(self, request_id: str, arrival: Arrival) -> bool:
+        """Whether waiting is over. It is at the deadline, also when the node hangs."""
+        with self._changed:
+            if not arrival.settled and self._clock() >= arrival.deadline:
+                arrival.settled = True
+            if arrival.settled:
+                self._waiting.pop(request_id, None)
+            return arrival.settled
+
+    def forget(self, request_id: str) -> None:
+        """Nobody waits any more."""
+        with self._changed:
+            self._waiting.pop(request_id, None)
+
+    def shutdown(self) -> None:
+        """Stops the thread; waits for a call under way, :data:`SHUTDOWN_WAIT` at most."""
+        with self._changed:
+            self._stopped = True
+            for arrival in self._waiting.values():
+                arrival.settled = True
+            self._waiting.clear()
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(SHUTDOWN_WAIT)
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE
+        seen: set[str] = set()
+        while True:
+            with self._changed:
+                while not self._waiting and not self._stopped:
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                waiting = dict(self._waiting)
+            pause = min(2 * pause, LONGEST_PAUSE) if waiting.keys() <= seen else FIRST_PAUSE
+            seen = set(waiting)
+            try:
+                self._look_up(waiting)
+            except Exception as error:  # noqa: BLE001 - whatever goes wrong here is a miss, never the engine's error
+                self._health.failed(error)
+                self._give_up(waiting)
+            else:
+                self._health.succeeded()
+            with self._changed:
+                if not self._stopped:
+                    self._changed.wait(pause)
+
+    def _look_up(self, waiting: dict[str, Arrival]) -> None:
+        """One round: what is still missing of each."""
+        for request_id, arrival in waiting.items():
+            missing = [[place for place, here in enumerate(known) if not here] for known in arrival.present]
+            asked = [
+                [hashes[place] for place in places] for hashes, places in zip(arrival.hashes, missing, strict=True)
+            ]
+            queries = [query for namespaces in self._ranks for query in zip(namespaces, asked, strict=True)]
+            found = [lookup.tiers for lookup in self._client.lookup(queries)]
+            if list(map(len, found)) != [len(hashes) for _, hashes in queries]:
+                raise FormatError("the node answered for another number of pages than it was asked for")
+            groups = len(asked)
+            of_all = of_all_parts([tuple(found[rank : rank + groups]) for rank in range(0, len(found), groups)])
+            with self._changed:
+                if not arrival.settled:
+                    for group, (places, tiers) in enumerate(zip(missing, of_all, strict=True)):
+                        for place, tier in zip(places, tiers, strict=True):
+                            arrival.present[group][place] = tier is not None
+                            arrival.tiers[group][place] = tier
+                    arrival.settle(self._clock())
+                if arrival.settled:
+                    self._waiting.pop(request_id, None)
+
+    def _give_up(self, waiting: dict[str, Arrival]) -> None:
+        with self._changed:
+            for request_id, arrival in waiting.items():
+                arrival.settled = True
+                self._waiting.pop(request_id, None)

@@ -1,0 +1,200 @@
+"""Prefill and decode on different engines: what the scheduler half does more for them.
+
+*Prefill* gives a ticket when a request ends whose prompt it has computed, and has the prompt's last, partial block
+stored as well. *Decode* takes it, waits for the pages, loads them from the node that the ticket names, and computes
+what did not come. A ticket that can't be used is said and counted; its request is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from connector.blocks.hashing import BlockHashChain
+from connector.scheduler import SchedulerConnector
+from connector.ticket import ID_BYTES, LIFETIME, Ticket, TicketError, check, fingerprint_of, sign, verify
+from kvstore.client.url import parse_url
+from kvstore.layout import Layout
+
+WAIT = 5.0
+"""Seconds for which decode waits for pages on their way: as long as prefill holds blocks for their stores."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_LOG_INTERVAL = 60.0
+
+_logger = logging.getLogger("kvstore.connector")
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverStatistics:
+    """Requests since the start."""
+
+    given: int = 0
+    """Answered with a ticket."""
+    taken: int = 0
+    """Came with a ticket that holds."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Came with one that does not, by reason: forged, expired, foreign, unknown, malformed, oversized."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What tickets need to know of a request's prompt."""
+
+    token_ids: Sequence[int]
+    chain: BlockHashChain
+    """Of at least all its full blocks."""
+    chain_block_size: int
+    """Tokens between two of the chain's hashes; each group's block size is a multiple."""
+
+    def hashes(self, block_size: int) -> list[bytes]:
+        """Of its full blocks."""
+        step = block_size // self.chain_block_size
+        return list(self.chain.hashes[step - 1 : len(self.token_ids) // self.chain_block_size : step])
+
+    def partial(self, block_size: int, ticket_id: bytes) -> bytes | None:
+        """The name of the block behind them; None: the prompt ends where a block does."""
+        start = len(self.token_ids) // block_size * block_size
+        return self.chain.partial(start, self.token_ids[start:], ticket_id) if start < len(self.token_ids) else None
+
+
+class Handover:
+    """Gives and takes tickets. Belongs to the scheduler's thread; nothing waits for I/O.
+
+    Args:
+        scheduler: the half that it works with, which was given the peers.
+        key: 32 bytes, the same on all instances that hand over to each other.
+        node_id: what others call the node of this engine (:func:`default_node_id`).
+        layouts: of the pages of all groups, and all ranks.
+        peers: names of the nodes that pages may be loaded from.
+        wait: most seconds for which pages are waited for.
+        has_partials: whether the last block of a prompt is of use when it is not full: not where a group's blocks are
+            states.
+        clock: seconds, monotonic: the scheduler half's.
+        now: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerConnector,
+        key: bytes,
+        node_id: str,
+        layouts: Sequence[Layout],
+        peers: Sequence[str],
+        *,
+        wait: float = WAIT,
+        has_partials: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._scheduler = scheduler
+        self._key = key
+        self._node_id = node_id
+        self._layouts = tuple(layouts)
+        self._block_sizes = tuple({layout.group: layout.block_size for layout in layouts}.values())
+        self._peers = frozenset(peers)
+        self._wait = wait
+        self._has_partials = has_partials
+        self._clock = clock
+        self._now = now
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._log_at = 0.0
+
+    def give(self, request_id: str, prompt: Prompt, block_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Prefill has computed a prompt. Call it before the request is finished.
+
+        Args:
+            request_id: its blocks are held until what is planned here is stored.
+            prompt: all of it computed.
+            block_ids: its blocks by group.
+
+        Returns:
+            The ``kv_transfer_params`` of its answer.
+        """
+        ticket_id = os.urandom(ID_BYTES)
+        if self._has_partials:
+            for group, (block_size, ids) in enumerate(zip(self._block_sizes, block_ids, strict=True)):
+                name = prompt.partial(block_size, ticket_id)
+                hashes = prompt.hashes(block_size)
+                if name is not None and len(ids) > len(hashes):
+                    parent = hashes[-1] if hashes else b""
+                    self._scheduler.save_partial(request_id, group, name, ids[len(hashes)], parent)
+        self._count("given")
+        ticket = Ticket(
+            self._node_id,
+            ticket_id,
+            fingerprint_of(self._layouts),
+            self._layouts[0].to_json(),
+            len(prompt.token_ids),
+            self._now() + LIFETIME,
+        )
+        return sign(ticket, self._key)
+
+    def take(self, request_id: str, parameters: Mapping[str, Any], prompt: Prompt) -> bool:
+        """A request came to decode. Call it before it is looked up for the first time.
+
+        Args:
+            request_id: of this engine.
+            parameters: its ``kv_transfer_params``.
+            prompt: as prefill saw it.
+
+        Returns:
+            Whether its pages are waited for; if not, the request is like any other.
+        """
+        try:
+            ticket = verify(parameters, self._key, self._now())
+            check(ticket, self._layouts, self._peers | {self._node_id}, len(prompt.token_ids))
+        except TicketError as error:
+            self._refuse(request_id, error)
+            return False
+        self._count("taken")
+        hashes = [prompt.hashes(block_size) for block_size in self._block_sizes]
+        partials = [
+            prompt.partial(block_size, ticket.ticket_id) if self._has_partials else None
+            for block_size in self._block_sizes
+        ]
+        wait = min(self._wait, ticket.expires_at - self._now())
+        node = "" if ticket.node_id == self._node_id else ticket.node_id
+        self._scheduler.await_pages(request_id, node, hashes, partials, self._clock() + wait)
+        return True
+
+    def statistics(self) -> HandoverStatistics:
+        """Counters since the start."""
+        with self._lock:
+            return HandoverStatistics(self._counts["given"], self._counts["taken"], dict(self._refused))
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+    def _refuse(self, request_id: str, error: TicketError) -> None:
+        with self._lock:
+            self._refused[error.reason] += 1
+            count = sum(self._refused.values())
+        if self._clock() >= self._log_at:
+            self._log_at = self._clock() + _LOG_INTERVAL
+            _logger.warning("request %s is computed here (%d so far): %s", request_id, count, error)
+
+
+def default_node_id(url: str) -> str:
+    """What a node is called that has no name: engines on one machine that use the same node agree on it.
+
+    Args:
+        url: of the engine's node.
+    """
+    where = parse_url(url)
+    if not getattr(where, "local", False):
+        return url
+    try:
+        return f"{_BOOT_ID.read_text().strip()}:{url}"
+    except OSError:
+        return f"{os.uname().nodename}:{url}"

@@ -1,0 +1,24 @@
+"""Which releases of vLLM the connector is for."""
+
+from __future__ import annotations
+
+import re
+
+from kvstore.errors import ConfigError
+
+OLDEST, NEWEST = (0, 31), (0, 32)
+"""Tried by ``make test-vllm``: the connector's interface changes from release to release."""
+
+
+def check_version(version: str) -> None:
+    """Whether this release of vLLM is one of them.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or not OLDEST <= (int(found[1]), int(found[2])) <= NEWEST:
+        raise ConfigError(
+            f"this kvstore supports vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, this is vLLM {version}:"
+            " install a vLLM of that range, or another kvstore"
+        )

@@ -1,0 +1,86 @@
+"""Whether pages are loaded or computed: by how fast either was lately, on this machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+SAMPLES = 16
+"""Timings of each kind that count: the latest."""
+
+ENOUGH = 8
+"""With fewer it is not known how fast something is, and pages are loaded, which makes it known."""
+
+LIFETIME = 60.0
+"""Seconds after which a timing counts no longer: what was slow is tried again."""
+
+NEGLIGIBLE = 0.020
+"""Seconds that loading may take longer than computing: timings of a busy machine say no more."""
+
+
+class Speeds:
+    """How long a page of each tier, and a token of prefill, took lately.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._timings: dict[str, deque[tuple[float, float]]] = {}
+
+    def note_load(self, tier: str, pages: int, seconds: float) -> None:
+        """So many pages of one tier were loaded together."""
+        self._note("tier " + tier, seconds / pages)
+
+    def note_prefill(self, tokens: int, seconds: float) -> None:
+        """A step computed so many tokens. Decoding counts with it: that makes prefill look slower than it is."""
+        self._note("prefill", seconds / tokens)
+
+    def page(self, tier: str) -> float | None:
+        """Seconds for a page of this tier; None: not known."""
+        return self._median("tier " + tier)
+
+    @property
+    def token(self) -> float | None:
+        """Seconds of prefill for a token; None: not known."""
+        return self._median("prefill")
+
+    def worth(self, tiers: Sequence[str], page_tokens: int) -> int:
+        """How many leading pages to load, the rest being computed.
+
+        Args:
+            tiers: of the pages that could be loaded, in the order of the tokens.
+            page_tokens: tokens a page.
+
+        Returns:
+            So many that the first token comes soonest; all of them where one of the speeds is not known.
+        """
+        token = self.token
+        pages = {tier: self.page(tier) for tier in set(tiers)}
+        if token is None or None in pages.values():
+            return len(tiers)
+        best, best_gain, gain = 0, 0.0, NEGLIGIBLE
+        for count, tier in enumerate(tiers, 1):
+            gain += page_tokens * token - (pages[tier] or 0.0)
+            if gain >= best_gain:
+                best, best_gain = count, gain
+        return best
+
+    def gain(self, tiers: Sequence[str], page_tokens: int) -> float:
+        """Seconds that loading these pages saves; 0 where one of the speeds is not known."""
+        token, pages = self.token, [self.page(tier) for tier in tiers]
+        if token is None:
+            return 0.0
+        known = [seconds for seconds in pages if seconds is not None]
+        return max(0.0, page_tokens * token * len(known) - sum(known)) if len(known) == len(pages) else 0.0
+
+    def _note(self, what: str, seconds: float) -> None:
+        self._timings.setdefault(what, deque(maxlen=SAMPLES)).append((self._clock(), seconds))
+
+    def _median(self, what: str) -> float | None:
+        oldest = self._clock() - LIFETIME
+        timings = [seconds for at, seconds in self._timings.get(what, ()) if at >= oldest]
+        return statistics.median(timings) if len(timings) >= ENOUGH else None

@@ -1,0 +1,71 @@
+"""Which prefix several groups agree on, beside a search that knows no shortcut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.hits import longest_hit
+
+
+def full(_: int) -> int:
+    return 0
+
+
+def window(size: int):
+    return lambda computed: max(0, computed - size + 1)
+
+
+HERE, GONE = True, False
+
+
+@pytest.mark.parametrize(
+    ("presence", "local", "limit", "hit"),
+    [
+        ([HERE] * 4, 0, 16, 16),
+        ([HERE] * 4, 0, 15, 12),
+        ([HERE] * 2 + [GONE, HERE], 0, 16, 8),
+        ([GONE] + [HERE] * 3, 0, 16, 0),
+        ([GONE] + [HERE] * 3, 4, 16, 16),  # the engine has the first one
+        ([HERE] * 2, 0, 16, 8),  # of the others nothing is known
+        ([], 0, 16, 0),
+        ([HERE] * 4, 16, 15, 16),
+    ],
+)
+def test_full_attention_needs_every_page_behind_the_engines_own(presence, local, limit, hit) -> None:
+    assert longest_hit([presence], [4], [full], local, limit) == hit
+
+
+def test_a_window_needs_the_pages_before_the_hits_end_alone() -> None:
+    presence = [GONE, GONE, HERE, HERE]
+    assert longest_hit([presence], [4], [window(8)], 0, 16) == 16  # tokens 9 to 15
+    assert longest_hit([presence], [4], [window(10)], 0, 16) == 0  # tokens 7 to 15
+    assert longest_hit([[HERE] * 2 + [GONE, HERE]], [4], [window(8)], 0, 16) == 8
+
+
+def test_groups_agree_on_a_length_that_suits_all_of_them() -> None:
+    attention = [HERE] * 5 + [GONE]
+    assert longest_hit([attention, [GONE, HERE, GONE]], [4, 8], [full, window(5)], 0, 24) == 16
+    assert longest_hit([attention, [HERE, GONE, HERE]], [4, 8], [full, window(5)], 0, 24) == 8
+
+
+@given(st.data())
+def test_as_a_search_without_shortcuts(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.sampled_from([2, 4, 6]), min_size=1, max_size=3))
+    windows = [data.draw(st.sampled_from([None, 1, 3, 5, 9])) for _ in sizes]
+    skipped = [full if size is None else window(size) for size in windows]
+    presence = [data.draw(st.lists(st.booleans(), max_size=12)) for _ in sizes]
+    local = 12 * data.draw(st.integers(0, 1))
+    limit = data.draw(st.integers(0, 48))
+
+    def is_hit(tokens: int) -> bool:
+        for size, reach, here in zip(sizes, windows, presence, strict=True):
+            needed = range(tokens) if reach is None else range(max(0, tokens - reach + 1), tokens)
+            blocks = {token // size for token in needed if token >= local}
+            if tokens % size or not all(block < len(here) and here[block] for block in blocks):
+                return False
+        return all(tokens // size <= len(here) for size, here in zip(sizes, presence, strict=True))
+
+    best = max((tokens for tokens in range(local + 1, limit + 1) if is_hit(tokens)), default=local)
+    assert longest_hit(presence, sizes, skipped, local, limit) == best

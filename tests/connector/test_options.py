@@ -1,0 +1,49 @@
+"""What users write into vLLM's configuration, and what they are told when it is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from connector.options import Options
+from connector.supported import check_version
+from kvstore.errors import ConfigError
+
+URL = "unix:///run/kvstore.sock"
+
+
+def test_a_url_is_all_that_is_needed() -> None:
+    options = Options.parse({"url": URL})
+    assert (options.async_load, options.store_threshold, options.load_failure_policy) == (True, 1, "recompute")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "'url' is missing"),
+        ({"url": URL, "async_laod": False}, "did you mean 'async_load'"),
+        ({"url": URL, "zzz": 1}, "known: url, async_load"),
+        ({"url": 5}, "url must be a string, got 5"),
+        ({"url": URL, "async_load": "no"}, "async_load must be true or false, got 'no'"),
+        ({"url": URL, "store_threshold": 0}, "store_threshold must be a whole number of at least 1, got 0"),
+        ({"url": URL, "load_deadline_ms": 0}, "load_deadline_ms must be milliseconds between 1"),
+        ({"url": URL, "lookup_budget_ms": True}, "lookup_budget_ms must be milliseconds"),
+        ({"url": URL, "load_failure_policy": "fail"}, "must be 'recompute' or 'keep', got 'fail'"),
+        ({"url": URL, "peers": ["a"]}, "peers must be an object"),
+        ({"url": "embedded:///var/lib/kvstore"}, "start a node with 'kvstore serve'"),
+    ],
+)
+def test_what_cannot_be_used_is_named(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match="kv_connector_extra_config") as error:
+        Options.parse(given)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.32.1.dev3+cpu"])
+def test_supported_releases(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.30.2", "0.33.0", "1.0.0", "dev"])
+def test_another_release_is_refused_with_the_range(version: str) -> None:
+    with pytest.raises(ConfigError, match=r"supports vLLM 0\.31 to 0\.32, this is vLLM " + version):
+        check_version(version)

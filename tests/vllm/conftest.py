@@ -1,0 +1,108 @@
+"""Real vLLM, on models made on the spot. Skipped where it is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        skip = pytest.mark.skip(reason="drives vLLM, which is not installed (make test-vllm)")
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a model by name, written when it is asked for first: ``llama``, ``hybrid``, ``lora``."""
+    from tests.vllm.model import write_hybrid, write_llama, write_lora
+
+    base = tmp_path_factory.mktemp("models")
+    writers = {"llama": write_llama, "hybrid": write_hybrid, "lora": write_lora}
+
+    def model(name: str) -> Path:
+        folder = base / name
+        return folder if folder.exists() else writers[name](folder)
+
+    return model
+
+
+@pytest.fixture
+def start_engine(models: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Start an :class:`~tests.vllm.engine.EngineProcess`; ``model`` by name. It is gone when the test ends."""
+    from tests.vllm.engine import EngineProcess
+
+    engines: list[EngineProcess] = []
+
+    def start(model: str = "llama", **options: Any) -> EngineProcess:
+        engine = EngineProcess(models(model), tmp_path / f"engine-{len(engines)}.log", **options)
+        engines.append(engine)
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.kill()
+
+
+@pytest.fixture(scope="session")
+def plain(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """What vLLM answers without a connector: one process a model for the whole run, with nothing cached.
+
+    Takes the model's name, what :meth:`~tests.vllm.engine.EngineProcess.run` takes, and as ``options`` the engine's.
+    """
+    from tests.vllm.engine import Answers, EngineProcess
+
+    engines: dict[str, EngineProcess] = {}
+    folder = tmp_path_factory.mktemp("plain")
+
+    def answers(prompts: Any, *, model: str = "llama", options: dict[str, Any] | None = None, **run: Any) -> Answers:
+        name = f"{model} {sorted((options or {}).items())}"
+        if name not in engines:
+            engines[name] = EngineProcess(models(model), folder / f"{len(engines)}.log", **(options or {}))
+        result = engines[name].run(prompts, **run)
+        engines[name].forget()
+        return result
+
+    yield answers
+    for engine in engines.values():
+        engine.kill()
+
+
+@pytest.fixture
+def start_server(models: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Start a :class:`~tests.vllm.server.ServerProcess`, with ``ready=False`` without waiting for it."""
+    from tests.vllm.server import ServerProcess
+
+    servers: list[ServerProcess] = []
+
+    def start(model: str = "llama", *, ready: bool = True, **options: Any) -> ServerProcess:
+        server = ServerProcess(models(model), tmp_path / f"server-{len(servers)}.log", **options)
+        servers.append(server)
+        server.launch()
+        if ready:
+            server.wait_ready()
+        return server
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def prompt() -> Callable[..., list[int]]:
+    """Make a prompt: token ids, so many, the same for the same seed."""
+
+    def make(tokens: int, seed: int = 0) -> list[int]:
+        source = random.Random(seed)
+        return [source.randrange(2, 1024) for _ in range(tokens)]
+
+    return make

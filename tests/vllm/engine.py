@@ -1,0 +1,319 @@
+"""vLLM's engine as a process of its own, which answers prompts given as token ids."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[2]
+BLOCK_SIZE = 32
+START_SECONDS = 400.0
+COMMAND_SECONDS = 300.0
+
+
+class EngineError(Exception):
+    """The process answered with an error, died, or did not answer in time. The message has its last words."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A request.
+
+    ``params`` are its ``kv_transfer_params``, ``lora`` the folder of an adapter, ``salt`` its cache salt.
+    """
+
+    tokens: Sequence[int]
+    max_tokens: int = 8
+    params: Mapping[str, Any] | None = None
+    prompt_logprobs: int | None = None
+    lora: Path | None = None
+    salt: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "prompt": list(self.tokens),
+            "max_tokens": self.max_tokens,
+            "params": self.params,
+            "prompt_logprobs": self.prompt_logprobs,
+            "lora": str(self.lora) if self.lora else None,
+            "salt": self.salt,
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a request. ``cached``: prompt tokens that were not computed, here or in kvstore."""
+
+    tokens: tuple[int, ...]
+    finish: str
+    """``"length"``, ``"error"``, or ``"aborted"``."""
+    cached: int
+    first_token: float | None
+    """Seconds from adding the request to its first token."""
+    prompt_logprobs: list[list[float]] | None = None
+    params: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to prompts, in their order, and by how much vLLM's counters grew meanwhile."""
+
+    answers: tuple[Answer, ...]
+    counters: dict[str, float] = field(default_factory=dict, repr=False)
+
+    @property
+    def tokens(self) -> list[tuple[int, ...]]:
+        return [answer.tokens for answer in self.answers]
+
+    @property
+    def external_hits(self) -> int:
+        """Tokens that came from kvstore."""
+        return int(self.counters.get("vllm:external_prefix_cache_hits", 0))
+
+    @property
+    def local_hits(self) -> int:
+        """Tokens that the engine had itself."""
+        return int(self.counters.get("vllm:prefix_cache_hits", 0))
+
+    @property
+    def preemptions(self) -> int:
+        return int(self.counters.get("vllm:num_preemptions", 0))
+
+
+def transfer_config(url: str, **extra: Any) -> dict[str, Any]:
+    """``--kv-transfer-config`` for a node."""
+    return {
+        "kv_connector": "KVStoreConnector",
+        "kv_connector_module_path": "connector.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"url": url, **extra},
+    }
+
+
+def vllm_environment(**variables: str) -> dict[str, str]:
+    """Environment for a process that runs vLLM, from this one's."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
+    path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    return environment | {
+        "PYTHONPATH": os.pathsep.join(path),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        **variables,
+    }
+
+
+class EngineProcess:
+    """vLLM in a process of its own, from construction until :meth:`close`, which lets it shut down in order.
+
+    Args:
+        model: a folder of :mod:`tests.vllm.model`.
+        log: file that takes what the process prints.
+        transfer: ``kv_transfer_config``; None is vLLM without a connector.
+        environment: variables that differ, such as ``PYTHONHASHSEED``.
+        python: another one than this, which has vLLM.
+        in_process: engine and worker in one process. It starts in a few seconds instead of many, and its
+            :meth:`state` can be asked.
+        arguments: others of vLLM's ``EngineArgs``, such as ``num_gpu_blocks_override``.
+
+    Raises:
+        EngineError: it did not start.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        *,
+        transfer: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        in_process: bool = True,
+        **arguments: Any,
+    ) -> None:
+        self.log = log
+        variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1", **(environment or {})}
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [python, str(Path(__file__).with_name("engine_child.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=log.parent,
+                env=vllm_environment(**variables),
+                start_new_session=True,  # its own workers die with it in kill()
+            )
+        defaults = {
+            "model": str(model),
+            "dtype": "float32",
+            "enforce_eager": True,
+            "skip_tokenizer_init": True,
+            "block_size": BLOCK_SIZE,
+            "max_model_len": 1024,
+            "max_num_seqs": 16,
+            "enable_prefix_caching": True,
+            "disable_log_stats": False,
+            "prefix_caching_hash_algo": "sha256",
+        }
+        if transfer is not None:
+            defaults["kv_transfer_config"] = dict(transfer)
+        try:
+            self._ask(defaults | arguments, START_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def run(
+        self,
+        prompts: Sequence[Prompt | Sequence[int]],
+        *,
+        max_tokens: int = 8,
+        concurrency: int = 16,
+        abort_after: int | None = None,
+    ) -> Answers:
+        """Answer prompts greedily, so many at a time.
+
+        Args:
+            prompts: token ids, or a :class:`Prompt` each.
+            max_tokens: for those that are only token ids.
+            concurrency: most at once.
+            abort_after: abort what is under way after so many steps.
+        """
+        requests = [p if isinstance(p, Prompt) else Prompt(p, max_tokens) for p in prompts]
+        result = self._ask(
+            {
+                "do": "generate",
+                "requests": [request.to_json() for request in requests],
+                "concurrency": concurrency,
+                "abort_after": abort_after,
+            },
+            COMMAND_SECONDS,
+        )
+        answers = tuple(
+            Answer(
+                tuple(a["tokens"]),
+                a["finish"],
+                a["cached"],
+                a["first_token"],
+                a.get("prompt_logprobs"),
+                a.get("params"),
+            )
+            for a in result["answers"]
+        )
+        return Answers(answers, result["counters"])
+
+    def drain(self, seconds: float = 30.0) -> None:
+        """Step on until the blocks of finished requests have been stored and given back."""
+        assert self._ask({"do": "drain", "seconds": seconds}, seconds + 10), "blocks are still held"
+
+    def forget(self, *, connector: bool = False) -> None:
+        """Drop the engine's own prefix cache: what is found next comes from kvstore."""
+        assert self._ask({"do": "reset_prefix_cache", "connector": connector}, 60.0), "the prefix cache was not reset"
+
+    def state(self) -> dict[str, Any]:
+        """Requests that the scheduler knows, blocks in use, and so on (``engine_child.py``)."""
+        state: dict[str, Any] = self._ask({"do": "state"}, 30.0)
+        return state
+
+    def counters(self) -> dict[str, float]:
+        """vLLM's counters since the start."""
+        counters: dict[str, float] = self._ask({"do": "counters"}, 30.0)
+        return counters
+
+    def do(self, name: str, **arguments: Any) -> Any:
+        """Any other command of ``engine_child.py``."""
+        return self._ask({"do": name, **arguments}, COMMAND_SECONDS)
+
+    def printed(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def close(self) -> None:
+        """Shut the engine down in order, and wait for its end.
+
+        Raises:
+            EngineError: it ended otherwise than with exit code 0, or not in time.
+        """
+        if self._process.poll() is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(60.0)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise EngineError(f"vLLM did not end:\n{self._tail()}") from None
+        self._close_pipes()
+        if self._process.returncode != 0:
+            raise EngineError(f"vLLM ended with exit code {self._process.returncode}:\n{self._tail()}")
+
+    def kill(self) -> None:
+        """SIGKILL for it and its workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._close_pipes()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.kill()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _ask(self, command: Mapping[str, Any], seconds: float) -> Any:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise EngineError(f"vLLM has died:\n{self._tail()}") from None
+        answer = json.loads(self._read_line(seconds))
+        if "error" in answer:
+            raise EngineError(f"{answer['error']}\n{self._tail()}")
+        return answer["ok"]
+
+    def _read_line(self, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        end = time.monotonic() + seconds
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    raise EngineError(f"vLLM did not answer within {seconds:g} s:\n{self._tail()}")
+                read = os.read(self._process.stdout.fileno(), 1 << 20)
+                if not read:
+                    raise EngineError(f"vLLM has died:\n{self._tail()}")
+                line += read
+        return line
+
+    def _tail(self) -> str:
+        return "\n".join(self.printed().splitlines()[-40:])

@@ -1,0 +1,204 @@
+"""What runs in the process of :class:`tests.vllm.engine.EngineProcess`: vLLM's engine, driven by lines of JSON.
+
+The first line on standard input are the engine's arguments; each further one is a command, ``{"do": name, ...}``. Each
+is answered by one line: ``{"ok": result}`` or ``{"error": text}``. What vLLM prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any, TextIO
+
+
+def main() -> None:
+    # vLLM and its libraries print to standard output, too.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    _serve(answers)
+
+
+def _serve(answers: TextIO) -> None:
+    driver: _Driver | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            if driver is None:
+                driver = _Driver(command)
+                result: Any = {"pid": os.getpid()}
+            else:
+                result = getattr(driver, command.pop("do"))(**command)
+        except Exception as error:  # noqa: BLE001 - the test is told, whatever it is
+            traceback.print_exc()
+            answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+            if driver is None:
+                return
+        else:
+            answers.write(json.dumps({"ok": result}) + "\n")
+    if driver is not None:
+        driver.close()
+
+
+class _Driver:
+    """An engine, and what can be asked of it."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        if (transfer := arguments.get("kv_transfer_config")) is not None:
+            from vllm.config import KVTransferConfig
+
+            arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self.count = 0
+
+    def generate(
+        self, requests: list[dict[str, Any]], concurrency: int, abort_after: int | None = None
+    ) -> dict[str, Any]:
+        """Answer requests, so many at a time, each greedily to its last token.
+
+        Args:
+            requests: ``prompt``, ``max_tokens``, and what else :class:`tests.vllm.engine.Prompt` has.
+            concurrency: most requests at once.
+            abort_after: abort all that is under way after so many steps.
+        """
+        before = self.counters()
+        waiting = list(enumerate(requests))
+        under_way: dict[str, int] = {}
+        started: dict[int, float] = {}
+        answers: dict[int, dict[str, Any]] = {}
+        steps = 0
+        while waiting or under_way:
+            while waiting and len(under_way) < concurrency:
+                index, request = waiting.pop(0)
+                self.count += 1
+                request_id = f"request-{self.count}"
+                under_way[request_id] = index
+                answers[index] = {"tokens": [], "cached": 0, "first_token": None, "finish": "aborted"}
+                started[index] = time.perf_counter()
+                self._add(request_id, request)
+            for output in self.engine.step():
+                index = under_way[output.request_id]
+                answer = answers[index]
+                if answer["first_token"] is None and output.outputs[0].token_ids:
+                    answer["first_token"] = time.perf_counter() - started[index]
+                if output.finished:
+                    del under_way[output.request_id]
+                    answer["tokens"] = list(output.outputs[0].token_ids)
+                    answer["cached"] = output.num_cached_tokens or 0
+                    answer["finish"] = output.outputs[0].finish_reason
+                    answer["params"] = output.kv_transfer_params
+                    answer["prompt_logprobs"] = _prompt_logprobs(output)
+            steps += 1
+            if abort_after is not None and steps >= abort_after:
+                self.engine.abort_request(list(under_way))
+                under_way, waiting = {}, []
+        after = self.counters()
+        return {
+            "answers": [answers[index] for index in sorted(answers)],
+            "counters": {name: value - before.get(name, 0.0) for name, value in after.items()},
+        }
+
+    def _add(self, request_id: str, request: dict[str, Any]) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.lora.request import LoRARequest
+
+        extra = {"kv_transfer_params": request["params"]} if request.get("params") is not None else None
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=request["max_tokens"],
+            ignore_eos=True,
+            detokenize=False,
+            prompt_logprobs=request.get("prompt_logprobs"),
+            extra_args=extra,
+        )
+        prompt = TokensPrompt(prompt_token_ids=request["prompt"])
+        if request.get("salt"):
+            prompt["cache_salt"] = request["salt"]
+        lora = LoRARequest("adapter", 1, request["lora"]) if request.get("lora") else None
+        self.engine.add_request(request_id, prompt, sampling, lora_request=lora)
+
+    def counters(self) -> dict[str, float]:
+        """vLLM's own counters, summed over labels, and with the labels where there are some of interest."""
+        found: dict[str, float] = {}
+        for metric in self.engine.get_metrics():
+            value = getattr(metric, "value", None)
+            if not isinstance(value, int | float):
+                continue
+            labels = {k: v for k, v in metric.labels.items() if k not in ("model_name", "engine")}
+            found[metric.name] = found.get(metric.name, 0.0) + value
+            if labels:
+                name = metric.name + json.dumps(labels, sort_keys=True)
+                found[name] = found.get(name, 0.0) + value
+        return found
+
+    def drain(self, seconds: float) -> bool:
+        """Step until nothing waits for its stores any more. Only for an engine in this process."""
+        core = self.engine.engine_core.engine_core
+        end = time.monotonic() + seconds
+        while core.scheduler.has_requests():
+            if time.monotonic() > end:
+                return False
+            self.engine.step()
+            time.sleep(0.001)
+        return True
+
+    def reset_prefix_cache(self, connector: bool = False, seconds: float = 30.0) -> bool:
+        """Forget the engine's own cached blocks; with ``connector`` tell the connector to do the same. vLLM refuses
+        while blocks are in use, as they are while they are stored.
+        """
+        end = time.monotonic() + seconds
+        while not self.engine.reset_prefix_cache(False, connector):
+            if time.monotonic() > end:
+                return False
+            if hasattr(self.engine.engine_core, "engine_core"):
+                self.engine.step()
+            time.sleep(0.005)
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """What a leak would show in. Only for an engine in this process."""
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        pool = scheduler.kv_cache_manager.block_pool
+        return {
+            "requests": len(scheduler.requests),
+            "blocks_in_use": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
+            "referenced": sum(block.ref_cnt > 0 for block in pool.blocks[1:]),
+            "groups": len(scheduler.kv_cache_config.kv_cache_groups),
+            "num_blocks": pool.num_gpu_blocks,
+            "hash": scheduler.vllm_config.cache_config.prefix_caching_hash_algo,
+            "policy": scheduler.vllm_config.kv_transfer_config
+            and scheduler.vllm_config.kv_transfer_config.kv_load_failure_policy,
+            "recompute": getattr(scheduler, "recompute_kv_load_failures", None),
+        }
+
+    def sleep(self, level: int) -> None:
+        self.engine.sleep(level)
+
+    def wake_up(self) -> None:
+        self.engine.wake_up()
+
+    def modules(self) -> list[str]:
+        """Names of what this process has imported."""
+        return sorted(sys.modules)
+
+    def close(self) -> None:
+        self.engine.engine_core.shutdown()
+
+
+def _prompt_logprobs(output: Any) -> list[list[float]] | None:
+    if output.prompt_logprobs is None:
+        return None
+    return [
+        [] if position is None else [round(entry.logprob, 4) for entry in position.values()]
+        for position in output.prompt_logprobs
+    ]
+
+
+if __name__ == "__main__":
+    main()

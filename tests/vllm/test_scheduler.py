@@ -1,0 +1,604 @@
+"""vLLM's real scheduler and both halves of the connector on a real node; only the model is made up (``loop.py``).
+
+Each test ends with nothing held: every block free, nothing in a dictionary of scheduler or connector.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore.layout import Layout
+
+pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
+
+from tests.vllm.engine import transfer_config
+from tests.vllm.loop import BLOCK_SIZE, Loop, right_answer, run_all, run_until
+
+WINDOW = 96
+PATIENT = 20_000
+"""Milliseconds that never pass in a test."""
+
+KINDS = pytest.mark.parametrize("window", [None, WINDOW], ids=["full", "hybrid"])
+WAYS = pytest.mark.parametrize("async_load", [True, False], ids=["async", "sync"])
+
+
+@pytest.fixture
+def start_loop(models: Callable[[str], Path]) -> Iterator[Callable[..., Loop]]:
+    """Start an engine on a node; ``extra`` goes into ``kv_connector_extra_config``."""
+    loops: list[Loop] = []
+
+    def start(node: Any, *, extra: dict[str, Any] | None = None, **options: Any) -> Loop:
+        deadlines = {"lookup_budget_ms": PATIENT, "load_deadline_ms": PATIENT, "store_deadline_ms": PATIENT}
+        loop = Loop(models("llama"), transfer_config(node.url, **(deadlines | (extra or {}))), **options)
+        loops.append(loop)
+        return loop
+
+    yield start
+    for loop in loops:
+        loop.close()
+
+
+def answer(loop: Loop, request_id: str, prompt: Sequence[int], max_tokens: int = 4, **fields: Any) -> int:
+    """Have a request answered, rightly. Returns how many tokens were computed for it."""
+    loop.add(request_id, prompt, max_tokens=max_tokens, **fields)
+    run_all(loop)
+    assert loop.finished[request_id] == "length"
+    assert loop.tokens[request_id] == right_answer(prompt, max_tokens)
+    return loop.computed[request_id]
+
+
+def fill(start_loop: Callable[..., Loop], node: Any, *prompts: Sequence[int], **options: Any) -> None:
+    """Have an engine of its own compute and store prompts, and end."""
+    loop = start_loop(node, **options)
+    for index, prompt in enumerate(prompts):
+        answer(loop, f"first-{index}", prompt)
+    assert loop.left_over() == []
+    loop.close()
+
+
+def drop(node: Any, hashes: Sequence[bytes] | None = None) -> None:
+    """Drop pages from the node: those of these hashes in every namespace, or all."""
+    with kvstore.connect(node.url, timeout=30.0) as client:
+        for each in client.status().namespaces:
+            namespace = client.namespace(Layout.from_json(each.layout))
+            if hashes is None:
+                namespace.clear()
+            else:
+                assert namespace.evict(hashes) == len(hashes)
+
+
+def answer_again(loop: Loop, prompt: Sequence[int]) -> int:
+    """Have a prompt answered that the engine itself has forgotten."""
+    loop.reset_prefix_cache()
+    return answer(loop, f"again-{len(loop.requests)}", prompt)
+
+
+def begin_load(loop: Loop, request_id: str) -> Any:
+    """Step until a step loads pages for a request. Returns that step, not executed yet."""
+    for _ in range(10_000):
+        planned = loop.schedule()
+        if loop.status(request_id) != "WAITING":
+            return planned
+        loop.update(planned, loop.execute(planned))
+    raise AssertionError(f"{request_id} still waits")
+
+
+def only_on_disk(node: Any) -> None:
+    """Leave the node's pages on disk alone: what asks for them must ask the node, and wait for I/O."""
+    with kvstore.connect(node.url, timeout=30.0) as client:
+        client.flush()
+    assert node.terminate() == 0
+    shutil.rmtree(node.arena_folder)
+    node.start()
+
+
+@KINDS
+@WAYS
+def test_an_engine_loads_what_another_one_computed(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node, extra = node_process(), {"async_load": async_load}
+    prompts = [prompt(length, length) for length in (200, 100, 333)]
+    fill(start_loop, node, *prompts, window=window, extra=extra)
+    loop = start_loop(node, window=window, extra=extra)
+    for index, tokens in enumerate(prompts):
+        assert answer(loop, f"again-{index}", tokens) == len(tokens) % BLOCK_SIZE + 3
+    assert loop.load_failures == 0
+    assert loop.left_over() == []
+
+
+@KINDS
+@WAYS
+def test_a_prompt_that_is_there_to_its_last_token(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node, extra, tokens = node_process(), {"async_load": async_load}, prompt(6 * BLOCK_SIZE)
+    fill(start_loop, node, tokens, window=window, extra=extra)
+    loop = start_loop(node, window=window, extra=extra)
+    # The last token has to be computed, for the one that follows it: alone at best, with its block at worst.
+    assert answer(loop, "again", tokens) <= BLOCK_SIZE + 3
+    assert loop.left_over() == []
+
+
+@KINDS
+def test_what_decoding_filled_is_loaded_by_the_next_turn(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+) -> None:
+    node, tokens = node_process(), prompt(50)
+    first = start_loop(node, window=window)
+    answer(first, "turn-1", tokens, max_tokens=60)
+    longer = [*tokens, *first.tokens["turn-1"], 7, 7, 7]
+    second = start_loop(node, window=window)
+    # KV of 109 tokens was computed: the last one that is answered has none.
+    assert answer(second, "turn-2", longer) == len(longer) - 3 * BLOCK_SIZE + 3
+    assert first.left_over() == second.left_over() == []
+
+
+@KINDS
+@WAYS
+def test_local_blocks_first_and_the_rest_from_kvstore(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node, extra, tokens = node_process(), {"async_load": async_load}, prompt(300)
+    fill(start_loop, node, tokens, window=window, extra=extra)
+    loop = start_loop(node, window=window, extra=extra)
+    answer(loop, "head", tokens[: 4 * BLOCK_SIZE + 5])
+    assert answer(loop, "whole", tokens) == 300 % BLOCK_SIZE + 3
+    assert loop.left_over() == []
+
+
+@KINDS
+@WAYS
+def test_prompts_longer_than_a_step(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node, options = (
+        node_process(),
+        {"window": window, "max_num_batched_tokens": 64, "extra": {"async_load": async_load}},
+    )
+    tokens = prompt(300)
+    fill(start_loop, node, tokens[:200], **options)
+    loop = start_loop(node, **options)
+    assert answer(loop, "longer", tokens) == 300 - 6 * BLOCK_SIZE + 3
+    assert answer(start_loop(node, **options), "again", tokens) == 300 % BLOCK_SIZE + 3
+    assert loop.left_over() == []
+
+
+@KINDS
+def test_a_request_waits_for_its_answer_while_others_run(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    fill(start_loop, node, tokens, window=window)
+    only_on_disk(node)
+    loop = start_loop(node, window=window)
+    other = loop.add("running", prompt(40, 1), max_tokens=200)
+    run_until(loop, lambda: loop.tokens["running"])
+    node.pause()
+    loop.add("waiting", tokens)
+    for _ in range(20):
+        loop.step()
+    assert loop.status("waiting") == "WAITING"
+    assert not loop.scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks.get("waiting")
+    assert len(other.output_token_ids) >= 20
+    node.resume()
+    run_all(loop)
+    assert loop.tokens["waiting"] == right_answer(tokens, 4)
+    assert loop.tokens["running"] == right_answer(prompt(40, 1), 200)
+    assert loop.computed["waiting"] == 200 % BLOCK_SIZE + 3
+    assert loop.left_over() == []
+
+
+def test_an_answer_that_does_not_come_in_time_is_a_miss(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    fill(start_loop, node, tokens)
+    only_on_disk(node)
+    loop = start_loop(node, extra={"lookup_budget_ms": 20, "store_deadline_ms": 200})
+    node.pause()
+    assert answer(loop, "missed", tokens) == 203
+    assert loop.left_in_scheduler() == []
+    node.resume()
+    run_until(loop, lambda: not loop.left_over())
+
+
+@KINDS
+def test_answers_that_vllm_throws_away_leave_nothing_behind(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    fill(start_loop, node, tokens, window=window)
+    loop = start_loop(node, window=window)
+    # Log-probabilities of the prompt have to be computed, so nothing may be loaded.
+    assert answer(loop, "scored", tokens, prompt_logprobs=1) == 203
+    loop.reset_prefix_cache()
+    assert answer(loop, "plain", tokens) == 200 % BLOCK_SIZE + 3
+    assert loop.left_over() == []
+
+
+@KINDS
+@WAYS
+def test_hits_for_which_there_is_no_room_yet(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node, extra = node_process(), {"async_load": async_load}
+    prompts = [prompt(250, seed) for seed in range(3)]
+    fill(start_loop, node, *prompts, window=window, extra=extra)
+    # 17 blocks, or of two groups 35: one prompt has room at a time, or two.
+    loop = start_loop(node, num_blocks=18 if window is None else 36, window=window, extra=extra)
+    for index, tokens in enumerate(prompts):
+        loop.add(f"r{index}", tokens, max_tokens=10)
+    run_all(loop)
+    assert [loop.tokens[f"r{index}"] for index in range(3)] == [right_answer(tokens, 10) for tokens in prompts]
+    assert all(loop.computed[f"r{index}"] < 100 for index in range(3))
+    assert loop.left_over() == []
+
+
+@KINDS
+@WAYS
+def test_pages_that_are_gone_when_they_are_loaded_are_computed(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node, extra, tokens = node_process(), {"async_load": async_load}, prompt(200)
+    fill(start_loop, node, tokens, window=window, extra=extra)
+    loop = start_loop(node, window=window, extra=extra)
+    loop.add("unlucky", tokens)
+    planned = begin_load(loop, "unlucky")
+    drop(node)
+    loop.update(planned, loop.execute(planned))
+    run_all(loop)
+    assert loop.load_failures > 0
+    assert loop.finished["unlucky"] == "length"
+    assert loop.tokens["unlucky"] == right_answer(tokens, 4)
+    assert answer(loop, "next", tokens) == 200 % BLOCK_SIZE + 3
+    assert loop.left_over() == []
+    # What was computed instead is in kvstore again.
+    assert answer(start_loop(node, window=window, extra=extra), "again", tokens) == 200 % BLOCK_SIZE + 3
+
+
+@KINDS
+def test_several_failed_loads_that_do_not_all_have_room_to_be_computed(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+) -> None:
+    node, prompts = node_process(), [prompt(350, seed) for seed in range(2)]
+    fill(start_loop, node, *prompts, window=window)
+    only_on_disk(node)
+    # A window takes fewer blocks to load than to compute: 29 are enough for both loads, and not for one request to be
+    # computed while the other one holds what it loaded.
+    loop = start_loop(node, window=window, num_blocks=30, max_num_batched_tokens=96)
+    for index, tokens in enumerate(prompts):
+        loop.add(f"r{index}", tokens)
+    planned = begin_load(loop, "r0")
+    node.pause()
+    loop.update(planned, loop.execute(planned))
+    run_until(loop, lambda: loop.status("r1") == "WAITING_FOR_REMOTE_KVS")
+    node.signal(signal.SIGKILL)
+    run_all(loop)
+    assert loop.load_failures > 1
+    assert [loop.tokens[f"r{index}"] for index in range(2)] == [right_answer(tokens, 4) for tokens in prompts]
+    assert loop.left_over() == []
+
+
+@WAYS
+def test_the_head_of_a_load_whose_tail_is_gone_is_kept(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    async_load: bool,
+) -> None:
+    node, extra, tokens = node_process(), {"async_load": async_load}, prompt(200)
+    fill(start_loop, node, tokens, extra=extra)
+    loop = start_loop(node, extra=extra)
+    loop.add("unlucky", tokens)
+    planned = begin_load(loop, "unlucky")
+    drop(node, kvstore.hash_blocks(tokens, BLOCK_SIZE)[3:6])
+    loop.update(planned, loop.execute(planned))
+    run_all(loop)
+    assert loop.load_failures == 3
+    assert loop.tokens["unlucky"] == right_answer(tokens, 4)
+    # The step of a synchronous load computes on what is not there, and counts for nothing.
+    wasted = 0 if async_load else 200 % BLOCK_SIZE
+    assert loop.computed["unlucky"] == 200 - 3 * BLOCK_SIZE + 3 + wasted
+    assert loop.left_over() == []
+
+
+@WAYS
+def test_with_vllms_own_policy_a_failed_load_fails_the_request(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    async_load: bool,
+) -> None:
+    node, extra, tokens = node_process(), {"async_load": async_load, "load_failure_policy": "keep"}, prompt(200)
+    fill(start_loop, node, tokens, extra=extra)
+    loop = start_loop(node, extra=extra)
+    assert not loop.scheduler.recompute_kv_load_failures
+    loop.add("unlucky", tokens)
+    planned = begin_load(loop, "unlucky")
+    drop(node)
+    loop.update(planned, loop.execute(planned))
+    run_all(loop)
+    assert loop.finished["unlucky"] == "error"
+    assert loop.left_over() == []
+
+
+def test_by_default_vllm_computes_what_could_not_be_loaded(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any]
+) -> None:
+    assert start_loop(node_process()).scheduler.recompute_kv_load_failures
+
+
+@KINDS
+@WAYS
+def test_preempted_requests(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node, extra = node_process(), {"async_load": async_load}
+    prompts = [prompt(60 + 20 * seed, seed) for seed in range(6)]
+    fill(start_loop, node, *prompts[::2], window=window, extra=extra)
+    loop = start_loop(node, num_blocks=24 if window is None else 40, window=window, extra=extra)
+    for index, tokens in enumerate(prompts):
+        loop.add(f"r{index}", tokens, max_tokens=100)
+    run_all(loop)
+    assert [loop.tokens[f"r{index}"] for index in range(6)] == [right_answer(tokens, 100) for tokens in prompts]
+    assert sum(request.num_preemptions for request in loop.requests.values()) > 0
+    assert loop.left_over() == []
+    again = start_loop(node, window=window, extra=extra)
+    for index, tokens in enumerate(prompts):
+        longer = [*tokens, *loop.tokens[f"r{index}"]]
+        assert answer(again, f"again{index}", longer) < 100
+    assert again.left_over() == []
+
+
+@KINDS
+def test_aborted_while_it_waits_for_its_lookup(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    fill(start_loop, node, tokens, window=window)
+    only_on_disk(node)
+    loop = start_loop(node, window=window)
+    node.pause()
+    loop.add("aborted", tokens)
+    loop.step()
+    assert loop.status("aborted") == "WAITING"
+    loop.abort("aborted")
+    loop.step()
+    node.resume()
+    run_all(loop)
+    assert answer(loop, "next", tokens) == 200 % BLOCK_SIZE + 3
+    assert loop.left_over() == []
+
+
+@KINDS
+def test_aborted_while_its_pages_are_loaded(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    fill(start_loop, node, tokens, window=window)
+    only_on_disk(node)
+    loop = start_loop(node, window=window)
+    loop.add("aborted", tokens)
+    planned = begin_load(loop, "aborted")
+    node.pause()
+    loop.update(planned, loop.execute(planned))
+    loop.step()
+    loop.abort("aborted")
+    for _ in range(20):
+        loop.step()
+    assert loop.blocks_of("aborted")[0], "blocks were given back while a load may write to them"
+    node.resume()
+    run_all(loop)
+    assert loop.left_over() == []
+    assert answer(loop, "next", tokens) == 200 % BLOCK_SIZE + 3
+
+
+@KINDS
+@WAYS
+def test_aborted_while_it_runs(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node, options = node_process(), {"window": window, "extra": {"async_load": async_load}}
+    loop = start_loop(node, max_num_batched_tokens=64, **options)
+    for steps in (1, 2, 5, 8):
+        name = f"aborted-{steps}"
+        loop.add(name, prompt(200, steps), max_tokens=50)
+        run_until(loop, lambda name=name: loop.status(name) == "RUNNING")
+        for _ in range(steps):
+            loop.step()
+        assert loop.status(name) == "RUNNING"
+        loop.abort(name)
+    run_all(loop)
+    assert loop.left_over() == []
+    for steps in (1, 2, 5, 8):
+        answer(loop, f"whole-{steps}", prompt(200, steps))
+    assert loop.left_over() == []
+
+
+@KINDS
+def test_blocks_are_held_while_their_pages_are_copied_and_no_longer(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+) -> None:
+    node = node_process()
+    loop = start_loop(node, window=window)
+    answer(loop, "before", prompt(40, 1))
+    node.pause()
+    loop.add("held", prompt(200), max_tokens=2)
+    run_until(loop, lambda: "held" in loop.finished)
+    for _ in range(20):
+        loop.step()
+    held = "held" in loop.scheduler.requests
+    loop.add("meanwhile", prompt(100, 2), max_tokens=2)
+    run_until(loop, lambda: "meanwhile" in loop.finished)
+    assert loop.tokens["meanwhile"] == right_answer(prompt(100, 2), 2)
+    node.resume()
+    run_all(loop)
+    assert loop.left_over() == []
+    if held:  # else the store was given up, or its bytes were copied before
+        assert answer(start_loop(node, window=window), "again", prompt(200)) == 200 % BLOCK_SIZE + 3
+
+
+def test_a_node_that_hangs_gives_blocks_back_at_the_deadline(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    node = node_process()
+    loop = start_loop(node, extra={"lookup_budget_ms": 20, "load_deadline_ms": 200, "store_deadline_ms": 200})
+    answer(loop, "before", prompt(40, 1))
+    node.pause()
+    for seed in range(3):
+        answer(loop, f"hung-{seed}", prompt(200, 10 + seed))
+        assert loop.left_in_scheduler() == []
+    node.resume()
+    run_until(loop, lambda: not loop.left_over())
+
+
+@KINDS
+@WAYS
+def test_a_node_that_is_killed_while_pages_are_loaded(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node, options = node_process(), {"window": window, "extra": {"async_load": async_load, "load_deadline_ms": 2000}}
+    tokens = prompt(200)
+    fill(start_loop, node, tokens, **options)
+    only_on_disk(node)
+    loop = start_loop(node, **options)
+    loop.add("unlucky", tokens)
+    planned = begin_load(loop, "unlucky")
+    node.signal(signal.SIGKILL)
+    loop.update(planned, loop.execute(planned))
+    run_all(loop)
+    assert loop.tokens["unlucky"] == right_answer(tokens, 4)
+    assert loop.left_over() == []
+    node.kill()
+    node.start()
+    run_until(loop, lambda: answer_again(loop, tokens) < 100)
+    assert loop.left_over() == []
+
+
+@KINDS
+@WAYS
+def test_a_node_that_was_never_there(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    window: int | None,
+    async_load: bool,
+) -> None:
+    node = node_process(ready=False)
+    loop = start_loop(node, window=window, extra={"async_load": async_load, "lookup_budget_ms": 20})
+    assert answer(loop, "alone", prompt(200)) == 203
+    assert loop.left_over() == []
+    node.start()
+    # It is found by itself, without a restart of the engine.
+    run_until(loop, lambda: answer_again(loop, prompt(200)) < 100)
+    assert loop.left_over() == []
+
+
+def test_requests_that_turn_storing_or_loading_off(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    loop = start_loop(node)
+    answer(loop, "private", tokens, params={"kvstore_store": False})
+    loop.reset_prefix_cache()
+    assert answer(loop, "public", tokens) == 203
+    loop.reset_prefix_cache()
+    assert answer(loop, "computes", tokens, params={"kvstore_load": False}) == 203
+    loop.reset_prefix_cache()
+    assert answer(loop, "loads", tokens) == 200 % BLOCK_SIZE + 3
+    assert loop.left_over() == []
+
+
+def test_a_prefix_is_stored_when_it_was_seen_often_enough(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    loop = start_loop(node, extra={"store_threshold": 2})
+    computed = []
+    for turn in range(3):
+        loop.reset_prefix_cache()
+        computed.append(answer(loop, f"turn-{turn}", tokens))
+    assert computed == [203, 203, 200 % BLOCK_SIZE + 3]
+    assert loop.left_over() == []
+
+
+def test_what_a_failed_load_left_in_shared_blocks_is_stored_by_nobody(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    node, extra, tokens = node_process(), {"async_load": False}, prompt(200)
+    fill(start_loop, node, tokens, extra=extra)
+    loop = start_loop(node, extra=extra)
+    loop.add("loads", tokens)
+    loop.add("shares", tokens)  # in the same step: vLLM lets it have the blocks that are just being loaded
+    step = begin_load(loop, "loads")
+    drop(node)
+    loop.update(step, loop.execute(step))
+    run_all(loop)
+    assert loop.load_failures > 0
+    assert loop.tokens["loads"] == loop.tokens["shares"] == right_answer(tokens, 4)
+    assert answer(start_loop(node, extra=extra), "again", tokens) < 203  # what it loads is right

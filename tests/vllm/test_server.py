@@ -1,0 +1,43 @@
+"""The OpenAI server with nothing but ``--kv-transfer-config``, as a user starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from node_process import NodeProcess
+
+from tests.vllm.engine import transfer_config
+
+
+def metric(text: str, name: str) -> float:
+    """The sum of a metric's samples in what ``/metrics`` says."""
+    lines = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_a_server_that_is_killed_finds_its_pages_again(
+    node_process: Callable[..., NodeProcess],
+    start_server: Callable[..., Any],
+    plain: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+) -> None:
+    node = node_process(arena="64MiB")
+    prompts = [prompt(100, seed % 3) + prompt(100, 10 + seed) for seed in range(12)]
+    expected = plain(prompts).tokens
+    server = start_server(transfer=transfer_config(node.url))
+
+    def answer_all() -> list[tuple[int, ...]]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(server.answer, prompts))
+
+    assert answer_all() == expected
+    server.kill()
+    server.start()
+    assert answer_all() == expected
+    # Nothing but a page that was being stored at the kill may be missing.
+    told = server.metrics()
+    assert metric(told, "vllm:external_prefix_cache_hits_total") > 1000
+    assert "vllm:kvstore_" in told
+    server.stop()
