@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,33 @@ class Announcements:
         stored, removed = self._stored, self._removed
         self._stored, self._removed = [], []
         return stored, removed
+
+
+def blocks_of(request: Any, group: int, size: int, hash_size: int, places: range) -> Iterator[tuple[int, Block]]:
+    """Blocks of an engine's request as the engine names them: by the last of its hashes in each.
+
+    Args:
+        request: it has ``block_hashes``, ``all_token_ids`` and ``lora_request``.
+        group: whose blocks.
+        size: tokens of one of them.
+        hash_size: tokens between two of the request's hashes.
+        places: which blocks. Those that the request has no hash of yet are left out.
+    """
+    hashes_a_block = size // hash_size
+    names = request.block_hashes[hashes_a_block - 1 :: hashes_a_block]
+    lora = request.lora_request
+    for index in places[: max(0, len(names) - places.start)]:
+        yield (
+            index,
+            Block(
+                names[index],
+                names[index - 1] if index else None,
+                request.all_token_ids[index * size : (index + 1) * size],
+                group,
+                lora.adapter_id if lora is not None else None,
+                lora.name if lora is not None else None,
+            ),
+        )
 
 
 def _bound(blocks: dict[Any, Any]) -> None:

@@ -1,118 +1,34 @@
-"""Plain values out of vLLM's objects. Nothing of vLLM is imported here: its objects are read."""
+"""Plain values out of vLLM's configuration, tensors and plans. Nothing of vLLM is imported: its objects are read."""
 
 from __future__ import annotations
 
-import logging
 import math
-import re
-import secrets
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from connector.blocks.extra_keys import MultimodalInput, PrefixKeys
-from connector.blocks.hashing import BlockHashChain
-from connector.identity import Model
+from connector.identity import CacheGroup, Model
 from connector.tracked import Tracked
-from connector.weights import weights_fingerprint
-from kvstore.errors import KVStoreError, ResourceError
+from kvstore.errors import ResourceError
 
-ADAPTER_WAIT = 1.0
-"""Seconds for which the first request of a LoRA adapter waits for its weights to be looked at."""
-
-MOST_SAID = 32
-"""Most reasons that are logged, each once."""
-
-_CONTENT_HASH = re.compile(r"(.+:)?([0-9a-f]{64}|[0-9a-f]{128})", re.DOTALL)
-"""How vLLM names a multimodal input by its content: SHA-256, BLAKE3 or SHA-512, behind a LoRA adapter's name."""
-
-_logger = logging.getLogger("kvstore.connector")
+_KINDS = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
+"""Kinds of layers whose blocks are pages: what a block holds depends on the tokens up to its end alone."""
 
 
-class Hashes:
-    """Block hashes of vLLM's requests. They are kvstore's own: vLLM's depend on PYTHONHASHSEED and on its settings.
+def check_groups(config: Any) -> None:
+    """Whether the blocks of a ``KVCacheConfig`` are pages.
 
-    Args:
-        block_size: tokens between two hashes.
+    Raises:
+        ResourceError: they are not, of some kind of layer.
     """
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self._adapters: dict[tuple[str, str, int], Future[str]] = {}  # fingerprints of LoRA adapters
-        self._asked_at: dict[tuple[str, str, int], float] = {}
-        self._reader = ThreadPoolExecutor(1, "kvstore-adapters")
-        self._said: set[str] = set()
-        self._salt = ""
-
-    @property
-    def private(self) -> bool:
-        """Whether no other engine has the same, since :meth:`reset` was called."""
-        return bool(self._salt)
-
-    def reset(self) -> None:
-        """From now on no hash equals one that was made before, here or elsewhere."""
-        self._salt = secrets.token_hex(16)
-
-    def ready(self, request: Any) -> bool:
-        """Whether the request's blocks can be named, or never will be. Nothing waits: ask again if not.
-
-        What has to be read for it, a LoRA adapter's weights, is read in the background, for :data:`ADAPTER_WAIT` at
-        most; then the request goes on without.
-        """
-        if request.lora_request is None:
-            return True
-        key = _adapter_key(request.lora_request)
-        if key not in self._adapters:
-            self._adapters[key] = self._reader.submit(_adapter_fingerprint, request.lora_request.lora_path)
-            self._asked_at[key] = time.monotonic()
-        return self._adapters[key].done() or time.monotonic() >= self._asked_at[key] + ADAPTER_WAIT
-
-    def chain(self, request: Any) -> BlockHashChain | None:
-        """For one request; None where its blocks can't be named for sure."""
-        if request.resumable:  # its last token may be replaced
-            return None
-        try:
-            return BlockHashChain(self.block_size, self._keys(request))
-        except KVStoreError as error:
-            if str(error) not in self._said and len(self._said) < MOST_SAID:
-                self._said.add(str(error))
-                _logger.warning("requests like %s are neither stored nor loaded: %s", request.request_id, error)
-            return None
-
-    def _keys(self, request: Any) -> PrefixKeys:
-        embeds = request.prompt_embeds
-        for feature in request.mm_features:
-            if not _CONTENT_HASH.fullmatch(feature.identifier):
-                raise ResourceError("a multimodal input is named by something else than a hash of its content")
-        return PrefixKeys(
-            lora_name="" if request.lora_request is None else self._adapter(request.lora_request),
-            multimodal=tuple(
-                MultimodalInput(
-                    identifier=feature.identifier, offset=feature.mm_position.offset, length=feature.mm_position.length
-                )
-                for feature in request.mm_features
-            ),
-            cache_salt="\0".join(filter(None, (self._salt, request.cache_salt))),
-            prompt_embeds=None if embeds is None else embeds.contiguous().view(torch.uint8).numpy(),
-        )
-
-    def _adapter(self, lora: Any) -> str:
-        """A LoRA adapter by its weights: a name, or a path, may stand for another one next time."""
-        key = _adapter_key(lora)
-        if getattr(lora, "load_inplace", False):  # from its next request on it is looked at again
-            self._adapters.pop(key, None)
-            raise ResourceError(f"the adapter {lora.lora_name} is being replaced")
-        read = self._adapters.get(key)
-        if read is None or not read.done():
-            raise ResourceError(f"the weights of the adapter {lora.lora_name} were not read in time")
-        try:
-            return read.result()
-        except Exception as error:
-            raise ResourceError(f"the weights of the adapter {lora.lora_name} can't be read: {error}") from error
+    specs = [spec for group in config.kv_cache_groups for _, spec in layers_of(group)]
+    if unknown := sorted({type(spec).__name__ for spec in specs} - set(_KINDS)):
+        raise ResourceError(f"layers of the kind {', '.join(unknown)} are not kept")
+    everything = tuple(range(len(config.kv_cache_groups)))
+    if config.prefix_cacheable_group_ids != everything or any(spec.prefix_replay_tokens for spec in specs):
+        raise ResourceError("some cache groups of this model can't be found by prefix")
 
 
 def model_of(config: Any) -> Model:
@@ -122,7 +38,7 @@ def model_of(config: Any) -> Model:
         ResourceError: its weights are in no folder of this machine, or can't be read.
     """
     model = config.model_config
-    folders = [_weights_folder(model.model, model.revision, config.load_config.download_dir)]
+    folders = [weights_folder(model.model, model.revision, config.load_config.download_dir)]
     settings = {
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
@@ -142,7 +58,7 @@ def model_of(config: Any) -> Model:
         settings["speculative"] = str(speculative.method)
         draft = speculative.draft_model_config
         if draft is not None and draft.model != model.model:
-            folders.append(_weights_folder(draft.model, draft.revision, config.load_config.download_dir))
+            folders.append(weights_folder(draft.model, draft.revision, config.load_config.download_dir))
     return Model.describe(model.model, folders, hf_config, settings)
 
 
@@ -161,6 +77,39 @@ def layers_of(group: Any) -> list[tuple[str, Any]]:
     """Names and specs of a cache group's layers."""
     by_name = getattr(group.kv_cache_spec, "kv_cache_specs", {})
     return [(name, by_name.get(name, group.kv_cache_spec)) for name in group.layer_names]
+
+
+def cache_group(
+    group: Any,
+    inside: Mapping[str, torch.Tensor],
+    page_bytes: int,
+    details: Sequence[str],
+    isa: Callable[[str], str],
+) -> CacheGroup:
+    """What decides on the bytes of a cache group's blocks.
+
+    Args:
+        group: a ``KVCacheGroupSpec``.
+        inside: one block of each of its layers.
+        page_bytes: of one block of all of its layers.
+        details: what is the same for all of them: the engine's version, attention backends, the cache's layout.
+        isa: the processor's instruction set by which a layer packs its blocks.
+    """
+    layers = layers_of(group)
+    _, spec = layers[0]
+    of_layers = [
+        f"{name} {tuple(inside[name].shape)} {inside[name].stride()} {inside[name].dtype} {isa(name)} {layer_spec!r}"
+        for name, layer_spec in layers
+    ]
+    return CacheGroup(
+        block_size=spec.block_size,
+        page_bytes=page_bytes,
+        dtype=str(getattr(spec, "dtype", "")).removeprefix("torch."),
+        layers=len(layers),
+        kv_heads=getattr(spec, "num_kv_heads", 0),
+        head_size=getattr(spec, "head_size", 0),
+        details=[*details, *of_layers],
+    )
 
 
 def new_blocks(output: Any, requests: Mapping[str, Tracked], block_sizes: Sequence[int]) -> Iterable[int]:
@@ -206,15 +155,7 @@ def rows_of(blocks: torch.Tensor, page_bytes: int) -> torch.Tensor:
     )
 
 
-def _adapter_key(lora: Any) -> tuple[str, str, int]:
-    return lora.lora_name, lora.lora_path, lora.lora_int_id
-
-
-def _adapter_fingerprint(path: str) -> str:
-    return weights_fingerprint(_weights_folder(path, None, None, "adapter_config.json"))
-
-
-def _weights_folder(model: str, revision: str | None, download_dir: str | None, file: str = "config.json") -> Path:
+def weights_folder(model: str, revision: str | None, download_dir: str | None, file: str = "config.json") -> Path:
     """Where a model's weights are: a folder, or a snapshot of the hub's cache."""
     if Path(model).exists():
         return Path(model)

@@ -16,6 +16,9 @@ ENOUGH = 8
 LIFETIME = 60.0
 """Seconds after which a timing counts no longer: what was slow is tried again."""
 
+TIMED_TOKENS = 64
+"""Fewest tokens of a step that tells how fast prefill is."""
+
 NEGLIGIBLE = 0.020
 """Seconds that loading may take longer than computing: timings of a busy machine say no more."""
 
@@ -30,6 +33,9 @@ class Speeds:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._timings: dict[str, deque[tuple[float, float]]] = {}
+        self._step = 0
+        self._steps: dict[int, tuple[float, int]] = {}  # when they began, and their tokens
+        self._step_over = 0.0
 
     def note_load(self, tier: str, pages: int, seconds: float) -> None:
         """So many pages of one tier were loaded together."""
@@ -38,6 +44,23 @@ class Speeds:
     def note_prefill(self, tokens: int, seconds: float) -> None:
         """A step computed so many tokens. Decoding counts with it: that makes prefill look slower than it is."""
         self._note("prefill", seconds / tokens)
+
+    def begin_step(self, tokens: int) -> int:
+        """A step is planned that computes so many tokens. Returns its number; 0: it is too small to tell anything."""
+        if tokens < TIMED_TOKENS:
+            return 0
+        self._step += 1
+        self._steps[self._step] = self._clock(), tokens
+        return self._step
+
+    def end_step(self, step: int) -> None:
+        """A step is over. One that was queued behind another one began when that one ended."""
+        if step in self._steps:
+            now = self._clock()
+            began, tokens = self._steps.pop(step)
+            self.note_prefill(tokens, now - max(began, self._step_over))
+            self._step_over = now
+            self._steps = {later: timed for later, timed in self._steps.items() if later > step}
 
     def page(self, tier: str) -> float | None:
         """Seconds for a page of this tier; None: not known."""

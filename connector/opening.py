@@ -1,0 +1,151 @@
+"""The halves of an engine's connector, put together from a user's options and the layouts of its pages."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from connector.announcements import Announcements
+from connector.engine_requests import EngineRequests, Group, hash_block_size
+from connector.handover import Handover, default_node_id
+from connector.options import Options
+from connector.peers import Peers
+from connector.request_hashes import Hashes
+from connector.request_tickets import RequestTickets
+from connector.scheduler import SchedulerConnector
+from connector.worker import WorkerConnector
+from gpu.arena import PinnedArena
+from gpu.pages import PagedKV
+from gpu.pinned import Bytes, PinnedMapping
+from kvstore.client.environment import connect_by_environment
+from kvstore.errors import KVStoreError, ResourceError
+from kvstore.layout import Layout
+
+if TYPE_CHECKING:
+    from kvstore import Namespace
+
+_logger = logging.getLogger("kvstore.connector")
+
+
+class Connection:
+    """The engine's node, and the nodes that prefill instances may hand over from.
+
+    Args:
+        options: that the user set.
+        environment: with ``KVSTORE_CONNECT_*``.
+
+    Raises:
+        ConfigError: a URL or a file that can't be used.
+    """
+
+    def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
+        self._options = options
+        self._client = connect_by_environment(options.url, environment)
+        self._peers = Peers(options.peers, environment)
+        self._ticket_key = options.ticket_key
+
+    def worker_half(
+        self, layouts: Sequence[Layout], pages: Sequence[PagedKV], pin: Callable[[Bytes], PinnedMapping] | None
+    ) -> WorkerConnector:
+        """For one worker.
+
+        Args:
+            layouts: of its pages, by group.
+            pages: by group.
+            pin: registers the arena with the worker's device; None: there is none.
+        """
+        return WorkerConnector(
+            self._namespaces(layouts),
+            pages,
+            load_deadline=self._options.load_deadline_ms / 1000,
+            store_deadline=self._options.store_deadline_ms / 1000,
+            arena=PinnedArena(lambda: self._client.arena, pin) if pin is not None else None,
+            peers=self._peers.namespaces(layouts),
+        )
+
+    def scheduler_half(
+        self,
+        parts: Sequence[Sequence[Layout]],
+        groups: Sequence[Group],
+        *,
+        async_load: bool,
+        may_store: bool,
+        may_load: bool,
+        announcements: Announcements | None,
+        event_block_size: int,
+    ) -> EngineRequests:
+        """For the scheduler; the arguments are those of :class:`EngineRequests`.
+
+        Args:
+            parts: layouts by group, of each rank that has pages of its own (:func:`parts_of`).
+        """
+        own, *others = map(self._namespaces, parts)
+        scheduler = SchedulerConnector(
+            self._client,
+            own,
+            other_ranks=others,
+            lookup_budget=self._options.lookup_budget_ms / 1000,
+            store_threshold=self._options.store_threshold,
+            peers=self._peers.ranks(parts),
+        )
+        handover = None
+        if self._ticket_key is not None:
+            handover = Handover(
+                scheduler,
+                self._ticket_key,
+                self._options.node_id or default_node_id(self._options.url),
+                [layout for of_rank in parts for layout in of_rank],
+                self._peers.names,
+                wait=self._options.load_deadline_ms / 1000,
+            )
+            self._peers.compare(parts[0])
+        hashes = Hashes(hash_block_size([group.block_size for group in groups]))
+        return EngineRequests(
+            scheduler,
+            groups,
+            hashes,
+            async_load=async_load,
+            may_store=may_store,
+            may_load=may_load,
+            tickets=RequestTickets(handover, hashes),
+            announcements=announcements,
+            event_block_size=event_block_size,
+        )
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self._peers.close()
+        self._client.close()
+
+    def _namespaces(self, layouts: Sequence[Layout]) -> list[Namespace]:
+        """Opened now if the node is there, or else as soon as it is."""
+        namespaces = [self._client.namespace(layout, lazy=True) for layout in layouts]
+        try:
+            self._client.lookup([(namespace, ()) for namespace in namespaces])
+        except KVStoreError as error:
+            _logger.warning("kvstore at %s is not there yet, vLLM starts without it: %s", self._options.url, error)
+        return namespaces
+
+
+def parts_of(workers: Sequence[tuple[str, Sequence[str]]], expected: int, url: str) -> list[list[Layout]]:
+    """What the workers keep: layouts by group, once for those that hold the same.
+
+    Args:
+        workers: for each rank its machine's name, and its layouts as JSON.
+        expected: how many there are.
+        url: of the node that all of them use.
+
+    Raises:
+        ResourceError: a worker is missing, or can't reach the node.
+    """
+    if len(workers) != expected:
+        raise ResourceError(f"{len(workers)} of {expected} workers could describe their pages")
+    away = {host for host, _ in workers} - {"", socket.gethostname()}
+    if away and url.startswith("unix:"):
+        raise ResourceError(
+            f"there are workers on {', '.join(sorted(away))}, and {url} is a socket of this machine alone;"
+            " name one node by kv:// or kvs:// for all of them"
+        )
+    return [[Layout.from_json(text) for text in texts] for texts in dict.fromkeys(tuple(texts) for _, texts in workers)]
