@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import grp
 import hashlib
 import ipaddress
 import logging
@@ -18,6 +19,7 @@ from typing import Any
 from kvstore.bytesize import format_size, parse_size
 from kvstore.errors import ConfigError
 from kvstore.rules import NamespaceRule, parse_rules
+from kvstore.sharers import Sharers
 
 DEFAULT_PORT = 7420
 ENVIRONMENT_PREFIX = "KVSTORE_"
@@ -61,6 +63,8 @@ class NodeConfig:
 
     socket: Path = dataclasses.field(default_factory=default_socket)
     """Unix socket to serve on."""
+    group: str = ""
+    """Name or number of the group whose members may use socket and arena. Empty: the node's own user alone."""
     listen: str = ""
     """``HOST:PORT`` to serve on as well, or only ``PORT``: then on the loopback address. Empty: no TCP."""
     bulk_port: int = 0
@@ -144,6 +148,20 @@ class NodeConfig:
                 f"{key}: {address!r} can be reached from other hosts, which needs {' and '.join(missing)};"
                 f" with insecure, whoever reaches it can read {'and write pages' if key == 'listen' else 'metrics'}"
             )
+
+    @property
+    def sharers(self) -> Sharers:
+        """Who besides the node's own user may use socket and arena.
+
+        Raises:
+            ConfigError: there is no such group here.
+        """
+        if not self.group:
+            return Sharers()
+        try:
+            return Sharers(int(self.group) if self.group.isdecimal() else grp.getgrnam(self.group).gr_gid)
+        except KeyError as error:
+            raise ConfigError(f"group: there is no group {self.group!r} on this host") from error
 
     @property
     def arena_directory(self) -> Path:

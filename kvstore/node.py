@@ -30,6 +30,7 @@ from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.receipts import Receipts
 from kvstore.service.standard import MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
 from kvstore.service.web import WebServer
+from kvstore.sharers import Sharers
 from kvstore.status import Status, status_of
 from kvstore.upkeep import Upkeep
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc
@@ -67,7 +68,8 @@ class Node:
         registry = node_registry(self._status) if config.metrics else None
         if registry is not None:
             gates.insert(0, CallTimes(registry))  # around the gate: who is turned away is counted
-        self._socket_lock = _own_socket(config.socket)
+        sharers = config.sharers
+        self._socket_lock = _own_socket(config.socket, sharers)
         try:
             self.store = open_store(config, progress)
         except BaseException:
@@ -96,10 +98,10 @@ class Node:
                 ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
             ],
         )
-        cache = CacheServicer(self.store, self._status)
+        cache = CacheServicer(self.store, self._status, config.socket)
         cache_pb2_grpc.add_CacheServicer_to_server(cache, self._server)  # type: ignore[no-untyped-call]
         try:
-            self.port = self._bind(tls)
+            self.port = self._bind(tls, sharers)
             if config.listen:
                 host, _ = parse_address(config.listen)
                 self._bulk = BulkServer(
@@ -196,7 +198,7 @@ class Node:
             tokens.accept if tokens is not None else None,
         )
 
-    def _bind(self, tls: Tls | None) -> int:
+    def _bind(self, tls: Tls | None, sharers: Sharers) -> int:
         """Listen. Returns the TCP port, 0 without one."""
         self.config.socket.unlink(missing_ok=True)  # a killed node's; its lock is ours
         old = os.umask(0o177)
@@ -204,6 +206,7 @@ class Node:
             self._listen(unix_target(self.config.socket))
         finally:
             os.umask(old)
+        sharers.set_modes(self.config.socket, 0o600, 0o660)
         if not self.config.listen:
             return 0
         host, port = parse_address(self.config.listen)
@@ -238,10 +241,11 @@ def _check_port(host: str, port: int, address: str) -> None:
         raise ResourceError(f"can't listen on {address}: {error.strerror or error}") from error
 
 
-def _own_socket(path: Path) -> ProcessLock:
+def _own_socket(path: Path, sharers: Sharers) -> ProcessLock:
     """Lock a socket's path for this process."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sharers.make_folder(path.parent)
+        sharers.check_way_to(path)
         if path.exists() and not path.is_socket():
             raise ResourceError(f"{path} exists and is no socket; it is left alone")
         user = path.parent.stat().st_uid

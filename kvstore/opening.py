@@ -25,7 +25,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
         ResourceError: a folder can't be used, or the memory is not there.
         FormatError: a newer version wrote the disk tier's files.
     """
-    arena = Arena(config.arena_directory, config.arena, progress)
+    arena = Arena(config.arena_directory, config.arena, progress, config.sharers)
     tiers: list[Tier] = []
     try:
         directories = [arena.directory]

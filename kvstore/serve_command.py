@@ -63,6 +63,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _add_settings(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--socket", metavar="PATH", help=f"Unix socket to serve on (here: {default_socket()})")
     serve.add_argument(
+        "--group", metavar="GROUP", help="let this group's members use socket and arena (default: this user alone)"
+    )
+    serve.add_argument(
         "--listen", metavar="HOST:PORT", help="serve on TCP as well; only a PORT means the loopback address"
     )
     serve.add_argument(
@@ -102,6 +105,7 @@ def _add_settings(serve: argparse.ArgumentParser) -> None:
 
 _FLAGS = (
     "socket",
+    "group",
     "listen",
     "bulk_port",
     "metrics",

@@ -22,6 +22,7 @@ from kvstore.arena.room import check_room
 from kvstore.bytesize import format_size
 from kvstore.errors import ResourceError
 from kvstore.process_lock import ProcessLock
+from kvstore.sharers import Sharers
 
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[int, int], None]
@@ -60,28 +61,36 @@ class Arena:
     """A folder of shared memory that this process owns. Not safe for threads: the store's lock guards the headers.
 
     Args:
-        directory: the folder; made with mode 0700 where it is missing.
+        directory: the folder; made where it is missing.
         arena_bytes: size of ``pages``; rounded down to whole units.
         progress: told how far populating is; it takes about a second for each GiB.
+        sharers: who besides this user may attach.
 
     Raises:
         InUseError: another process owns the folder.
         ResourceError: the folder can't be used, or the memory is not there; the message names both sizes.
     """
 
-    def __init__(self, directory: Path, arena_bytes: int, progress: Progress = lambda done, size: None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        arena_bytes: int,
+        progress: Progress = lambda done, size: None,
+        sharers: Sharers = Sharers(),  # noqa: B008 - it can't be changed
+    ) -> None:
         self.unit_bytes = fmt.unit_bytes_for(arena_bytes)
         self.units = arena_bytes // self.unit_bytes
         self.arena_bytes = self.units * self.unit_bytes
         if not self.units:
             raise ResourceError(f"an arena needs at least {format_size(fmt.FRAME_BYTES)}")
         self.directory = directory
-        self._lock = _own_directory(directory)
+        self._lock = _own_directory(directory, sharers)
         try:
             (directory / "clients").mkdir(mode=0o700, exist_ok=True)
             self.taken_over = self._take_over()
             if not self.taken_over:
                 self._make(lambda done, size: progress(done // 2, size))
+            self._let_in(sharers)
             self._map()
             # Allocated memory is not yet zeroed, and not yet in this process's page tables: the first copies would pay.
             before = 0 if self.taken_over else self.arena_bytes
@@ -90,6 +99,14 @@ class Arena:
         except BaseException:
             self.close()
             raise
+
+    def _let_in(self, sharers: Sharers) -> None:
+        """Set what a client's user needs, and nothing more: who reads a header must not write it."""
+        sharers.set_modes(self.directory / "headers", 0o600, 0o640)
+        for name in ("pages", "readers"):
+            sharers.set_modes(self.directory / name, 0o600, 0o660)
+        # Set-group-id: a client's lock file is the group's, so that the node may open it.
+        sharers.set_modes(self.directory / "clients", 0o700, 0o2770)
 
     def _map(self) -> None:
         self._pages_map = _map_file(self.directory / "pages", self.arena_bytes)
@@ -332,8 +349,8 @@ class Arena:
             path.unlink(missing_ok=True)
 
 
-def _own_directory(directory: Path) -> ProcessLock:
-    """Make a private folder and lock it for this process.
+def _own_directory(directory: Path, sharers: Sharers) -> ProcessLock:
+    """Make a folder that is nobody else's and lock it for this process.
 
     Raises:
         InUseError: another process has it; the message names its pid.
@@ -349,7 +366,8 @@ def _own_directory(directory: Path) -> ProcessLock:
             raise ResourceError(f"{above} belongs to user {above.stat().st_uid}, not to {os.geteuid()} or root")
         if status.st_mode & stat.S_ISVTX:  # /dev/shm itself, say: made private, it would be taken from everybody else
             raise ResourceError(f"{directory} is shared by all users: name a folder inside it")
-        directory.chmod(0o700)
+        sharers.set_modes(directory, 0o700, 0o750)
+        sharers.check_way_to(directory)
         return ProcessLock(directory / "node.lock", f"{directory} is in use")
     except OSError as error:
         if isinstance(error, ResourceError):

@@ -121,7 +121,7 @@ class Clients:
             with contextlib.suppress(FileNotFoundError):
                 fd = _open(path)
                 # Young ones are left alone: their clients have yet to lock them.
-                if fd is not None and not is_locked(fd) and now - path.stat().st_mtime > _ABANDONED_SECONDS:
+                if (fd is None or not is_locked(fd)) and now - path.stat().st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
                 if fd is not None:
                     os.close(fd)
@@ -148,5 +148,5 @@ def is_locked(fd: int) -> bool:
 def _open(path: Path) -> int | None:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # of another user, who has not let the group in, or never will
         return None

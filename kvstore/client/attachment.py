@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 import threading
 from pathlib import Path as FilePath
 
@@ -43,6 +44,8 @@ class Attachment:
             raise ResourceError(f"{directory}: the arena can't be attached to: {error.strerror}") from error
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            if path.parent.stat().st_mode & stat.S_ISGID:  # the arena is a group's: the node may be another user
+                os.fchmod(self._lock_fd, 0o640)
             # Mapped before the node takes this client in: a folder replaced in between makes the call fail.
             self.arena = MappedArena(directory)
             self.client = connection.call(connection.stub.Attach, pb.AttachRequest(lock_name=name), timeout).client

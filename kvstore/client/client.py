@@ -98,7 +98,7 @@ def connect(
     connection = Connection(
         where.target, url, credentials.channel_credentials() if where.tls else None, credentials.metadata()
     )
-    control = RemoteControl(connection)
+    control = RemoteControl(connection, where.arena_folder)
 
     def make_path(directory: str, left: float) -> Path:
         if where.local:

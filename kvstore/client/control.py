@@ -87,16 +87,18 @@ class Connection:
 class RemoteControl:
     """:class:`kvstore.client.path.Control` over a connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, arena_folder: Callable[[str, str], str] = lambda told, beside: told
+    ) -> None:
         self._connection = connection
+        self._arena_folder = arena_folder
 
     def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
         request = pb.OpenNamespaceRequest(layout=layout.to_json(), durability=durability)
         reply = self._connection.call(self._connection.stub.OpenNamespace, request, timeout)
-        return OpenedNamespace(
-            layout, reply.fingerprint, reply.batch_pages, reply.arena_directory, reply.number, reply.edition
-        )
+        arena_folder = self._arena_folder(reply.arena_directory, reply.arena_beside_socket)
+        return OpenedNamespace(layout, reply.fingerprint, reply.batch_pages, arena_folder, reply.number, reply.edition)
 
     def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
         """For each (fingerprint, hashes) one byte a page."""

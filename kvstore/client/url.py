@@ -19,11 +19,31 @@ class RemoteUrl:
 
     target: str
     """What gRPC connects to."""
-    local: bool
-    """Whether it is a Unix socket."""
+    socket: Path | None = None
+    """For a Unix socket: its path here."""
     host: str = ""
     """Where bulk connections go, for a node that is no Unix socket."""
     tls: bool = False
+    arena_dir: Path | None = None
+    """Where the node's arena is mounted here, if the URL says so."""
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a Unix socket."""
+        return self.socket is not None
+
+    def arena_folder(self, told: str, beside_socket: str) -> str:
+        """Where the arena's folder is here: another container may have it at another place than the node.
+
+        Args:
+            told: where the node has it.
+            beside_socket: the same, relative to the folder of the node's socket; empty where it is not inside.
+        """
+        if self.arena_dir is not None:
+            return str(self.arena_dir)
+        if beside_socket and self.socket is not None and (here := self.socket.parent / beside_socket).is_dir():
+            return str(here)
+        return told
 
 
 def socket_url(path: Path) -> str:
@@ -36,6 +56,9 @@ def parse_url(url: str) -> RemoteUrl | NodeConfig:
 
     ``embedded:///folder?arena=256MiB&disk_limit=4GiB`` takes the keys of :class:`NodeConfig` but those of sockets.
 
+    ``unix:///run/kvstore.sock?arena_dir=/mnt/arena`` says where the arena is mounted here, for the case that it is
+    neither where the node has it nor in the socket's folder as it is there.
+
     Raises:
         InvalidRequestError: not such a URL.
         ConfigError: an unknown key behind ``?``, or a value that can't be used.
@@ -47,27 +70,40 @@ def parse_url(url: str) -> RemoteUrl | NodeConfig:
         raise InvalidRequestError(f"not a kvstore URL: {url!r}; write {_FORMS}") from error
     if parts.scheme == "embedded" and not parts.netloc and len(parts.path) > 1:
         return _embedded(Path(urllib.parse.unquote(parts.path)), parts.query)
+    if parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1 and not parts.fragment:
+        socket = Path(urllib.parse.unquote(parts.path))
+        return RemoteUrl(unix_target(socket), socket, arena_dir=_arena_dir(url, parts.query))
     if parts.query or parts.fragment or parts.username:
         raise InvalidRequestError(f"{url!r}: a {parts.scheme or 'kvstore'} URL takes no options; write {_FORMS}")
-    if parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1:
-        return RemoteUrl(unix_target(Path(urllib.parse.unquote(parts.path))), local=True)
     if parts.scheme in ("kv", "kvs") and parts.hostname and parts.path in ("", "/"):
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return RemoteUrl(
             f"{host}:{port if port is not None else DEFAULT_PORT}",
-            local=False,
             host=parts.hostname,
             tls=parts.scheme == "kvs",
         )
     raise InvalidRequestError(f"not a kvstore URL: {url!r}; write {_FORMS}")
 
 
-def _embedded(folder: Path, query: str) -> NodeConfig:
+def _arena_dir(url: str, query: str) -> Path | None:
+    """The one option of a ``unix://`` URL."""
+    options = _options(query)
+    folder = options.pop("arena_dir", None)
+    if options or folder == "":
+        raise InvalidRequestError(f"{url!r}: the only option of a unix URL is arena_dir=FOLDER; write {_FORMS}")
+    return Path(folder) if folder is not None else None
+
+
+def _options(query: str) -> dict[str, str]:
     try:
-        options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
+        return dict(urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
     except ValueError as error:
-        raise ConfigError(f"options of an embedded URL are key=value pairs joined by &, got {query!r}") from error
-    for key in ("socket", "listen", "metrics", "disk"):
+        raise ConfigError(f"options of a URL are key=value pairs joined by &, got {query!r}") from error
+
+
+def _embedded(folder: Path, query: str) -> NodeConfig:
+    options = _options(query)
+    for key in ("socket", "group", "listen", "metrics", "disk"):
         if key in options:
             raise ConfigError(f"{key!r} is no option of an embedded URL")
     defaults = {"arena": "256MiB", "disk": folder / "disk", "arena_dir": default_arena_directory(folder)}

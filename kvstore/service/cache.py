@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 
@@ -27,10 +28,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     Args:
         store: what is served.
         status: what the node says of itself; its ``instance`` tells this start of the node from any other.
+        socket: the Unix socket that the node serves on.
     """
 
-    def __init__(self, store: Store, status: Callable[[], Status]) -> None:
+    def __init__(self, store: Store, status: Callable[[], Status], socket: Path) -> None:
         self._store = store
+        arena, folder = store.arena.directory.absolute(), socket.absolute().parent
+        self._beside_socket = str(arena.relative_to(folder)) if arena.is_relative_to(folder) else ""
         self._node_status = status
         self._instance = status().instance
 
@@ -50,6 +54,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             fingerprint=known.fingerprint,
             batch_pages=self._store.batch_pages(known),
             arena_directory=str(self._store.arena.directory),
+            arena_beside_socket=self._beside_socket,
             number=known.number,
             edition=edition,
         )

@@ -50,18 +50,20 @@ class OpenNamespaceRequest(_message.Message):
     def __init__(self, layout: _Optional[str] = ..., durability: _Optional[str] = ...) -> None: ...
 
 class OpenNamespaceReply(_message.Message):
-    __slots__ = ("fingerprint", "batch_pages", "arena_directory", "number", "edition")
+    __slots__ = ("fingerprint", "batch_pages", "arena_directory", "number", "edition", "arena_beside_socket")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     BATCH_PAGES_FIELD_NUMBER: _ClassVar[int]
     ARENA_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EDITION_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BESIDE_SOCKET_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     batch_pages: int
     arena_directory: str
     number: int
     edition: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., batch_pages: _Optional[int] = ..., arena_directory: _Optional[str] = ..., number: _Optional[int] = ..., edition: _Optional[int] = ...) -> None: ...
+    arena_beside_socket: str
+    def __init__(self, fingerprint: _Optional[bytes] = ..., batch_pages: _Optional[int] = ..., arena_directory: _Optional[str] = ..., number: _Optional[int] = ..., edition: _Optional[int] = ..., arena_beside_socket: _Optional[str] = ...) -> None: ...
 
 class PageList(_message.Message):
     __slots__ = ("fingerprint", "hashes")

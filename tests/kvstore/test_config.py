@@ -42,7 +42,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(file: Path) -> Non
         load_config(file)
     with pytest.raises(ConfigError, match=r"--disklimit: unknown key 'disklimit'; did you mean 'disk_limit'\?"):
         load_config(flags={"disklimit": "1MiB"})
-    with pytest.raises(ConfigError, match="unknown key 'zzz'; known keys: socket, listen, bulk_port, "):
+    with pytest.raises(ConfigError, match="unknown key 'zzz'; known keys: socket, group, listen, bulk_port, "):
         load_config(flags={"zzz": 1})
     with pytest.raises(ConfigError, match="unknown key 'tier'"):
         file.write_text("[tier.disk]\nlimit = 1\n")

@@ -27,9 +27,11 @@ from kvstore.errors import ConfigError, InUseError, InvalidRequestError, Resourc
     ],
 )
 def test_nodes(url, target, host):
-    assert parse_url(url) == RemoteUrl(target, local=not host, host=host)
+    where = parse_url(url)
+    assert isinstance(where, RemoteUrl)
+    assert (where.target, where.local, where.host, where.tls) == (target, not host, host, False)
     if host:
-        assert parse_url(url.replace("kv:", "kvs:")) == RemoteUrl(target, local=False, host=host, tls=True)
+        assert parse_url(url.replace("kv:", "kvs:")) == RemoteUrl(target, host=host, tls=True)
 
 
 def test_embedded_stores(tmp_path):
@@ -52,6 +54,7 @@ def test_embedded_stores(tmp_path):
         "unix:///",
         "unix://run/kvstore.sock",
         "unix:///run/kvstore.sock?arena=1GiB",
+        "unix:///run/kvstore.sock#here",
         "kv://",
         "kv://:7420",
         "kv://host:port",
