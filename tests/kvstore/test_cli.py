@@ -143,7 +143,7 @@ class TestUsage:
         [
             ("arrena = '1GiB'", r"unknown key 'arrena'; did you mean 'arena'\?"),
             ("disk-limit = '1GiB'", r"unknown key 'disk-limit'; did you mean 'disk_limit'\?"),
-            ("colour = 'red'", "unknown key 'colour'; known keys: socket, listen, bulk_port"),
+            ("colour = 'red'", "unknown key 'colour'; known keys: socket, group, listen, bulk_port"),
             ("[node]\narena = '1GiB'", "unknown key 'node'"),
             ("arena = 1.5", "arena can't be 1.5"),
             ("arena = true", "arena: not a size: True|arena can't be True"),
