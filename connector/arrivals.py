@@ -1,7 +1,8 @@
 """Waiting for pages that a prefill instance has computed and that are still on their way to a node.
 
 Nobody announces them: they are looked up again until they are there, on a thread of its own for each node, so that one
-that hangs holds up nobody else's.
+that hangs holds up nobody else's. A load that can do without those that do not come begins with the first ones; the
+worker half waits for the others.
 """
 
 from __future__ import annotations
@@ -42,11 +43,15 @@ class Arrival:
     """Whether there is one."""
     deadline: float
     """By the clock: what is not there then does not come."""
+    early: bool = False
+    """The load may begin as soon as the first page is there. For one cache group."""
     present: list[list[bool]] = field(default_factory=list)
     tiers: list[list[str | None]] = field(default_factory=list)
     """Which tier of the node has them; of a page of several parts the slowest one."""
     settled: bool = False
-    """``present`` is final."""
+    """Waiting is over."""
+    on_the_way: bool = False
+    """``present`` is not final: the load begins, and the others are waited for meanwhile."""
     whole_at: float | None = None
     """When all but partial blocks were there."""
 
@@ -54,7 +59,12 @@ class Arrival:
         """The hash of a page that is there; None: it is not."""
         if not self.settled or not 0 <= group < len(self.present) or not 0 <= index < len(self.present[group]):
             return None
-        return self.hashes[group][index] if self.present[group][index] else None
+        return self.hashes[group][index] if self.present[group][index] or self.on_the_way else None
+
+    @property
+    def expected(self) -> tuple[tuple[bool, ...], ...]:
+        """By group, which pages are there, or will be."""
+        return tuple(tuple(here or self.on_the_way for here in known) for known in self.present)
 
     def settle(self, now: float) -> bool:
         """Decides whether waiting is over: everything is there, or nothing more comes."""
@@ -66,7 +76,14 @@ class Arrival:
         passed_by = all(not known or known[-1] for known in self.present)
         alone = self.whole_at is not None and now >= self.whole_at + PARTIAL_WAIT
         self.settled = complete or passed_by or alone or now >= self.deadline
+        if not self.settled and self.early and self.present[0][0]:
+            self.settled = self.on_the_way = True
         return self.settled
+
+
+def pause_after(waited: float) -> float:
+    """Seconds until pages are looked up again that have been waited for: doubles each time."""
+    return min(max(waited, FIRST_PAUSE), LONGEST_PAUSE)
 
 
 class Arrivals:

@@ -75,6 +75,8 @@ class Handover:
         layouts: of the pages of all groups, and all ranks.
         peers: names of the nodes that pages may be loaded from.
         wait: most seconds for which pages are waited for.
+        early: whether a load may begin before all of them are there: where an engine computes single blocks that did
+            not come, rather than the whole request.
         has_partials: whether the last block of a prompt is of use when it is not full: not where a group's blocks are
             states.
         clock: seconds, monotonic: the scheduler half's.
@@ -90,6 +92,7 @@ class Handover:
         peers: Sequence[str],
         *,
         wait: float = WAIT,
+        early: bool = False,
         has_partials: bool = True,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -101,6 +104,7 @@ class Handover:
         self._block_sizes = tuple({layout.group: layout.block_size for layout in layouts}.values())
         self._peers = frozenset(peers)
         self._wait = wait
+        self._early = early
         self._has_partials = has_partials
         self._clock = clock
         self._now = now
@@ -164,7 +168,7 @@ class Handover:
         ]
         wait = min(self._wait, ticket.expires_at - self._now())
         node = "" if ticket.node_id == self._node_id else ticket.node_id
-        self._scheduler.await_pages(request_id, node, hashes, partials, self._clock() + wait)
+        self._scheduler.await_pages(request_id, node, hashes, partials, self._clock() + wait, early=self._early)
         return True
 
     def statistics(self) -> HandoverStatistics:

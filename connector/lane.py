@@ -5,14 +5,14 @@ happen outside it.
 
 ::
 
-    queued ──► calling ◄──► touching      the lane's thread has taken it up: it calls the node, or copies
+    queued ◄─► calling ◄──► touching      the lane's thread has taken it up: it calls the node, or copies
        │          │             │
        └──────────┴─────► over ◄┘         nothing of it reads from or writes to the engine's blocks any more
 
 From *queued* and *calling* anyone can end a transfer, however long the node takes to answer: the thread finds it over
 when it wants to touch the blocks, and leaves them alone. While the thread is *touching* them, only :meth:`Lane.revoke`
 and :meth:`Lane.withdraw` end a transfer, and only one that merely reads. A copy is short and depends on no one; a call
-may hang.
+may hang. A transfer whose pages are not there yet goes back to the queue (:meth:`Lane.postpone`): others pass it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,16 @@ class Transfer(Generic[Plan]):
     """One plan on its way through a lane."""
 
     plan: Plan
+    began: float
+    """When it was submitted, by the lane's clock."""
     deadline: float
-    """When it is given up, by the lane's clock."""
+    """When it is given up."""
     pages_done: int = 0
     """How many leading pages are dealt with: loaded, or offered to the node."""
+    advanced: float = 0.0
+    """When that was last so of one more."""
+    not_before: float = 0.0
+    """When the lane's thread may take it up."""
     layers_done: int = 0
     """How many layers of all its pages are in their blocks, while they are loaded layer by layer."""
     touching: bool = False
@@ -85,7 +91,8 @@ class Lane(Generic[Plan]):
     def submit(self, plan: Plan) -> None:
         """Takes a plan. When the queue is full or the lane is shut down, the transfer is over at once."""
         with self._changed:
-            transfer = Transfer(plan, self._clock() + self._deadline)
+            now = self._clock()
+            transfer = Transfer(plan, now, now + self._deadline, advanced=now)
             if self._stopped or len(self._queued) >= self._capacity:
                 transfer.over = True
                 self._ended.append(transfer)
@@ -115,7 +122,8 @@ class Lane(Generic[Plan]):
     def advance(self, transfer: Transfer[Plan], pages: int) -> bool:
         """Counts pages as dealt with, unless the transfer is over (False): then they no longer matter."""
         with self._changed:
-            if not transfer.over:
+            if not transfer.over and pages:
+                transfer.advanced = self._clock()
                 transfer.pages_done += pages
                 assert transfer.pages_done <= len(transfer.plan.hashes), "pages were counted twice"
             return not transfer.over
@@ -192,10 +200,19 @@ class Lane(Generic[Plan]):
                     block_ids=tuple(plan.block_ids[index] for index in kept),
                 )
                 if transfer is self._current:
-                    self._queued.insert(0, Transfer(rest, transfer.deadline))
+                    self._queued.insert(0, Transfer(rest, transfer.began, transfer.deadline))
                 else:
-                    self._queued[self._queued.index(transfer)] = Transfer(rest, transfer.deadline)
+                    self._queued[self._queued.index(transfer)] = Transfer(rest, transfer.began, transfer.deadline)
         return pages
+
+    def postpone(self, transfer: Transfer[Plan], seconds: float) -> None:
+        """The thread lets go of it, and takes it up again behind the others that it has by then."""
+        with self._changed:
+            if transfer.over or self._stopped:
+                return  # it ends with this turn
+            transfer.not_before = self._clock() + seconds
+            self._current = None
+            self._queued.append(transfer)
 
     def end(self, transfer: Transfer[Plan]) -> None:
         """It is over, whatever the thread, which has taken it up, goes on to do."""
@@ -231,16 +248,24 @@ class Lane(Generic[Plan]):
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._queued and not self._stopped:
-                    self._changed.wait()
-                if not self._queued:
+                while (transfer := self._due()) is None and not self._stopped:
+                    now = self._clock()
+                    self._changed.wait(min((each.not_before - now for each in self._queued), default=None))
+                if transfer is None:
                     return
-                transfer = self._current = self._queued.pop(0)
+                self._queued.remove(transfer)
+                self._current = transfer
             self._carry_out(transfer)
             with self._changed:
-                self._end(transfer)
-                self._current = None
+                if transfer is self._current:
+                    self._end(transfer)
+                    self._current = None
                 self._changed.notify_all()
+
+    def _due(self) -> Transfer[Plan] | None:
+        """The next one for the thread."""
+        now = self._clock()
+        return next((transfer for transfer in self._queued if transfer.not_before <= now), None)
 
     def _live(self) -> list[Transfer[Plan]]:
         """The transfers that are not over."""

@@ -30,6 +30,8 @@ class LoadPlan:
     """The node that has them, by its name among the peers; empty: the engine's own."""
     partial: bool = False
     """The last one is a ticket's, of a block that is not full: nobody else has a use for it."""
+    wait: float = 0.0
+    """Seconds for which pages that are not there yet are waited for: they are on their way, in the order of the tokens."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -76,7 +78,7 @@ class StepPlan:
     def to_bytes(self) -> bytes:
         """The plan in msgpack."""
         loads = [
-            (load.request_id, b"".join(load.hashes), load.block_ids, load.group, load.node, load.partial)
+            (load.request_id, b"".join(load.hashes), load.block_ids, load.group, load.node, load.partial, load.wait)
             for load in self.loads
         ]
         stores = [
@@ -97,7 +99,8 @@ class StepPlan:
             loads, stores, preempted, finished, overwritten = msgpack.unpackb(data)
             return cls(
                 tuple(
-                    LoadPlan(*_fields(load), node=str(node), partial=bool(partial)) for *load, node, partial in loads
+                    LoadPlan(*_fields(load), node=str(node), partial=bool(partial), wait=float(wait))
+                    for *load, node, partial, wait in loads
                 ),
                 tuple(StorePlan(*_fields(store), parent=bytes(parent)) for *store, parent in stores),
                 tuple(map(str, preempted)),

@@ -89,6 +89,7 @@ class SchedulerConnector:
         self._block_sizes = tuple(namespace.layout.block_size for namespace in namespaces)
         self._lookups = Lookups(client, namespaces, lookup_budget, clock, other_ranks)
         self._sightings = Sightings(store_threshold)
+        self._clock = clock
         self._transfers: dict[str, _Transfers] = {}
         self._loading: set[str] = set()
         self._held: set[str] = set()
@@ -145,6 +146,8 @@ class SchedulerConnector:
         hashes_by_group: Sequence[Sequence[bytes]],
         partials: Sequence[bytes | None],
         deadline: float,
+        *,
+        early: bool = False,
     ) -> None:
         """Pages of this request are on their way to a node: it is told to ask again until they are there.
 
@@ -156,6 +159,8 @@ class SchedulerConnector:
             hashes_by_group: of its full blocks.
             partials: for each group the hash of the block behind them; None where there is none.
             deadline: seconds, by the clock, up to which it is waited for.
+            early: the load begins with the first pages that are there, and copies them while it waits for the others.
+                Those that do not come are load errors.
         """
         arrival = Arrival(
             tuple(
@@ -164,6 +169,7 @@ class SchedulerConnector:
             ),
             tuple(partial is not None for partial in partials),
             deadline,
+            early and len(self._block_sizes) == 1,
         )
         self._awaited[request_id] = node, arrival
         self._arrivals[node].expect(request_id, arrival)
@@ -176,7 +182,7 @@ class SchedulerConnector:
             arrival is not None
             and arrival.settled
             and any(arrival.has_partial)
-            and all(known[-1] for known, partial in zip(arrival.present, arrival.has_partial, strict=True) if partial)
+            and all(known[-1] for known, partial in zip(arrival.expected, arrival.has_partial, strict=True) if partial)
         )
 
     def get_num_new_matched_tokens(
@@ -242,13 +248,14 @@ class SchedulerConnector:
         if arrival is not None:
             # What a peer has, the own node may lack: it is stored there.
             transfers.present = {
-                group: [] if node else known[: len(known) - partial]
+                group: [] if node else _with(known, loads.get(group, ()))[: len(known) - partial]
                 for group, (known, partial) in enumerate(zip(arrival.present, arrival.has_partial, strict=True))
             }
             transfers.tiers = tuple(map(tuple, arrival.tiers))
         elif asked is not None and asked.present is not None:
             transfers.present = {group: list(present) for group, present in enumerate(asked.present)}
             transfers.tiers = asked.tiers
+        wait = max(0.0, arrival.deadline - self._clock()) if arrival is not None and arrival.on_the_way else 0.0
         plans = []
         for group, pages in loads.items():
             hashes = []
@@ -262,7 +269,7 @@ class SchedulerConnector:
             if pages:
                 partial = arrival is not None and arrival.has_partial[group] and hashes[-1] == arrival.hashes[group][-1]
                 block_ids = tuple(block_id for _, block_id in pages)
-                plans.append(LoadPlan(request_id, tuple(hashes), block_ids, group, node, partial))
+                plans.append(LoadPlan(request_id, tuple(hashes), block_ids, group, node, partial, wait))
         if plans:
             transfers.loaded = True
             transfers.loading = {
@@ -439,8 +446,8 @@ class SchedulerConnector:
         if arrival is not None:
             if not self._arrivals[node].look(request_id, arrival):
                 return None
-            if any(True in known[start:] for known, start in zip(arrival.present, first, strict=True)):
-                return tuple(map(tuple, arrival.present))
+            if any(True in known[start:] for known, start in zip(arrival.expected, first, strict=True)):
+                return arrival.expected
             del self._awaited[request_id]
         return self._lookups.ask(request_id, hashes_by_group, first)
 
@@ -451,6 +458,12 @@ class SchedulerConnector:
         node, arrival = self._awaited.pop(request_id)
         self._arrivals[node].forget(request_id)
         return node, arrival
+
+
+def _with(known: Sequence[bool], loads: Sequence[tuple[int, int]]) -> list[bool]:
+    """Which pages a node has, those that are being loaded among them."""
+    loaded = {index for index, _ in loads}
+    return [here or index in loaded for index, here in enumerate(known)]
 
 
 def _leading(present: Sequence[bool]) -> int:

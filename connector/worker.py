@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from connector.arrivals import PARTIAL_WAIT, pause_after
 from connector.health import NodeHealth
 from connector.lane import Lane, Transfer
 from connector.plan import LoadPlan, StepPlan, StorePlan
@@ -85,7 +86,8 @@ class WorkerConnector:
 
     A load that fails at some page, is past its deadline or finds no place in the queue is *finished* like any other:
     the blocks that were not filled are load errors, and the engine computes them. It is never reported while a copy
-    into its blocks is still running. A store that fails is only counted.
+    into its blocks is still running. A store that fails is only counted. A load whose pages are on their way
+    (``LoadPlan.wait``) copies those that are there, and lets other loads pass while it waits for the next ones.
 
     Args:
         namespaces: of the layouts of the model's cache groups, one each.
@@ -127,6 +129,7 @@ class WorkerConnector:
         self._peer_health = {node: NodeHealth(f"loading pages of {node}", clock) for node in self._peers}
         self._arena = arena
         self._by_layer = by_layer
+        self._clock = clock
         self._load_health = NodeHealth("loading pages", clock)
         self._store_health = NodeHealth("storing pages", clock)
         self._load_errors: set[int] = set()
@@ -309,7 +312,7 @@ class WorkerConnector:
         if plan.node:
             namespace = self._peers[plan.node][plan.group]
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
-        for start in range(0, len(hashes), size):
+        for start in range(transfer.pages_done, len(hashes), size):
             batch = slice(start, start + size)
             if not lane.wanted(transfer):
                 return
@@ -331,11 +334,25 @@ class WorkerConnector:
                     self._timings.append((tiers[0], valid, time.monotonic() - started))
             self._count(bytes_loaded=valid * pages.page_bytes)
             if valid < len(hashes[batch]):
+                if self._may_come(transfer, namespace):
+                    lane.postpone(transfer, pause_after(self._clock() - transfer.advanced))
                 return
         lane.end(transfer)  # nobody has to wait for what follows
         if plan.partial:
             namespace.evict(hashes[-1:])
         _touch_whole(namespace, hashes)
+
+    def _may_come(self, transfer: Transfer[LoadPlan], namespace: Namespace) -> bool:
+        """Whether the next page of a load, which is not there, may be on its way."""
+        plan, missing = transfer.plan, transfer.plan.hashes[transfer.pages_done :]
+        now = self._clock()
+        if now >= transfer.began + plan.wait:
+            return False
+        if plan.partial and len(missing) == 1:
+            return now < transfer.advanced + PARTIAL_WAIT
+        # Pages are stored in their order: with the last one there, what is missing was refused or dropped.
+        tiers = namespace.lookup(missing).tiers
+        return tiers[0] is not None or tiers[-1] is None
 
     def _carry_out_store(self, transfer: Transfer[StorePlan]) -> None:
         started = time.monotonic()

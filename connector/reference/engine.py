@@ -132,6 +132,7 @@ class Engine:
                     layouts,
                     list(peers),
                     wait=disaggregation.wait,
+                    early=not has_states,
                     has_partials=not has_states,
                 )
             on_cuda = model.device.type == "cuda"

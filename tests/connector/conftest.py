@@ -145,6 +145,9 @@ class FakeNamespace:
         self.touched.append(tuple(hashes))
         return sum(block_hash in self.pages for block_hash in hashes)
 
+    def lookup(self, hashes: Sequence[bytes]) -> Found:
+        return Found(tuple("arena" if block_hash in self.pages else None for block_hash in hashes))
+
     def borrow(self, hashes: Sequence[bytes]) -> FakePending:
         assert 0 < len(hashes) <= self.batch_pages
         self.borrow_gate.go_through()

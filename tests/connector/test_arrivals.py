@@ -30,6 +30,25 @@ def test_waiting_is_over_when_nothing_more_can_come(present, has_partial, settle
     assert arrival_of(*present, has_partial=has_partial).settle(1000.0) is settled
 
 
+def test_an_early_load_begins_with_the_first_page():
+    arrival = Arrival((PAGES,), (True,), 1010.0, early=True)
+    arrival.present = [[False, True, False]]
+    assert not arrival.settle(1000.0)
+    arrival.present[0][0] = True
+    assert arrival.settle(1000.0)
+    assert arrival.on_the_way
+    assert arrival.expected == ((True, True, True),)
+    assert arrival.offered(0, 2) == PAGES[2]
+
+
+def test_an_early_load_expects_nothing_that_was_refused():
+    arrival = Arrival((PAGES,), (False,), 1010.0, early=True)
+    arrival.present = [[True, False, True]]
+    assert arrival.settle(1000.0)
+    assert arrival.expected == ((True, False, True),)
+    assert arrival.offered(0, 1) is None
+
+
 def test_each_group_is_waited_for():
     arrival = Arrival((PAGES, PAGES), (False, False), 1010.0)
     arrival.present = [[True] * 3, [True, True, False]]

@@ -64,6 +64,9 @@ class _Namespace:
     def evict(self, hashes: Sequence[bytes]) -> int:
         return sum(self.stored.pop(block_hash, None) is not None for block_hash in hashes)
 
+    def lookup(self, hashes: Sequence[bytes]) -> _Lookup:
+        return _Lookup(tuple("arena" if block_hash in self.stored else None for block_hash in hashes))
+
     def borrow(self, hashes: Sequence[bytes]) -> _Load:
         self.node.before_load()
         assert len(hashes) <= self.batch_pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -182,6 +183,76 @@ def test_pages_on_their_way_are_waited_for(pair, node, gate):
     (answer,) = second.run()
     assert answer.tokens_loaded == 99
     assert answer.token_ids == pair.plain(tokens).token_ids
+
+
+class StopsAt:
+    """Lets so many stores of pages begin, and holds up the next one until it is opened."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.opened = threading.Event()
+
+    def __call__(self) -> None:
+        self.left -= 1
+        assert self.left >= 0 or self.opened.wait(PATIENCE)
+
+
+def loading(engine: Engine) -> bool:
+    """Whether first pages have come into their blocks."""
+    assert engine.worker is not None
+    return sum(engine.worker.statistics().pages_loaded.values()) > 0
+
+
+def test_the_first_pages_are_loaded_while_the_last_are_being_stored(pair, node):
+    node.before_store = stops = StopsAt(1)
+    tokens = prompt(100)
+    ticket = prefill(pair.engine(node, "n"), tokens)
+    second = pair.engine(node, "n")
+    second.add_request("d", tokens, MAX_TOKENS, ticket)
+    second.add_request("other", prompt(50), MAX_TOKENS)
+    answers = []
+    while not answers or not loading(second):
+        answers += second.step()
+    assert [answer.request_id for answer in answers] == ["other"]
+    assert len(node.stored) == 3
+    stops.opened.set()
+    (answer,) = second.run()
+    assert (answer.tokens_loaded, answer.tokens_computed) == (99, MAX_TOKENS)
+    assert answer.token_ids == pair.plain(tokens).token_ids
+
+
+@pytest.mark.parametrize("length", [96, 100])
+def test_pages_of_a_prefill_that_dies_on_the_way_are_computed(pair, node, length):
+    def die() -> None:
+        if node.stored:
+            raise ConnectionError("killed")
+
+    node.before_store = die
+    tokens = prompt(length)
+    ticket = prefill(pair.engine(node, "n"), tokens)
+    settle(pair.engines[0])
+    assert len(node.stored) == 3
+    node.before_store = lambda: None
+    second = pair.engine(node, "n", wait=0.2)
+    answer = decode(second, tokens, ticket)
+    assert (answer.tokens_loaded, answer.tokens_computed) == (48, length - 48 + MAX_TOKENS - 1)
+    assert answer.token_ids == pair.plain(tokens).token_ids
+    settle(second)
+    assert len(node.stored) == length // BLOCK_SIZE  # what it computed in place of them is there now
+
+
+def test_decode_that_is_aborted_while_pages_are_on_the_way(pair, node):
+    node.before_store = stops = StopsAt(1)
+    tokens = prompt(100)
+    ticket = prefill(pair.engine(node, "n"), tokens)
+    second = pair.engine(node, "n", wait=0.5)
+    second.add_request("d", tokens, MAX_TOKENS, ticket)
+    while not loading(second):
+        assert second.step() == []
+    second.abort("d")
+    settle(second)
+    assert second.manager.usage == 0.0
+    stops.opened.set()
 
 
 def test_other_requests_do_not_wait_for_them(pair, node, gate):
