@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from connector.announcements import Announcements
 from connector.engine_requests import EngineRequests, Group, hash_block_size
 from connector.handover import Handover, default_node_id
-from connector.options import Options
+from connector.options import RECOMPUTE, Options
 from connector.peers import Peers
 from connector.request_hashes import Hashes
 from connector.request_tickets import RequestTickets
@@ -99,6 +99,9 @@ class Connection:
                 [layout for of_rank in parts for layout in of_rank],
                 self._peers.names,
                 wait=self._options.load_deadline_ms / 1000,
+                # What does not come is computed: where a step waits for its loads it would wait for it, and of several
+                # groups all would be computed.
+                early=async_load and len(groups) == 1 and self._options.load_failure_policy == RECOMPUTE,
             )
             self._peers.compare(parts[0])
         hashes = Hashes(hash_block_size([group.block_size for group in groups]))

@@ -31,7 +31,7 @@ class LoadPlan:
     partial: bool = False
     """The last one is a ticket's, of a block that is not full: nobody else has a use for it."""
     wait: float = 0.0
-    """Seconds for which pages that are not there yet are waited for: they are on their way, in the order of the tokens."""
+    """Seconds for which pages that are not there are waited for: they are on their way, in the order of the tokens."""
 
     def __post_init__(self) -> None:
         _check(self)

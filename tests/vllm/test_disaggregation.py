@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from node_process import ROOT, NodeProcess
 
+import kvstore
 from tests.vllm.engine import transfer_config
 
 PATIENCE = 240.0
@@ -134,6 +135,66 @@ def test_decode_on_another_host_loads_from_the_configured_node_alone(
         for node in nodes:
             if node.process is not None:
                 node.kill()
+
+
+def lose(node: NodeProcess, tokens: list[int], first: int) -> None:
+    """The node has the pages of a prompt no longer, from this one on."""
+    with kvstore.connect(node.url, timeout=PATIENCE) as client:
+        (told,) = client.status().namespaces
+        pages = client.namespace(kvstore.Layout.from_json(told.layout))
+        hashes = kvstore.hash_blocks(tokens, 32)
+        assert pages.evict(hashes[first:]) == len(hashes) - first
+
+
+def test_decode_loads_the_first_pages_while_the_last_are_on_their_way(
+    node_process: Callable[..., NodeProcess], start_loop: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    from tests.vllm.loop import right_answer, run_all, run_until
+
+    node = node_process()
+    tokens = prompt(256)
+    ticket = give(start_loop(node), tokens)
+    lose(node, tokens, 3)
+    decode = start_loop(node)
+    decode.add("d", tokens, max_tokens=MAX_TOKENS, params=ticket)
+    run_until(decode, lambda: decode.status("d") == "WAITING_FOR_REMOTE_KVS")
+    run_until(decode, lambda: decode.worker._worker.statistics().pages_loaded == {"arena": 3})
+    decode.add("other", prompt(40, 1), max_tokens=MAX_TOKENS)
+    run_until(decode, lambda: "other" in decode.finished)  # it need not wait
+    give(start_loop(node), tokens)  # they come
+    run_all(decode)
+    assert decode.tokens["d"] == right_answer(tokens, MAX_TOKENS)
+    assert decode.computed["d"] == MAX_TOKENS
+    assert decode.left_over() == []
+
+
+def test_decode_computes_those_that_do_not_come(
+    node_process: Callable[..., NodeProcess], start_loop: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    node = node_process()
+    tokens = prompt(256)
+    ticket = give(start_loop(node), tokens)
+    lose(node, tokens, 3)
+    decode = start_loop(node, extra={"load_deadline_ms": 300})
+    assert take(decode, tokens, ticket) == 256 - 3 * 32 + MAX_TOKENS - 1
+    assert decode.load_failures == 5
+
+
+def test_decode_that_is_aborted_while_pages_are_on_their_way(
+    node_process: Callable[..., NodeProcess], start_loop: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    from tests.vllm.loop import run_all, run_until
+
+    node = node_process()
+    tokens = prompt(256)
+    ticket = give(start_loop(node), tokens)
+    lose(node, tokens, 3)
+    decode = start_loop(node, extra={"load_deadline_ms": 1000})
+    decode.add("d", tokens, params=ticket)
+    run_until(decode, lambda: decode.status("d") == "WAITING_FOR_REMOTE_KVS")
+    decode.abort("d")
+    run_all(decode)
+    assert decode.left_over() == []
 
 
 def test_a_ticket_that_does_not_hold_costs_nothing_but_the_hit(
