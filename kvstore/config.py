@@ -18,7 +18,7 @@ from typing import Any
 
 from kvstore.bytesize import format_size, parse_size
 from kvstore.errors import ConfigError
-from kvstore.rules import NamespaceRule, parse_rules
+from kvstore.rules import NamespaceRule, TenantRule, parse_rules, parse_tenants
 from kvstore.sharers import Sharers
 
 DEFAULT_PORT = 7420
@@ -79,7 +79,8 @@ class NodeConfig:
     client_ca: Path | None = None
     """PEM file of the authorities that sign clients' certificates: TCP clients then need one."""
     token_file: Path | None = None
-    """File of tokens, one a line, ``token`` or ``name:token``: TCP clients then need one of them."""
+    """File of tokens, one a line, ``token`` or ``name:token``, each with its tenant and rights behind it: TCP clients
+    then need one of them."""
     insecure: bool = False
     """Whether to listen on other addresses than loopback without TLS, or for whoever comes."""
     arena: int = 1 << 30
@@ -105,6 +106,9 @@ class NodeConfig:
     namespace: tuple[NamespaceRule, ...] = ()
     """In the file only: ``[[namespace]]`` tables with ``match`` (a pattern over names), quotas in bytes for ``arena``,
     ``disk`` and ``redis``, and ``durability = "disk"``. The first that matches counts."""
+    tenant: tuple[TenantRule, ...] = ()
+    """In the file only: ``[[tenant]]`` tables with ``name``, quotas in bytes for ``arena``, ``disk`` and ``redis``,
+    ``requests_per_second`` and ``bytes_per_second``."""
     verify_checksums: bool = True
     """Whether pages from disk are verified. Off, a damaged page is served: only for showing that this matters."""
     drain_seconds: float = 10.0
@@ -287,7 +291,7 @@ def _convert(key: str, value: object, origin: str) -> object:
         if kind == "int" and isinstance(value, int | str):
             return parse_size(value)
         if kind.startswith("tuple"):
-            return parse_rules(value)
+            return parse_tenants(value) if key == "tenant" else parse_rules(value)
         if kind.startswith("Path") and isinstance(value, str | Path) and str(value):
             return Path(value).expanduser()
         if kind == "float" and isinstance(value, int | float | str) and not isinstance(value, bool):

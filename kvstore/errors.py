@@ -36,7 +36,7 @@ class LayoutMismatchError(InvalidRequestError):
 
 
 class LimitExceededError(InvalidRequestError):
-    """The request is larger than the node accepts."""
+    """The request is larger than the node accepts, or one more than a tenant may make now."""
 
 
 class ConfigError(InvalidRequestError):

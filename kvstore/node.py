@@ -22,9 +22,10 @@ from kvstore.errors import InUseError, ResourceError
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
 from kvstore.secret_files import read_tokens
-from kvstore.service.access import Tls, TokenGate, Tokens, tls_of
-from kvstore.service.bulk import BulkServer, BulkServicer
+from kvstore.service.access import Access, Gate, Tls, tls_of
+from kvstore.service.bulk import MOST_CONNECTIONS, BulkServer, BulkServicer
 from kvstore.service.cache import CacheServicer
+from kvstore.service.limits import TENANT_SHARE, LimitsCollector, TenantLimits
 from kvstore.service.metrics import CallTimes, node_registry
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.receipts import Receipts
@@ -62,11 +63,19 @@ class Node:
     def __init__(self, config: NodeConfig, progress: Progress = lambda done, size: None) -> None:
         self.config = config
         tls = tls_of(config)
-        self._tokens = tokens = Tokens(read_tokens(config.token_file)) if config.token_file is not None else None
-        gates: list[grpc.ServerInterceptor] = [TokenGate(tokens)] if tokens is not None else []
+        tokens = read_tokens(config.token_file) if config.token_file is not None else None
+        self.access = access = Access(tokens, lambda fingerprint: self.store.namespaces.get(fingerprint))
+        self.limits = TenantLimits(
+            config.tenant,
+            calls=_HANDLERS // TENANT_SHARE,
+            streams=MOST_STREAMS // TENANT_SHARE,
+            connections=MOST_CONNECTIONS // TENANT_SHARE,
+        )
+        gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits)] if access.asks else []
         self._web: WebServer | None = None
         registry = node_registry(self._status) if config.metrics else None
         if registry is not None:
+            registry.register(LimitsCollector(self.limits))
             gates.insert(0, CallTimes(registry))  # around the gate: who is turned away is counted
         sharers = config.sharers
         self._socket_lock = _own_socket(config.socket, sharers)
@@ -98,19 +107,26 @@ class Node:
                 ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
             ],
         )
-        cache = CacheServicer(self.store, self._status, config.socket)
+        cache = CacheServicer(self.store, self._status, access, config.socket)
         cache_pb2_grpc.add_CacheServicer_to_server(cache, self._server)  # type: ignore[no-untyped-call]
         try:
             self.port = self._bind(tls, sharers)
             if config.listen:
                 host, _ = parse_address(config.listen)
                 self._bulk = BulkServer(
-                    self.store, (host, config.bulk_port), receipts, tls.context if tls is not None else None
+                    self.store,
+                    (host, config.bulk_port),
+                    receipts,
+                    access,
+                    self.limits,
+                    tls.context if tls is not None else None,
                 )
-            bulk_pb2_grpc.add_BulkServicer_to_server(BulkServicer(self.store, self._bulk, receipts), self._server)  # type: ignore[no-untyped-call]
+            bulk_pb2_grpc.add_BulkServicer_to_server(
+                BulkServicer(self.store, self._bulk, receipts, access), self._server
+            )  # type: ignore[no-untyped-call]
             self._server.start()
             if registry is not None:
-                self._web = self._serve_metrics(registry, tls, tokens)
+                self._web = self._serve_metrics(registry, tls)
         except BaseException:
             self.stop()
             raise
@@ -155,8 +171,8 @@ class Node:
             for field in dataclasses.fields(NodeConfig)
             if field.name != "log_level" and getattr(config, field.name) != getattr(self.config, field.name)
         ]
-        if self._tokens is not None and self.config.token_file is not None:
-            self._tokens.replace(read_tokens(self.config.token_file))
+        if self.config.token_file is not None:
+            self.access.replace(read_tokens(self.config.token_file))
         return differ
 
     @property
@@ -182,7 +198,7 @@ class Node:
         disk = str(self.config.disk) if self.config.disk_limit else ""
         return status_of(self.store, self.instance, time.monotonic() - self._started, disk)
 
-    def _serve_metrics(self, registry: CollectorRegistry, tls: Tls | None, tokens: Tokens | None) -> WebServer:
+    def _serve_metrics(self, registry: CollectorRegistry, tls: Tls | None) -> WebServer:
         def metrics(accept: str) -> tuple[str, bytes]:
             try:
                 encode, kind = choose_encoder(accept)
@@ -195,7 +211,9 @@ class Node:
             {"/metrics": metrics},
             lambda: self._health.serving,
             tls.context if tls is not None else None,
-            tokens.accept if tokens is not None else None,
+            (lambda header: (grant := self.access.accept(header)) is not None and grant.every)
+            if self.access.asks
+            else None,
         )
 
     def _bind(self, tls: Tls | None, sharers: Sharers) -> int:

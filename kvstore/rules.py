@@ -1,4 +1,4 @@
-"""What an operator grants namespaces: quotas by tier, and how durable their pages are."""
+"""What an operator grants: to namespaces quotas by tier and durability, to tenants quotas of bytes and requests."""
 
 from __future__ import annotations
 
@@ -36,8 +36,35 @@ class NamespaceRule:
     @property
     def quotas(self) -> dict[str, int]:
         """Tier → quota, where there is one."""
-        quotas = {"arena": self.arena, "disk": self.disk, "redis": self.redis}
-        return {tier: limit for tier, limit in quotas.items() if limit}
+        return _given(self.arena, self.disk, self.redis)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TenantRule:
+    """One ``[[tenant]]`` table of the configuration file."""
+
+    name: str
+    """As layouts and the token file name it."""
+    arena: int = 0
+    """Most bytes in the arena for all of the tenant's namespaces together, padding included. 0: no quota."""
+    disk: int = 0
+    """The same on disk."""
+    redis: int = 0
+    """The same in Redis, of all nodes together: give every node the same."""
+    requests_per_second: int = 0
+    """Most requests by the tenant's tokens. 0: any number."""
+    bytes_per_second: int = 0
+    """Most bytes of pages that they move through the network. 0: any number."""
+
+    @property
+    def quotas(self) -> dict[str, int]:
+        """Tier → quota, where there is one."""
+        return _given(self.arena, self.disk, self.redis)
+
+
+def _given(arena: int, disk: int, redis: int) -> dict[str, int]:
+    quotas = {"arena": arena, "disk": disk, "redis": redis}
+    return {tier: limit for tier, limit in quotas.items() if limit}
 
 
 NO_RULE = NamespaceRule()
@@ -91,6 +118,36 @@ def parse_rules(value: object) -> tuple[NamespaceRule, ...]:
     )
 
 
+def parse_tenants(value: object) -> tuple[TenantRule, ...]:
+    """Rules from what a configuration file's ``[[tenant]]`` tables hold.
+
+    Raises:
+        ConfigError: not such tables, or two for one tenant; the message names the rule (by number, from 1), key and
+            value.
+    """
+    if not isinstance(value, list | tuple):
+        raise ConfigError("write each tenant as a table: [[tenant]], with name = …")
+    rules: dict[str, TenantRule] = {}
+    for number, each in enumerate(value, 1):
+        rule = each if isinstance(each, TenantRule) else _parse_tenant(number, each)
+        if rule.name in rules:
+            raise ConfigError(f"rule {number}: tenant {rule.name!r} has one already")
+        rules[rule.name] = rule
+    return tuple(rules.values())
+
+
+def _parse_tenant(number: int, table: object) -> TenantRule:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"rule {number}: a rule is a table, not {table!r}")
+    try:
+        values = _parse_values(table, TenantRule)
+        if not values.get("name"):
+            raise ConfigError("name is missing")
+        return TenantRule(**values)
+    except ValueError as error:
+        raise ConfigError(f"rule {number}: {error}") from error
+
+
 def _parse_numbered(number: int, table: object) -> NamespaceRule:
     if not isinstance(table, Mapping):
         raise ConfigError(f"rule {number}: a rule is a table, not {table!r}")
@@ -102,7 +159,14 @@ def _parse_numbered(number: int, table: object) -> NamespaceRule:
 
 
 def _parse_rule(table: Mapping[str, object]) -> NamespaceRule:
-    known = {field.name: str(field.type) for field in fields(NamespaceRule)}
+    rule = NamespaceRule(**_parse_values(table, NamespaceRule))
+    if rule.durability not in DURABILITIES:
+        raise ConfigError(f'durability must be "disk" or left out, got {rule.durability!r}')
+    return rule
+
+
+def _parse_values(table: Mapping[str, object], kind: type[NamespaceRule | TenantRule]) -> dict[str, Any]:
+    known = {field.name: str(field.type) for field in fields(kind)}
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
@@ -113,10 +177,7 @@ def _parse_rule(table: Mapping[str, object]) -> NamespaceRule:
             values[key] = value
         else:
             raise ConfigError(f"{key} must be a string, got {value!r}")
-    rule = NamespaceRule(**values)
-    if rule.durability not in DURABILITIES:
-        raise ConfigError(f'durability must be "disk" or left out, got {rule.durability!r}')
-    return rule
+    return values
 
 
 def _size(key: str, value: object) -> int:

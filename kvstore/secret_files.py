@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.tenants import Grant, check_together, parse_grant
 
 _MOST_BYTES = 1 << 20
 LEAST_TOKEN = 16
@@ -48,32 +50,43 @@ def read_file(path: Path, what: str) -> bytes:
     return data
 
 
-def read_tokens(path: Path) -> dict[str, str]:
-    """The tokens of a file, one a line: ``token`` or ``name:token``; empty lines and those that begin with # are none.
+def read_tokens(path: Path) -> dict[str, Grant]:
+    """The tokens of a file, one a line; empty lines and those that begin with # are none.
+
+    A line is ``token`` or ``name:token``, and what the token grants behind it, as :func:`kvstore.tenants.parse_grant`
+    reads it: ``name:token tenant=search rights=read,write``. Without that it grants everything. A word that begins
+    with # ends the line.
 
     Returns:
-        For each token its name; by default ``line N``.
+        For each token, in the file's order, what it grants; a token without a name is called ``line N``.
 
     Raises:
-        ConfigError: others can read the file, it holds no token, the same one twice, or one that is none.
+        ConfigError: others can read the file, it holds no token, the same one twice, or a line that is none.
     """
     check_private(path, "token file")
-    tokens: dict[str, str] = {}
+    tokens: dict[str, Grant] = {}
     for number, line in enumerate(read_file(path, "token file").decode(errors="replace").splitlines(), 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
+        if not line.strip() or line.strip().startswith("#"):
             continue
-        name, _, token = text.rpartition(":")
+        first, *words = takewhile(lambda word: not word.startswith("#"), line.split())
+        name, _, token = first.rpartition(":")
         # The token itself is never said: messages end in logs.
-        if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
             raise ConfigError(
                 f"token file {path}, line {number}: a token has at least {LEAST_TOKEN} ASCII characters and no spaces"
             )
         if token in tokens:
-            raise ConfigError(f"token file {path}, line {number}: the same token as {tokens[token]}")
-        tokens[token] = name or f"line {number}"
+            raise ConfigError(f"token file {path}, line {number}: the same token as {tokens[token].name}")
+        try:
+            tokens[token] = parse_grant(name or f"line {number}", words)
+        except ConfigError as error:
+            raise ConfigError(f"token file {path}, line {number}: {error}") from error
     if not tokens:
         raise ConfigError(f"token file {path} holds no token")
+    try:
+        check_together(list(tokens.values()))
+    except ConfigError as error:
+        raise ConfigError(f"token file {path}: {error}") from error
     return tokens
 
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from kvstore.layout import Layout
 from kvstore.store import Store
+from kvstore.tenants import Grant
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,18 @@ class Status:
             if tier.name == name:
                 return tier
         raise KeyError(name)
+
+
+def seen_by(status: Status, grant: Grant) -> Status:
+    """What of a status a caller may see: whoever has one tenant's token is told of that tenant's pages, and of tiers
+    only what these take of the arena."""
+    if grant.every:
+        return status
+    own = tuple(each for each in status.namespaces if grant.sees(Layout.from_json(each.layout).tenant))
+    arena = status.tiers[0]
+    used, pages = sum(each.used_bytes.get(arena.name, 0) for each in own), sum(each.arena_pages for each in own)
+    tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, {}),)
+    return dataclasses.replace(status, tiers=tiers, namespaces=own, clients=0, arena_directory="", disk_directory="")
 
 
 def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory: str) -> Status:

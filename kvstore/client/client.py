@@ -36,6 +36,7 @@ from kvstore.errors import (
     KVStoreError,
     LimitExceededError,
     NotAttachedError,
+    PermissionDeniedError,
     ResourceError,
     UnavailableError,
     UnknownNamespaceError,
@@ -101,10 +102,12 @@ def connect(
     control = RemoteControl(connection, where.arena_folder)
 
     def make_path(directory: str, left: float) -> Path:
+        if where.local and not directory:  # this token's tenant is not the arena's
+            return StreamPath(connection)
         if where.local:
             try:
                 return SharedPath(connection, FilePath(directory), left)
-            except ResourceError as error:
+            except (ResourceError, PermissionDeniedError) as error:
                 _log.warning("pages go through the socket instead of shared memory: %s", error)
             return StreamPath(connection)
         return BulkPath(connection, BulkPool(connection, where.host, context))

@@ -33,13 +33,13 @@ class Credentials:
         Raises:
             InvalidRequestError: they can't; the message says why.
         """
-        if where.local and self:
-            raise InvalidRequestError(f"{url}: a Unix socket has neither TLS nor tokens: its user alone can connect")
+        if where.local and (self.ca or self.cert or self.key):
+            raise InvalidRequestError(f"{url}: a Unix socket has no TLS: its user alone can connect")
         if not where.tls and (self.ca or self.cert or self.key):
             raise InvalidRequestError(f"{url}: ca, cert and key are for TLS: write kvs://host:port")
         if (self.cert is None) != (self.key is None):
             raise InvalidRequestError(f"{url}: cert and key are given together, or neither")
-        if self.token_file and not where.tls and not is_loopback(where.host):
+        if self.token_file and not (where.tls or where.local or is_loopback(where.host)):
             raise InvalidRequestError(f"{url}: a token is not sent to another host without TLS: write kvs://host:port")
 
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -1,21 +1,33 @@
-"""Who may call over TCP: TLS, and bearer tokens."""
+"""Who may call, and what: TLS, bearer tokens, and what these grant."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
 from kvstore.config import NodeConfig
-from kvstore.errors import ConfigError, UnauthenticatedError
+from kvstore.errors import (
+    ConfigError,
+    KVStoreError,
+    NotAttachedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownNamespaceError,
+)
+from kvstore.layout import Layout
+from kvstore.namespaces import KnownNamespace
 from kvstore.secret_files import check_private, read_file
 from kvstore.service.calls import abort
-from kvstore.wire import TOKEN_KEY, TOKEN_SCHEME
+from kvstore.service.limits import TenantLimits
+from kvstore.service.methods import Needs, needs_of
+from kvstore.tenants import EVERYTHING, WRITE, Grant
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire import LOAD_STREAM, STORE_STREAM, TOKEN_KEY, TOKEN_SCHEME
 
 _OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 """What needs no token: a probe has none, and learns nothing but that the node serves."""
@@ -62,34 +74,146 @@ def tls_of(config: NodeConfig) -> Tls | None:
     return Tls(config.tls_cert, config.tls_key, config.client_ca)
 
 
-class Tokens:
-    """The tokens that a node knows.
+NO_TOKEN = b""
+"""The pass of whoever is let in without a token."""
+
+
+class Access:
+    """The tokens that a node knows, and what whoever shows one of them may do. Safe for threads.
 
     Args:
-        tokens: for each token its name.
+        tokens: for each token what it grants; None: the node asks for none, and whoever reaches it may do everything.
+        namespace: the namespace with a fingerprint, if the node knows one.
     """
 
-    def __init__(self, tokens: Mapping[str, str]) -> None:
-        self._digests = [_digest(token) for token in tokens]
+    def __init__(self, tokens: Mapping[str, Grant] | None, namespace: Callable[[bytes], KnownNamespace | None]) -> None:
+        self.asks = tokens is not None
+        """Whether tokens are asked for."""
+        self._grants = _by_pass(tokens or {})
+        self._namespace = namespace
 
-    def replace(self, tokens: Mapping[str, str]) -> None:
+    def replace(self, tokens: Mapping[str, Grant]) -> None:
         """Know these from now on, and no others."""
-        self._digests = [_digest(token) for token in tokens]
+        self._grants = _by_pass(tokens)
 
-    def accept(self, shown: str) -> bool:
-        """Whether an authorization, ``Bearer TOKEN``, is one of them."""
-        scheme, _, token = shown.partition(" ")
-        digest = _digest(token)
-        # All of them, whichever it is: how long it takes says nothing.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches) and scheme.lower() == TOKEN_SCHEME
+    # -- who calls ---------------------------------------------------------------------------------------------------
+
+    def grant_of(self, shown: bytes) -> Grant | None:
+        """What a pass grants now: that of a connection that outlives its token's removal grants nothing any more."""
+        return EVERYTHING if shown == NO_TOKEN else self._grants.get(shown)
+
+    def pass_of_header(self, authorization: str) -> bytes | None:
+        """The pass for an authorization, ``Bearer TOKEN``; None: it is not good."""
+        scheme, _, token = authorization.partition(" ")
+        # By its digest, which nobody can choose: how long finding it takes says nothing of the tokens.
+        shown = _pass_of(token)
+        return shown if shown in self._grants and scheme.lower() == TOKEN_SCHEME else None
+
+    def accept(self, authorization: str) -> Grant | None:
+        """What an ``Authorization`` header grants; None: nothing."""
+        shown = self.pass_of_header(authorization)
+        return self._grants.get(shown) if shown is not None else None
+
+    def pass_of_call(self, context: grpc.ServicerContext) -> bytes:
+        """The pass of whoever makes a call.
+
+        Raises:
+            UnauthenticatedError: a token that the node does not know; none, and it is not the Unix socket.
+        """
+        if not self.asks:
+            return NO_TOKEN
+        shown = [str(value) for key, value in context.invocation_metadata() or () if key == TOKEN_KEY]
+        if not shown:
+            if context.peer().startswith("unix:"):  # which is its user's alone
+                return NO_TOKEN
+            raise UnauthenticatedError("no token; this node wants one")
+        found = self.pass_of_header(shown[0]) if len(shown) == 1 else None
+        if found is None:
+            raise UnauthenticatedError("a token that this node does not know")
+        return found
+
+    def caller(self, context: grpc.ServicerContext) -> Grant:
+        """What whoever makes a call may do. Errors as :meth:`pass_of_call`."""
+        return self.holder(self.pass_of_call(context))
+
+    def holder(self, shown: bytes) -> Grant:
+        """What whoever showed a pass may do now.
+
+        Raises:
+            UnauthenticatedError: nothing any more.
+        """
+        grant = self.grant_of(shown)
+        if grant is None:
+            raise UnauthenticatedError("a token that this node no longer knows")
+        return grant
+
+    # -- what they may do --------------------------------------------------------------------------------------------
+
+    def sees(self, grant: Grant, fingerprint: bytes) -> bool:
+        """Whether a namespace is there for a caller."""
+        known = self._namespace(fingerprint)
+        return known is not None and grant.sees(known.layout.tenant)
+
+    def check_pages(self, grant: Grant, fingerprint: bytes, right: str) -> None:
+        """Whether a caller may do that to pages of a namespace.
+
+        Raises:
+            PermissionDeniedError: the caller's token does not have the right.
+            UnknownNamespaceError: no such namespace, or another tenant's: nobody can tell which.
+        """
+        if right not in grant.rights:
+            raise PermissionDeniedError(f"the token {grant.name} does not have the right {right!r}")
+        if not grant.every and not self.sees(grant, fingerprint):
+            raise UnknownNamespaceError(f"unknown namespace {fingerprint.hex()[:16] or '(empty)'}: open it first")
+
+    def check(self, grant: Grant, method: str, needs: Needs, request: Any) -> None:
+        """Whether a caller may make a call. What the request says of others' namespaces on the side is taken out of it.
+
+        Raises:
+            PermissionDeniedError: it is not the caller's to make.
+            UnknownNamespaceError: the request names a namespace that is not there for the caller.
+            NotAttachedError: it names a client that maps the arena, which the caller is not.
+        """
+        if not needs.met_by(grant):
+            name = method.rpartition("/")[2]
+            wanted = f"the right {needs.right!r}" if needs.right not in grant.rights else "a token of every tenant"
+            raise PermissionDeniedError(f"{name} needs {wanted}, the token {grant.name} does not grant it")
+        if isinstance(request, pb.OpenNamespaceRequest):
+            self._check_layout(grant, request)
+        if grant.every:
+            return
+        for fingerprint in needs.fingerprints(request):
+            self.check_pages(grant, fingerprint, needs.right)
+        if getattr(request, "client", 0):
+            raise NotAttachedError("this client is not attached to the node's arena")
+        reported = request if isinstance(request, pb.UseReport) else getattr(request, "used", None)
+        if reported is not None and reported.uses:
+            own = [use for use in reported.uses if self.sees(grant, use.fingerprint)]
+            del reported.uses[:]
+            reported.uses.extend(own)
+
+    def _check_layout(self, grant: Grant, request: pb.OpenNamespaceRequest) -> None:
+        if request.durability and WRITE not in grant.rights:
+            raise PermissionDeniedError(f"durability needs the right {WRITE!r}, the token {grant.name} has it not")
+        if not grant.every and not grant.sees(tenant := Layout.from_json(request.layout).tenant):
+            whose = f"tenant {grant.tenant!r}" if grant.tenant else "layouts without a tenant"
+            raise PermissionDeniedError(
+                f"the token {grant.name} is for {whose}, and this layout's tenant is {tenant!r}: open it with the"
+                " token's own tenant"
+            )
 
 
-class TokenGate(grpc.ServerInterceptor):
-    """Lets calls in that carry a token, and those over the Unix socket, which is its user's alone."""
+class Gate(grpc.ServerInterceptor):
+    """Lets calls in that may be made, as many as tenants' limits allow.
 
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
+    Args:
+        access: who may do what.
+        limits: of tenants.
+    """
+
+    def __init__(self, access: Access, limits: TenantLimits) -> None:
+        self._access = access
+        self._limits = limits
 
     def intercept_service(
         self,
@@ -98,45 +222,67 @@ class TokenGate(grpc.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The call's handler, or one that says why not."""
         handler = continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_OPEN_SERVICES):
+        method = handler_call_details.method
+        if handler is None or method.startswith(_OPEN_SERVICES):
             return handler
-        shown = [value for key, value in handler_call_details.invocation_metadata or () if key == TOKEN_KEY]
-        if len(shown) == 1 and self._tokens.accept(str(shown[0])):
-            return handler
-        reason = "a token that this node does not know" if shown else "no token; this node wants one"
-        return _only_over_the_unix_socket(handler, reason)
+        coders = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(self._guarded(handler.unary_unary, method), **coders)
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(self._guarded(handler.stream_unary, method), **coders)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self._guarded_stream(handler.unary_stream, method), **coders)
+        assert handler.stream_stream is not None, "there is no fifth kind"
+        return grpc.stream_stream_rpc_method_handler(self._guarded_stream(handler.stream_stream, method), **coders)
 
+    def _guarded(self, behavior: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Any]:
+        needs = needs_of(method)
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="replace")).digest()
-
-
-def _only_over_the_unix_socket(
-    handler: grpc.RpcMethodHandler[Any, Any], reason: str
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler that lets the Unix socket's calls through and refuses all others."""
-
-    def guarded(behavior: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
         def call(request: Any, context: grpc.ServicerContext) -> Any:
-            if not context.peer().startswith("unix:"):
-                _refuse(context, reason)
-            return behavior(request, context)
+            try:
+                grant = self._access.caller(context)
+                self._access.check(grant, method, needs, request)
+                with self._limits.call(grant, stream=method in _PAYLOADS):
+                    if method == STORE_STREAM:
+                        request = self._counted(grant, request)
+                    return behavior(request, context)
+            except KVStoreError as error:
+                abort(context, error)
 
         return call
 
-    coders = {
-        "request_deserializer": handler.request_deserializer,
-        "response_serializer": handler.response_serializer,
-    }
-    if handler.unary_unary is not None:
-        return grpc.unary_unary_rpc_method_handler(guarded(handler.unary_unary), **coders)
-    if handler.unary_stream is not None:
-        return grpc.unary_stream_rpc_method_handler(guarded(handler.unary_stream), **coders)
-    if handler.stream_unary is not None:
-        return grpc.stream_unary_rpc_method_handler(guarded(handler.stream_unary), **coders)
-    assert handler.stream_stream is not None, "there is no fifth kind"
-    return grpc.stream_stream_rpc_method_handler(guarded(handler.stream_stream), **coders)
+    def _guarded_stream(
+        self, behavior: Callable[[Any, Any], Iterator[Any]], method: str
+    ) -> Callable[[Any, Any], Iterator[Any]]:
+        needs = needs_of(method)
+
+        def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                grant = self._access.caller(context)
+                self._access.check(grant, method, needs, request)
+                with self._limits.call(grant, stream=method in _PAYLOADS):
+                    answers = behavior(request, context)
+                    yield from self._counted(grant, answers) if method == LOAD_STREAM else answers
+            except KVStoreError as error:
+                abort(context, error)
+
+        return call
+
+    def _counted(self, grant: Grant, messages: Iterator[bytes]) -> Iterator[bytes]:
+        for message in messages:
+            self._limits.spend(grant, len(message))
+            yield message
 
 
-def _refuse(context: grpc.ServicerContext, reason: str) -> NoReturn:
-    abort(context, UnauthenticatedError(reason))
+_PAYLOADS = (LOAD_STREAM, STORE_STREAM)
+
+
+def _pass_of(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
+def _by_pass(tokens: Mapping[str, Grant]) -> dict[bytes, Grant]:
+    return {_pass_of(token): grant for token, grant in tokens.items()}

@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -29,11 +30,14 @@ from kvstore.errors import (
     UnauthenticatedError,
     UnknownNamespaceError,
 )
+from kvstore.service.access import Access
 from kvstore.service.cache import reserve
 from kvstore.service.calls import answering
+from kvstore.service.limits import TENANT_SHARE, TenantLimits
 from kvstore.service.receipts import Receipts
 from kvstore.service.tokens import TOKEN_BYTES, OneTimeTokens
 from kvstore.store import Store
+from kvstore.tenants import READ, WRITE, Grant
 from kvstore.tickets import NODE
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc
 from kvstore.v1 import cache_pb2 as pb
@@ -63,6 +67,8 @@ class BulkServer:
         store: what is served.
         address: host and port to listen on; port 0 is any free one.
         receipts: told what became of stores.
+        access: what whoever was given a connection's token may do.
+        limits: of tenants.
         tls: for TLS connections, None for plain ones.
 
     Raises:
@@ -70,9 +76,17 @@ class BulkServer:
     """
 
     def __init__(
-        self, store: Store, address: tuple[str, int], receipts: Receipts, tls: ssl.SSLContext | None = None
+        self,
+        store: Store,
+        address: tuple[str, int],
+        receipts: Receipts,
+        access: Access,
+        limits: TenantLimits,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._store = store
+        self._access = access
+        self._limits = limits
         self._receipts = receipts
         self._tls = tls
         self.tokens = OneTimeTokens(MOST_TOKENS, TOKEN_SECONDS)
@@ -141,9 +155,10 @@ class BulkServer:
     def _serve(self, stranger: socket.socket) -> None:
         channel = None
         try:
-            channel = self._welcome(stranger)
-            while not self._stopping.is_set():
-                self._answer(channel)
+            channel, holder = self._welcome(stranger)
+            with self._place(channel, holder):
+                while not self._stopping.is_set():
+                    self._answer(channel, holder)
         except (KVStoreError, OSError) as error:
             _log.debug("a bulk connection ended: %s", error)
         finally:
@@ -161,8 +176,24 @@ class BulkServer:
         with contextlib.suppress(OSError):
             stranger.close()
 
-    def _welcome(self, stranger: socket.socket) -> Channel:
-        """Let a connection in that shows a token.
+    @contextlib.contextmanager
+    def _place(self, channel: Channel, holder: bytes) -> Iterator[None]:
+        """One of the places of a holder's tenant, and the word that requests may come.
+
+        Raises:
+            KVStoreError: there is none.
+        """
+        with contextlib.ExitStack() as places:
+            try:
+                places.enter_context(self._limits.place(self._access.holder(holder), "bulk connections"))
+            except KVStoreError as error:
+                _fail(channel, error)
+                raise
+            channel.send(Kind.READY)
+            yield
+
+    def _welcome(self, stranger: socket.socket) -> tuple[Channel, bytes]:
+        """Let a connection in that shows a token, and say whose that is.
 
         Raises:
             KVStoreError: it does not.
@@ -174,15 +205,14 @@ class BulkServer:
             connected = self._tls.wrap_socket(stranger, server_side=True)
         channel = Channel(connected, deadline)
         try:
-            self._check_hello(channel)
+            holder = self._check_hello(channel)
             self._admit(stranger, channel)
-            channel.send(Kind.READY)
         except BaseException:
             with self._lock:
                 self._channels.pop(channel, None)
             channel.close()
             raise
-        return channel
+        return channel, holder
 
     def _admit(self, stranger: socket.socket, channel: Channel) -> None:
         """Count a connection as one that may make requests.
@@ -199,8 +229,8 @@ class BulkServer:
         _fail(channel, error)
         raise error
 
-    def _check_hello(self, channel: Channel) -> None:
-        """Receive a token, and use it up.
+    def _check_hello(self, channel: Channel) -> bytes:
+        """Receive a token, use it up, and say whose it is.
 
         Raises:
             KVStoreError: it is not good.
@@ -208,12 +238,14 @@ class BulkServer:
         header = channel.receive_header()
         if header.kind is not Kind.HELLO or header.message != TOKEN_BYTES:
             raise FormatError("a bulk connection begins with its token")
-        if not self.tokens.redeem(channel.receive_message(header)):
+        holder = self.tokens.redeem(channel.receive_message(header))
+        if holder is None:
             error = UnauthenticatedError("the token is unknown, was used before, or is too old")
             _fail(channel, error)
             raise error
+        return holder
 
-    def _answer(self, channel: Channel) -> None:
+    def _answer(self, channel: Channel, holder: bytes) -> None:
         """One request.
 
         Raises:
@@ -228,12 +260,14 @@ class BulkServer:
         try:
             message = channel.receive_message(header)
             deadline = start + min(header.milliseconds / 1000, LONGEST_TICKET)
+            grant = self._grant(channel, holder)
             try:
                 if header.kind is Kind.LOAD:
-                    self._load(channel, pb.LoadPages.FromString(message).pages, deadline)
+                    self._load(channel, grant, pb.LoadPages.FromString(message).pages, deadline)
                 elif header.kind is Kind.RESERVE:
-                    self._reserve(channel, pb.PrepareStoreRequest.FromString(message))
+                    self._reserve(channel, grant, pb.PrepareStoreRequest.FromString(message))
                 elif header.kind is Kind.PUT:
+                    self._limits.spend(grant, header.payload)
                     self._put(channel, pb.StorePages.FromString(message).ticket, header.payload, deadline)
                 else:
                     raise FormatError(f"a frame of kind {header.kind.name} is no request")
@@ -244,8 +278,22 @@ class BulkServer:
                 self._channels[channel] = False
                 self._idle.notify_all()
 
-    def _reserve(self, channel: Channel, request: pb.PrepareStoreRequest) -> None:
+    def _grant(self, channel: Channel, holder: bytes) -> Grant:
+        """What whoever a connection belongs to may do now.
+
+        Raises:
+            UnauthenticatedError: nothing any more; that has been said.
+        """
         try:
+            return self._access.holder(holder)
+        except UnauthenticatedError as error:
+            _fail(channel, error)
+            raise
+
+    def _reserve(self, channel: Channel, grant: Grant, request: pb.PrepareStoreRequest) -> None:
+        try:
+            self._access.check_pages(grant, request.pages.fingerprint, WRITE)
+            self._limits.begin(grant)
             reply = reserve(self._store, NODE, request)
         except KVStoreError as error:
             _fail(channel, error)
@@ -253,8 +301,10 @@ class BulkServer:
         channel.deadline = time.monotonic() + MESSAGE_SECONDS
         channel.send(Kind.RESERVED, reply.SerializeToString())
 
-    def _load(self, channel: Channel, pages: pb.PageList, deadline: float) -> None:
+    def _load(self, channel: Channel, grant: Grant, pages: pb.PageList, deadline: float) -> None:
         try:
+            self._access.check_pages(grant, pages.fingerprint, READ)
+            self._limits.begin(grant)
             known = self._store.namespaces.get(pages.fingerprint)
             if known is None:
                 raise UnknownNamespaceError("unknown namespace: open it first")
@@ -272,6 +322,7 @@ class BulkServer:
             if checksums is None:
                 raise DeadlineError("reading the pages took longer than they can be held")
             page_bytes = known.layout.page_bytes
+            self._limits.spend(grant, len(held.frames) * page_bytes)
             channel.send(
                 Kind.RUN,
                 pb.PageRun(tiers=held.tiers).SerializeToString(),
@@ -313,8 +364,9 @@ class BulkServer:
 class BulkServicer(bulk_pb2_grpc.BulkServicer):
     """Answers ``kvstore.v1.Bulk``."""
 
-    def __init__(self, store: Store, server: BulkServer | None, receipts: Receipts) -> None:
+    def __init__(self, store: Store, server: BulkServer | None, receipts: Receipts, access: Access) -> None:
         self._store = store
+        self._access = access
         self._server = server
         self._receipts = receipts
 
@@ -324,8 +376,11 @@ class BulkServicer(bulk_pb2_grpc.BulkServicer):
         if self._server is None:
             raise InvalidRequestError("this node listens on no TCP port, so it has no bulk connections")
         tokens = self._server.tokens
+        holder = self._access.pass_of_call(context)
+        if not self._access.holder(holder).every and tokens.waiting(holder) >= MOST_TOKENS // TENANT_SHARE:
+            raise LimitExceededError(f"{tokens.waiting(holder)} tokens for bulk connections wait to be used, the limit")
         return bulk_pb2.OpenBulkReply(
-            port=self._server.port, token=tokens.issue(), expires_ms=int(tokens.seconds * 1000)
+            port=self._server.port, token=tokens.issue(holder), expires_ms=int(tokens.seconds * 1000)
         )
 
     @answering

@@ -13,8 +13,9 @@ from kvstore.answers import Reserved
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.errors import InvalidRequestError
 from kvstore.layout import Layout
+from kvstore.service.access import Access
 from kvstore.service.calls import answering
-from kvstore.status import Status
+from kvstore.status import Status, seen_by
 from kvstore.store import Store
 from kvstore.tickets import NODE
 from kvstore.v1 import cache_pb2 as pb
@@ -28,11 +29,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     Args:
         store: what is served.
         status: what the node says of itself; its ``instance`` tells this start of the node from any other.
+        access: who calls. What they may do was decided before.
         socket: the Unix socket that the node serves on.
     """
 
-    def __init__(self, store: Store, status: Callable[[], Status], socket: Path) -> None:
+    def __init__(self, store: Store, status: Callable[[], Status], access: Access, socket: Path) -> None:
         self._store = store
+        self._access = access
         arena, folder = store.arena.directory.absolute(), socket.absolute().parent
         self._beside_socket = str(arena.relative_to(folder)) if arena.is_relative_to(folder) else ""
         self._node_status = status
@@ -50,9 +53,12 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         """Name the layout of a client's pages."""
         edition = self._store.arena.edition  # before: a namespace that is dropped meanwhile is then out of date
         known = self._store.open_namespace(Layout.from_json(request.layout), request.durability)
+        batch_pages = self._store.batch_pages(known)
+        if not self._access.caller(context).every:  # who can't map the arena has no use for the rest
+            return pb.OpenNamespaceReply(fingerprint=known.fingerprint, batch_pages=batch_pages)
         return pb.OpenNamespaceReply(
             fingerprint=known.fingerprint,
-            batch_pages=self._store.batch_pages(known),
+            batch_pages=batch_pages,
             arena_directory=str(self._store.arena.directory),
             arena_beside_socket=self._beside_socket,
             number=known.number,
@@ -152,7 +158,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         """What this node holds and has done."""
-        status = self._node_status()
+        status = seen_by(self._node_status(), self._access.caller(context))
         return pb.StatusReply(
             version=status.version,
             instance=status.instance,

@@ -24,11 +24,15 @@ class OneTimeTokens:
         self._limit = limit
         self.seconds = seconds
         self._lock = threading.Lock()
-        self._until: dict[bytes, float] = {}
-        """By the token's SHA-256: how long finding it takes says nothing of the token. Oldest first."""
+        self._given: dict[bytes, tuple[float, bytes]] = {}
+        """By the token's SHA-256, until when it is good and for whom: how long finding it takes says nothing of the
+        token. Oldest first."""
 
-    def issue(self) -> bytes:
+    def issue(self, holder: bytes = b"") -> bytes:
         """A new token of 32 bytes.
+
+        Args:
+            holder: whose it is; ``redeem`` says so.
 
         Raises:
             LimitExceededError: too many were given and not used.
@@ -36,15 +40,21 @@ class OneTimeTokens:
         now = time.monotonic()
         token = secrets.token_bytes(TOKEN_BYTES)
         with self._lock:
-            for digest in [digest for digest, until in self._until.items() if until < now]:
-                del self._until[digest]
-            if len(self._until) >= self._limit:
+            for digest in [digest for digest, (until, _) in self._given.items() if until < now]:
+                del self._given[digest]
+            if len(self._given) >= self._limit:
                 raise LimitExceededError(f"{self._limit} tokens for bulk connections wait to be used, the limit")
-            self._until[hashlib.sha256(token).digest()] = now + self.seconds
+            self._given[hashlib.sha256(token).digest()] = now + self.seconds, holder
         return token
 
-    def redeem(self, token: bytes) -> bool:
-        """Use a token up. False: it was never given, was used, or is too old."""
+    def waiting(self, holder: bytes) -> int:
+        """How many of a holder's are not used yet."""
+        now = time.monotonic()
         with self._lock:
-            until = self._until.pop(hashlib.sha256(token).digest(), 0.0)
-        return time.monotonic() <= until
+            return sum(each == holder and until >= now for until, each in self._given.values())
+
+    def redeem(self, token: bytes) -> bytes | None:
+        """Use a token up. Returns whose it is; None: it was never given, was used, or is too old."""
+        with self._lock:
+            until, holder = self._given.pop(hashlib.sha256(token).digest(), (0.0, b""))
+        return holder if time.monotonic() <= until else None

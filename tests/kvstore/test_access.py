@@ -241,7 +241,7 @@ class TestFiles:
     def test_files_where_they_have_no_use(self, files):
         cert, _ = files.authority.sign("client")
         for url, shown, words in (
-            ("unix:///run/s", {"token_file": files.tokens}, "a Unix socket has neither"),
+            ("unix:///run/s", {"ca": files.ca}, "a Unix socket has no TLS"),
             ("kv://127.0.0.1", {"ca": files.ca}, "write kvs://"),
             ("kv://10.0.0.1", {"token_file": files.tokens}, "not sent to another host without TLS"),
             ("kv://cache.example.net", {"token_file": files.tokens}, "not sent to another host without TLS"),

@@ -14,7 +14,7 @@ from kvstore.config import ENVIRONMENT_PREFIX, NodeConfig
 
 DOCUMENT = Path(__file__).parents[2] / "docs/configuration.md"
 FIELDS = {field.name: field for field in dataclasses.fields(NodeConfig)}
-FILE_ONLY = {"namespace"}
+FILE_ONLY = {"namespace", "tenant"}
 
 
 def rows() -> dict[str, list[str]]:
