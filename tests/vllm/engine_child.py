@@ -81,7 +81,10 @@ class _Driver:
                 answers[index] = {"tokens": [], "cached": 0, "first_token": None, "finish": "aborted"}
                 started[index] = time.perf_counter()
                 self._add(request_id, request)
-            for output in self.engine.step():
+            outputs = self.engine.step()
+            if not outputs:
+                time.sleep(0.001)  # as vLLM's own process does behind a step in which nothing was computed
+            for output in outputs:
                 index = under_way[output.request_id]
                 answer = answers[index]
                 if answer["first_token"] is None and output.outputs[0].token_ids:

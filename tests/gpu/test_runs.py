@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from gpu import runs
+from gpu.host import HostCopies
+from gpu.runs import MOST_RUNS, can_copy_runs, copy_runs
+from gpu.tensors import describe
+
+needs_lists = pytest.mark.skipif(not can_copy_runs(), reason="this system refuses process_vm_readv")
+
+
+def addresses(arrays: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    return (arrays.ctypes.data + np.arange(len(arrays)) * arrays.strides[0]).astype(np.uint64)
+
+
+@needs_lists
+@pytest.mark.parametrize("count", [0, 1, MOST_RUNS, MOST_RUNS + 1, 2 * MOST_RUNS + 7])
+def test_every_run_comes_to_its_place_and_nothing_else_changes(count: int) -> None:
+    random = np.random.default_rng(count)
+    source = random.integers(0, 256, (count + 1, 64), np.uint8)
+    target = np.zeros((count + 1, 80), np.uint8)
+    order = random.permutation(count)
+    copy_runs(addresses(target)[:count], addresses(source)[order], 64)
+    assert np.array_equal(target[:count, :64], source[order])
+    assert not target[:, 64:].any()
+    assert not target[count:].any()
+
+
+@needs_lists
+def test_memory_that_is_not_there_is_an_error() -> None:
+    target = np.zeros((2, 64), np.uint8)
+    with pytest.raises(OSError, match="process_vm_readv copied -1 of 128") as told:
+        copy_runs(addresses(target), np.array([0, 0], np.uint64), 64)
+    assert told.value.errno == errno.EFAULT
+
+
+@pytest.mark.parametrize("axes", ["kv block token head dim", "block kv token head dim", "block token dim"])
+@pytest.mark.parametrize("page_tokens", [8, 16, 32])
+def test_lists_of_runs_move_what_one_run_after_the_other_moves(
+    axes: str, page_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of at least a page of memory, by either way; the property tests have shorter ones."""
+    sizes = {"kv": 2, "block": 6, "token": 16, "head": 4, "dim": 64 if "head" in axes else 256}
+    shape = [sizes[name] for name in axes.split()]
+    layers = [torch.rand(shape) for _ in range(3)]
+    layout = describe(layers, axes, page_tokens)
+    in_lists = HostCopies(layers, layout)
+    monkeypatch.setattr("gpu.host.can_copy_runs", lambda: False)
+    one_by_one = HostCopies(layers, layout)
+    ids = np.random.default_rng(1).permutation(layout.num_pieces).tolist()
+    ids = ids[: len(ids) // layout.pieces_per_page // 2 * layout.pieces_per_page]
+    pages, others = (
+        [np.zeros(layout.page_bytes, np.uint8) for _ in range(len(ids) // layout.pieces_per_page)] for _ in range(2)
+    )
+    in_lists.gather(ids, pages)
+    one_by_one.gather(ids, others)
+    assert [page.tobytes() for page in pages] == [page.tobytes() for page in others]
+
+    before = [layer.clone() for layer in layers]
+    done: list[int] = []
+    in_lists.scatter(pages, ids[::-1], done.append)
+    after = [layer.clone() for layer in layers]
+    for layer, old in zip(layers, before, strict=True):
+        layer.copy_(old)
+    one_by_one.scatter(pages, ids[::-1])
+    assert all(torch.equal(layer, other) for layer, other in zip(layers, after, strict=True))
+    assert done == [0, 1, 2]
+
+
+@needs_lists
+def test_a_prompt_is_a_call_for_every_1024_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call gives the interpreter's lock away, and a busy thread takes 5 ms to give it back."""
+    layers = [torch.rand(2, 64, 16, 8, 16) for _ in range(12)]
+    layout = describe(layers, "kv block token head dim")
+    copies = HostCopies(layers, layout)
+    calls = []
+
+    class Counted:
+        def process_vm_readv(self, *arguments: int) -> int:
+            calls.append(arguments)
+            return int(system.process_vm_readv(*arguments))
+
+    system = runs._SYSTEM
+    monkeypatch.setattr(runs, "_SYSTEM", Counted())
+    copies.scatter([np.ones(layout.page_bytes, np.uint8) for _ in range(64)], range(64))
+    assert len(calls) == 2  # 64 pages of 12 layers, keys and values
