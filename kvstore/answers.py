@@ -15,6 +15,9 @@ TIER_NAMES = (None, "arena", "disk", "redis")
 RESERVED, PRESENT, REFUSED = 0, 1, 2
 """What ``prepare_store`` says of a page."""
 
+HERE, UNKNOWN, EVICTED = 0, 1, 2
+"""What ``explain`` says of a page: it is here; nothing is remembered of it; it left the arena to make room."""
+
 MOST_LOOKUP_PAGES = 1 << 17
 """Most pages that one lookup may name, over all its namespaces."""
 BATCH_BYTES = 16 << 20
@@ -64,6 +67,8 @@ class NamespaceUsage:
     """Tier → most bytes that they may take; only where there is a quota."""
     durability: str
     pinned_pages: int
+    age_seconds: float
+    idle_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

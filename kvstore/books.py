@@ -103,6 +103,7 @@ class Books:
         known = self.namespaces.get(fingerprint)
         if known is None:
             raise UnknownNamespaceError(f"unknown namespace {fingerprint.hex()[:16] or '(empty)'}: open it first")
+        self.namespaces.note_use(known)
         return known
 
     def keys(self, known: KnownNamespace, hashes: Sequence[bytes]) -> list[bytes]:

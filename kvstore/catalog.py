@@ -102,6 +102,10 @@ class Catalog:
         """The keys of one namespace's resident pages."""
         return [self.slots.key(slot) for slot in self._resident.all() if self.slots.namespace[slot] == namespace]
 
+    def remembers(self, key: bytes, namespace: int, length: int) -> bool:
+        """Whether a page of ``length`` bytes that is not here is known to have left to make room."""
+        return self._orders.remembers(key, namespace, frames_for(length))
+
     @property
     def dirty_pages(self) -> int:
         """Resident pages that no tier below has."""
@@ -250,12 +254,38 @@ class Catalog:
 
     # -- what namespaces are granted ---------------------------------------------------------------------------------
 
-    def set_quota(self, namespace: int, frames: int) -> None:
-        """Most frames that a namespace's slots take from now on. Before it has any slot."""
-        if namespace not in self._quotas:
-            assert not self._frames_of.get(namespace), f"namespace {namespace} has pages already"
+    def set_quota(self, namespace: int, frames: int | None) -> None:
+        """Most frames that a namespace's slots take from now on; None: as many as there are.
+
+        The first quota of a namespace that has pages moves all of these into an order of their own.
+        """
+        if frames is None:
+            self._quotas.pop(namespace, None)
+            return
+        if not self._orders.has_own(namespace):
+            moved = self._leaving_of(namespace)
+            for slot in moved:
+                self._orders.leave(slot, lost=False)
             self._orders.give_own(namespace)
+            for slot in moved:
+                self._orders.enter(slot, self._find_parent(slot))
         self._quotas[namespace] = frames
+
+    def _leaving_of(self, namespace: int) -> list[Slot]:
+        """The slots of a namespace that may leave, those used longest ago first, but each behind its parent."""
+        slots = self.slots
+        found = [s for s in self._resident.all() if slots.namespace[s] == namespace and slots.may_leave(s)]
+        waiting = dict.fromkeys(sorted(found, key=slots.used.__getitem__))
+        ordered: list[Slot] = []
+        for slot in list(waiting):
+            chain: list[Slot] = []
+            at: Slot | None = slot
+            while at is not None and at in waiting:
+                del waiting[at]
+                chain.append(at)
+                at = self._resident.find(parent) if (parent := slots.parent(at)) else None
+            ordered += reversed(chain)
+        return ordered
 
     def quota_of(self, namespace: int) -> int | None:
         """That, where there is one."""

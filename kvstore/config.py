@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.bytesize import format_size, parse_size
+from kvstore.duration import format_duration, parse_duration
 from kvstore.errors import ConfigError
 from kvstore.rules import NamespaceRule, TenantRule, parse_rules, parse_tenants
 from kvstore.sharers import Sharers
@@ -28,6 +29,9 @@ CONNECT_PREFIX = "KVSTORE_CONNECT_"
 _SIZES_FROM = 1 << 20
 """Smaller whole numbers are ports, or nothing."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_FORMATS = ("text", "json")
+Duration = float
+"""Seconds; written as ``30d`` as well."""
 _log = logging.getLogger(__name__)
 
 
@@ -87,6 +91,8 @@ class NodeConfig:
     """Bytes of shared memory for pages."""
     arena_dir: Path | None = None
     """Folder of the arena's files, on a tmpfs. By default one in /dev/shm that belongs to the socket's path."""
+    numa_node: str = ""
+    """Number of the NUMA node whose memory the arena is in. Empty: wherever the system puts it."""
     disk: Path = dataclasses.field(default_factory=default_disk)
     """Folder of the disk tier."""
     disk_limit: int = 10 << 30
@@ -105,15 +111,20 @@ class NodeConfig:
     """Bytes that pages may take in Redis, of all nodes together: the same on each of them."""
     namespace: tuple[NamespaceRule, ...] = ()
     """In the file only: ``[[namespace]]`` tables with ``match`` (a pattern over names), quotas in bytes for ``arena``,
-    ``disk`` and ``redis``, and ``durability = "disk"``. The first that matches counts."""
+    ``disk`` and ``redis``, ``durability = "disk"`` and ``expire``. The first that matches counts."""
     tenant: tuple[TenantRule, ...] = ()
     """In the file only: ``[[tenant]]`` tables with ``name``, quotas in bytes for ``arena``, ``disk`` and ``redis``,
     ``requests_per_second`` and ``bytes_per_second``."""
+    expire_namespaces: Duration = 0.0
+    """Seconds after which a namespace that nobody uses is dropped from arena and disk, unless its rule says otherwise.
+    0: never."""
     verify_checksums: bool = True
     """Whether pages from disk are verified. Off, a damaged page is served: only for showing that this matters."""
     drain_seconds: float = 10.0
     """How long a stopping node waits for calls under way and for writing back."""
     log_level: str = "info"
+    log_format: str = "text"
+    """``text``, or ``json``: one JSON object a line."""
 
     def __post_init__(self) -> None:
         if self.arena < 1 << 16:
@@ -126,6 +137,10 @@ class NodeConfig:
             raise ConfigError(f"drain_seconds must lie between 0 and 3600, got {self.drain_seconds}")
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(f"log_level must be one of {', '.join(_LOG_LEVELS)}, got {self.log_level!r}")
+        if self.log_format not in _LOG_FORMATS:
+            raise ConfigError(f"log_format must be one of {', '.join(_LOG_FORMATS)}, got {self.log_format!r}")
+        if self.numa_node and not (self.numa_node.isascii() and self.numa_node.isdigit() and len(self.numa_node) < 5):
+            raise ConfigError(f"numa_node must be the number of a NUMA node, as 0, got {self.numa_node!r}")
         if len(os.fsencode(self.socket)) > 100:
             raise ConfigError(f"socket: {str(self.socket)!r} has more than the 100 bytes that a Unix socket's path may")
         if not 0 <= self.bulk_port <= 65535:
@@ -204,12 +219,25 @@ class Setting:
     value: Any
     origin: str
     """``default``, the file's path, a name of the environment, or a flag."""
+    duration: bool = False
+    """Whether a number is a time."""
+
+    @property
+    def plain(self) -> Any:
+        """The value for JSON: sizes in bytes, times in seconds, None for nothing; without passwords."""
+        if isinstance(self.value, tuple):
+            return [dataclasses.asdict(rule) for rule in self.value]
+        if isinstance(self.value, bool | int | float):
+            return self.value
+        return None if self.value in (None, "") else _without_passwords(str(self.value))
 
     @property
     def text(self) -> str:
         """The value as one would write it, without the passwords that a URL may hold."""
         if isinstance(self.value, tuple):
             return f"{len(self.value)} rules" if self.value else "none"
+        if isinstance(self.value, float) and self.duration:
+            return format_duration(self.value) if self.value else "none"
         if isinstance(self.value, bool):
             return str(self.value).lower()
         if isinstance(self.value, int) and self.value >= _SIZES_FROM:
@@ -261,7 +289,9 @@ def load_settings(
         flag = "--" + key.replace("_", "-")
         given[key] = Setting(_convert(key, value, flag), flag)
     return {
-        field.name: given.get(field.name, Setting(_default(field), "default"))
+        field.name: dataclasses.replace(
+            given.get(field.name, Setting(_default(field), "default")), duration=_FIELDS[field.name] == "Duration"
+        )
         for field in dataclasses.fields(NodeConfig)
     }
 
@@ -290,6 +320,8 @@ def _convert(key: str, value: object, origin: str) -> object:
     try:
         if kind == "int" and isinstance(value, int | str):
             return parse_size(value)
+        if kind == "Duration" and isinstance(value, int | float | str):
+            return parse_duration(value)
         if kind.startswith("tuple"):
             return parse_tenants(value) if key == "tenant" else parse_rules(value)
         if kind.startswith("Path") and isinstance(value, str | Path) and str(value):

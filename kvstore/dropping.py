@@ -9,6 +9,8 @@ from kvstore.books import Books
 from kvstore.errors import ResourceError
 from kvstore.granting import Granting
 from kvstore.keeping import Keeping
+from kvstore.namespaces import KnownNamespace
+from kvstore.tiers.tier import Tier
 from kvstore.write_behind import WriteBehind
 
 
@@ -41,7 +43,7 @@ class Dropping:
         keys = self._books.keys(self._books.known(fingerprint), hashes)
         if self._keeping.end(keys):
             self._keeping.save()
-        return self._drop(keys)
+        return self._drop(keys, self._below.all())
 
     def clear(self, fingerprint: bytes) -> int:
         """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere.
@@ -50,23 +52,36 @@ class Dropping:
             ResourceError: a tier could not be reached, and may still have some. The namespace stays, for a second try.
         """
         self._books.check_open()
-        known = self._books.known(fingerprint)
+        return self._clear(self._books.known(fingerprint), self._below.all())
+
+    def expire(self, known: KnownNamespace) -> int:
+        """Drop a namespace that nobody has used for long from what is this node's own. Returns how many pages it had.
+
+        Errors are those of ``clear``.
+        """
+        self._books.check_open()
+        pages = self._clear(known, self._below.own)
+        with self._books.lock:
+            self._books.count("expired", pages)
+        return pages
+
+    def _clear(self, known: KnownNamespace, tiers: Sequence[Tier]) -> int:
         self._books.namespaces.forget(known)
         self._books.arena.new_edition()
         with self._books.lock:
             keys = set(self._books.catalog.keys_of(known.number))
-            pinned = self._keeping.keys(fingerprint)
+            pinned = self._keeping.keys(known.fingerprint)
         failed: ResourceError | None = None
-        for tier in self._below.all():
+        for tier in tiers:
             try:
-                keys.update(tier.keys(fingerprint))
+                keys.update(tier.keys(known.fingerprint))
             except ResourceError as error:
                 failed = error
         if self._keeping.end(pinned):
             self._keeping.save()
         dropped = 0
         try:
-            dropped = self._drop(sorted(keys))
+            dropped = self._drop(sorted(keys), tiers)
         except ResourceError as error:
             failed = error
         with self._books.lock:
@@ -76,8 +91,8 @@ class Dropping:
             raise failed
         return dropped
 
-    def _drop(self, keys: Sequence[bytes]) -> int:
-        """Drop pages everywhere.
+    def _drop(self, keys: Sequence[bytes], tiers: Sequence[Tier]) -> int:
+        """Drop pages from the arena and these tiers.
 
         Raises:
             ResourceError: a tier could not be reached, and may still have some. All others are gone.
@@ -86,14 +101,14 @@ class Dropping:
         removed = 0
         failed: ResourceError | None = None
         # Not while pages are being written below, which may be some of these.
-        for tier in self._below.all():
+        for tier in tiers:
             with self._write_behind.sharing if tier is self._below.shared else self._write_behind.writing:
                 dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
                 try:
                     removed = max(removed, tier.remove(keys))
                 except ResourceError as error:
                     failed = error
-        if self._below.all():  # until now, pages could come up from there
+        if tiers:  # until now, pages could come up from there
             dropped |= self._drop_here(keys)
         if failed is not None:
             raise failed

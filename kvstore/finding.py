@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvstore.answers import ARENA, MOST_LOOKUP_PAGES
+from kvstore.answers import ABSENT, ARENA, EVICTED, HERE, MOST_LOOKUP_PAGES, UNKNOWN
 from kvstore.below import Below
 from kvstore.books import Books
 from kvstore.errors import LimitExceededError
@@ -47,6 +47,25 @@ class Finding:
             for above, under in zip(here, below, strict=True)
         ]
 
+    def explain(self, fingerprint: bytes, hashes: Sequence[bytes]) -> tuple[bytes, bytes]:
+        """Which pages are here, as ``lookup`` says it, and why not: for each ``HERE``, ``UNKNOWN`` or ``EVICTED``.
+
+        Errors are those of ``lookup``.
+        """
+        [tiers] = self.lookup([(fingerprint, hashes)])
+        known = self._books.known(fingerprint)
+        keys = self._books.keys(known, hashes)
+        why = bytearray(len(keys))
+        with self._books.lock:
+            for place, (key, tier) in enumerate(zip(keys, tiers, strict=True)):
+                if tier != ABSENT:
+                    why[place] = HERE
+                elif self._books.catalog.remembers(key, known.number, known.layout.page_bytes):
+                    why[place] = EVICTED
+                else:
+                    why[place] = UNKNOWN
+        return tiers, bytes(why)
+
     def touch(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
         """Mark pages as used, head of the prefix first. Returns how many are in the arena."""
         keys = self._books.keys(self._books.known(fingerprint), hashes)
@@ -74,6 +93,7 @@ class Finding:
         known = self._books.namespaces.get(fingerprint)
         if known is None:
             return 0
+        self._books.namespaces.note_use(known)
         if len(hashes) > MOST_LOOKUP_PAGES:
             raise LimitExceededError(f"{len(hashes)} pages in one report, the limit is {MOST_LOOKUP_PAGES}")
         missed = min(missed, MOST_LOOKUP_PAGES)

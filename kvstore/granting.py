@@ -21,12 +21,14 @@ class Granting:
         books: of the arena.
         below: tiers that keep quotas, too.
         rules: the first that matches a namespace counts.
+        life: seconds after which a namespace that nobody uses is dropped, where its rule does not say; 0: never.
     """
 
-    def __init__(self, books: Books, below: Below, rules: Sequence[NamespaceRule]) -> None:
+    def __init__(self, books: Books, below: Below, rules: Sequence[NamespaceRule], life: float = 0.0) -> None:
         self._books = books
         self._below = below
         self._rules = tuple(rules)
+        self._life = life
         for known in books.namespaces.known():
             self._grant(known)
 
@@ -62,14 +64,33 @@ class Granting:
         """Tier → most bytes that a namespace may take there, where there is a quota."""
         return rule_for(self._rules, known.layout.name).quotas
 
+    def life_of(self, known: KnownNamespace) -> float:
+        """Seconds after which a namespace that nobody uses is dropped; 0: never."""
+        expire = rule_for(self._rules, known.layout.name).expire
+        return self._life if expire is None else expire
+
+    @property
+    def shortest_life(self) -> float:
+        """The shortest of those that may be anybody's; 0: none is dropped."""
+        lives = [rule.expire for rule in self._rules if rule.expire] + [self._life] * bool(self._life)
+        return min(lives, default=0.0)
+
+    def set_rules(self, rules: Sequence[NamespaceRule], life: float) -> None:
+        """Other rules from now on. A quota that is smaller than what is used takes effect with the next pages.
+
+        A durability that a namespace was opened with stays; a new rule's counts when it is opened again.
+        """
+        self._rules, self._life = tuple(rules), life
+        for known in self._books.namespaces.known():
+            self._grant(known)
+
     def _grant(self, known: KnownNamespace) -> None:
         """Let a namespace have what its rule says: before anybody finds it, and again when its durability changes."""
         quotas = self.quotas(known)
         with self._books.lock:
             if known.durability == "disk":
                 self._books.catalog.set_durable(known.number)
-            if "arena" in quotas:
-                self._books.catalog.set_quota(known.number, quotas["arena"] // FRAME_BYTES)
+            self._books.catalog.set_quota(known.number, quotas["arena"] // FRAME_BYTES if "arena" in quotas else None)
         warn_of_quotas_below_a_page(rule_for(self._rules, known.layout.name), known.layout)
         for tier in self._below.all():
             tier.set_quota(known.fingerprint, quotas.get(tier.name, 0))

@@ -159,6 +159,12 @@ def hash_blocks(
     return hash_run(root_hash(block_size), data[:full], width, _encoded(extra_keys))
 
 
+def hash_check() -> bytes:
+    """The hash of blocks that everybody knows (32 bytes): processes in which it differs find none of each other's."""
+    keys: list[list[ExtraKey | TaggedKey]] = [[("lora", "name"), 7], ["salt", b"bytes"]]
+    return hash_blocks(range(32), 16, keys)[-1]
+
+
 def _pack(ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(ids)}i", *ids)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from kvstore.errors import LayoutMismatchError, LimitExceededError, UnavailableError, UnknownNamespaceError
 from kvstore.layout import Layout
@@ -29,6 +31,19 @@ class KnownNamespace:
     fingerprint: bytes
     durability: str = ""
     """``disk``: its pages don't leave the arena before they are on disk. See :mod:`kvstore.rules`."""
+    created: float = 0.0
+    """When it was opened first: seconds since 1970."""
+
+
+class _Entry(NamedTuple):
+    """What a register says of one namespace."""
+
+    number: int
+    layout: Layout
+    durability: str
+    created: float
+    idle: float
+    """How long nobody had used it when this was written, in seconds."""
 
 
 class Namespaces:
@@ -46,16 +61,19 @@ class Namespaces:
         self._by_fingerprint: dict[bytes, KnownNamespace] = {}
         self._by_identity: dict[bytes, KnownNamespace] = {}
         self._by_number: dict[int, KnownNamespace] = {}
+        self._used: dict[int, float] = {}
+        """Number → when it was used last, on a clock that runs while a node does: one that was set wrong, or a machine
+        that was off, makes nothing old."""
         self._last = 0
         self._closed = False
-        for number, layout, durability in _read(self._files[0]):
-            self._add(number, layout, durability)
+        for entry in _read(self._files[0]):
+            self._restore(entry.number, entry)
         self.in_headers: Mapping[int, KnownNamespace] = dict(self._by_number)
         """What the numbers in the arena's headers stand for. The registers of other folders don't say that."""
         for path in self._files[1:]:
-            for _, layout, durability in _read(path):
-                if layout.identity not in self._by_identity and self._last < _LAST_NUMBER:
-                    self._add(self._last + 1, layout, durability)
+            for entry in _read(path):
+                if entry.layout.identity not in self._by_identity and self._last < _LAST_NUMBER:
+                    self._restore(self._last + 1, entry)
 
     def __len__(self) -> int:
         return len(self._by_fingerprint)
@@ -68,6 +86,14 @@ class Namespaces:
     def get(self, fingerprint: bytes) -> KnownNamespace | None:
         """The namespace with this fingerprint."""
         return self._by_fingerprint.get(fingerprint)
+
+    def note_use(self, known: KnownNamespace) -> None:
+        """Somebody uses it now."""
+        self._used[known.number] = time.monotonic()
+
+    def idle_seconds(self, known: KnownNamespace) -> float:
+        """How long nobody has used a namespace; time in which the node did not run is left out."""
+        return max(0.0, time.monotonic() - self._used.get(known.number, time.monotonic()))
 
     def is_open(self, number: int) -> bool:
         """Whether the namespace of this number was not dropped yet."""
@@ -93,11 +119,14 @@ class Namespaces:
             if known is None:
                 if len(self) >= MOST_NAMESPACES or self._last >= _LAST_NUMBER:
                     raise LimitExceededError(f"the node keeps {len(self)} namespaces, the limit is {MOST_NAMESPACES}")
-                known = self._add(self._last + 1, layout, durability, grant)
-                self.save()
+                known = self._add(
+                    KnownNamespace(self._last + 1, layout, layout.fingerprint, durability, time.time()), grant
+                )
+                self._save()
             elif durability not in ("", known.durability) and known.fingerprint == layout.fingerprint:
-                known = self._add(known.number, layout, durability, grant)
-                self.save()
+                known = self._add(replace(known, durability=durability), grant)
+                self._save()
+            self.note_use(known)
         if known.fingerprint != layout.fingerprint:
             raise LayoutMismatchError(
                 f"namespace {layout.name!r} exists with page_bytes {known.layout.page_bytes}, not {layout.page_bytes};"
@@ -117,18 +146,26 @@ class Namespaces:
                 raise UnknownNamespaceError(f"namespace {known.layout.name!r} was cleared")
             del self._by_fingerprint[known.fingerprint]
             del self._by_identity[known.layout.identity]
-            self.save()
+            self._used.pop(known.number, None)
+            self._save()
 
     def save(self) -> None:
-        """Write the register into all of its folders.
+        """Write the register into all of its folders, unless it is closed.
 
         Called behind a takeover, not before: namespaces of other folders have numbers that the old headers don't know.
         """
+        with self._lock:
+            if not self._closed:
+                self._save()
+
+    def _save(self) -> None:
         entries = [
             {
                 "number": known.number,
                 "layout": json.loads(known.layout.to_json()),
                 "durability": known.durability,
+                "created": round(known.created, 1),
+                "idle": round(self.idle_seconds(known), 1),
             }
             for known in self._by_fingerprint.values()
         ]
@@ -145,29 +182,36 @@ class Namespaces:
         if self._closed:
             raise UnavailableError("the node is stopping")
 
+    def _restore(self, number: int, entry: _Entry) -> None:
+        known = self._add(
+            KnownNamespace(number, entry.layout, entry.layout.fingerprint, entry.durability, entry.created)
+        )
+        self._used[known.number] = time.monotonic() - entry.idle
+
     def _add(
-        self,
-        number: int,
-        layout: Layout,
-        durability: str,
-        grant: Callable[[KnownNamespace], None] = lambda known: None,
+        self, known: KnownNamespace, grant: Callable[[KnownNamespace], None] = lambda known: None
     ) -> KnownNamespace:
-        known = KnownNamespace(number, layout, layout.fingerprint, durability)
         grant(known)
         self._by_fingerprint[known.fingerprint] = known
-        self._by_identity[layout.identity] = known
-        self._by_number[number] = known
-        self._last = max(self._last, number)
+        self._by_identity[known.layout.identity] = known
+        self._by_number[known.number] = known
+        self._last = max(self._last, known.number)
         return known
 
 
-def _read(path: Path) -> list[tuple[int, Layout, str]]:
+def _read(path: Path) -> list[_Entry]:
     """The entries of a register. One that can't be read is empty: its pages are then not found."""
     try:
         entries = json.loads(path.read_text())["namespaces"]
         return _each_once(
             [
-                (int(entry["number"]), Layout.from_json(json.dumps(entry["layout"])), str(entry.get("durability", "")))
+                _Entry(
+                    int(entry["number"]),
+                    Layout.from_json(json.dumps(entry["layout"])),
+                    str(entry.get("durability", "")),
+                    float(entry.get("created", time.time())),  # an older version did not write these down
+                    max(0.0, float(entry.get("idle", 0.0))),
+                )
                 for entry in entries
             ]
         )
@@ -178,8 +222,8 @@ def _read(path: Path) -> list[tuple[int, Layout, str]]:
         return []
 
 
-def _each_once(entries: list[tuple[int, Layout, str]]) -> list[tuple[int, Layout, str]]:
-    numbers = {number for number, _, _ in entries if 0 < number <= _LAST_NUMBER}
-    if not len(entries) == len(numbers) == len({layout.identity for _, layout, _ in entries}):
+def _each_once(entries: list[_Entry]) -> list[_Entry]:
+    numbers = {entry.number for entry in entries if 0 < entry.number <= _LAST_NUMBER}
+    if not len(entries) == len(numbers) == len({entry.layout.identity for entry in entries}):
         raise ValueError("a number or a layout is there twice, or a number is out of range")
     return entries

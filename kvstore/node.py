@@ -43,6 +43,18 @@ _HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_REFLECTIONS
 """Threads, started when needed: as many as the long calls can keep, and those for the control calls."""
 _WAITING_CALLS = 256
 """Calls that may wait for a handler; more are refused with RESOURCE_EXHAUSTED."""
+_RELOADED = (
+    "disk_limit",
+    "disk_write_limit",
+    "redis_limit",
+    "namespace",
+    "tenant",
+    "expire_namespaces",
+    "drain_seconds",
+    "log_level",
+    "log_format",
+)
+"""What SIGHUP changes. The arena's size is not among it: clients map its files, which never change their length."""
 _SERVICES = ("kvstore.v1.Cache", "kvstore.v1.Pages", "kvstore.v1.Bulk")
 _log = logging.getLogger(__name__)
 
@@ -157,23 +169,38 @@ class Node:
         self._socket_lock.release()
         return not closing.is_alive() and self._written_back
 
-    def reload(self, config: NodeConfig) -> list[str]:
-        """Take over what can change while the node runs: the tokens in the token file. Calls under way go on.
+    def reload(self, config: NodeConfig) -> tuple[list[str], list[str]]:
+        """Take over what can change while the node runs: limits, rules, and the tokens in the token file.
+
+        Calls under way go on. A limit that is smaller than what is used lets pages leave before this returns.
 
         Returns:
-            The settings that differ and need a restart.
+            The settings that are others now, and those that differ and need a restart.
 
         Raises:
-            ConfigError: the token file can't be used; the tokens stay as they were.
+            ConfigError: the token file can't be used, or a limit; nothing was changed.
+            ResourceError: a tier can't be made smaller now; limits before it in order were changed.
         """
         differ = [
             field.name
             for field in dataclasses.fields(NodeConfig)
-            if field.name != "log_level" and getattr(config, field.name) != getattr(self.config, field.name)
+            if getattr(config, field.name) != getattr(self.config, field.name)
         ]
-        if self.config.token_file is not None:
-            self.access.replace(read_tokens(self.config.token_file))
-        return differ
+        taken = [key for key in differ if key in _RELOADED and _may_reload(key, self.config, config)]
+        tokens = read_tokens(self.config.token_file) if self.config.token_file is not None else None
+        for tier in self.store.below.all():
+            limit = config.redis_limit if tier is self.store.below.shared else config.disk_limit
+            if f"{tier.name}_limit" in taken:
+                tier.set_limit(limit)
+        if "disk_write_limit" in taken:
+            for own in self.store.below.own:
+                own.set_write_limit(config.disk_write_limit)
+        self.store.set_rules(config.namespace, config.expire_namespaces)
+        self.limits.replace(config.tenant)
+        if tokens is not None:
+            self.access.replace(tokens)
+        self.config = dataclasses.replace(self.config, **{key: getattr(config, key) for key in taken})
+        return taken, [key for key in differ if key not in taken]
 
     @property
     def metrics_port(self) -> int:
@@ -245,6 +272,13 @@ class Node:
         if not port:
             raise ResourceError(f"can't listen on {address}")
         return port
+
+
+def _may_reload(key: str, before: NodeConfig, after: NodeConfig) -> bool:
+    """Whether a limit is one before and behind the change: tiers come and go with the node."""
+    if key in ("disk_limit", "disk_write_limit"):
+        return bool(before.disk_limit and after.disk_limit)
+    return key != "redis_limit" or bool(before.redis and after.redis)
 
 
 def _check_port(host: str, port: int, address: str) -> None:

@@ -56,8 +56,12 @@ class Orders:
         self._own: set[int] = set()
 
     def give_own(self, namespace: int) -> None:
-        """From now on, before it has pages, this namespace's pages are in an order of their own."""
+        """From now on, while none of its pages is in an order, this namespace's are in one of their own."""
         self._own.add(namespace)
+
+    def has_own(self, namespace: int) -> bool:
+        """Whether this namespace's pages are in an order of their own."""
+        return namespace in self._own
 
     def drop(self, namespace: int) -> None:
         """The namespace has no pages any more, and never will."""
@@ -87,6 +91,11 @@ class Orders:
         number = self._slots.rank[slot]
         order.policy.remove(number, lost=lost)
         order.free.append(number)
+
+    def remembers(self, key: bytes, namespace: int, frames: int) -> bool:
+        """Whether a page with slots of this size is known to have left to make room."""
+        order = self._orders.get(frames, {}).get(namespace if namespace in self._own else 0)
+        return order is not None and order.policy.remembers(key)
 
     def touch(self, slots: Sequence[Slot]) -> None:
         """Pages of a prefix were stored or are wanted, head first."""

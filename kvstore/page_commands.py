@@ -12,12 +12,12 @@ from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.bytesize import format_size
 from kvstore.client.client import Client, Namespace
 from kvstore.client.environment import add_url_to, connect_to_node
-from kvstore.errors import InvalidRequestError
+from kvstore.duration import parse_duration
+from kvstore.errors import ConfigError, InvalidRequestError
 from kvstore.hashing import HASH_BYTES
 from kvstore.layout import Layout
 from kvstore.pins import MOST_PINNED_PAGES
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LEAST_DIGITS = 6
 _PINNED_SHARE = 4
 
@@ -158,7 +158,7 @@ def _hashes(given: Sequence[str]) -> list[bytes]:
 
 
 def _duration(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([smhd])", text)
-    if match is None:
-        raise InvalidRequestError(f"--for: {text!r} is no time; write it as 90s, 30m, 12h or 7d")
-    return int(match[1]) * _SECONDS[match[2]]
+    try:
+        return int(parse_duration(text))
+    except ConfigError as error:
+        raise InvalidRequestError(f"--for: {error}") from error

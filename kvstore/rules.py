@@ -10,6 +10,7 @@ from typing import Any
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.bytesize import format_size, parse_size
+from kvstore.duration import parse_duration
 from kvstore.errors import ConfigError
 from kvstore.layout import Layout
 
@@ -32,6 +33,8 @@ class NamespaceRule:
     """The same in Redis, of all nodes together: give every node the same."""
     durability: str = ""
     """One of ``DURABILITIES``."""
+    expire: float | None = None
+    """Seconds after which a namespace that nobody uses is dropped. 0: never. None: as the node does with all."""
 
     @property
     def quotas(self) -> dict[str, int]:
@@ -173,11 +176,22 @@ def _parse_values(table: Mapping[str, object], kind: type[NamespaceRule | Tenant
             raise ConfigError(f"unknown key {key!r}; known: {', '.join(known)}")
         if known[key] == "int":
             values[key] = _size(key, value)
+        elif key == "expire":
+            values[key] = _life(value)
         elif isinstance(value, str):
             values[key] = value
         else:
             raise ConfigError(f"{key} must be a string, got {value!r}")
     return values
+
+
+def _life(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ConfigError(f"expire can't be {value!r}")
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ConfigError(f"expire: {error}") from error
 
 
 def _size(key: str, value: object) -> int:

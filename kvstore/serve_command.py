@@ -22,6 +22,7 @@ from kvstore.client.url import socket_url
 from kvstore.config import NodeConfig, default_disk, default_socket, load_config, load_settings
 from kvstore.errors import KVStoreError
 from kvstore.exit_codes import EXIT_CODES, EXIT_UNCLEAN
+from kvstore.logs import log_to_stderr
 from kvstore.node import Node
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Run a node: pages in shared memory and on disk, served to engines on this host and, where asked,"
         " on others. Every flag is optional; the same settings can be given in a TOML file (--config) and in the"
         " environment (KVSTORE_ARENA=4GiB), and those without a flag there only: quotas and durability of namespaces,"
-        " disk_deadline, drain_seconds, log_level; docs/configuration.md has them all. Flags win over the environment,"
+        " disk_deadline, drain_seconds; docs/configuration.md has them all. Flags win over the environment,"
         " the environment over the file.",
         epilog="example:\n  kvstore serve --arena 4GiB --disk /var/lib/kvstore --disk-limit 100GiB\n\n" + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -100,6 +101,14 @@ def _add_settings(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--redis-limit", metavar="SIZE", help="most bytes in Redis, the same on every node (default: 10GiB)"
     )
+    serve.add_argument("--numa-node", metavar="N", help="NUMA node whose memory the arena is in (default: any)")
+    serve.add_argument(
+        "--expire-namespaces",
+        metavar="TIME",
+        help="drop what nobody used for so long from arena and disk, as 30d (default: never)",
+    )
+    serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: info)")
+    serve.add_argument("--log-format", metavar="FORMAT", help="text, or json: one JSON object a line (default: text)")
     serve.add_argument("--config", metavar="FILE", help="TOML file of settings; docs/configuration.md has all of them")
 
 
@@ -122,6 +131,10 @@ _FLAGS = (
     "disk_key_file",
     "redis",
     "redis_limit",
+    "numa_node",
+    "expire_namespaces",
+    "log_level",
+    "log_format",
 )
 
 
@@ -136,7 +149,7 @@ def _show(options: argparse.Namespace) -> int:
     NodeConfig(**{key: each.value for key, each in settings.items()})  # says what can't be used together
     if options.json:
         print(
-            json.dumps({key: {"value": each.text, "origin": each.origin} for key, each in settings.items()}, indent=2)
+            json.dumps({key: {"value": each.plain, "origin": each.origin} for key, each in settings.items()}, indent=2)
         )
         return 0
     width = max(map(len, settings))
@@ -148,9 +161,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     config = load_config(*_sources(options))
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(config.log_level, config.log_format)
     stop, wake = threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -201,12 +212,15 @@ def _reload(node: Node, options: argparse.Namespace) -> None:
     """Read the settings again, and take over what a running node can change; on a mistake nothing changes."""
     try:
         config = load_config(*_sources(options))
-        ignored = node.reload(config)
+        taken, ignored = node.reload(config)
     except KVStoreError as error:
         _log.error("SIGHUP: nothing was reloaded: %s", error)
         return
-    logging.getLogger().setLevel(config.log_level.upper())
-    _log.info("SIGHUP: log level and tokens were reloaded")
+    log_to_stderr(config.log_level, config.log_format)
+    _log.info(
+        "SIGHUP: log level, limits, quotas and tokens were reloaded%s",
+        f"; changed: {', '.join(taken)}" if taken else "",
+    )
     if ignored:
         _log.warning("SIGHUP: only a restart changes %s", ", ".join(ignored))
 

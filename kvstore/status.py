@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from kvstore.hashing import hash_check
 from kvstore.layout import Layout
 from kvstore.store import Store
 from kvstore.tenants import Grant
@@ -42,6 +44,10 @@ class NamespaceStatus:
     pinned_pages: int
     layout: str
     """As JSON: :meth:`kvstore.layout.Layout.from_json` reads it."""
+    age_seconds: float = 0.0
+    """Since it was opened first."""
+    idle_seconds: float = 0.0
+    """How long nobody has used it; time in which the node did not run is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,10 @@ class Status:
     arena_directory: str
     disk_directory: str
     """Empty without a disk tier."""
+    time: float = 0.0
+    """The node's clock: seconds since 1970. 0: an older node, which does not say."""
+    hash_check: bytes = b""
+    """What the node computes for :func:`kvstore.hashing.hash_check`. Empty: an older node, which does not say."""
 
     def tier(self, name: str) -> TierStatus:
         """The tier of this name.
@@ -118,12 +128,16 @@ def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory
                 each.durability,
                 each.pinned_pages,
                 each.layout.to_json(),
+                each.age_seconds,
+                each.idle_seconds,
             )
             for each in statistics.namespaces
         ),
         clients=statistics.clients,
         arena_directory=str(store.arena.directory),
         disk_directory=disk_directory,
+        time=time.time(),
+        hash_check=hash_check(),
     )
 
 

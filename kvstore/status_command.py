@@ -18,6 +18,7 @@ from rich.text import Text
 from kvstore.answers import TIER_NAMES
 from kvstore.bytesize import format_size
 from kvstore.client.environment import add_url_to, connect_to_node
+from kvstore.duration import format_duration, parse_duration
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.status import NamespaceStatus, Status, TierStatus
 
@@ -34,6 +35,18 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     status.add_argument("positional_url", nargs="?", metavar="URL", help="the same as --url URL")
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(run=_status)
+
+    namespaces = commands.add_parser(
+        "namespaces",
+        help="the namespaces of a node: size, age, how long nobody used them",
+        description="List namespaces, those that nobody has used for longest first. `kvstore clear` drops one by hand,"
+        " --expire-namespaces (or `expire` in a rule) those that nobody uses.",
+        allow_abbrev=False,
+    )
+    add_url_to(namespaces)
+    namespaces.add_argument("--idle", metavar="TIME", help="only those that nobody has used for so long, as 7d")
+    namespaces.add_argument("--json", action="store_true", help="print one JSON array")
+    namespaces.set_defaults(run=_namespaces)
 
     top = commands.add_parser(
         "top",
@@ -58,6 +71,36 @@ def _status(options: argparse.Namespace) -> int:
     else:
         _print_status(status)
     return 0
+
+
+def _namespaces(options: argparse.Namespace) -> int:
+    least = 0.0 if options.idle is None else _idle(options.idle)
+    with connect_to_node(options.url) as client:
+        known = client.status().namespaces
+    chosen = sorted((each for each in known if each.idle_seconds >= least), key=lambda each: -each.idle_seconds)
+    if options.json:
+        print(json.dumps([_plain(dataclasses.asdict(each)) for each in chosen], indent=2))
+        return 0
+    tiers = [tier for tier in TIER_NAMES if tier and any(tier in each.used_bytes for each in chosen)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("fingerprint", no_wrap=True)
+    for column in ("unused", "age", *tiers, "pages", "pinned"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("name", overflow="fold")
+    for each in chosen:
+        sizes = [format_size(each.used_bytes.get(tier, 0)) for tier in tiers]
+        ages = (format_duration(each.idle_seconds), format_duration(each.age_seconds))
+        counts = (f"{each.arena_pages:,}", f"{each.pinned_pages:,}")
+        table.add_row(each.fingerprint.hex()[:12], *ages, *sizes, *counts, Text(each.name))
+    Console().print(table if chosen else "no namespaces")
+    return 0
+
+
+def _idle(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        raise ConfigError(f"--idle: {error}") from error
 
 
 def _print_status(status: Status) -> None:
@@ -93,6 +136,8 @@ def _namespace_line(namespace: NamespaceStatus) -> str:
         quota = namespace.quota_bytes.get(tier)
         of = f" of {format_size(quota)}" if quota else ""
         parts.append(f"{tier} {format_size(namespace.used_bytes[tier])}{of}")
+    if namespace.idle_seconds >= _WORTH_SAYING:
+        parts.append(f"unused for {format_duration(namespace.idle_seconds)}")
     if namespace.durability:
         parts.append(f"durability {namespace.durability}")
     return f"{namespace.fingerprint.hex()[:12]} {namespace.name}: {', '.join(parts)}"
@@ -107,6 +152,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+_WORTH_SAYING = 60.0
 _RATES = ("asked", "stored", "evicted", "overrun", "refused")
 
 

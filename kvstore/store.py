@@ -25,6 +25,7 @@ from kvstore.arena.format import FRAME_BYTES
 from kvstore.below import Below
 from kvstore.books import Books
 from kvstore.dropping import Dropping
+from kvstore.expiring import Expiring
 from kvstore.finding import Finding
 from kvstore.granting import Granting
 from kvstore.keeping import Keeping
@@ -49,6 +50,7 @@ class Store:
         shared: the tier that several nodes share; closed with the store.
         rules: what namespaces are granted.
         small_files: replaces the registers in ``namespace_directories``.
+        life: seconds after which a namespace that nobody uses is dropped, unless its rule says otherwise; 0: never.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Store:
         shared: Tier | None = None,
         rules: Sequence[NamespaceRule] = (),
         small_files: SmallFiles | None = None,
+        life: float = 0.0,
     ) -> None:
         small_files = small_files or SmallFiles()
         self.arena = arena
@@ -69,22 +72,25 @@ class Store:
         self.write_behind = WriteBehind(arena, books.residency, below, books.lock)
         most_pinned = arena.arena_bytes // FRAME_BYTES // PINNED_SHARE
         pins = Pins(namespace_directories[-1] / "pins", time.time(), most_pinned, small_files)
-        self._granting = Granting(books, below, rules)
+        self._granting = Granting(books, below, rules, life)
         finding = Finding(books, below, self.write_behind)
         storing = Storing(books, below, self.write_behind)
         loading = Loading(books, below, self.write_behind)
         self._keeping = Keeping(books, loading, self._granting, pins)
         self._dropping = Dropping(books, below, self.write_behind, self._keeping, self._granting)
+        self.expiring = Expiring(books, self._granting, self._keeping, self._dropping)
         sweeping = Sweeping(books, storing, self._keeping, self.write_behind)
 
         self.attach, self.owner_of = books.attach, books.owner_of
         self.open_namespace, self.batch_pages = self._granting.open_namespace, books.batch_pages
-        self.lookup, self.touch, self.note_use = finding.lookup, finding.touch, finding.note_use
+        self.lookup, self.explain = finding.lookup, finding.explain
+        self.touch, self.note_use = finding.touch, finding.note_use
         self.prepare_store, self.complete_store = storing.prepare_store, storing.complete_store
         self.reserve_ahead, self.complete_ahead = storing.reserve_ahead, storing.complete_ahead
         self.take_over_writing = storing.take_over_writing
         self.prepare_load, self.complete_load = loading.prepare_load, loading.complete_load
         self.still_held, self.checksums = loading.still_held, loading.checksums
+        self.set_rules = self._granting.set_rules
         self.pin, self.unpin = self._keeping.pin, self._keeping.unpin
         self.evict, self.clear = self._dropping.evict, self._dropping.clear
         self.sweep, self.verify = sweeping.sweep, sweeping.verify
@@ -137,6 +143,8 @@ class Store:
                         self._granting.quotas(known),
                         known.durability,
                         self._keeping.pages_of(known.fingerprint),
+                        max(0.0, time.time() - known.created),
+                        self.namespaces.idle_seconds(known),
                     )
                     for known, used in used_below
                 ),
@@ -178,6 +186,7 @@ class Store:
                 closing.callback(tier.close)
             closing.callback(self._books.bringups.close)
             self.write_behind.wake()
+            self.namespaces.save()  # with how long each was not used
             self.write_behind.share_all(deadline)
             self.write_behind.flush(deadline)
 

@@ -272,6 +272,23 @@ class TierContract:
             assert all(tier.write(pages[16:]))
             assert tier.used_by(namespace) > 2 << 20
 
+    def test_the_limit_may_be_changed(self, open_tier: Callable[[], Tier]) -> None:
+        """A lower one holds when the next page was written at the latest; a higher one gives room again."""
+        pages = [make_page(n, 1 << 20) for n in range(40)]
+        with self.opened(open_tier) as tier:
+            assert all(tier.write(pages[:12]))
+            tier.set_limit(8 << 20)
+            for page in pages[12:24]:
+                assert tier.write([page]) == [True]
+                counts = tier.statistics()
+                assert counts.used_bytes <= counts.limit_bytes == 8 << 20
+            assert read_pages(tier, pages[23:24]) == [True]
+            tier.set_limit(16 << 20)
+            for page in pages[24:]:
+                assert tier.write([page]) == [True]
+            counts = tier.statistics()
+            assert 8 << 20 < counts.used_bytes <= counts.limit_bytes == 16 << 20
+
     def test_touched_pages_leave_last(self, open_tier: Callable[[], Tier]) -> None:
         """What is used in a faster tier stays for longer than what is not. Unknown keys are passed over."""
         pages = [make_page_of(1, n, 1 << 20) for n in range(20)]

@@ -27,6 +27,7 @@ class Upkeep:
             threading.Thread(target=self._write_back, name="kvstore-write-back", daemon=True),
             threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True),
         ]
+        self._threads.append(threading.Thread(target=self._expire, name="kvstore-expire", daemon=True))
         if store.below.shared is not None:
             self._threads.append(threading.Thread(target=self._share, name="kvstore-share", daemon=True))
         if store.kept_pages:
@@ -57,6 +58,10 @@ class Upkeep:
     def _sweep(self) -> None:
         while not self._stop.wait(_SWEEP_SECONDS):
             _keep_going(self._store.sweep)
+
+    def _expire(self) -> None:
+        while not self._stop.wait(self._store.expiring.wait_seconds):
+            _keep_going(lambda: self._store.expiring.expire(self._stop))
 
     def _verify(self) -> None:
         damaged = _keep_going(lambda: self._store.verify(self._stop))

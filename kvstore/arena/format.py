@@ -45,6 +45,7 @@ COUNTERS = (
     "corrupt",
     "shared",
     "unshared",
+    "expired",
 )
 """Pages by what happened to them; they survive the node's death together with the pages."""
 

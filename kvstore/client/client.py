@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.answers import ABSENT, ARENA, MOST_LOOKUP_PAGES, TIER_NAMES
+from kvstore.answers import ABSENT, ARENA, EVICTED, MOST_LOOKUP_PAGES, TIER_NAMES
 from kvstore.client.buffers import Pages, page_arrays
 from kvstore.client.bulk import BulkPath
 from kvstore.client.bulk_pool import BulkPool
@@ -294,6 +294,16 @@ class Namespace:
     def lookup(self, hashes: Sequence[bytes]) -> Lookup:
         """Which pages are here. Errors as :meth:`Client.lookup`."""
         return self._client.lookup([(self, hashes)])[0]
+
+    def explain(self, hashes: Sequence[bytes]) -> list[tuple[str | None, bool]]:
+        """Where pages are, for people who ask why a prompt missed: 131,072 at most.
+
+        Returns:
+            For each page its tier, or None; and whether the node remembers that it left the arena to make room.
+        """
+        _check_hashes(hashes, MOST_LOOKUP_PAGES)
+        tiers, why = self._controlled(lambda control, left: control.explain(self.fingerprint, hashes, left))
+        return [(TIER_NAMES[tier], reason == EVICTED) for tier, reason in zip(tiers, why, strict=True)]
 
     def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
         """Store pages that follow each other in their chain, head of the prefix first.

@@ -105,6 +105,11 @@ class RemoteControl:
         request = pb.LookupRequest(queries=[_page_list(fingerprint, hashes) for fingerprint, hashes in queries])
         return list(self._connection.call(self._connection.stub.Lookup, request, timeout).tiers)
 
+    def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
+        """For each page the tier that has it, and why none has."""
+        reply = self._connection.call(self._connection.stub.Explain, _page_list(fingerprint, hashes), timeout)
+        return reply.tiers, reply.absences
+
     def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """Mark pages as used."""
         return self._count(self._connection.stub.Touch, _page_list(fingerprint, hashes), timeout)
@@ -153,12 +158,16 @@ class RemoteControl:
                     each.durability,
                     each.pinned_pages,
                     each.layout,
+                    each.age_seconds,
+                    each.idle_seconds,
                 )
                 for each in reply.namespaces
             ),
             clients=reply.clients,
             arena_directory=reply.arena_directory,
             disk_directory=reply.disk_directory,
+            time=reply.time,
+            hash_check=reply.hash_check,
         )
 
     def close(self) -> None:

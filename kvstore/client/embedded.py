@@ -65,6 +65,11 @@ class EmbeddedStore(Path):
         with self._used():
             return self._store.lookup(queries)
 
+    def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
+        """For each page the tier that has it, and why none has."""
+        with self._used():
+            return self._store.explain(fingerprint, hashes)
+
     def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """Mark pages as used."""
         with self._used():

@@ -126,6 +126,10 @@ class Control(Protocol):
         """For each (fingerprint, hashes) one byte a page: see :mod:`kvstore.answers`."""
         ...
 
+    def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
+        """One byte a page, twice: as :meth:`lookup` says it; and why it is absent (:data:`kvstore.answers.HERE` …)."""
+        ...
+
     def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """Mark pages as used."""
         ...

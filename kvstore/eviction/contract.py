@@ -34,6 +34,10 @@ class EvictionPolicy(Protocol):
         """
         ...
 
+    def remembers(self, key: bytes) -> bool:
+        """Whether this page is known to have left, lost; no policy remembers all."""
+        ...
+
     def victims(self) -> Iterator[int]:
         """Every slot once, in the order in which they should leave; within one use the tail before the head.
 

@@ -146,6 +146,10 @@ class ExpectedReuse:
         if not self._children[row]:
             self._free.append(row)  # else, when the last page behind it has left
 
+    def remembers(self, key: bytes) -> bool:
+        """Whether this page left and did not come back."""
+        return xxhash.xxh3_64_intdigest(key) in self._ghosts
+
     def victims(self) -> Iterator[int]:
         """The least worth first."""
         first = self._next_leaf if self._clock < self._next_until else -1

@@ -39,6 +39,9 @@ class Ghosts:
         self.keys[place] = key or 1
         self.classes[place], self.uses[place], self.used[place] = ghost
 
+    def __contains__(self, key: int) -> bool:
+        return bool(self.keys) and self.keys[key & (len(self.keys) - 1)] == (key or 1)
+
     def take(self, key: int) -> tuple[int, Ghost] | None:
         """A page is back: its place here, and what was remembered of it, once."""
         if not self.keys:

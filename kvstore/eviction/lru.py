@@ -31,6 +31,10 @@ class LeastRecentlyUsed:
         """The page left."""
         self._order.pop(slot, None)
 
+    def remembers(self, key: bytes) -> bool:
+        """It remembers nothing."""
+        return False
+
     def victims(self) -> Iterator[int]:
         """The oldest use first."""
         return iter(self._order)

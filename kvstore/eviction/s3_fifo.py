@@ -73,6 +73,10 @@ class S3FIFO:
         else:
             del self._main[slot]
 
+    def remembers(self, key: bytes) -> bool:
+        """Whether this page left the small queue lately."""
+        return key in self._ghosts
+
     def victims(self) -> Iterator[int]:
         """From the small queue while it is too large, else from the main one."""
         self._settle()

@@ -167,6 +167,29 @@ class SegmentLog:
         self._count_older()
         return recovered, max(ids, default=0) + 1
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Another limit from now on; whoever calls this makes room behind it. Segments keep their length.
+
+        Raises:
+            ConfigError: there would be room for less than two segments; nothing was changed.
+        """
+        least = max(MIN_LIMIT_BYTES, 2 * self.segment_bytes)
+        if limit_bytes < least:
+            raise ConfigError(
+                f"disk limit is {limit_bytes} bytes; while the tier is open the least is {least}, two of its segments"
+                " (a restart makes them shorter)"
+            )
+        self.limit_bytes = self._room_bytes = limit_bytes
+        self.reserve_bytes = self.segment_bytes // _RESERVE_SHARE if 4 * self.segment_bytes <= limit_bytes else 0
+        self._most_padded = limit_bytes - self._small_bytes - _fresh_footprint(ChunkSize(1, 0))
+
+    def set_write_limit(self, limit_bytes: int) -> None:
+        """Another limit on the bytes written a day; 0: none."""
+        self._small_bytes -= self.budget.file_bytes
+        self.budget.limit_bytes = limit_bytes
+        self._small_bytes += self.budget.file_bytes
+        self._most_padded = self.limit_bytes - self._small_bytes - _fresh_footprint(ChunkSize(1, 0))
+
     def replay(self) -> Iterator[tuple[Segment, npt.NDArray[np.void]]]:
         """The records found at opening (``record.RECORDS``), segment by segment: the last one of a key counts."""
         for segment, found in self._recovered:

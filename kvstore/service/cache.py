@@ -72,6 +72,12 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         return pb.LookupReply(tiers=self._store.lookup(queries))
 
     @answering
+    def Explain(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.ExplainReply:
+        """Which pages are here, and why not."""
+        tiers, absences = self._store.explain(request.fingerprint, split_hashes(request.hashes))
+        return pb.ExplainReply(tiers=tiers, absences=absences)
+
+    @answering
     def PrepareStore(self, request: pb.PrepareStoreRequest, context: grpc.ServicerContext) -> pb.PrepareStoreReply:
         """Reserve slots."""
         self._note_use(request.used)
@@ -169,6 +175,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             clients=status.clients,
             arena_directory=status.arena_directory,
             disk_directory=status.disk_directory,
+            time=status.time,
+            hash_check=status.hash_check,
         )
 
     def _note_use(self, report: pb.UseReport) -> int:

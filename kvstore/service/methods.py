@@ -54,6 +54,7 @@ NEEDS: dict[str, Needs] = {
     _CACHE + "Attach": Needs(ALL_OF_IT),
     _CACHE + "OpenNamespace": Needs(READ),
     _CACHE + "Lookup": Needs(READ, _of_queries),
+    _CACHE + "Explain": Needs(READ, _own),
     _CACHE + "PrepareStore": Needs(WRITE, _of_pages),
     _CACHE + "CompleteStore": Needs(WRITE),
     _CACHE + "PrepareLoad": Needs(READ, _of_pages),

@@ -120,6 +120,19 @@ class Tier(Protocol):
         """
         ...
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Say how many bytes the whole tier may take, from now on. What is too much leaves at once, or as others come.
+
+        Raises:
+            ConfigError: less than the tier can do with while it is open; nothing was changed.
+            ResourceError: what is too much can't leave now; the limit holds all the same for what comes.
+        """
+        ...
+
+    def set_write_limit(self, limit_bytes: int) -> None:
+        """Say how many bytes may be written a day, from now on; 0: any. A tier that nodes share passes it over."""
+        ...
+
     def used_by(self, prefix: bytes) -> int:
         """Bytes of a namespace's pages that are here, padding and headers included. From memory, without I/O."""
         ...

@@ -14,6 +14,12 @@ class PageTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAGE_TIER_DISK: _ClassVar[PageTier]
     PAGE_TIER_REDIS: _ClassVar[PageTier]
 
+class PageAbsence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAGE_ABSENCE_NONE: _ClassVar[PageAbsence]
+    PAGE_ABSENCE_UNKNOWN: _ClassVar[PageAbsence]
+    PAGE_ABSENCE_EVICTED: _ClassVar[PageAbsence]
+
 class StoreOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STORE_OUTCOME_RESERVED: _ClassVar[StoreOutcome]
@@ -23,6 +29,9 @@ PAGE_TIER_ABSENT: PageTier
 PAGE_TIER_ARENA: PageTier
 PAGE_TIER_DISK: PageTier
 PAGE_TIER_REDIS: PageTier
+PAGE_ABSENCE_NONE: PageAbsence
+PAGE_ABSENCE_UNKNOWN: PageAbsence
+PAGE_ABSENCE_EVICTED: PageAbsence
 STORE_OUTCOME_RESERVED: StoreOutcome
 STORE_OUTCOME_PRESENT: StoreOutcome
 STORE_OUTCOME_REFUSED: StoreOutcome
@@ -102,6 +111,14 @@ class LookupReply(_message.Message):
     TIERS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, tiers: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ExplainReply(_message.Message):
+    __slots__ = ("tiers", "absences")
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    ABSENCES_FIELD_NUMBER: _ClassVar[int]
+    tiers: bytes
+    absences: bytes
+    def __init__(self, tiers: _Optional[bytes] = ..., absences: _Optional[bytes] = ...) -> None: ...
 
 class PrepareStoreRequest(_message.Message):
     __slots__ = ("pages", "client", "ttl_ms", "parent", "ahead", "used")
@@ -271,7 +288,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
-    __slots__ = ("name", "fingerprint", "page_bytes", "arena_pages", "used_bytes", "quota_bytes", "durability", "pinned_pages", "layout")
+    __slots__ = ("name", "fingerprint", "page_bytes", "arena_pages", "used_bytes", "quota_bytes", "durability", "pinned_pages", "layout", "age_seconds", "idle_seconds")
     class UsedBytesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +312,8 @@ class NamespaceStatus(_message.Message):
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     PINNED_PAGES_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: bytes
     page_bytes: int
@@ -304,10 +323,12 @@ class NamespaceStatus(_message.Message):
     durability: str
     pinned_pages: int
     layout: str
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., arena_pages: _Optional[int] = ..., used_bytes: _Optional[_Mapping[str, int]] = ..., quota_bytes: _Optional[_Mapping[str, int]] = ..., durability: _Optional[str] = ..., pinned_pages: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
+    age_seconds: float
+    idle_seconds: float
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., arena_pages: _Optional[int] = ..., used_bytes: _Optional[_Mapping[str, int]] = ..., quota_bytes: _Optional[_Mapping[str, int]] = ..., durability: _Optional[str] = ..., pinned_pages: _Optional[int] = ..., layout: _Optional[str] = ..., age_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "instance", "pid", "uptime_seconds", "tiers", "namespaces", "clients", "arena_directory", "disk_directory")
+    __slots__ = ("version", "instance", "pid", "uptime_seconds", "tiers", "namespaces", "clients", "arena_directory", "disk_directory", "time", "hash_check")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +338,8 @@ class StatusReply(_message.Message):
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     ARENA_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     DISK_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    HASH_CHECK_FIELD_NUMBER: _ClassVar[int]
     version: str
     instance: int
     pid: int
@@ -326,4 +349,6 @@ class StatusReply(_message.Message):
     clients: int
     arena_directory: str
     disk_directory: str
-    def __init__(self, version: _Optional[str] = ..., instance: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[int] = ..., arena_directory: _Optional[str] = ..., disk_directory: _Optional[str] = ...) -> None: ...
+    time: float
+    hash_check: bytes
+    def __init__(self, version: _Optional[str] = ..., instance: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[int] = ..., arena_directory: _Optional[str] = ..., disk_directory: _Optional[str] = ..., time: _Optional[float] = ..., hash_check: _Optional[bytes] = ...) -> None: ...

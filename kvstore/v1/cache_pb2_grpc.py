@@ -49,6 +49,11 @@ class CacheStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.LookupRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.LookupReply.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/kvstore.v1.Cache/Explain',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.PageList.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.ExplainReply.FromString,
+                _registered_method=True)
         self.PrepareStore = channel.unary_unary(
                 '/kvstore.v1.Cache/PrepareStore',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.PrepareStoreRequest.SerializeToString,
@@ -130,6 +135,13 @@ class CacheServicer(object):
 
     def Lookup(self, request, context):
         """Which pages are here, for several namespaces at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """The same, and what is known of those that are nowhere. For people who ask why a prompt missed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,6 +247,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Lookup,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.LookupRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.LookupReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.PageList.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.ExplainReply.SerializeToString,
             ),
             'PrepareStore': grpc.unary_unary_rpc_method_handler(
                     servicer.PrepareStore,
@@ -378,6 +395,33 @@ class Cache(object):
             '/kvstore.v1.Cache/Lookup',
             kvstore_dot_v1_dot_cache__pb2.LookupRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.LookupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/Explain',
+            kvstore_dot_v1_dot_cache__pb2.PageList.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.ExplainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -76,6 +76,8 @@ class MemoryTier:
     writes: list[list[bytes]] = field(default_factory=list)
     """The keys of each write."""
     quotas: dict[bytes, int] = field(default_factory=dict)
+    limit: int = 0
+    write_limit: int = 0
     touched: list[bytes] = field(default_factory=list)
     flush_error: Exception | None = None
     flushes: int = 0
@@ -118,6 +120,12 @@ class MemoryTier:
 
     def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
         self.quotas[prefix] = limit_bytes
+
+    def set_limit(self, limit_bytes: int) -> None:
+        self.limit = limit_bytes
+
+    def set_write_limit(self, limit_bytes: int) -> None:
+        self.write_limit = limit_bytes
 
     def used_by(self, prefix: bytes) -> int:
         return sum(len(payload) for key, (_, payload) in self.pages.items() if key.startswith(prefix))
@@ -349,10 +357,14 @@ def open_store(shm: Path) -> Iterator[Callable[..., Store]]:
     stores: list[Store] = []
 
     def open_it(
-        frames: int = 64, tiers: Sequence[Tier] = (), also: Sequence[Path] = (), rules: Sequence[NamespaceRule] = ()
+        frames: int = 64,
+        tiers: Sequence[Tier] = (),
+        also: Sequence[Path] = (),
+        rules: Sequence[NamespaceRule] = (),
+        life: float = 0.0,
     ) -> Store:
         arena = Arena(shm / "arena", frames * FRAME_BYTES)
-        stores.append(Store(arena, tiers, [shm / "arena", *also], rules=rules))
+        stores.append(Store(arena, tiers, [shm / "arena", *also], rules=rules, life=life))
         return stores[-1]
 
     yield open_it

@@ -41,7 +41,7 @@ check(pb.StorePages(ticket=1, checksums=[0, 2**64 - 1]))
 check(pb.StatusReply(version="1", uptime_seconds=0.5, tiers=[pb.TierStatus(name="arena", counters={"hit": 7})]))
 assert pb.StatusReply.FromString(pb.StatusReply(pid=7).SerializeToString()).pid == 7
 assert pb.PAGE_TIER_DISK == 2 and pb.PageTier.Name(1) == "PAGE_TIER_ARENA"
-assert len(pb.DESCRIPTOR.services_by_name["Cache"].methods) == 15
+assert len(pb.DESCRIPTOR.services_by_name["Cache"].methods) == 16
 
 import kvstore.service.standard  # whose messages are described by hand
 import kvstore.client.client

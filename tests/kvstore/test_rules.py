@@ -35,6 +35,30 @@ def put_all(store: Store, known: Any, kv: SimpleNamespace, numbers: Any) -> None
         assert kv.put(store, known, [number]).stored == 1
 
 
+def test_quotas_change_while_pages_are_there(open_store: OpenStore, kv: SimpleNamespace) -> None:
+    """The first quota of a namespace with pages, a lower one, and none again."""
+    store = open_store(64, [])
+    one, other = (store.open_namespace(kv.layout(name, FRAME)) for name in ("one", "other"))
+    kv.put(store, one, range(10))  # a chain: its tail leaves first
+    kv.put(store, one, [20])
+    put_all(store, other, kv, range(10))
+    store.set_rules(parse_rules([{"match": "one*", "arena": 8 * FRAME}]), 0.0)
+    store.check_integrity()
+    assert len(here(store, one, kv, range(21))) == 11, "it counts from the next page on"
+    put_all(store, one, kv, [21])
+    store.check_integrity()
+    assert here(store, one, kv, [0, 20, 21]) == [0, 20, 21], "what was used last stays, and the head of the chain"
+    assert len(here(store, one, kv, range(22))) == 8
+    assert len(here(store, other, kv, range(10))) == 10, "nobody else pays"
+    store.set_rules(parse_rules([{"match": "one*", "arena": 4 * FRAME}]), 0.0)
+    put_all(store, one, kv, [22])
+    assert len(here(store, one, kv, range(23))) == 4
+    store.set_rules((), 0.0)
+    put_all(store, one, kv, range(30, 40))
+    assert len(here(store, one, kv, range(40))) == 14
+    store.check_integrity()
+
+
 def test_the_first_rule_that_matches_counts() -> None:
     rules = parse_rules(
         [{"match": "llama*", "arena": "1MiB"}, {"match": "*tenant b", "disk": 5}, {"durability": "disk"}]

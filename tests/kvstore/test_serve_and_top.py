@@ -29,10 +29,11 @@ class TestConfigShow:
         monkeypatch.setenv("KVSTORE_REDIS_LIMIT", "6GiB")
         assert cli.main(["config", "show", "--config", str(file), "--redis-limit", "7GiB", "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
-        assert shown["arena"] == {"value": "2 GiB", "origin": str(file)}
-        assert shown["disk_limit"] == {"value": "5 GiB", "origin": "KVSTORE_DISK_LIMIT"}
-        assert shown["redis_limit"] == {"value": "7 GiB", "origin": "--redis-limit"}
-        assert shown["listen"] == {"value": "none", "origin": "default"}
+        assert shown["arena"] == {"value": 2 << 30, "origin": str(file)}
+        assert shown["disk_limit"] == {"value": 5 << 30, "origin": "KVSTORE_DISK_LIMIT"}
+        assert shown["redis_limit"] == {"value": 7 << 30, "origin": "--redis-limit"}
+        assert shown["listen"] == {"value": None, "origin": "default"}
+        assert shown["insecure"] == {"value": False, "origin": "default"}
 
     @pytest.mark.parametrize(
         ("url", "shown"),
@@ -106,16 +107,53 @@ class TestHangup:
         self, node_process: Callable[..., NodeProcess], tmp_path: Path, eventually
     ) -> None:
         file = tmp_path / "kvstore.toml"
-        file.write_text("drain_seconds = 9\n")
+        file.write_text("disk_deadline = 9\n")
         node = node_process(config=str(file))
-        file.write_text('drain_seconds = 8\nlog_level = "debug"\n')
+        file.write_text('disk_deadline = 8\nlog_level = "debug"\ndrain_seconds = 7\n')
         os.kill(node.pid, signal.SIGHUP)
-        eventually(lambda: "only a restart changes drain_seconds" in node.errors.read_text())
+        eventually(lambda: "only a restart changes disk_deadline" in node.errors.read_text())
+        assert "changed: drain_seconds, log_level" in node.errors.read_text()
         file.write_text("drain = 8\n")
         os.kill(node.pid, signal.SIGHUP)
         eventually(lambda: "unknown key 'drain'" in node.errors.read_text())
         with kvstore.connect(node.url, timeout=20.0) as client:
             assert client.status().pid == node.pid
+
+
+    def test_limits_and_quotas_change_while_it_runs(
+        self, node_process: Callable[..., NodeProcess], tmp_path: Path, eventually
+    ) -> None:
+        file = tmp_path / "kvstore.toml"
+        file.write_text('disk_limit = "64MiB"\narena = "16MiB"\n')
+        node = node_process(config=str(file), disk_limit=None, arena=None, log_format="json")
+        with kvstore.connect(node.url, timeout=20.0) as client:
+            pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=1 << 20))
+            for number in range(24):
+                pages.store([bytes([number]) * 32], np.full(1 << 20, number, np.uint8))
+            client.flush()
+            before = client.status().tier("disk").used_bytes
+            file.write_text('disk_limit = "18MiB"\narena = "1GiB"\n[[namespace]]\narena = "2MiB"\n')
+            os.kill(node.pid, signal.SIGHUP)
+            eventually(lambda: "only a restart changes" in node.errors.read_text())
+            status = client.status()
+            assert status.tier("disk").limit_bytes == 18 << 20
+            assert status.tier("disk").used_bytes <= 18 << 20 < before
+            assert status.namespaces[0].quota_bytes == {"arena": 2 << 20}
+            for number in range(4):
+                pages.store([bytes([100 + number]) * 32], np.full(1 << 20, number, np.uint8))
+            assert client.status().namespaces[0].used_bytes["arena"] <= 2 << 20
+            file.write_text('disk_limit = "2MiB"\narena = "16MiB"\n')
+            os.kill(node.pid, signal.SIGHUP)
+            eventually(lambda: "nothing was reloaded" in node.errors.read_text())
+            assert client.status().tier("disk").limit_bytes == 18 << 20, "a mistake changes nothing"
+        lines = [json.loads(line) for line in node.errors.read_text().splitlines() if line.startswith("{")]
+        said = {line["message"]: line for line in lines}
+        [changed] = [message for message in said if "changed: " in message]
+        assert changed.endswith("changed: disk_limit, namespace")
+        [waiting] = [line for message, line in said.items() if "only a restart changes" in message]
+        assert (waiting["level"], waiting["message"]) == ("warning", "SIGHUP: only a restart changes arena")
+        [refused] = [line for message, line in said.items() if "nothing was reloaded" in message]
+        assert "the least is 16777216, two of its segments" in refused["message"]
 
 
 class TestTop:

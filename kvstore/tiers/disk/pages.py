@@ -134,6 +134,11 @@ class Pages:
             self.counts.errors += errors
             self.counts.late += late
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """The tier's limit is another one: so is how long a page that is not used counts as wanted."""
+        with self._lock:
+            self._lately = limit_bytes // _LATELY_SHARE
+
     def set_quota(self, fingerprint: bytes, limit_bytes: int) -> None:
         """See :class:`~kvstore.tiers.disk.quotas.Quotas`."""
         with self._lock:

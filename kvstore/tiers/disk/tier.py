@@ -214,6 +214,35 @@ class DiskTier:
         """
         self._pages.set_quota(prefix, limit_bytes)
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Limit the whole tier from now on; what is too much leaves before this returns. Segments keep their length.
+
+        Raises:
+            ConfigError: less than two segments; nothing was changed.
+            ResourceError: the system refuses to delete segments, or is late; the limit holds for what comes.
+        """
+        with self._changing:
+            if self._closed:
+                return
+            self._log.set_limit(limit_bytes)
+            self._pages.set_limit(limit_bytes)
+            try:
+                self._room.make(NO_CHUNK, carry=False)
+            except OSError as error:
+                self._logged.write_failed(error)
+                raise ResourceError(
+                    f"the disk tier has {self._log.used_bytes} bytes, the limit is {limit_bytes} now, and segments"
+                    f" can't be deleted: {error.strerror or error}"
+                ) from error
+            finally:
+                self._pages.used_bytes = self._log.used_bytes
+
+    def set_write_limit(self, limit_bytes: int) -> None:
+        """Limit what is written a day (UTC), from now on; what was written today counts. 0: no limit."""
+        with self._changing:
+            if not self._closed:
+                self._log.set_write_limit(limit_bytes)
+
     def used_by(self, prefix: bytes) -> int:
         """Bytes of a namespace's pages: whole blocks, and a record each in a header and a footer. No I/O."""
         return self._pages.used_by(prefix)

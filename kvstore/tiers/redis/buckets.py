@@ -72,6 +72,10 @@ class Buckets:
         if isinstance(number, bytes) and number.isdigit() and 1 <= int(number) <= names.MOST_BUCKETS:
             self._number = int(number)
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Another limit; the buckets stay as many as there are."""
+        self._limit_bytes = limit_bytes
+
     def set_quota(self, namespace: bytes, limit_bytes: int) -> None:
         """See :meth:`kvstore.tiers.redis.RedisTier.set_quota`."""
         if len(namespace) != names.NAMESPACE_BYTES:

@@ -68,9 +68,7 @@ class RedisTier:
         pause: float = FIRST_PAUSE,
         refresh: float = REFRESH_SECONDS,
     ) -> None:
-        least = 4 * CHUNK_BYTES
-        if limit_bytes < least:
-            raise ConfigError(f"redis: a limit of {limit_bytes} bytes, the least is {format_size(least)}")
+        _check_limit(limit_bytes)
         self._limit_bytes = limit_bytes
         self._timeout = timeout
         self._lookup_timeout = lookup_timeout
@@ -212,6 +210,19 @@ class RedisTier:
         """
         self._buckets.set_quota(prefix, limit_bytes)
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Limit all pages, of all nodes: give every node the same. What is too much leaves as new pages come.
+
+        Raises:
+            ConfigError: too small a limit; nothing was changed.
+        """
+        _check_limit(limit_bytes)
+        self._limit_bytes = limit_bytes
+        self._buckets.set_limit(limit_bytes)
+
+    def set_write_limit(self, limit_bytes: int) -> None:
+        """Nothing wears out."""
+
     def used_by(self, prefix: bytes) -> int:
         """Bytes that a namespace's pages take here, those of all nodes, as of when the servers last said so."""
         return self._buckets.books.used_by(prefix)
@@ -229,3 +240,9 @@ class RedisTier:
         """Close all connections. No method may be called after it."""
         self._look.close()
         self._servers.close()
+
+
+def _check_limit(limit_bytes: int) -> None:
+    least = 4 * CHUNK_BYTES
+    if limit_bytes < least:
+        raise ConfigError(f"redis: a limit of {limit_bytes} bytes, the least is {format_size(least)}")
