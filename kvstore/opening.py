@@ -25,7 +25,8 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
         ResourceError: a folder can't be used, or the memory is not there.
         FormatError: a newer version wrote the disk tier's files.
     """
-    arena = Arena(config.arena_directory, config.arena, progress, config.sharers)
+    numa_node = int(config.numa_node) if config.numa_node else None
+    arena = Arena(config.arena_directory, config.arena, progress, config.sharers, numa_node)
     tiers: list[Tier] = []
     try:
         directories = [arena.directory]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from kvstore.arena import format as fmt
 from kvstore.arena.index import IndexReader, IndexWriter
+from kvstore.arena.numa import Placement
 from kvstore.arena.readers import LINE_WORDS, READERS_BYTES
 from kvstore.arena.room import check_room
 from kvstore.bytesize import format_size
@@ -65,8 +66,10 @@ class Arena:
         arena_bytes: size of ``pages``; rounded down to whole units.
         progress: told how far populating is; it takes about a second for each GiB.
         sharers: who besides this user may attach.
+        numa_node: whose memory it is in; None: any.
 
     Raises:
+        ConfigError: this machine has no such NUMA node.
         InUseError: another process owns the folder.
         ResourceError: the folder can't be used, or the memory is not there; the message names both sizes.
     """
@@ -77,7 +80,9 @@ class Arena:
         arena_bytes: int,
         progress: Progress = lambda done, size: None,
         sharers: Sharers = Sharers(),  # noqa: B008 - it can't be changed
+        numa_node: int | None = None,
     ) -> None:
+        placement = Placement(numa_node)
         self.unit_bytes = fmt.unit_bytes_for(arena_bytes)
         self.units = arena_bytes // self.unit_bytes
         self.arena_bytes = self.units * self.unit_bytes
@@ -89,9 +94,13 @@ class Arena:
             (directory / "clients").mkdir(mode=0o700, exist_ok=True)
             self.taken_over = self._take_over()
             if not self.taken_over:
-                self._make(lambda done, size: progress(done // 2, size))
+                with placement.allocating():
+                    self._make(lambda done, size: progress(done // 2, size))
             self._let_in(sharers)
             self._map()
+            if self.taken_over:  # it may lie elsewhere
+                placement.move(self._pages_map)
+                placement.move(self._headers_map)
             # Allocated memory is not yet zeroed, and not yet in this process's page tables: the first copies would pay.
             before = 0 if self.taken_over else self.arena_bytes
             share = 1 if self.taken_over else 2

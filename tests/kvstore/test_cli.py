@@ -363,6 +363,7 @@ class TestStatus:
         assert status["tiers"][0]["name"] == "arena"
         assert status["tiers"][0]["counters"]["stored"] == 2
         used = status["namespaces"][0]["used_bytes"]
+        assert 0 <= status["namespaces"][0].pop("idle_seconds") <= status["namespaces"][0].pop("age_seconds") + 1
         assert status["namespaces"] == [
             {
                 "name": "tiny[/b] [red] · block 16 · group 0",

@@ -119,7 +119,6 @@ class TestHangup:
         with kvstore.connect(node.url, timeout=20.0) as client:
             assert client.status().pid == node.pid
 
-
     def test_limits_and_quotas_change_while_it_runs(
         self, node_process: Callable[..., NodeProcess], tmp_path: Path, eventually
     ) -> None:
