@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstore.layout import Layout
@@ -67,8 +67,8 @@ class NamespaceUsage:
     """Tier → most bytes that they may take; only where there is a quota."""
     durability: str
     pinned_pages: int
-    age_seconds: float
-    idle_seconds: float
+    age_seconds: float = field(compare=False)
+    idle_seconds: float = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)

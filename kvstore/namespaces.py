@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class KnownNamespace:
     fingerprint: bytes
     durability: str = ""
     """``disk``: its pages don't leave the arena before they are on disk. See :mod:`kvstore.rules`."""
-    created: float = 0.0
+    created: float = field(default=0.0, compare=False)
     """When it was opened first: seconds since 1970."""
 
 
