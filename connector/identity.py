@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from connector.weights import weights_fingerprint
-from kvstore.errors import ResourceError
+from kvstore.errors import ConfigError, ResourceError
 from kvstore.layout import Layout
 
 _NAMES_NOTHING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "name_or_path")
@@ -82,6 +82,23 @@ class Place:
     pp_rank: int = 0
 
 
+def parts_a_rank(kv_parts: int, tp_size: int) -> int:
+    """Into how many parts each rank's KV heads are cut.
+
+    Args:
+        kv_parts: those of all ranks; 0: nothing is cut.
+        tp_size: how many ranks have heads of their own.
+
+    Raises:
+        ConfigError: ranks would share a part.
+    """
+    if kv_parts % tp_size:
+        raise ConfigError(
+            f"kv_parts {kv_parts}: must be a multiple of the {tp_size} ranks that have KV heads of their own"
+        )
+    return kv_parts // tp_size
+
+
 def layouts(model: Model, groups: Sequence[CacheGroup], place: Place, tenant: str) -> list[Layout]:
     """The layouts of one worker's pages, by cache group."""
     return [
@@ -104,3 +121,20 @@ def layouts(model: Model, groups: Sequence[CacheGroup], place: Place, tenant: st
         )
         for number, group in enumerate(groups)
     ]
+
+
+def layouts_by_part(
+    model: Model, groups: Sequence[CacheGroup], place: Place, tenant: str, parts: int
+) -> list[list[Layout]]:
+    """The layouts of one worker's pages, by part and cache group: a part is what a rank of its own would have.
+
+    Args:
+        model: whose pages.
+        groups: a part of their blocks.
+        place: the worker's.
+        tenant: whose pages.
+        parts: into how many the worker's KV heads are cut.
+    """
+    size, first = place.tp_size * parts, place.tp_rank * parts
+    places = [replace(place, tp_size=size, tp_rank=first + part) for part in range(parts)]
+    return [layouts(model, groups, of_part, tenant) for of_part in places]

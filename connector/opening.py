@@ -47,22 +47,27 @@ class Connection:
         self._ticket_key = options.ticket_key
 
     def worker_half(
-        self, layouts: Sequence[Layout], pages: Sequence[PagedKV], pin: Callable[[Bytes], PinnedMapping] | None
+        self,
+        layouts: Sequence[Sequence[Layout]],
+        pages: Sequence[Sequence[PagedKV]],
+        pin: Callable[[Bytes], PinnedMapping] | None,
     ) -> WorkerConnector:
         """For one worker.
 
         Args:
-            layouts: of its pages, by group.
-            pages: by group.
+            layouts: of its pages, by part and group.
+            pages: the same.
             pin: registers the arena with the worker's device; None: there is none.
         """
+        by_group = [layout for of_group in zip(*layouts, strict=True) for layout in of_group]
         return WorkerConnector(
-            self._namespaces(layouts),
-            pages,
+            self._namespaces(by_group),
+            [kv for of_group in zip(*pages, strict=True) for kv in of_group],
+            parts=len(layouts),
             load_deadline=self._options.load_deadline_ms / 1000,
             store_deadline=self._options.store_deadline_ms / 1000,
             arena=PinnedArena(lambda: self._client.arena, pin) if pin is not None else None,
-            peers=self._peers.namespaces(layouts),
+            peers=self._peers.namespaces(by_group),
         )
 
     def scheduler_half(
@@ -79,7 +84,7 @@ class Connection:
         """For the scheduler; the arguments are those of :class:`EngineRequests`.
 
         Args:
-            parts: layouts by group, of each rank that has pages of its own (:func:`parts_of`).
+            parts: layouts by group, of each part that a page has (:func:`parts_of`).
         """
         own, *others = map(self._namespaces, parts)
         scheduler = SchedulerConnector(
@@ -132,11 +137,11 @@ class Connection:
         return namespaces
 
 
-def parts_of(workers: Sequence[tuple[str, Sequence[str]]], expected: int, url: str) -> list[list[Layout]]:
-    """What the workers keep: layouts by group, once for those that hold the same.
+def parts_of(workers: Sequence[tuple[str, Sequence[Sequence[str]]]], expected: int, url: str) -> list[list[Layout]]:
+    """What the workers keep: of each part of a page the layouts by group, once where several workers hold the same.
 
     Args:
-        workers: for each rank its machine's name, and its layouts as JSON.
+        workers: for each rank its machine's name, and its layouts by part and group, as JSON.
         expected: how many there are.
         url: of the node that all of them use.
 
@@ -151,4 +156,5 @@ def parts_of(workers: Sequence[tuple[str, Sequence[str]]], expected: int, url: s
             f"there are workers on {', '.join(sorted(away))}, and {url} is a socket of this machine alone;"
             " name one node by kv:// or kvs:// for all of them"
         )
-    return [[Layout.from_json(text) for text in texts] for texts in dict.fromkeys(tuple(texts) for _, texts in workers)]
+    told = dict.fromkeys(tuple(texts) for _, parts in workers for texts in parts)
+    return [[Layout.from_json(text) for text in texts] for texts in told]

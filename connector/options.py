@@ -37,6 +37,9 @@ class Options:
     """``"recompute"``: blocks that could not be loaded are computed; ``"keep"``: as vLLM's own setting has it."""
     tenant: str = ""
     """Whose pages: tenants never hit each other's."""
+    kv_parts: int = 0
+    """Into how many parts the KV heads of a page are cut, so that engines of another tensor-parallel size read it: the
+    largest size among these engines. 0: a part a rank, for engines of the same size."""
     peers: Mapping[str, str] = field(default_factory=dict)
     """URL by node id: where a decode instance may load from."""
     ticket_key_file: str = ""
@@ -84,6 +87,7 @@ class Options:
         return options
 
 
+_WHOLE = {"store_threshold": 1, "kv_parts": 0}
 _NUMBERS = {"lookup_budget_ms": 0.0, "load_deadline_ms": 1.0, "store_deadline_ms": 1.0}
 """Lowest values."""
 
@@ -91,9 +95,9 @@ _NUMBERS = {"lookup_budget_ms": 0.0, "load_deadline_ms": 1.0, "store_deadline_ms
 def _check_type(key: str, value: Any) -> None:
     if key == "async_load":
         right, wanted = isinstance(value, bool), "true or false"
-    elif key == "store_threshold":
-        right = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        wanted = "a whole number of at least 1"
+    elif key in _WHOLE:
+        right = isinstance(value, int) and not isinstance(value, bool) and value >= _WHOLE[key]
+        wanted = f"a whole number of at least {_WHOLE[key]}"
     elif key in _NUMBERS:
         right = isinstance(value, int | float) and not isinstance(value, bool) and _NUMBERS[key] <= value <= 3_600_000
         wanted = f"milliseconds between {_NUMBERS[key]:g} and 3600000"

@@ -141,7 +141,7 @@ def difference(theirs: str, mine: Layout) -> str:
         if other[name] != value
     ]
     if any(name.startswith(("tp_", "pp_")) for name in (part.split(" ")[0] for part in told)):
-        told.append("pages of another number of ranks can't be read unless their heads come first")
+        told.append("pages of another number of ranks are read only with kv_parts set to the larger one at both sides")
     return "; ".join(told) or "the first cache group is the same, others differ"
 
 

@@ -47,16 +47,16 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, group_kernel_blocks
 
 from connector.announcements import Announcements
 from connector.engine_requests import EngineRequests, Group
-from connector.identity import CacheGroup, Place, layouts
+from connector.identity import CacheGroup, Place, layouts_by_part, parts_a_rank
 from connector.metrics import METRICS, Counts, Increments, together, worker_counts
 from connector.opening import Connection, parts_of
 from connector.options import KEEP, RECOMPUTE, Options
 from connector.plan import StepPlan
-from connector.vllm_values import cache_group, check_groups, check_parallel, layers_of, model_of, rows_of
+from connector.vllm_values import cache_group, check_groups, check_parallel, model_of, rows_by_part
 from connector.worker import LoadTiming, WorkerConnector
 from gpu.pages import PagedKV
 from gpu.pinned import PinnedMapping
-from kvstore.errors import KVStoreError
+from kvstore.errors import ConfigError, KVStoreError
 from kvstore.layout import Layout
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class KVStoreWorkerMetadata(KVConnectorWorkerMetadata):
 class KVStoreHandshake(KVConnectorHandshakeMetadata):
     """What a worker's pages are."""
 
-    layouts: list[str]
-    """By cache group: :class:`kvstore.Layout` as JSON."""
+    layouts: list[list[str]]
+    """By part, mostly a single one, and cache group: :class:`kvstore.Layout` as JSON."""
     host: str = ""
     """The machine that it runs on."""
 
@@ -161,7 +161,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         _log_as_vllm_does()
         self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
         self._connection = Connection(self._options, os.environ)
-        self._layouts: list[Layout] = []
+        self._layouts: list[list[Layout]] = []  # by part and group
         self._increments = Increments()
         events = vllm_config.kv_events_config
         self._has_listeners = events is not None and events.enable_kv_cache_events
@@ -226,34 +226,34 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             check_groups(config)
             check_parallel(self._vllm_config.parallel_config)
-            views = [
-                [
-                    rows_of(group_kernel_blocks(kv_caches[name], config.num_blocks), spec.page_size_bytes)
-                    for name, spec in layers_of(g)
-                ]
-                for g in groups
-            ]
+            blocks = {n: group_kernel_blocks(kv_caches[n], config.num_blocks) for g in groups for n in g.layer_names}
             place = _place(self._vllm_config, config.kv_tp_replicas)
-            described = [self._describe(group, kv_caches, of) for group, of in zip(groups, views, strict=True)]
-            self._layouts = layouts(model_of(self._vllm_config), described, place, self._options.tenant)
-            pages = [PagedKV(tensors, "block dim") for tensors in views]
+            cut = parts_a_rank(self._options.kv_parts, place.tp_size)
+            views = [rows_by_part(group, blocks, cut) for group in groups]
+            described = [self._describe(group, blocks, of[0], cut) for group, of in zip(groups, views, strict=True)]
+            model, tenant = model_of(self._vllm_config), self._options.tenant
+            self._layouts = layouts_by_part(model, described, place, tenant, max(1, cut))
+            pages = [[PagedKV(tensors, "block dim") for tensors in of_part] for of_part in zip(*views, strict=True)]
+        except ConfigError:
+            raise
         except Exception as error:  # noqa: BLE001 - a model that kvstore does not know is no error of vLLM's
             self._layouts = []
             logger.warning("vLLM runs without kvstore: %s: %s", type(error).__name__, error)
             return
         self._writes = _tp_rank() % config.kv_tp_replicas == 0
-        device = views[0][0].device
+        device = views[0][0][0].device
         pin = partial(_pin, device) if device.type == "cuda" else None
         self._worker = self._connection.worker_half(self._layouts, pages, pin)
         atexit.register(self.shutdown)
-        for layout in self._layouts:
+        for layout in (layout for of_part in self._layouts for layout in of_part):
             logger.info("kvstore at %s: %s, %d bytes a page", self._options.url, layout.name, layout.page_bytes)
 
     def get_handshake_metadata(self) -> KVStoreHandshake | None:
         """This worker's layouts, for the scheduler; None: it has nothing to say."""
         if not self._layouts:
             return None
-        return KVStoreHandshake([layout.to_json() for layout in self._layouts], socket.gethostname())
+        told = [[layout.to_json() for layout in of_part] for of_part in self._layouts]
+        return KVStoreHandshake(told, socket.gethostname())
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Gives up stores of blocks that this step overwrites."""
@@ -294,7 +294,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         """The same, and which loads failed where blocks can't be named (several cache groups)."""
         sent, received = self.get_finished(finished_req_ids)
         failed = self._worker.get_requests_with_load_errors() if self._worker is not None else set()
-        return KVConnectorTransferResults(sent, received, failed if len(self._layouts) > 1 else set())
+        return KVConnectorTransferResults(sent, received, failed if len(self._specs) > 1 else set())
 
     def build_connector_worker_meta(self) -> KVStoreWorkerMetadata | None:
         """What the scheduler needs to know to choose between loading and computing."""
@@ -306,7 +306,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that vLLM has to compute."""
         errors = self._worker.get_block_ids_with_load_errors() if self._worker is not None else set()
-        return errors if len(self._layouts) == 1 else set()
+        return errors if len(self._specs) == 1 else set()
 
     # The scheduler's side.
 
@@ -436,16 +436,19 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def _specs(self) -> list[Any]:
         return [group.kv_cache_spec for group in self._kv_cache_config.kv_cache_groups]
 
-    def _describe(self, group: Any, kv_caches: Mapping[str, torch.Tensor], views: list[torch.Tensor]) -> CacheGroup:
-        config, names = self._kv_cache_config, [name for name, _ in layers_of(group)]
+    def _describe(
+        self, group: Any, blocks: Mapping[str, torch.Tensor], views: Sequence[torch.Tensor], cut: int
+    ) -> CacheGroup:
+        config, names = self._kv_cache_config, list(group.layer_names)
         context = self._vllm_config.compilation_config.static_forward_context
         backends = [backend.get_name() for backend in get_current_attn_backends(self._vllm_config, names)]
         return cache_group(
             group,
-            {name: group_kernel_blocks(kv_caches[name], config.num_blocks)[0] for name in names},
+            blocks,
             sum(view.shape[1] for view in views),
             [f"vllm-{vllm_version}", *backends, str(getattr(config, "kv_cache_layout", ""))],
             lambda name: getattr(context.get(name), "isa", ""),
+            cut,
         )
 
     def _set_failure_policy(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from connector.identity import CacheGroup, Model
 from connector.tracked import Tracked
-from kvstore.errors import ResourceError
+from kvstore.errors import ConfigError, ResourceError
 
 _KINDS = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
 """Kinds of layers whose blocks are pages: what a block holds depends on the tokens up to its end alone."""
@@ -79,28 +80,67 @@ def layers_of(group: Any) -> list[tuple[str, Any]]:
     return [(name, by_name.get(name, group.kv_cache_spec)) for name in group.layer_names]
 
 
+def rows_by_part(group: Any, blocks: Mapping[str, torch.Tensor], parts: int) -> list[list[torch.Tensor]]:
+    """A cache group's blocks as rows of bytes (:func:`rows_of`), by part and layer.
+
+    Args:
+        group: a ``KVCacheGroupSpec``.
+        blocks: of each of its layers, ``(blocks, heads, tokens, elements)`` where they are cut.
+        parts: into how many ranges of KV heads they are cut; 0: not at all.
+
+    Raises:
+        ConfigError: they can't be cut so.
+        ResourceError: a block is not one run of bytes.
+    """
+    if not parts:
+        return [[rows_of(blocks[name], spec.page_size_bytes) for name, spec in layers_of(group)]]
+    rows: list[list[torch.Tensor]] = [[] for _ in range(parts)]
+    for name, spec in layers_of(group):
+        of_layer, heads = blocks[name], getattr(spec, "num_kv_heads", 1)
+        if heads % parts:
+            raise ConfigError(f"kv_parts: a rank's {heads} KV heads of {name} can't be cut into {parts} parts")
+        if of_layer.dim() != 4 or of_layer.shape[1] != heads:
+            raise ConfigError(
+                f"kv_parts: blocks of shape {tuple(of_layer.shape[1:])} of {name} don't show their KV heads"
+            )
+        for part, cut in enumerate(torch.split(of_layer, heads // parts, 1)):
+            try:
+                rows[part].append(rows_of(cut, cut[0].numel() * cut.element_size()))
+            except ResourceError as error:
+                raise ConfigError(
+                    f"kv_parts: the KV heads of {name} do not come first in a block (strides {of_layer.stride()[1:]}):"
+                    " another VLLM_KV_CACHE_LAYOUT is needed"
+                ) from error
+    return rows
+
+
 def cache_group(
     group: Any,
-    inside: Mapping[str, torch.Tensor],
+    blocks: Mapping[str, torch.Tensor],
     page_bytes: int,
     details: Sequence[str],
     isa: Callable[[str], str],
+    parts: int = 0,
 ) -> CacheGroup:
     """What decides on the bytes of a cache group's blocks.
 
     Args:
         group: a ``KVCacheGroupSpec``.
-        inside: one block of each of its layers.
-        page_bytes: of one block of all of its layers.
+        blocks: of each of its layers.
+        page_bytes: of one block of all of its layers, or of a part of it.
         details: what is the same for all of them: the engine's version, attention backends, the cache's layout.
         isa: the processor's instruction set by which a layer packs its blocks.
+        parts: into how many ranges of KV heads the blocks are cut (:func:`rows_by_part`): described is one of them.
     """
     layers = layers_of(group)
+    if parts:
+        layers = [(name, replace(spec, num_kv_heads=spec.num_kv_heads // parts)) for name, spec in layers]
     _, spec = layers[0]
-    of_layers = [
-        f"{name} {tuple(inside[name].shape)} {inside[name].stride()} {inside[name].dtype} {isa(name)} {layer_spec!r}"
-        for name, layer_spec in layers
-    ]
+    of_layers = []
+    for name, layer_spec in layers:
+        inside = blocks[name][0, : layer_spec.num_kv_heads] if parts else blocks[name][0]
+        shape = f"{tuple(inside.shape)} {inside.stride()} {inside.dtype}"
+        of_layers.append(f"{name} {shape} {isa(name)} {layer_spec!r}")
     return CacheGroup(
         block_size=spec.block_size,
         page_bytes=page_bytes,

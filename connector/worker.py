@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from connector.arrivals import PARTIAL_WAIT, pause_after
 from connector.health import NodeHealth
-from connector.lane import Lane, Transfer
+from connector.lane import Lane, Plan, Transfer
 from connector.plan import LoadPlan, StepPlan, StorePlan
 from kvstore.errors import InvalidRequestError
 
@@ -90,10 +90,12 @@ class WorkerConnector:
     (``LoadPlan.wait``) copies those that are there, and lets other loads pass while it waits for the next ones.
 
     Args:
-        namespaces: of the layouts of the model's cache groups, one each.
+        namespaces: of the layouts of the model's cache groups, one each, or ``parts``, group by group.
         peers: the same namespaces at other nodes, by the names that plans give these. Their pages are loaded on a
             thread of its own, so that a node that hangs holds up nobody else's.
-        pages: the engine's paged KV, one a group; its ``page_bytes`` is the layout's.
+        pages: the engine's paged KV, one for each namespace; its ``page_bytes`` is the layout's.
+        parts: into how many parts a page is cut here, each with a namespace of its own. They are moved one after the
+            other; plans speak of whole pages, and what is counted are parts.
         load_deadline: seconds from :meth:`start_load_kv` on.
         store_deadline: seconds from :meth:`start_save_kv` on.
         clock: seconds, monotonic.
@@ -114,6 +116,7 @@ class WorkerConnector:
         clock: Callable[[], float] = time.monotonic,
         arena: PinnedArena | None = None,
         by_layer: bool = False,
+        parts: int = 1,
         peers: Mapping[str, Sequence[Namespace]] | None = None,
     ) -> None:
         if len(namespaces) != len(pages):
@@ -129,6 +132,7 @@ class WorkerConnector:
         self._peer_health = {node: NodeHealth(f"loading pages of {node}", clock) for node in self._peers}
         self._arena = arena
         self._by_layer = by_layer
+        self._parts = parts
         self._clock = clock
         self._load_health = NodeHealth("loading pages", clock)
         self._store_health = NodeHealth("storing pages", clock)
@@ -160,7 +164,7 @@ class WorkerConnector:
 
     def start_load_kv(self, plan: StepPlan) -> None:
         """Begins the step's loads. Call it before the forward pass where that computes what is loaded."""
-        for load in plan.loads:
+        for load in self._of_parts(plan.loads):
             self._loads_under_way[load.request_id] += 1
             self._lane_of(load).submit(load)
 
@@ -194,7 +198,7 @@ class WorkerConnector:
 
     def start_save_kv(self, plan: StepPlan) -> None:
         """Begins the step's stores. Call it when the forward pass that computes their blocks has been queued."""
-        for store in plan.stores:
+        for store in self._of_parts(plan.stores):
             self._stores_under_way[store.request_id] += 1
             self._stores.submit(store)
         self._ending.update(plan.finished)
@@ -289,6 +293,12 @@ class WorkerConnector:
     def _load_lanes(self) -> Sequence[Lane[LoadPlan]]:
         return (self._loads, self._peer_loads) if self._peers else (self._loads,)
 
+    def _of_parts(self, plans: Sequence[Plan]) -> Iterator[Plan]:
+        """The same for each part of the pages; a part's number among the namespaces stands for its group."""
+        for plan in plans:
+            for part in range(self._parts):
+                yield replace(plan, group=plan.group * self._parts + part)
+
     def _lane_of(self, load: LoadPlan) -> Lane[LoadPlan]:
         return self._peer_loads if load.node else self._loads
 
@@ -331,7 +341,7 @@ class WorkerConnector:
             with self._lock:
                 self._loaded_by_tier.update(tiers[:valid])
                 if valid == len(tiers) and len(set(tiers)) == 1 and not plan.node:
-                    self._timings.append((tiers[0], valid, time.monotonic() - started))
+                    self._timings.append((tiers[0], valid, (time.monotonic() - started) * self._parts))
             self._count(bytes_loaded=valid * pages.page_bytes)
             if valid < len(hashes[batch]):
                 if self._may_come(transfer, namespace):
@@ -397,7 +407,7 @@ class WorkerConnector:
             )
             if not result.refused:
                 with self._lock:
-                    self._stored.append((transfer.plan.group, hashes[batch]))
+                    self._stored.append((transfer.plan.group // self._parts, hashes[batch]))
         _touch_whole(namespace, hashes)
 
     def _pinned(self) -> AbstractContextManager[None]:

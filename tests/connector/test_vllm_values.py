@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="reads an engine's tensors")
 
-from connector.vllm_values import model_of, rows_of  # noqa: E402
-from kvstore.errors import ResourceError  # noqa: E402
+from connector.vllm_values import cache_group, model_of, rows_by_part, rows_of  # noqa: E402
+from kvstore.errors import ConfigError, ResourceError  # noqa: E402
 
 
 def test_a_block_that_is_one_run_of_bytes_is_a_row() -> None:
@@ -31,6 +32,49 @@ def test_a_block_of_which_parts_lie_elsewhere_is_refused() -> None:
         rows_of(heads_outside, 2 * 8 * 6 * 4)
     with pytest.raises(ResourceError, match="not one run of bytes"):
         rows_of(torch.zeros(4, 96, dtype=torch.uint8), 128)  # pages longer than from block to block
+
+
+@dataclass(frozen=True)
+class Spec:
+    """As much of a ``FullAttentionSpec`` as is read."""
+
+    num_kv_heads: int
+    block_size: int = 8
+    head_size: int = 6
+    page_size_bytes: int = 0
+    dtype: torch.dtype = torch.float32
+
+
+def group_of(heads: int) -> SimpleNamespace:
+    return SimpleNamespace(kv_cache_spec=Spec(heads), layer_names=["0", "1"])
+
+
+def test_heads_are_cut_into_what_ranks_have() -> None:
+    whole = {name: torch.randn(5, 4, 8, 6) for name in ("0", "1")}
+    first, second = rows_by_part(group_of(4), whole, 2)
+    of_rank = {name: blocks[:, 2:].contiguous() for name, blocks in whole.items()}
+    (alone,) = rows_by_part(group_of(2), of_rank, 1)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(second, alone, strict=True))
+    assert first[0].shape == (5, 2 * 8 * 6 * 4)
+    # So both have one name, and are told from what is cut otherwise.
+    described = cache_group(group_of(4), whole, 2 * 384, ["vllm"], lambda _: "", 2)
+    assert described == cache_group(group_of(2), of_rank, 2 * 384, ["vllm"], lambda _: "", 1)
+    assert described == cache_group(group_of(2), of_rank, 2 * 384, ["vllm"], lambda _: "")
+    assert described != cache_group(group_of(4), whole, 4 * 384, ["vllm"], lambda _: "")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "parts", "says"),
+    [
+        (torch.zeros(5, 4, 8, 6), 3, "4 KV heads of 0 can't be cut into 3"),
+        (torch.zeros(5, 8, 4, 6).transpose(1, 2), 2, "do not come first in a block"),
+        (torch.zeros(5, 2, 4, 4, 6), 2, "don't show their KV heads"),
+        (torch.zeros(5, 8, 6), 2, "don't show their KV heads"),
+    ],
+)
+def test_heads_that_can_not_be_cut_are_refused(blocks: torch.Tensor, parts: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        rows_by_part(group_of(4), {"0": blocks, "1": blocks}, parts)
 
 
 @pytest.fixture
