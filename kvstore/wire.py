@@ -20,6 +20,8 @@ LOAD_STREAM = "/kvstore.v1.Pages/Load"
 STORE_STREAM = "/kvstore.v1.Pages/Store"
 MESSAGE_BYTES = 2 << 20
 """Largest raw message of a payload stream: larger ones are several times slower, smaller ones cost more calls."""
+AT_ONCE_BYTES = 4 << 20
+"""Most bytes of pages that are sent with the request that stores them: a call less, for bytes that may come in vain."""
 MOST_MESSAGE_BYTES = 8 << 20
 """Largest message that either end takes: room for the hashes of the largest lookup."""
 REASON_KEY = "kvstore-reason"

@@ -1,9 +1,10 @@
 """Bulk connections: pages over plain TCP (or TLS), straight from and into their place.
 
 gRPC's messages cost a copy on each side and twice the processor time. A bulk connection is opened with a one-time token
-that the gRPC channel gave (``kvstore.v1.Bulk/Open``) and carries requests one after the other, each answered before the
-next. Everything is a *frame*: a header of 32 bytes (:mod:`kvstore.bulk.frame`), a message, and the pages of its
-payload. Header and message have a checksum, and each page has one behind it::
+that the gRPC channel gave (``kvstore.v1.Bulk/Open``) and carries requests one after the other, answered in their
+order; a client may send the next one before it has the answer. Everything is a *frame*: a header of 32 bytes
+(:mod:`kvstore.bulk.frame`), a message, and the pages of its payload. Header and message have a checksum, and each page
+has one behind it::
 
     client                                      node
     HELLO    the token                      ->
@@ -15,6 +16,9 @@ payload. Header and message have a checksum, and each page has one behind it::
     PUT      StorePages without checksums,
              payload: the reserved pages    ->
                                             <-  STORED    StoreCounts
+    PUT      StorePages with a request,
+             payload: all pages of it       ->
+                                            <-  STORED    StoreCounts, of all of them
     any of these                            ->
                                             <-  FAILED    name and text of the error; the connection stays good
 

@@ -7,17 +7,16 @@ stored again.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import ExitStack
 from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.answers import LONGEST_TICKET, RESERVED
+from kvstore.answers import RESERVED
 from kvstore.client.bulk_pool import BulkPool
 from kvstore.client.bulk_requests import BulkRequests
 from kvstore.client.control import Connection
@@ -25,10 +24,10 @@ from kvstore.client.deadline import time_left
 from kvstore.client.path import OpenedNamespace, Path
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
-from kvstore.client.stream import StreamPath, settle
+from kvstore.client.stream import LOAD_BATCHES, StreamPath, new_ticket, settle, store_request
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError, UnknownNamespaceError
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.wire import join_hashes
+from kvstore.wire import AT_ONCE_BYTES, join_hashes
 
 Bytes = npt.NDArray[np.uint8]
 Answer = TypeVar("Answer")
@@ -49,6 +48,10 @@ class BulkPath(Path):
         self._pool = pool
         self._stream = StreamPath(connection)
 
+    def load_pages(self, namespace: OpenedNamespace) -> int:
+        """Several batches: each is asked for before the one before it is here."""
+        return LOAD_BATCHES * namespace.batch_pages
+
     def prepare_store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
     ) -> PendingStore:
@@ -57,7 +60,13 @@ class BulkPath(Path):
         page_bytes = namespace.layout.page_bytes
         pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in reply.outcomes]
         wanted = [page for page in pages if page is not None]
-        finish = partial(self._finish, namespace, reply, hashes, wanted, parent, lambda: time.monotonic() + timeout)
+
+        def finish(publish: bool) -> StoreResult:
+            deadline = time.monotonic() + timeout
+            if publish:
+                return self._begin_put(namespace, reply, hashes, wanted, parent, deadline)()
+            return self._stream.finish(reply.ticket, wanted, timeout, publish=False)
+
         return PendingStore(pages, reply.outcomes, finish)
 
     def store(
@@ -69,11 +78,26 @@ class BulkPath(Path):
         parent: bytes = b"",
     ) -> StoreResult:
         """Store whole pages, sent from where they are."""
+        return self.begin_store(namespace, hashes, pages, timeout, parent)()
+
+    def begin_store(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
+    ) -> Callable[[], StoreResult]:
+        """Send whole pages; what became of them is asked for later, while the next ones are sent by another
+        connection."""
         deadline = time.monotonic() + timeout
+        if sum(page.size for page in pages) <= AT_ONCE_BYTES:
+            stored = self._store_at_once(namespace, hashes, pages, deadline, parent)
+            return lambda: stored
         reply = self._reserve(namespace, hashes, deadline, parent)
         wanted = [page for page, outcome in zip(pages, reply.outcomes, strict=True) if outcome == RESERVED]
-        finish = partial(self._finish, namespace, reply, hashes, wanted, parent, lambda: deadline)
-        return PendingStore([], reply.outcomes, finish).complete()
+        tell = self._begin_put(namespace, reply, hashes, wanted, parent, deadline)
+        return PendingStore([], reply.outcomes, lambda publish: tell()).complete
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
         """Receive the leading pages."""
@@ -89,10 +113,14 @@ class BulkPath(Path):
         """Receive the leading pages into place, and verify them."""
         deadline = time.monotonic() + timeout
         tiers: list[str] = []
+        if not hashes:
+            return tiers
 
         def ask(requests: BulkRequests) -> list[str]:
-            asked = pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes[len(tiers) :]))
-            requests.load(asked, into[len(tiers) :], tiers, deadline)
+            starts = range(len(tiers), len(hashes), namespace.batch_pages)
+            batches = [hashes[start : start + namespace.batch_pages] for start in starts]
+            lists = [pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(batch)) for batch in batches]
+            requests.load(lists, into[len(tiers) :], tiers, deadline)
             return tiers
 
         try:
@@ -125,47 +153,93 @@ class BulkPath(Path):
     def _reserve(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], deadline: float, parent: bytes
     ) -> pb.PrepareStoreReply:
-        left = time_left(deadline)
-        request = pb.PrepareStoreRequest(
-            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
-            ttl_ms=math.ceil(min(left, LONGEST_TICKET) * 1000),
-            parent=parent,
-        )
+        request = store_request(namespace, hashes, deadline, parent)
         reply = self._tried(lambda requests: requests.reserve(request, deadline), deadline)
         if reply is None:
             reply = self._connection.call(self._connection.stub.PrepareStore, request, time_left(deadline))
         return reply
 
-    def _finish(
+    def _store_at_once(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        deadline: float,
+        parent: bytes,
+    ) -> StoreResult:
+        """Send pages with the request that stores them."""
+        for _ in range(_TRIES):
+            request = pb.StorePages(ticket=new_ticket(), request=store_request(namespace, hashes, deadline, parent))
+            tell = self._send(request, pages, deadline)
+            if tell is None:
+                break
+            counts = tell()
+            if counts is None:
+                settled = settle(self._connection, request.ticket, time_left(deadline))
+                if not settled.stored and settled.present != len(pages):
+                    continue
+                counts = pb.StoreCounts(stored=settled.stored, present=settled.present)
+            return StoreResult(counts.stored, counts.present, len(pages) - counts.stored - counts.present)
+        return self._stream.store(namespace, hashes, pages, time_left(deadline), parent)
+
+    def _begin_put(
         self,
         namespace: OpenedNamespace,
         reply: pb.PrepareStoreReply,
         hashes: Sequence[bytes],
         pages: Sequence[Bytes],
         parent: bytes,
-        until: Callable[[], float],
-        publish: bool,
-    ) -> StoreResult:
-        """Send what was reserved, or give it up; when the connection breaks, find out what became of it."""
+        deadline: float,
+    ) -> Callable[[], StoreResult]:
+        """Send what was reserved. What it returns says what became of it, also when the connection breaks."""
         if not reply.ticket:
-            return StoreResult()
-        deadline = until()
-        if not publish:
-            return self._stream.finish(reply.ticket, pages, time_left(deadline), publish=False)
-        with self._pool.lent(deadline) as requests:
-            if requests is None:
-                return self._stream.finish(reply.ticket, pages, time_left(deadline), publish=True)
-            try:
-                counts = requests.put(reply.ticket, pages, deadline)
+            return StoreResult
+        tell = self._send(pb.StorePages(ticket=reply.ticket), pages, deadline)
+        if tell is None:
+            stored = self._stream.finish(reply.ticket, pages, time_left(deadline), publish=True)
+            return lambda: stored
+
+        def told() -> StoreResult:
+            counts = tell()
+            if counts is not None:
                 # Fewer than were sent: the reservation lapsed, or an earlier node gave it.
                 return StoreResult(counts.stored, counts.present, len(pages) - counts.stored - counts.present)
-            except (UnavailableError, FormatError, InvalidRequestError):
-                if not requests.good:
-                    self._pool.forget_idle()
-        settled = settle(self._connection, reply.ticket, time_left(deadline))
-        if settled.stored + settled.present == len(pages):
-            return StoreResult(settled.stored, settled.present)
-        return self._store_again(namespace, reply.outcomes, hashes, pages, deadline, parent)
+            settled = settle(self._connection, reply.ticket, time_left(deadline))
+            if settled.stored + settled.present == len(pages):
+                return StoreResult(settled.stored, settled.present)
+            return self._store_again(namespace, reply.outcomes, hashes, pages, deadline, parent)
+
+        return told
+
+    def _send(
+        self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float
+    ) -> Callable[[], pb.StoreCounts | None] | None:
+        """Send payloads by a connection; None: there is none to be had. What it returns waits for the answer: None
+        when the connection broke, or the pages did on their way."""
+        lent = ExitStack()
+        requests = lent.enter_context(self._pool.lent(deadline))
+        if requests is None:
+            return None
+        broke = False
+        try:
+            requests.put(request, pages, deadline)
+        except (UnavailableError, FormatError):
+            broke = True
+        except BaseException:
+            lent.close()
+            raise
+
+        def tell() -> pb.StoreCounts | None:
+            with lent:
+                try:
+                    return None if broke else requests.stored()
+                except (UnavailableError, FormatError, InvalidRequestError):
+                    return None
+                finally:
+                    if not requests.good:
+                        self._pool.forget_idle()
+
+        return tell
 
     def _store_again(
         self,

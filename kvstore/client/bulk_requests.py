@@ -15,6 +15,7 @@ from kvstore.answers import LONGEST_TICKET, TIER_NAMES
 from kvstore.bulk.channel import Channel
 from kvstore.bulk.frame import Header, Kind, payload_bytes
 from kvstore.errors import FormatError
+from kvstore.hashing import HASH_BYTES
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import error_named
 
@@ -37,16 +38,35 @@ class BulkRequests:
         self.channel = channel
         self.good = False
 
-    def load(self, pages: pb.PageList, into: Sequence[Bytes], tiers: list[str], deadline: float) -> None:
+    def load(self, batches: Sequence[pb.PageList], into: Sequence[Bytes], tiers: list[str], deadline: float) -> None:
         """Receive the leading pages into place.
 
         Args:
-            pages: which ones.
+            batches: which ones; each batch is asked for before the one before it is here.
             into: where each goes.
             tiers: gets the tier of each page that came whole and right, as it comes, also when an error follows.
             deadline: on the clock of ``time.monotonic``.
         """
-        self._ask(Kind.LOAD, pb.LoadPages(pages=pages).SerializeToString(), deadline)
+        asked = [pb.LoadPages(pages=batch).SerializeToString() for batch in batches]
+        self._ask(Kind.LOAD, asked[0], deadline)
+        start = 0
+        for place, batch in enumerate(batches):
+            more = place + 1 < len(batches)
+            if more:
+                self._ask(Kind.LOAD, asked[place + 1], deadline)
+            end = start + len(batch.hashes) // HASH_BYTES
+            try:
+                whole = self._receive_run(into[start:end], tiers)
+            finally:
+                good, self.good = self.good, self.good and not more
+            if not whole:
+                if good and more:  # the next batch is on its way: nobody wants it
+                    self.good = not self.expect(Kind.RUN)[0].payload
+                return
+            start = end
+
+    def _receive_run(self, into: Sequence[Bytes], tiers: list[str]) -> bool:
+        """The answer to one batch. Returns whether all of its pages came."""
         header, message = self.expect(Kind.RUN)
         run = self._parsed(pb.PageRun, message)
         targets = into[: len(run.tiers)]
@@ -55,21 +75,25 @@ class BulkRequests:
         self.good = False
         for tier, checksum in zip(run.tiers, self.channel.receive_pages(targets), strict=True):
             if checksum is None or tier >= len(TIER_NAMES):
-                return  # in doubt it is a miss; what follows is left where it is, with the connection
+                return False  # in doubt it is a miss; what follows is left where it is, with the connection
             tiers.append(TIER_NAMES[tier] or "")
         self.good = True
+        return len(targets) == len(into)
 
     def reserve(self, request: pb.PrepareStoreRequest, deadline: float) -> pb.PrepareStoreReply:
         """Reserve slots."""
         self._ask(Kind.RESERVE, request.SerializeToString(), deadline)
         return self._parsed(pb.PrepareStoreReply, self.expect(Kind.RESERVED)[1])
 
-    def put(self, ticket: int, pages: Sequence[Bytes], deadline: float) -> pb.StoreCounts:
-        """Send the payloads of reserved slots, to be published."""
+    def put(self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float) -> None:
+        """Send payloads to be published: of a reservation, or with the request that reserves their slots."""
         payload = sum(payload_bytes(1, page.size) for page in pages)
-        self._ask(Kind.PUT, pb.StorePages(ticket=ticket).SerializeToString(), deadline, payload)
+        self._ask(Kind.PUT, request.SerializeToString(), deadline, payload)
         for _ in self.channel.send_pages(pages):
             pass
+
+    def stored(self) -> pb.StoreCounts:
+        """What became of them: the answer to ``put``."""
         return self._parsed(pb.StoreCounts, self.expect(Kind.STORED)[1])
 
     def expect(self, kind: Kind) -> tuple[Header, bytes]:

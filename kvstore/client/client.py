@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -351,17 +352,22 @@ class Namespace:
             return end, path.begin_store(opened, hashes[start:end], pages[start:end], left, previous)
 
         failed: KVStoreError | None = None
-        while begun or (start < len(hashes) and failed is None):
-            try:
-                if start < len(hashes) and failed is None:
-                    end, finish = self._by_path(begin, deadline)
-                    begun.append((start, end, finish))
-                    start = end
-                    batches += 1
-                if len(begun) > 1 or start == len(hashes) or failed is not None:
-                    result += self._finish_batch(hashes, pages, parent, begun.popleft(), deadline)
-            except (UnavailableError, DeadlineError) as error:
-                failed = error
+        try:
+            while begun or (start < len(hashes) and failed is None):
+                try:
+                    if start < len(hashes) and failed is None:
+                        end, finish = self._by_path(begin, deadline)
+                        begun.append((start, end, finish))
+                        start = end
+                        batches += 1
+                    if len(begun) > 1 or start == len(hashes) or failed is not None:
+                        result += self._finish_batch(hashes, pages, parent, begun.popleft(), deadline)
+                except (UnavailableError, DeadlineError) as error:
+                    failed = error
+        finally:
+            for *_, finish in begun:  # another error: what was begun ends all the same
+                with contextlib.suppress(KVStoreError):
+                    finish()
         confirmed = result.stored + result.present + result.refused
         if failed is not None and not confirmed:
             raise failed
@@ -416,20 +422,20 @@ class Namespace:
         if nowhere or loaded == len(hashes):
             return loaded
 
-        def load(opened: OpenedNamespace, path: Path, left: float) -> tuple[list[str], bool]:
-            end = loaded + opened.batch_pages
+        def load(opened: OpenedNamespace, path: Path, left: float) -> tuple[list[str], bool, int]:
+            end = loaded + path.load_pages(opened)
             tiers = path.load(opened, hashes[loaded:end], arrays[loaded:end], left)
-            return tiers, len(tiers) == len(arrays[loaded:end])
+            return tiers, len(tiers) == len(arrays[loaded:end]), math.ceil(len(tiers) / opened.batch_pages)
 
         whole = True
         while whole and loaded < len(hashes):
             try:
-                tiers, whole = self._by_path(load, deadline)
+                tiers, whole, more = self._by_path(load, deadline)
             except (UnavailableError, DeadlineError):
                 if not loaded:
                     raise
                 break
-            batches += 1
+            batches += more
             self._count_loaded(tiers)
             loaded += len(tiers)
         if batches > 1:

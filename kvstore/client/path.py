@@ -34,7 +34,7 @@ class OpenedNamespace:
 
 
 class Path(Protocol):
-    """Moves pages, at most ``batch_pages`` a call. Safe for threads.
+    """Moves pages, at most ``batch_pages`` a call but for ``load``. Safe for threads.
 
     Those with a body are what a path may do without. Every method that may call the node takes ``timeout``, the seconds
     after which it gives up with a :class:`DeadlineError`, and raises :class:`UnavailableError` when the node is lost.
@@ -48,6 +48,10 @@ class Path(Protocol):
     def is_stale(self, namespace: OpenedNamespace) -> bool:
         """Whether the namespace should be opened again before more is done without a call."""
         return False
+
+    def load_pages(self, namespace: OpenedNamespace) -> int:
+        """Most pages of one ``load``."""
+        return namespace.batch_pages
 
     def load_here(
         self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float
@@ -107,7 +111,8 @@ class Path(Protocol):
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
     ) -> list[str]:
-        """Load the leading pages. Returns the tier that each came from; its length is how many were loaded."""
+        """Load the leading pages, at most ``load_pages``. Returns the tier that each came from; its length is how many
+        were loaded."""
         ...
 
     def close(self) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import secrets
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from kvstore.answers import LONGEST_TICKET, RESERVED, TIER_NAMES
+from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, RESERVED, TIER_NAMES
 from kvstore.checksum import checksum_of
 from kvstore.client.control import Connection
 from kvstore.client.deadline import time_left
@@ -22,9 +24,11 @@ from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.v1 import bulk_pb2
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.bulk_pb2_grpc import BulkStub
-from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, join_hashes, raw_messages
+from kvstore.wire import AT_ONCE_BYTES, LOAD_STREAM, STORE_STREAM, fill, join_hashes, raw_messages
 
 Bytes = npt.NDArray[np.uint8]
+LOAD_BATCHES = 16
+"""Batches that one request for pages may be of: few enough for the deadline that a stream must have."""
 
 
 class StreamPath(Path):
@@ -39,11 +43,15 @@ class StreamPath(Path):
             STORE_STREAM, request_serializer=None, response_deserializer=pb.StoreCounts.FromString
         )
 
+    def load_pages(self, namespace: OpenedNamespace) -> int:
+        """Several batches, one behind the other in one stream."""
+        return min(LOAD_BATCHES * namespace.batch_pages, MOST_LOOKUP_PAGES)
+
     def prepare_store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
     ) -> PendingStore:
         """Reserve pages; they are sent when the store is completed."""
-        ticket, outcomes = self._reserve(namespace, hashes, timeout, parent)
+        ticket, outcomes = self._reserve(namespace, hashes, time.monotonic() + timeout, parent)
         page_bytes = namespace.layout.page_bytes
         pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in outcomes]
         reserved = [page for page in pages if page is not None]
@@ -59,11 +67,36 @@ class StreamPath(Path):
     ) -> StoreResult:
         """Store whole pages, sent from where they are."""
         deadline = time.monotonic() + timeout
-        ticket, outcomes = self._reserve(namespace, hashes, timeout, parent)
+        if sum(page.size for page in pages) <= AT_ONCE_BYTES:
+            request = pb.StorePages(ticket=new_ticket(), request=store_request(namespace, hashes, deadline, parent))
+            return self._finish(request, len(pages), lambda: self._send(request, pages, deadline), deadline)
+        ticket, outcomes = self._reserve(namespace, hashes, deadline, parent)
         wanted = [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
         return PendingStore(
             [], outcomes, lambda publish: self.finish(ticket, wanted, time_left(deadline), publish=publish)
         ).complete()
+
+    def begin_store(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
+    ) -> Callable[[], StoreResult]:
+        """Send whole pages. What became of the last ones is waited for later, while the next ones are sent."""
+        if sum(page.size for page in pages) <= AT_ONCE_BYTES:
+            return super().begin_store(namespace, hashes, pages, timeout, parent)
+        deadline = time.monotonic() + timeout
+        ticket, outcomes = self._reserve(namespace, hashes, deadline, parent)
+        wanted = [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
+        request = pb.StorePages(ticket=ticket)
+        tell = self._begin_send(request, wanted, deadline) if ticket else None
+
+        def finish(publish: bool) -> StoreResult:
+            return self._finish(request, len(wanted), tell, deadline) if tell is not None else StoreResult()
+
+        return PendingStore([], outcomes, finish).complete
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
         """Receive the leading pages."""
@@ -93,49 +126,85 @@ class StreamPath(Path):
     def close(self) -> None:
         """Nothing: the connection is the client's."""
 
-    def _reserve(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes
-    ) -> tuple[int, bytes]:
-        reply = self._connection.call(
-            self._connection.stub.PrepareStore,
-            pb.PrepareStoreRequest(
-                pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
-                ttl_ms=math.ceil(min(timeout, LONGEST_TICKET) * 1000),
-                parent=parent,
-            ),
-            timeout,
-        )
-        return reply.ticket, reply.outcomes
-
     def finish(self, ticket: int, pages: Sequence[Bytes], timeout: float, *, publish: bool) -> StoreResult:
-        """Send the payloads of reserved slots, to be published, or give the slots up.
-
-        A connection that breaks leaves a question, which the node answers when it can be reached again in time.
-        """
+        """Send the payloads of reserved slots, to be published, or give the slots up."""
         if not ticket:
             return StoreResult()
-        deadline = time.monotonic() + timeout
         if not publish:
-            request = pb.CompleteStoreRequest(ticket=ticket, publish=False)
-            self._connection.call(self._connection.stub.CompleteStore, request, timeout)
+            self._connection.call(
+                self._connection.stub.CompleteStore, pb.CompleteStoreRequest(ticket=ticket, publish=False), timeout
+            )
             return StoreResult(refused=len(pages))
+        request, deadline = pb.StorePages(ticket=ticket), time.monotonic() + timeout
+        return self._finish(request, len(pages), lambda: self._send(request, pages, deadline), deadline)
+
+    def _reserve(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], deadline: float, parent: bytes
+    ) -> tuple[int, bytes]:
+        request = store_request(namespace, hashes, deadline, parent)
+        reply = self._connection.call(self._connection.stub.PrepareStore, request, time_left(deadline))
+        return reply.ticket, reply.outcomes
+
+    def _send(self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float) -> pb.StoreCounts:
+        """Send payloads, and wait for what became of them."""
+        timeout = min(time_left(deadline), LONGEST_TICKET)
+        return self._store(_store_messages(request, pages), timeout=timeout, metadata=self._connection.metadata)
+
+    def _begin_send(
+        self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float
+    ) -> Callable[[], pb.StoreCounts]:
+        """Send payloads. What it returns waits for what became of them."""
+        sent = threading.Event()
+        messages = _store_messages(request, pages, sent.set)
+        timeout = min(time_left(deadline), LONGEST_TICKET)
+        with self._connection.errors():
+            call = self._store.future(messages, timeout=timeout, metadata=self._connection.metadata)
+        call.add_done_callback(lambda call: sent.set())
+        sent.wait()  # the call has a deadline
+
+        def tell() -> pb.StoreCounts:
+            try:
+                return call.result()
+            except grpc.FutureCancelledError as error:
+                raise UnavailableError(f"the client of {self._connection.name} is closed") from error
+
+        return tell
+
+    def _finish(
+        self, request: pb.StorePages, pages: int, tell: Callable[[], pb.StoreCounts], deadline: float
+    ) -> StoreResult:
+        """What became of pages that were sent. A connection that breaks leaves a question, which the node answers when
+        it can be reached again in time."""
         try:
             with self._connection.errors():
-                counts = self._store(
-                    _store_messages(ticket, pages),
-                    timeout=min(timeout, LONGEST_TICKET),
-                    metadata=self._connection.metadata,
-                )
+                counts = tell()
         except UnavailableError:
-            settled = settle(self._connection, ticket, time_left(deadline))
-            if settled.stored + settled.present != len(pages):
+            settled = settle(self._connection, request.ticket, time_left(deadline))
+            if not settled.stored and settled.present != pages:
                 raise
-            return StoreResult(settled.stored, settled.present)
-        if not counts.stored + counts.present + counts.refused:  # it lapsed, or an earlier node gave it
-            return StoreResult(refused=len(pages))
-        if counts.stored + counts.present + counts.refused != len(pages):
+            return StoreResult(settled.stored, settled.present, pages - settled.stored - settled.present)
+        told = counts.stored + counts.present + counts.refused
+        if not told:  # it lapsed, or an earlier node gave it
+            return StoreResult(refused=pages)
+        if told != pages:
             raise UnavailableError(f"{self._connection.name} lost the reservation")
         return StoreResult(counts.stored, counts.present, counts.refused)
+
+
+def store_request(
+    namespace: OpenedNamespace, hashes: Sequence[bytes], deadline: float, parent: bytes
+) -> pb.PrepareStoreRequest:
+    """What reserves slots for pages until ``deadline``."""
+    return pb.PrepareStoreRequest(
+        pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
+        ttl_ms=math.ceil(min(time_left(deadline), LONGEST_TICKET) * 1000),
+        parent=parent,
+    )
+
+
+def new_ticket() -> int:
+    """What a store without a reservation is called: nobody else can guess it."""
+    return secrets.randbits(63) or 1
 
 
 def settle(connection: Connection, ticket: int, timeout: float) -> bulk_pb2.SettleReply:
@@ -178,8 +247,11 @@ def _receive_run(messages: Iterator[bytes], into: Sequence[Bytes], tiers: list[s
     return right == len(targets)
 
 
-def _store_messages(ticket: int, pages: Sequence[Bytes]) -> Iterator[bytes]:
-    """The checksum of each page is made when the page is sent, and goes with the others behind the last one."""
+def _store_messages(
+    request: pb.StorePages, pages: Sequence[Bytes], copied: Callable[[], None] = lambda: None
+) -> Iterator[bytes]:
+    """The checksum of each page is made when the page is sent, and goes with the others behind the last one. ``copied``
+    is told when the pages are not looked at any more."""
     made: list[int] = []
 
     def summed() -> Iterator[Bytes]:
@@ -187,6 +259,7 @@ def _store_messages(ticket: int, pages: Sequence[Bytes]) -> Iterator[bytes]:
             made.append(checksum_of(page))
             yield page
 
-    yield pb.StorePages(ticket=ticket).SerializeToString()
+    yield request.SerializeToString()
     yield from raw_messages(summed())
-    yield pb.StorePages(ticket=ticket, checksums=made).SerializeToString()
+    copied()
+    yield pb.StorePages(ticket=request.ticket, checksums=made).SerializeToString()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from kvstore.config import NodeConfig
 from kvstore.errors import (
@@ -247,7 +249,7 @@ class Gate(grpc.ServerInterceptor):
                 self._access.check(grant, method, needs, request)
                 with self._limits.call(grant, stream=method in _PAYLOADS):
                     if method == STORE_STREAM:
-                        request = self._counted(grant, request)
+                        request = self._counted(grant, self._checked(grant, request))
                     return behavior(request, context)
             except KVStoreError as error:
                 abort(context, error)
@@ -270,6 +272,17 @@ class Gate(grpc.ServerInterceptor):
                 abort(context, error)
 
         return call
+
+    def _checked(self, grant: Grant, messages: Iterator[bytes]) -> Iterator[bytes]:
+        """A raw stream of payloads, whose first message may name the namespace."""
+        for first in messages:
+            with contextlib.suppress(DecodeError):  # which is said where it is read
+                named = pb.StorePages.FromString(first)
+                if named.HasField("request"):
+                    self._access.check_pages(grant, named.request.pages.fingerprint, WRITE)
+            yield first
+            break
+        yield from messages
 
     def _counted(self, grant: Grant, messages: Iterator[bytes]) -> Iterator[bytes]:
         for message in messages:

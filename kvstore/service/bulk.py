@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,9 +31,11 @@ from kvstore.errors import (
     UnauthenticatedError,
     UnknownNamespaceError,
 )
+from kvstore.hashing import HASH_BYTES
 from kvstore.service.access import Access
 from kvstore.service.cache import reserve
 from kvstore.service.calls import answering
+from kvstore.service.incoming import incoming
 from kvstore.service.limits import TENANT_SHARE, TenantLimits
 from kvstore.service.receipts import Receipts
 from kvstore.service.tokens import TOKEN_BYTES, OneTimeTokens
@@ -41,7 +44,7 @@ from kvstore.tenants import READ, WRITE, Grant
 from kvstore.tickets import NODE
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.wire import reason_of, split_hashes
+from kvstore.wire import AT_ONCE_BYTES, reason_of, split_hashes
 
 MOST_CONNECTIONS = 64
 """Most connections that showed a token."""
@@ -268,7 +271,7 @@ class BulkServer:
                     self._reserve(channel, grant, pb.PrepareStoreRequest.FromString(message))
                 elif header.kind is Kind.PUT:
                     self._limits.spend(grant, header.payload)
-                    self._put(channel, pb.StorePages.FromString(message).ticket, header.payload, deadline)
+                    self._put(channel, grant, pb.StorePages.FromString(message), header.payload, deadline)
                 else:
                     raise FormatError(f"a frame of kind {header.kind.name} is no request")
             except DecodeError as error:
@@ -335,29 +338,34 @@ class BulkServer:
         finally:
             self._store.complete_load(NODE, held.ticket)
 
-    def _put(self, channel: Channel, ticket: int, payload: int, deadline: float) -> None:
+    def _put(self, channel: Channel, grant: Grant, request: pb.StorePages, payload: int, deadline: float) -> None:
         channel.deadline = deadline
-        with self._receipts.receiving(ticket, channel.cut) as receipt:
-            views = self._store.take_over_writing(NODE, ticket)
-            if views is None:  # it lapsed, was given up, or an earlier node gave it
-                channel.discard(payload)
-                channel.send(Kind.STORED, pb.StoreCounts().SerializeToString())
-                return
-            checksums: list[int] = []
+        with ExitStack() as stack:
             try:
-                if payload != sum(payload_bytes(1, view.size) for view in views):
-                    raise FormatError(f"a payload of {payload} bytes came for {len(views)} reserved pages")
-                checksums = [made for made in channel.receive_pages(views) if made is not None]
-            finally:
-                whole = len(checksums) == len(views)
-                receipt.published = self._store.complete_store(
-                    NODE, ticket, publish=whole, checksums=checksums if whole else None
-                )
+                if request.HasField("request"):  # a reservation's was looked at when it was made
+                    self._access.check_pages(grant, request.request.pages.fingerprint, WRITE)
+                    self._limits.begin(grant)
+                arrival = stack.enter_context(incoming(self._store, self._receipts, request, channel.cut))
+            except KVStoreError as error:
+                if payload > _most_payload(request):
+                    raise FormatError(f"a payload of {payload} bytes came with nothing to receive") from error
+                channel.discard(payload)
+                _fail(channel, error)
+                return
+            pages = arrival.pages
+            if pages is None:
+                channel.discard(payload)
+            else:
+                if payload != sum(payload_bytes(1, page.size) for page in pages):
+                    raise FormatError(f"a payload of {payload} bytes came for {len(pages)} reserved pages")
+                checksums = [made for made in channel.receive_pages(pages) if made is not None]
+                if len(checksums) == len(pages):
+                    arrival.checksums = checksums
         channel.deadline = time.monotonic() + MESSAGE_SECONDS
-        if whole:
-            channel.send(Kind.STORED, _counts(receipt.published).SerializeToString())
+        if pages is None or arrival.checksums is not None:
+            channel.send(Kind.STORED, _counts(arrival.published).SerializeToString())
         else:
-            damaged = len(views) - len(checksums)
+            damaged = len(pages) - len(checksums)
             _fail(channel, InvalidRequestError(f"{damaged} pages' bytes do not have the checksums sent with them"))
 
 
@@ -402,6 +410,12 @@ class BulkServicer(bulk_pb2_grpc.BulkServicer):
 
 def _counts(published: Published) -> pb.StoreCounts:
     return pb.StoreCounts(stored=published.stored, present=published.present, refused=published.refused)
+
+
+def _most_payload(request: pb.StorePages) -> int:
+    """Most bytes that may come with a request that is refused, and be thrown away."""
+    pages = len(request.request.pages.hashes) // HASH_BYTES
+    return AT_ONCE_BYTES + payload_bytes(pages, 0)
 
 
 def _fail(channel: Channel, error: KVStoreError) -> None:

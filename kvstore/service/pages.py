@@ -17,6 +17,7 @@ from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, Published
 from kvstore.checksum import checksum_of
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
 from kvstore.service.calls import Places, abort
+from kvstore.service.incoming import incoming
 from kvstore.service.receipts import Receipts
 from kvstore.store import Store
 from kvstore.tickets import NODE
@@ -105,19 +106,11 @@ class PagesHandler(grpc.GenericRpcHandler):
             request = pb.StorePages.FromString(next(messages))
         except (StopIteration, DecodeError) as error:
             raise InvalidRequestError("a store stream begins with a StorePages message") from error
-        with self._receipts.receiving(request.ticket, context.cancel) as receipt:
-            views = self._store.take_over_writing(NODE, request.ticket)
-            if views is None:  # it lapsed, or an earlier node gave it
+        with incoming(self._store, self._receipts, request, context.cancel) as arrival:
+            if arrival.pages is None:
                 return Published(0, 0, refused=len(request.checksums))
-            complete = False
-            try:
-                checksums = self._fill(views, request.checksums, messages)
-                complete = True
-            finally:
-                receipt.published = self._store.complete_store(
-                    NODE, request.ticket, publish=complete, checksums=checksums if complete else None
-                )
-            return receipt.published
+            arrival.checksums = self._fill(arrival.pages, request.checksums, messages)
+        return arrival.published
 
     def _fill(self, views: Sequence[PageBytes], checksums: Sequence[int], messages: Iterator[bytes]) -> list[int]:
         """Receive the payloads of reserved slots, and verify them; checksums that did not come first come last.

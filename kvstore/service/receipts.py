@@ -7,11 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from kvstore.answers import Published
+from kvstore.errors import InvalidRequestError
 
 MOST_RECEIPTS = 4096
-"""Most results that are kept, the newest."""
+"""Most results that are kept, the newest; and most stores that are not taken any more."""
 
 
 @dataclass(slots=True)
@@ -29,12 +31,20 @@ class Receipts:
         self._changed = threading.Condition()
         self._under_way: dict[int, Receipt] = {}
         self._done: OrderedDict[int, Published] = OrderedDict()
+        self._barred: OrderedDict[int, None] = OrderedDict()
+        """Asked for before anything came: nothing is taken under these any more."""
 
     @contextmanager
-    def receiving(self, ticket: int, cut: Callable[[], object]) -> Iterator[Receipt]:
-        """Receive a ticket's payloads. ``cut`` ends the connection that they come by, from any thread."""
+    def receiving(self, ticket: int, cut: Callable[[], object], *, new: bool = False) -> Iterator[Receipt]:
+        """Receive a ticket's payloads. ``cut`` ends the connection that they come by, from any thread.
+
+        Raises:
+            InvalidRequestError: it should be ``new``, a number that the client chose, and is known already.
+        """
         receipt = Receipt(cut)
         with self._changed:
+            if new and (ticket in self._under_way or ticket in self._done or ticket in self._barred):
+                raise InvalidRequestError("this store came before, or was settled: nothing more is taken of it")
             # Two connections may name one ticket; the store lets one of them write.
             first = self._under_way.setdefault(ticket, receipt) is receipt
         try:
@@ -45,12 +55,11 @@ class Receipts:
                     del self._under_way[ticket]
                 if receipt.published is not None:
                     self._done[ticket] = receipt.published
-                    while len(self._done) > MOST_RECEIPTS:
-                        self._done.popitem(last=False)
+                    _keep_newest(self._done)
                 self._changed.notify_all()
 
     def settle(self, ticket: int, timeout: float) -> Published | None:
-        """End what is still being received, and say what became of it. None: nothing was received.
+        """End what is still being received, and say what became of it. None: nothing was received, nor will be.
 
         Raises:
             TimeoutError: its thread did not end in time.
@@ -61,4 +70,12 @@ class Receipts:
                 under_way.cut()
                 if not self._changed.wait_for(lambda: ticket not in self._under_way, timeout):
                     raise TimeoutError
+            if ticket not in self._done:
+                self._barred[ticket] = None
+                _keep_newest(self._barred)
             return self._done.get(ticket)
+
+
+def _keep_newest(tickets: OrderedDict[int, Any]) -> None:
+    while len(tickets) > MOST_RECEIPTS:
+        tickets.popitem(last=False)

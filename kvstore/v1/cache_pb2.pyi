@@ -225,12 +225,14 @@ class PageRun(_message.Message):
     def __init__(self, tiers: _Optional[bytes] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StorePages(_message.Message):
-    __slots__ = ("ticket", "checksums")
+    __slots__ = ("ticket", "checksums", "request")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ticket: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    request: PrepareStoreRequest
+    def __init__(self, ticket: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., request: _Optional[_Union[PrepareStoreRequest, _Mapping]] = ...) -> None: ...
 
 class PageCount(_message.Message):
     __slots__ = ("pages",)

@@ -11,6 +11,7 @@ import pytest
 from faulty_proxy import Proxy
 
 import kvstore
+import kvstore.client.bulk
 import kvstore.client.bulk_pool
 import kvstore.service.bulk
 import kvstore.service.pages
@@ -68,6 +69,38 @@ def test_pages_go_over_one_bulk_connection(node, layout, hashes, payload, monkey
         assert node._bulk.connections == 1
 
 
+def test_a_load_that_ends_early_keeps_its_connection(node, layout, hashes, payload, monkeypatch):
+    """The next batch was asked for already."""
+    no_streams(monkeypatch)
+    with kvstore.connect(url_of(node)) as client:
+        pages = client.namespace(layout)
+        count = 3 * pages.batch_pages
+        data = payload(pages.batch_pages + 3)
+        assert pages.store(hashes(count)[: len(data)], data).stored == len(data)
+        [connection] = pages._opened[1]._pool._idle
+        into = np.zeros((count, 5000), np.uint8)
+        for asked in (count, 2 * pages.batch_pages, len(data)):
+            assert pages.load(hashes(asked), into[:asked]) == len(data)
+            assert np.array_equal(into[: len(data)], data)
+            assert pages._opened[1]._pool._idle == [connection]
+
+
+def test_pages_behind_a_gap_are_not_taken_for_others(node, layout, hashes, payload):
+    """The first batch ends at a page that is gone, and the one behind it is here, and on its way."""
+    with kvstore.connect(url_of(node)) as client:
+        pages = client.namespace(layout)
+        count = 2 * pages.batch_pages
+        data = payload(count)
+        assert pages.store(hashes(count), data).stored == count
+        for gone in (5, 0):
+            pages.evict(hashes(count)[gone : gone + 1])
+            into = np.zeros_like(data)
+            assert pages.load(hashes(count), into) == gone
+            assert np.array_equal(into[:gone], data[:gone])
+            assert pages.load(hashes(count)[6:], into[6:]) == count - 6
+            assert np.array_equal(into[6:], data[6:])
+
+
 @pytest.mark.parametrize("page_bytes", [1, 7, 4096, (512 << 10) - 1, (512 << 10) + 1, 3 << 20])
 def test_pages_of_any_size(start_node, hashes, payload, monkeypatch, page_bytes):
     """Smaller than a piece, larger, and beside its edges."""
@@ -120,24 +153,31 @@ def heal_behind_cut(proxy: Proxy) -> None:
     proxy.heal()
 
 
-def cuts_of_a_store(fingerprint: bytes) -> dict[str, list[int]]:
+def cuts_of_a_store(fingerprint: bytes, at_once: bool) -> dict[str, list[int]]:
     pages = pb.PageList(fingerprint=fingerprint, hashes=bytes(4 * 32))
-    reserve = HEADER_BYTES + len(pb.PrepareStoreRequest(pages=pages, ttl_ms=5000).SerializeToString())
-    put = HEADER_BYTES + len(pb.StorePages(ticket=1).SerializeToString())
-    up = [HELLO, reserve, HEADER_BYTES, put - HEADER_BYTES] + 4 * [5000, CHECKSUM.size]
-    reserved = pb.PrepareStoreReply(ticket=1, outcomes=bytes(4), offsets=[8192 * place for place in range(4)])
+    request = pb.PrepareStoreRequest(pages=pages, ttl_ms=5000)
+    ticket = (1 << 62) + 1
+    message = pb.StorePages(ticket=ticket, request=request) if at_once else pb.StorePages(ticket=ticket)
+    put = [HEADER_BYTES, len(message.SerializeToString())] + 4 * [5000, CHECKSUM.size]
+    reserved = pb.PrepareStoreReply(ticket=ticket, outcomes=bytes(4), offsets=[8192 * place for place in range(4)])
     stored = HEADER_BYTES + len(pb.StoreCounts(stored=4).SerializeToString())
-    down = [HEADER_BYTES, HEADER_BYTES + len(reserved.SerializeToString()), stored]
-    return {"up": around(up)[:-1], "down": around(down)[:-1]}
+    up, down = [HELLO], [HEADER_BYTES]
+    if not at_once:
+        up.append(HEADER_BYTES + len(request.SerializeToString()))
+        down.append(HEADER_BYTES + len(reserved.SerializeToString()))
+    return {"up": around(up + put)[:-1], "down": around([*down, stored])[:-1]}
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 @pytest.mark.parametrize("again", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("at_once", [False, True], ids=["reserved before", "at once"])
 def test_a_store_is_whole_and_told_exactly_wherever_its_connection_is_cut(
-    node, proxy, layout, hashes, payload, eventually, direction, again
+    node, proxy, layout, hashes, payload, eventually, monkeypatch, direction, again, at_once
 ):
+    if not at_once:
+        monkeypatch.setattr(kvstore.client.bulk, "AT_ONCE_BYTES", 0)
     fingerprint = node.store.open_namespace(layout).fingerprint
-    for turn, cut in enumerate(cuts_of_a_store(fingerprint)[direction]):
+    for turn, cut in enumerate(cuts_of_a_store(fingerprint, at_once)[direction]):
         proxy.heal()
         names, data = hashes(4, name=1000 * turn), payload(4, seed=turn)
         before = node.store.statistics().counters["stored"]

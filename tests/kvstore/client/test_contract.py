@@ -332,8 +332,9 @@ class TestSeveralNamespaces:
             pages.store(keys, data)
         other = place.connect().namespace(pages.layout)
         path = pages._opened[1]
-        at_once = method == "load" and place.url.startswith("unix:") and mapped.CAN_READ  # all batches in one
-        hooked = "begin_store" if method == "store" else "load_here" if at_once else method
+        mapped_load = method == "load" and place.url.startswith("unix:") and mapped.CAN_READ
+        hooked = "begin_store" if method == "store" else "load_here" if mapped_load else method
+        at_once = mapped_load or (method == "load" and path.load_pages(pages._opened[0]) >= count)
         original, calls = getattr(path, hooked), []
 
         def then_cleared(*arguments: object) -> object:

@@ -337,6 +337,140 @@ class TestSettling:
             receipts.settle(1, 0.05)
 
 
+class TestAtOnce:
+    """Stores whose pages come with the request."""
+
+    @staticmethod
+    def message(wire, space: bytes, count: int, number: int = 77, ttl_ms: int = 20_000) -> pb.StorePages:
+        request = pb.PrepareStoreRequest(pages=wire.pages(space, count), ttl_ms=ttl_ms)
+        return pb.StorePages(ticket=number, request=request)
+
+    @staticmethod
+    def frame_of(message: pb.StorePages, data: np.ndarray) -> bytes:
+        payload = payload_of(data)
+        return frame(Kind.PUT, message.SerializeToString(), payload=len(payload)) + payload
+
+    @staticmethod
+    def counts(peer: Peer) -> tuple[int, int, int]:
+        header, message = peer.receive()
+        assert header.kind is Kind.STORED
+        counts = pb.StoreCounts.FromString(message)
+        return counts.stored, counts.present, counts.refused
+
+    def loaded(self, wire, space: bytes, count: int) -> bytes:
+        with Peer.welcome(wire.node) as peer:
+            peer.load(wire.pages(space, count))
+            return peer.read(peer.receive()[0].payload)
+
+    def test_what_is_here_already_is_kept(self, wire, payload):
+        space, first, second = wire.open(), payload(2), payload(4, seed=1)
+        wire.put(space, first)
+        with Peer.welcome(wire.node) as peer:
+            peer.send(self.frame_of(self.message(wire, space, 4), second))
+            assert self.counts(peer) == (2, 2, 0)
+            peer.send(self.frame_of(self.message(wire, space, 4, number=78), first[[0, 1, 0, 1]]))
+            assert self.counts(peer) == (0, 4, 0)
+        assert self.loaded(wire, space, 4) == payload_of([*first, *second[2:]])
+        assert settle(wire, 77).present == 2
+
+    def test_pages_without_room_are_refused(self, start_node, connect, payload):
+        wire = connect(start_node(arena=4 << 20))
+        space = wire.open(page_bytes=1 << 20)
+        with Peer.welcome(wire.node) as peer:
+            tickets = [wire.stub.PrepareStore(self.message(wire, space, 1).request, timeout=20.0).ticket]
+            peer.send(self.frame_of(self.message(wire, wire.open("b", 1 << 20), 1), payload(1, page_bytes=1 << 20)))
+            assert self.counts(peer) == (1, 0, 0)
+            request = pb.PrepareStoreRequest(pages=wire.pages(space, 1, first=9), ttl_ms=20_000)
+            tickets.append(wire.stub.PrepareStore(request, timeout=20.0).ticket)
+            peer.send(self.frame_of(self.message(wire, wire.open("c", 1 << 20), 1, 78), payload(1, page_bytes=1 << 20)))
+            assert self.counts(peer) == (0, 0, 1), "half of the arena is in hand"
+        assert settle(wire, 78).refused == 1
+        for ticket in tickets:
+            assert settle(wire, ticket).refused == 1
+
+    @pytest.mark.parametrize("place", [0, 1, 3])
+    def test_one_wrong_checksum_and_nothing_is_stored(self, wire, payload, place):
+        space, data = wire.open(), payload(4)
+        wire.put(space, data[:1])
+        sent = bytearray(self.frame_of(self.message(wire, space, 4), data))
+        sent[-(4 - place) * 5008 + 17] ^= 1
+        with Peer.welcome(wire.node) as peer:
+            peer.send(bytes(sent))
+            assert peer.failed().startswith("InvalidRequestError\n1 pages' bytes do not have")
+            assert wire.found(space, 4) == [1, 0, 0, 0]
+            assert wire.at_rest()
+            assert settle(wire, 77).refused == 4
+            peer.send(self.frame_of(self.message(wire, space, 4, number=78), data))
+            assert self.counts(peer) == (3, 1, 0)
+
+    def test_a_refused_request_costs_its_payload_and_no_more(self, wire, payload, monkeypatch):
+        space, data = wire.open(), payload(4)
+        with Peer.welcome(wire.node) as peer:
+            peer.send(self.frame_of(self.message(wire, b"x" * 32, 4), data))
+            assert peer.failed().startswith("UnknownNamespaceError")
+            monkeypatch.setattr("kvstore.service.incoming.AT_ONCE_BYTES", 19_999)
+            peer.send(self.frame_of(self.message(wire, space, 4), data))
+            assert peer.failed() == "LimitExceededError\n20000 bytes of pages without a reservation, the limit is 19999"
+            monkeypatch.undo()
+            peer.send(self.frame_of(self.message(wire, space, 4), data))
+            assert self.counts(peer) == (4, 0, 0)
+            too_long = frame(Kind.PUT, self.message(wire, b"x" * 32, 4).SerializeToString(), payload=2**62)
+            peer.send(too_long)
+            assert peer.is_closed()
+
+    @pytest.mark.parametrize("shift", [-1, 1, -5008])
+    def test_a_payload_of_another_length_is_not_stored(self, wire, payload, shift):
+        space = wire.open()
+        message = self.message(wire, space, 4).SerializeToString()
+        with Peer.welcome(wire.node) as peer:
+            peer.send(frame(Kind.PUT, message, payload=payload_bytes(4, 5000) + shift))
+            assert peer.is_closed()
+        assert wire.at_rest()
+        assert wire.used_bytes() == 0
+
+    def test_a_number_is_good_for_one_store(self, wire, payload):
+        space, data = wire.open(), payload(4)
+        with Peer.welcome(wire.node) as peer:
+            peer.send(self.frame_of(self.message(wire, space, 2), data[:2]))
+            assert self.counts(peer) == (2, 0, 0)
+            peer.send(self.frame_of(self.message(wire, space, 4), data))
+            assert peer.failed().startswith("InvalidRequestError\nthis store came before, or was settled")
+        assert wire.found(space, 4) == [1, 1, 0, 0]
+
+    def test_what_was_settled_before_it_came_is_not_stored(self, wire, payload):
+        """Its bytes were still in the network when its connection was given up."""
+        space, data = wire.open(), payload(4)
+        assert not settle(wire, 77).known
+        with Peer.welcome(wire.node) as peer:
+            peer.send(self.frame_of(self.message(wire, space, 4), data))
+            assert peer.failed().startswith("InvalidRequestError\nthis store came before, or was settled")
+        assert wire.found(space, 4) == [0] * 4
+        assert not settle(wire, 77).known
+
+    def test_what_is_settled_in_the_middle_is_ended(self, wire, payload, eventually):
+        space, data = wire.open(), payload(4)
+        with Peer.welcome(wire.node) as peer:
+            peer.send(self.frame_of(self.message(wire, space, 4), data)[:-1])
+            eventually(lambda: wire.receiving() == 1)
+            reply = settle(wire, 77)
+            assert (reply.known, reply.stored, reply.refused) == (True, 0, 4)
+            assert peer.is_closed()
+        assert wire.at_rest()
+        assert wire.found(space, 4) == [0] * 4
+
+    def test_requests_may_be_sent_before_the_answers_are_read(self, wire, payload):
+        space, data = wire.open(), payload(6)
+        with Peer.welcome(wire.node) as peer:
+            peer.send(self.frame_of(self.message(wire, space, 4), data[:4]))
+            peer.load(wire.pages(space, 4))
+            peer.send(self.frame_of(self.message(wire, space, 6, number=78), data))
+            peer.load(wire.pages(space, 6))
+            assert self.counts(peer) == (4, 0, 0)
+            assert peer.read(peer.receive()[0].payload) == payload_of(data[:4])
+            assert self.counts(peer) == (2, 4, 0)
+            assert peer.read(peer.receive()[0].payload) == payload_of(data)
+
+
 def test_a_stopping_node_ends_idle_connections_at_once_and_busy_ones_in_time(start_node, connect, payload, eventually):
     wire = connect(start_node(arena=64 << 20, drain_seconds=2.0))
     space = wire.open(page_bytes=LARGE)

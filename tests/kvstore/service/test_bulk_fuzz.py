@@ -64,7 +64,7 @@ class Fuzzer:
         return self.choose.randbytes(self.choose.randint(1, most))
 
     def request(self) -> bytes:
-        """A right request, whole: a load, a reservation, or a store of what was just reserved."""
+        """A right request, whole: a load, a reservation, a store at once, or one of what was just reserved."""
         self.fresh += 4
         pages = self.wire.pages(self.space, 4, self.choose.choice([0, self.fresh]))
         milliseconds = self.choose.choice([0, 1, 300, 2**32 - 1])
@@ -74,9 +74,12 @@ class Fuzzer:
         request = pb.PrepareStoreRequest(pages=pages, ttl_ms=500)
         if kind is Kind.RESERVE:
             return frame(kind, request.SerializeToString(), milliseconds=milliseconds)
-        ticket = self.wire.stub.PrepareStore(request, timeout=20.0).ticket or self.choose.getrandbits(63)
-        message = pb.StorePages(ticket=ticket).SerializeToString()
         payload = payload_of(self.data)
+        if self.choose.random() < 0.5:
+            message = pb.StorePages(ticket=self.choose.getrandbits(63), request=request).SerializeToString()
+        else:
+            ticket = self.wire.stub.PrepareStore(request, timeout=20.0).ticket or self.choose.getrandbits(63)
+            message = pb.StorePages(ticket=ticket).SerializeToString()
         return frame(kind, message, payload=len(payload), milliseconds=2000) + payload
 
     # What is sent.
@@ -148,6 +151,11 @@ class Fuzzer:
             list(channel.unary_stream("/kvstore.v1.Pages/Load")(bytes(request), timeout=5.0))
         with contextlib.suppress(grpc.RpcError):
             sent = [bytes(request), self.some_bytes(5000)]
+            if self.choose.random() < 0.5:
+                sent[0] = pb.StorePages(ticket=self.choose.getrandbits(63)).SerializeToString() + b"\x1a"
+                sent[0] += bytes([len(request) & 0x7F | 0x80, len(request) >> 7]) + bytes(
+                    request
+                )  # its field `request`
             channel.stream_unary("/kvstore.v1.Pages/Store")(iter(sent), timeout=5.0)
 
     def push(self, peer: Peer, data: bytes) -> None:

@@ -205,6 +205,54 @@ class TestStore:
         assert b"".join(messages) == one.tobytes()
 
 
+class TestStoreAtOnce:
+    """Payloads behind the request that reserves their slots."""
+
+    @staticmethod
+    def header_of(wire, space: bytes, count: int, number: int = 77) -> bytes:
+        request = pb.PrepareStoreRequest(pages=wire.pages(space, count), ttl_ms=20_000)
+        return pb.StorePages(ticket=number, request=request).SerializeToString()
+
+    def test_what_is_here_already_is_kept(self, wire, payload):
+        space, first, second = wire.open(), payload(2), payload(4, seed=1)
+        wire.put(space, first)
+        sent = [self.header_of(wire, space, 4), second.tobytes(), header_of(77, second)]
+        counts = wire.store_stream(iter(sent), timeout=SECONDS)
+        assert (counts.stored, counts.present, counts.refused) == (2, 2, 0)
+        _, *messages = wire.load_stream(pb.LoadPages(pages=wire.pages(space, 4)), timeout=SECONDS)
+        assert b"".join(messages) == first.tobytes() + second[2:].tobytes()
+        assert wire.at_rest()
+
+    @pytest.mark.parametrize("wrong", [wrong for wrong in WRONG if "garbage" != wrong != "nothing"])
+    def test_a_stream_that_is_not_right_stores_nothing(self, wire, payload, wrong):
+        make, words = WRONG[wrong]
+        space, data = wire.open(), payload(3)
+        _, *rest = make(77, data)
+        first = pb.StorePages.FromString(make(77, data)[0])
+        first.request.CopyFrom(pb.PrepareStoreRequest(pages=wire.pages(space, 3), ttl_ms=20_000))
+        with pytest.raises(grpc.RpcError, match=words):
+            wire.store_stream(iter([first.SerializeToString(), *rest]), timeout=SECONDS)
+        assert wire.at_rest()
+        assert wire.used_bytes() == 0
+        wire.put(space, data)
+
+    def test_a_number_is_good_for_one_store(self, wire, payload):
+        space, data = wire.open(), payload(2)
+        sent = [self.header_of(wire, space, 2), data.tobytes(), header_of(77, data)]
+        assert wire.store_stream(iter(sent), timeout=SECONDS).stored == 2
+        with pytest.raises(grpc.RpcError, match="this store came before"):
+            wire.store_stream(iter(sent), timeout=SECONDS)
+
+    def test_more_than_may_come_at_once(self, start_node, connect, payload):
+        wire = connect(start_node(arena=64 << 20))
+        space = wire.open(page_bytes=2 << 20)
+        with pytest.raises(grpc.RpcError, match="6291456 bytes of pages without a reservation, the limit is 4194304"):
+            wire.store_stream(iter([self.header_of(wire, space, 3), bytes(2 << 20)]), timeout=SECONDS)
+        with pytest.raises(grpc.RpcError, match="no pages"):
+            wire.store_stream(iter([self.header_of(wire, space, 0)]), timeout=SECONDS)
+        assert wire.used_bytes() == 0
+
+
 class TestLoad:
     def test_the_leading_pages_come_with_their_checksums(self, wire, payload):
         space, data = wire.open(), payload(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bulk_peer import Peer, frame, payload_of
 
 import kvstore
 from kvstore.bulk.frame import Kind
+from kvstore.checksum import checksum_of
 from kvstore.errors import ConfigError, PermissionDeniedError, UnauthenticatedError, UnknownNamespaceError
 from kvstore.node import Node
 from kvstore.secret_files import read_tokens
@@ -83,6 +85,16 @@ def tenants(start_node, tmp_path) -> Tenants:
     return Tenants(start_node(token_file=file, metrics="0"), file)
 
 
+def at_once(pages: pb.PageList) -> bytes:
+    """What begins a store whose pages come with it."""
+    request = pb.PrepareStoreRequest(pages=pages, ttl_ms=1000)
+    return pb.StorePages(ticket=secrets.randbits(63), request=request).SerializeToString()
+
+
+def checksums_of(data: np.ndarray) -> bytes:
+    return pb.StorePages(checksums=[checksum_of(page) for page in data]).SerializeToString()
+
+
 class Caller:
     """Every call that there is, with one token."""
 
@@ -105,6 +117,7 @@ class Caller:
             "Pin": lambda: cache.Pin(pb.PinRequest(pages=pages, seconds=60), **how),
             "Unpin": lambda: cache.Unpin(pages, **how),
             "Load": lambda: list(self.load(pb.LoadPages(pages=pages), **how)),
+            "Store": lambda: self.save(iter([at_once(pages), DATA.tobytes(), checksums_of(DATA)]), **how),
             "ReportUse": lambda: cache.ReportUse(
                 pb.UseReport(uses=[pb.PageUse(fingerprint=fingerprint, hashes=pages.hashes, read=True)]), **how
             ),
@@ -160,7 +173,10 @@ class TestWhatIsThere:
             assert peer.failed().startswith("UnknownNamespaceError")
             peer.send(frame(Kind.RESERVE, pb.PrepareStoreRequest(pages=listed, ttl_ms=1000).SerializeToString()))
             assert peer.failed().startswith("UnknownNamespaceError")
-            peer.put(12345, payload_of(DATA[:1]))  # a ticket is the key to its reservation; this one is none
+            sent = payload_of(DATA[:1])
+            peer.send(frame(Kind.PUT, at_once(listed), payload=len(sent)) + sent)
+            assert peer.failed().startswith("UnknownNamespaceError")
+            peer.put(12345, sent)  # a ticket is the key to its reservation; this one is none
             assert peer.receive()[0].kind is Kind.STORED
         assert tenants.node.store.statistics().arena_pages == 4
 
@@ -264,7 +280,7 @@ class TestWhatIsThere:
 
 
 READING = {"Lookup", "PrepareLoad", "Touch", "Load", "ReportUse"}
-WRITING = {"PrepareStore", "Evict"}
+WRITING = {"PrepareStore", "Store", "Evict"}
 ADMINISTRATION = {"Pin", "Unpin", "Clear"}
 
 
