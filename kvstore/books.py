@@ -25,6 +25,7 @@ from kvstore.errors import (
     UnavailableError,
     UnknownNamespaceError,
 )
+from kvstore.events.ring import EventRing
 from kvstore.hashing import HASH_BYTES
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.slot import Slot
@@ -48,11 +49,15 @@ class Books:
     def __init__(self, arena: Arena, namespaces: Namespaces, below: Below, small_files: SmallFiles) -> None:
         self.arena = arena
         self.namespaces = namespaces
+        self.below = below
         self._small_files = small_files
         self.lock = threading.Lock()
         self.clients = Clients(arena.directory / "clients")
         self.readers = Readers(arena.lines, self.clients)
-        self.residency = Residency(arena)
+        self.events = EventRing()
+        self.residency = Residency(arena, self.events)
+        for tier in below.all():
+            tier.tell(self.events)
         self.catalog = self.residency.catalog
         self.slots = self.residency.slots
         self.tickets = Tickets()

@@ -39,6 +39,8 @@ class Removal:
 
     left: list[int] = field(default_factory=list)
     """The first frame of each. Their headers must say that they are gone before anything else is written."""
+    keys: list[bytes] = field(default_factory=list)
+    """Of each."""
     overrun: int = 0
     """Of these: dirty ones, which no tier below has."""
 
@@ -383,6 +385,7 @@ class Catalog:
             removal.overrun += 1
             self._set_dirty(slot, False)
         removal.left.append(slots.frame[slot])
+        removal.keys.append(slots.key(slot))
         if slots.holds[slot]:
             slots.apply(slot, Event.RETIRE_HELD)
         else:

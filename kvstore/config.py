@@ -76,6 +76,11 @@ class NodeConfig:
     metrics: str = ""
     """``HOST:PORT``, or only ``PORT`` on the loopback address, where Prometheus finds ``/metrics`` and probes
     ``/health``. Empty: nowhere."""
+    events: str = ""
+    """ZeroMQ endpoint for those who want to know which pages come and go, ``tcp://127.0.0.1:5557`` or ``ipc:///path``.
+    Empty: none. Needs the extra ``events``."""
+    events_replay: str = ""
+    """ZeroMQ endpoint where subscribers ask for events that they missed. Empty: none."""
     tls_cert: Path | None = None
     """PEM file of the node's certificate, the chain behind it: TCP then is TLS."""
     tls_key: Path | None = None
@@ -152,6 +157,11 @@ class NodeConfig:
         for key, address in (("listen", self.listen), ("metrics", self.metrics)):
             if address:
                 self._check_address(key, address)
+        if self.events_replay and not self.events:
+            raise ConfigError("events_replay needs events: there is nothing to ask for again without it")
+        for key, endpoint in (("events", self.events), ("events_replay", self.events_replay)):
+            if endpoint:
+                self._check_endpoint(key, endpoint)
 
     def _check_address(self, key: str, address: str) -> None:
         host, _ = parse_address(address)
@@ -166,6 +176,19 @@ class NodeConfig:
             raise ConfigError(
                 f"{key}: {address!r} can be reached from other hosts, which needs {' and '.join(missing)};"
                 f" with insecure, whoever reaches it can read {'and write pages' if key == 'listen' else 'metrics'}"
+            )
+
+    def _check_endpoint(self, key: str, endpoint: str) -> None:
+        scheme, _, rest = endpoint.partition("://")
+        if scheme == "ipc" and rest.startswith("/"):
+            return
+        if scheme != "tcp":
+            raise ConfigError(f"{key}: {endpoint!r} is neither tcp://HOST:PORT nor ipc:///path")
+        host, _ = parse_address(rest)
+        if not is_loopback(host) and not self.insecure:
+            raise ConfigError(
+                f"{key}: {endpoint!r} can be reached from other hosts, and ZeroMQ asks nobody who they are: whoever"
+                " reaches it would learn of every page; listen on loopback or ipc://, or say insecure"
             )
 
     @property

@@ -19,12 +19,14 @@ from prometheus_client.exposition import choose_encoder
 from kvstore.arena.arena import Progress
 from kvstore.config import NodeConfig, is_loopback, parse_address
 from kvstore.errors import InUseError, ResourceError
+from kvstore.events.publisher import EventPublisher
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
 from kvstore.secret_files import read_tokens
 from kvstore.service.access import Access, Gate, Tls, tls_of
 from kvstore.service.bulk import MOST_CONNECTIONS, BulkServer, BulkServicer
 from kvstore.service.cache import CacheServicer
+from kvstore.service.events import MOST_WATCHERS, EventsServicer
 from kvstore.service.limits import TENANT_SHARE, LimitsCollector, TenantLimits
 from kvstore.service.metrics import CallTimes, node_registry
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
@@ -34,12 +36,12 @@ from kvstore.service.web import WebServer
 from kvstore.sharers import Sharers
 from kvstore.status import Status, status_of
 from kvstore.upkeep import Upkeep
-from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc
+from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc, events_pb2, events_pb2_grpc
 from kvstore.wire import MOST_MESSAGE_BYTES, unix_target
 
 _CONTROL_CALLS = 16
 """Control calls answered at once. One that brings pages up from disk takes its place while it reads."""
-_HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_REFLECTIONS
+_HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_REFLECTIONS + MOST_WATCHERS
 """Threads, started when needed: as many as the long calls can keep, and those for the control calls."""
 _WAITING_CALLS = 256
 """Calls that may wait for a handler; more are refused with RESOURCE_EXHAUSTED."""
@@ -55,7 +57,8 @@ _RELOADED = (
     "log_format",
 )
 """What SIGHUP changes. The arena's size is not among it: clients map its files, which never change their length."""
-_SERVICES = ("kvstore.v1.Cache", "kvstore.v1.Pages", "kvstore.v1.Bulk")
+_SERVICES = ("kvstore.v1.Cache", "kvstore.v1.Pages", "kvstore.v1.Bulk", "kvstore.v1.Events")
+_PROTOS = (cache_pb2, bulk_pb2, events_pb2)
 _log = logging.getLogger(__name__)
 
 
@@ -103,13 +106,15 @@ class Node:
         self._started = time.monotonic()
         self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
         self._bulk: BulkServer | None = None
+        self.publisher: EventPublisher | None = None
+        """Of page events over ZeroMQ, where there is one."""
         receipts = Receipts()
         self._server = grpc.server(
             self._handlers,
             handlers=[
                 PagesHandler(self.store, receipts),
                 self._health,
-                Reflection([cache_pb2.DESCRIPTOR.serialized_pb, bulk_pb2.DESCRIPTOR.serialized_pb, *STANDARD_FILES]),
+                Reflection([*(each.DESCRIPTOR.serialized_pb for each in _PROTOS), *STANDARD_FILES]),
             ],
             interceptors=gates,
             maximum_concurrent_rpcs=_HANDLERS + _WAITING_CALLS,
@@ -121,6 +126,8 @@ class Node:
         )
         cache = CacheServicer(self.store, self._status, access, config.socket)
         cache_pb2_grpc.add_CacheServicer_to_server(cache, self._server)  # type: ignore[no-untyped-call]
+        self._events = EventsServicer(self.store, self.instance, access)
+        events_pb2_grpc.add_EventsServicer_to_server(self._events, self._server)  # type: ignore[no-untyped-call]
         try:
             self.port = self._bind(tls, sharers)
             if config.listen:
@@ -139,6 +146,8 @@ class Node:
             self._server.start()
             if registry is not None:
                 self._web = self._serve_metrics(registry, tls)
+            if config.events:
+                self.publisher = EventPublisher(self.store, config.events, config.events_replay)
         except BaseException:
             self.stop()
             raise
@@ -153,6 +162,9 @@ class Node:
             return True
         deadline = time.monotonic() + self.config.drain_seconds
         self._health.stop()
+        self._events.stop()
+        if self.publisher is not None:
+            self.publisher.stop()
         # Half of the time at most for calls under way: a peer that stands still must not keep pages from the disk.
         stopped = self._server.stop(self.config.drain_seconds / 2)
         if self._bulk is not None:

@@ -75,6 +75,10 @@ def _add_settings(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--metrics", metavar="HOST:PORT", help="HTTP port for /metrics (Prometheus) and /health (default: none)"
     )
+    serve.add_argument(
+        "--events", metavar="URL", help="publish page events by ZeroMQ, as on tcp://127.0.0.1:5557 (default: none)"
+    )
+    serve.add_argument("--events-replay", metavar="URL", help="ZeroMQ endpoint for events that were missed")
     serve.add_argument("--tls-cert", metavar="FILE", help="TLS on TCP with this certificate (PEM, its chain behind it)")
     serve.add_argument("--tls-key", metavar="FILE", help="the certificate's private key (PEM), its owner's alone")
     serve.add_argument(
@@ -118,6 +122,8 @@ _FLAGS = (
     "listen",
     "bulk_port",
     "metrics",
+    "events",
+    "events_replay",
     "tls_cert",
     "tls_key",
     "client_ca",

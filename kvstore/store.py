@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,8 @@ from kvstore.arena.format import FRAME_BYTES
 from kvstore.below import Below
 from kvstore.books import Books
 from kvstore.dropping import Dropping
+from kvstore.events.following import Told, contents, follow
+from kvstore.events.ring import PageEvent
 from kvstore.expiring import Expiring
 from kvstore.finding import Finding
 from kvstore.granting import Granting
@@ -103,6 +105,18 @@ class Store:
             )
         self.namespaces.save()
         arena.open_for_readers(below=bool(below.all()))
+
+    def follow(self, visible: Callable[[bytes], bool] = lambda fingerprint: True) -> Iterator[Told]:
+        """Which pages are in which tier, and how that changes: see :func:`kvstore.events.following.follow`.
+
+        Args:
+            visible: which namespaces, by fingerprint, are told of.
+        """
+        return follow(self._books, visible)
+
+    def contents(self) -> Iterator[Sequence[PageEvent]]:
+        """Which pages are in the arena and on disk now, in pieces."""
+        return contents(self._books)
 
     def flush(self, deadline: float = math.inf) -> int:
         """Write everything that is dirty now, and return when it is durable: the pages that became so.

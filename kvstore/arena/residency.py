@@ -16,16 +16,18 @@ from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.arena.slabs import Slabs
 from kvstore.catalog import Catalog, Removal
+from kvstore.events.ring import EventRing
 from kvstore.eviction import ExpectedReuse
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.slot import Slot, SlotState
 
 
 class Residency:
-    """Changes to the pages of one arena. The store's lock guards every call, and the catalog."""
+    """Changes to the pages of one arena, which are told. The store's lock guards every call, and the catalog."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, events: EventRing) -> None:
         self._arena = arena
+        self._events = events
         self._slabs = Slabs(arena.units, arena.unit_bytes // FRAME_BYTES)
         self.catalog = Catalog(self._slabs, ExpectedReuse)
         self.slots = self.catalog.slots
@@ -59,6 +61,7 @@ class Residency:
         """
         published: dict[int, list[tuple[int, bytes]]] = {}
         table = self.slots
+        told: list[Slot] = []
         sequences = self._arena.sequences(len(slots))
         for slot, checksum, unwritten, sequence in zip(slots, checksums, dirty, sequences, strict=True):
             frame = table.frame[slot]
@@ -70,8 +73,11 @@ class Residency:
             block_hash, namespace = table.block_hash(slot), table.namespace[slot]
             self._arena.publish(frame, block_hash, namespace, table.length[slot], checksum, sequence)
             published.setdefault(namespace, []).append((frame, block_hash))
+            told.append(slot)
         for namespace, pages in published.items():
             self._arena.index(namespace, pages)
+        if self._events.wanted:
+            self._events.stored("arena", [(table.key(slot), table.parent(slot)) for slot in told])
         return sum(map(len, published.values()))
 
     def checksum(self, slot: Slot) -> int | None:
@@ -93,7 +99,7 @@ class Residency:
     def drop(self, slot: Slot) -> None:
         """Take a resident page out by somebody's wish: it counts neither as evicted nor as overrun."""
         self._arena.begin_change(self.slots.frame[slot], 0)
-        self.catalog.retire(slot)
+        self._events.removed("arena", self.catalog.retire(slot).keys)
 
     def note_checksums(self, slots: Sequence[Slot], sums: Sequence[int | None]) -> None:
         """Write checksums down that were made of held pages."""
@@ -158,3 +164,4 @@ class Residency:
         self._arena.count("evicted", len(removal.left) - removal.overrun)
         for frame in removal.left:
             self._arena.begin_change(frame, 0)
+        self._events.removed("arena", removal.keys)

@@ -28,6 +28,10 @@ def _of_queries(request: Any) -> Iterable[bytes]:
     return [query.fingerprint for query in request.queries]
 
 
+def _watched(request: Any) -> Iterable[bytes]:
+    return request.fingerprints  # type: ignore[no-any-return]
+
+
 ALL_OF_IT = "everything"
 """In place of a right: every one of them, for every tenant."""
 
@@ -70,6 +74,7 @@ NEEDS: dict[str, Needs] = {
     _CACHE + "Status": Needs(READ),
     _BULK + "Open": Needs(READ),
     _BULK + "Settle": Needs(WRITE),
+    "/kvstore.v1.Events/Watch": Needs(READ, _watched),
     LOAD_STREAM: Needs(READ, _of_pages),
     STORE_STREAM: Needs(WRITE),
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Needs(READ),

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.events.ring import EventRing
+
 KEY_BYTES = 64
 """A page key is the namespace's fingerprint followed by the block hash."""
 
@@ -131,6 +133,10 @@ class Tier(Protocol):
 
     def set_write_limit(self, limit_bytes: int) -> None:
         """Say how many bytes may be written a day, from now on; 0: any. A tier that nodes share passes it over."""
+        ...
+
+    def tell(self, events: EventRing) -> None:
+        """Say there from now on which pages come and go here, as far as this node brings it about or learns of it."""
         ...
 
     def used_by(self, prefix: bytes) -> int:

@@ -25,6 +25,7 @@ from kvstore.answers import Held, Published, Reserved
 from kvstore.arena.arena import Arena
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.checksum import checksum_of
+from kvstore.events.ring import EventRing
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace
 from kvstore.rules import NamespaceRule
@@ -126,6 +127,9 @@ class MemoryTier:
 
     def set_write_limit(self, limit_bytes: int) -> None:
         self.write_limit = limit_bytes
+
+    def tell(self, events: EventRing) -> None:
+        pass
 
     def used_by(self, prefix: bytes) -> int:
         return sum(len(payload) for key, (_, payload) in self.pages.items() if key.startswith(prefix))

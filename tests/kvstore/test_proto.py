@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GENERATED = [f"{name}_{kind}" for name in ("bulk", "cache") for kind in ("pb2.py", "pb2.pyi", "pb2_grpc.py")]
+GENERATED = [f"{name}_{kind}" for name in ("bulk", "cache", "events") for kind in ("pb2.py", "pb2.pyi", "pb2_grpc.py")]
 
 
 def test_the_generated_code_is_what_proto_says(tmp_path):
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed")
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"]
     command += [f"--{kind}={tmp_path}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
-    subprocess.run([*command, "kvstore/v1/bulk.proto", "kvstore/v1/cache.proto"], check=True, timeout=60)
+    files = [f"kvstore/v1/{name}.proto" for name in ("bulk", "cache", "events")]
+    subprocess.run([*command, *files], check=True, timeout=60)
     assert sorted(path.name for path in (tmp_path / "kvstore/v1").iterdir()) == sorted(GENERATED)
     for name in GENERATED:
         made = (tmp_path / "kvstore/v1" / name).read_text()

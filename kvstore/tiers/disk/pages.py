@@ -8,13 +8,14 @@ rows in the index come with both: whoever changes the log may look through all o
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.events.ring import EventRing
 from kvstore.segments import record
 from kvstore.segments.dead import DeadRecords
 from kvstore.segments.index import PageIndex, Place, Rows
@@ -23,6 +24,7 @@ from kvstore.tiers.disk.quotas import Quotas
 from kvstore.tiers.disk.reads import Fetched, Outcome
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
 
+_TIER = "disk"
 _LATELY_SHARE = 2
 """Used while this part of the limit was written last: wanted."""
 
@@ -72,6 +74,8 @@ class Pages:
         self._clock_of_use = self._lately  # and bytes that were written since
         self._used_bytes = 0
         self.counts = Counts()
+        self.events = EventRing()  # nobody reads this one
+        """Told which pages come and go."""
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -336,6 +340,15 @@ class Pages:
             self._forgotten.difference_update([entry.key for entry in entries])
             self._unreadable.difference_update(keys)
 
+    def tell_stored(self, pages: Sequence[PageWrite], written: Container[bytes]) -> None:
+        """Behind a call that wrote: say which of the pages that it wrote are here now."""
+        if not self.events.wanted:
+            return
+        with self._lock:
+            rows = self._index.find([page.key for page in pages]).tolist()
+            here = [page for page, row in zip(pages, rows, strict=True) if row >= 0 and page.key in written]
+            self.events.stored(_TIER, [(page.key, page.parent) for page in here])
+
     def may_lie_in(self, segment: int, keys: Sequence[bytes]) -> None:
         """Pages that were not written may be whole in a segment all the same, now or later: they must not come back."""
         with self._lock:
@@ -434,6 +447,7 @@ class Pages:
             leaving = self._index.keys(rows)
             self._index.remove(rows)
             self._unreadable.difference_update(leaving)
+            self.events.removed(_TIER, leaving)
             self.counts.evicted += len(leaving)
             self._forgotten.update(hidden)
         return leaving, hidden
@@ -478,6 +492,8 @@ class Pages:
     def _forget(self, keys: Sequence[bytes], *, pending: bool = True) -> None:
         """Take pages out of the index; their records stay behind, to be hidden by tombstones."""
         rows = self._bury(keys)
+        if self.events.wanted:
+            self.events.removed(_TIER, [key for key, row in zip(keys, rows.tolist(), strict=True) if row >= 0])
         self._index.remove(rows[rows >= 0])
         self._unreadable.difference_update(keys)
         if pending:

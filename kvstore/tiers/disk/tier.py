@@ -12,6 +12,7 @@ from pathlib import Path
 import xxhash
 
 from kvstore.errors import InvalidRequestError, ResourceError
+from kvstore.events.ring import EventRing
 from kvstore.segments import record
 from kvstore.segments.aligned import aligned_empty
 from kvstore.segments.cipher import Cipher
@@ -175,6 +176,7 @@ class DiskTier:
             if self._pages.keep_quotas(keys):
                 self._writing.store_tombstones()
             # A chunk may have pushed out an earlier one of the same call.
+            self._pages.tell_stored(pages, {entry.key for entry in wanted})
             return self._pages.are_sound(keys)
 
     def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
@@ -242,6 +244,10 @@ class DiskTier:
         with self._changing:
             if not self._closed:
                 self._log.set_write_limit(limit_bytes)
+
+    def tell(self, events: EventRing) -> None:
+        """Say there from now on which pages come and go here."""
+        self._pages.events = events
 
     def used_by(self, prefix: bytes) -> int:
         """Bytes of a namespace's pages: whole blocks, and a record each in a header and a footer. No I/O."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from kvstore.bytesize import format_size
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
+from kvstore.events.ring import EventRing
 from kvstore.tiers.redis import names, scripts
 from kvstore.tiers.redis.address import parse_address
 from kvstore.tiers.redis.admitting import Admission
@@ -74,6 +75,7 @@ class RedisTier:
         self._lookup_timeout = lookup_timeout
         live_ms = str(int(time_to_live * 1000)).encode()
         self._counts = counts = Counts()
+        self._events = EventRing()  # nobody reads this one
         self._servers = servers = Servers(parse_address(url), scripts.ALL, timeout, pause)
         self._buckets = buckets = Buckets(servers, limit_bytes, live_ms)
         self._entries = entries = Entries(servers, buckets, live_ms)
@@ -149,7 +151,11 @@ class RedisTier:
         for page in pages:
             if len(page.key) != KEY_BYTES:
                 raise InvalidRequestError(f"a page key has {len(page.key)} bytes, it must have {KEY_BYTES}")
-        return self._writer.write(pages)
+        here = self._writer.write(pages)
+        self._events.stored(
+            self.name, ((page.key, page.parent) for page, stored in zip(pages, here, strict=True) if stored)
+        )
+        return here
 
     def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
         """Read pages into the arrays given, each of its page's exact length, straight from the sockets.
@@ -169,7 +175,9 @@ class RedisTier:
             ResourceError: some pages may still be here, since their servers did not answer: the message says how many.
                 All others are gone.
         """
-        return self._remover.remove(keys)
+        removed = self._remover.remove(keys)
+        self._events.removed(self.name, keys)
+        return removed
 
     def flush(self) -> None:
         """Nothing is held back here: what was answered as stored is in Redis, as durable as that is set up to be."""
@@ -193,6 +201,7 @@ class RedisTier:
             touched = self._buckets.touch_chunks_of(entries, deadline)
             gone.update(key for _, some, found in touched if found == 0 for key in some)
             gone.update(key for key, value in seen.items() if value is None)
+        self._events.removed(self.name, sorted(gone))
         return [key not in gone for key in keys]
 
     def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
@@ -222,6 +231,13 @@ class RedisTier:
 
     def set_write_limit(self, limit_bytes: int) -> None:
         """Nothing wears out."""
+
+    def tell(self, events: EventRing) -> None:
+        """Say there from now on what this node writes and removes, and which pages it finds gone when it wants them.
+
+        What other nodes do here, and what leaves for it, is not known to this one.
+        """
+        self._events = events
 
     def used_by(self, prefix: bytes) -> int:
         """Bytes that a namespace's pages take here, those of all nodes, as of when the servers last said so."""

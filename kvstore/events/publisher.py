@@ -1,0 +1,202 @@
+"""Page events over ZeroMQ, as vLLM publishes those of its blocks: for routers that send a prompt where its prefix is.
+
+A message has three frames: topic, number (8 bytes, big-endian, one more each time), batch. Topics are
+``kv@HOST@NAMESPACE``, so that a subscriber can choose by prefix; numbers count all topics. A subscriber's queue is
+bounded: who reads too slowly, or was there before the node started again, sees a gap in the numbers, and asks the
+replay endpoint for the batches from a number on, as of vLLM. It answers with those that are remembered, and an empty
+one with the number -1 behind them. Where the number was forgotten, or is of an earlier start (0 always is),
+``AllBlocksCleared`` and what is there now come before them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvstore.errors import ConfigError, ResourceError
+from kvstore.events.block_events import CLEARED, block_event, encode
+from kvstore.events.following import Start
+from kvstore.events.ring import PageEvent
+from kvstore.layout import Layout
+from kvstore.store import Store
+
+if TYPE_CHECKING:
+    import zmq
+
+MOST_QUEUED = 1000
+"""Most messages that wait for one subscriber: up to 35 KB each."""
+REPLAY_BYTES = 16 << 20
+"""Most bytes of batches that can be asked for again."""
+_MOST_REPLAYS = 16
+"""Most requests answered between two pieces of the stream."""
+_END = (-1).to_bytes(8, "big", signed=True)
+_REQUEST_BYTES = 8
+_LONGEST_FRAME = 1024
+"""Of those who ask for a replay, ZeroMQ's own greeting included."""
+_SEND_MS = 1000
+"""How long somebody who asked for a replay may leave it unread."""
+_log = logging.getLogger(__name__)
+
+
+class Message(NamedTuple):
+    """One batch as it was sent."""
+
+    number: int
+    topic: bytes
+    batch: bytes
+
+
+class EventPublisher:
+    """Publishes what a store tells until it is stopped.
+
+    Args:
+        store: that is told of.
+        endpoint: to listen on for subscribers, ``tcp://127.0.0.1:5557`` or ``ipc:///path``.
+        replay: to listen on for those who missed something; empty: nowhere.
+
+    Raises:
+        ConfigError: pyzmq is not installed.
+        ResourceError: an endpoint can't be had.
+    """
+
+    def __init__(self, store: Store, endpoint: str, replay: str = "") -> None:
+        try:
+            import zmq  # only who publishes needs it
+        except ImportError as error:
+            raise ConfigError("events needs pyzmq: install kvstore-offload[events]") from error
+        self._zmq = zmq
+        self._store = store
+        self._host = socket.gethostname()
+        self._next = int(time.time() * 1e6)
+        """From the time on, so that whoever knows numbers of an earlier start sees a gap."""
+        self._sent: deque[Message] = deque()
+        self._sent_bytes = 0
+        self._layouts: dict[bytes, Layout] = {}
+        self._stopping = threading.Event()
+        self._context = zmq.Context(io_threads=1)
+        self._publisher = self._context.socket(zmq.PUB)
+        self._replayer: zmq.Socket[bytes] | None = None
+        try:
+            self.endpoint = self._listen(self._publisher, endpoint, MOST_QUEUED)
+            if replay:
+                self._replayer = self._context.socket(zmq.ROUTER)
+                self._replayer.setsockopt(zmq.ROUTER_MANDATORY, 1)
+                self._replayer.setsockopt(zmq.SNDTIMEO, _SEND_MS)
+                self._replayer.setsockopt(zmq.MAXMSGSIZE, _LONGEST_FRAME)
+                self.replay = self._listen(self._replayer, replay, MOST_QUEUED)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._thread = threading.Thread(target=self._run, name="kvstore-events", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish no more, and close the endpoints."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _listen(self, listener: zmq.Socket[bytes], endpoint: str, queued: int) -> str:
+        listener.setsockopt(self._zmq.LINGER, 0)
+        listener.setsockopt(self._zmq.SNDHWM, queued)
+        listener.setsockopt(self._zmq.IPV6, int("[" in endpoint))
+        old = os.umask(0o177)  # of an ipc endpoint
+        try:
+            listener.bind(endpoint)
+        except self._zmq.ZMQError as error:
+            raise ResourceError(f"can't listen on {endpoint} for events: {error.strerror or error}") from error
+        finally:
+            os.umask(old)
+        return listener.getsockopt_string(self._zmq.LAST_ENDPOINT)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+            except Exception:  # noqa: BLE001 - subscribers learn by a fresh start that something went wrong
+                _log.exception("events: begun anew")
+                self._stopping.wait(1.0)
+        self._context.destroy(linger=0)
+
+    def _follow(self) -> None:
+        for told in self._store.follow():
+            if self._stopping.is_set():
+                return
+            if isinstance(told, Start):
+                if told.missed:
+                    _log.warning("events: %d were not published in time; begun anew", told.missed)
+                for topic in self._topics():
+                    self._publish(topic, [CLEARED])
+            elif not isinstance(told, Iterable):
+                continue
+            else:
+                for topic, events in self._batches(told):
+                    self._publish(topic, events)
+            self._answer_replays()
+
+    def _publish(self, topic: bytes, events: list[dict[str, Any]]) -> None:
+        message = Message(self._next, topic, encode(time.time(), events))
+        self._next += 1
+        self._publisher.send_multipart((topic, message.number.to_bytes(8, "big"), message.batch))
+        self._sent.append(message)
+        self._sent_bytes += len(message.batch)
+        while self._sent_bytes > REPLAY_BYTES:
+            self._sent_bytes -= len(self._sent.popleft().batch)
+
+    def _batches(self, told: Iterable[PageEvent]) -> Iterator[tuple[bytes, list[dict[str, Any]]]]:
+        """A batch for each run of events of one namespace."""
+        for fingerprint, events in groupby(told, lambda event: event.fingerprint):
+            layout = self._layout(fingerprint)
+            if layout is not None:
+                yield self._topic(layout), [block_event(event, layout) for event in events]
+
+    def _layout(self, fingerprint: bytes) -> Layout | None:
+        """Of a namespace, also behind its end: its pages leave then."""
+        known = self._store.namespaces.get(fingerprint)
+        if known is None:
+            return self._layouts.get(fingerprint)
+        if fingerprint not in self._layouts:
+            self._layouts = {each.fingerprint: each.layout for each in self._store.namespaces.known()}
+        return known.layout
+
+    def _topics(self) -> list[bytes]:
+        return [self._topic(known.layout) for known in self._store.namespaces.known()]
+
+    def _topic(self, layout: Layout) -> bytes:
+        return f"kv@{self._host}@{layout.name}".encode()
+
+    # -- who missed something ----------------------------------------------------------------------------------------
+
+    def _answer_replays(self) -> None:
+        for _ in range(_MOST_REPLAYS):
+            if self._replayer is None or not self._replayer.poll(0):
+                return
+            match self._replayer.recv_multipart():
+                case [peer, b"", start] if len(start) == _REQUEST_BYTES:
+                    try:
+                        for topic, number, batch in self._replay(int.from_bytes(start, "big")):
+                            self._replayer.send_multipart((peer, b"", topic, number, batch))
+                    except self._zmq.ZMQError as error:  # it went away, or does not read
+                        _log.debug("events: a replay was given up: %s", error)
+                case frames:
+                    _log.debug("events: no request for a replay: %d frames", len(frames))
+
+    def _replay(self, start: int) -> Iterator[tuple[bytes, bytes, bytes]]:
+        oldest = self._sent[0].number if self._sent else self._next
+        if start < oldest:
+            number = (oldest - 1).to_bytes(8, "big")
+            for topic in self._topics():
+                yield topic, number, encode(time.time(), [CLEARED])
+            for piece in self._store.contents():
+                for topic, events in self._batches(piece):
+                    yield topic, number, encode(time.time(), events)
+        for message in self._sent:
+            if message.number >= start:
+                yield message.topic, message.number.to_bytes(8, "big"), message.batch
+        yield b"", _END, b""
