@@ -17,7 +17,8 @@ from connector.lookups import of_all_parts
 from kvstore.errors import FormatError
 
 if TYPE_CHECKING:
-    from kvstore import Client, Namespace
+    from connector.rank_nodes import Node
+    from kvstore import Namespace
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.050
@@ -98,7 +99,7 @@ class Arrivals:
     """
 
     def __init__(
-        self, what: str, client: Client, ranks: Sequence[Sequence[Namespace]], clock: Callable[[], float]
+        self, what: str, client: Node, ranks: Sequence[Sequence[Namespace]], clock: Callable[[], float]
     ) -> None:
         self._what = what
         self._client = client

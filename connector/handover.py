@@ -71,7 +71,8 @@ class Handover:
     Args:
         scheduler: the half that it works with, which was given the peers.
         key: 32 bytes, the same on all instances that hand over to each other.
-        node_id: what others call the node of this engine (:func:`default_node_id`).
+        node_id: what others call the node of this engine (:func:`default_node_id`); None: its ranks have several, which
+            no ticket can name: it takes tickets, and gives none.
         layouts: of the pages of all groups, and all ranks.
         peers: names of the nodes that pages may be loaded from.
         wait: most seconds for which pages are waited for.
@@ -87,7 +88,7 @@ class Handover:
         self,
         scheduler: SchedulerConnector,
         key: bytes,
-        node_id: str,
+        node_id: str | None,
         layouts: Sequence[Layout],
         peers: Sequence[str],
         *,
@@ -113,7 +114,7 @@ class Handover:
         self._refused: Counter[str] = Counter()
         self._log_at = 0.0
 
-    def give(self, request_id: str, prompt: Prompt, block_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
+    def give(self, request_id: str, prompt: Prompt, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         """Prefill has computed a prompt. Call it before the request is finished.
 
         Args:
@@ -122,8 +123,10 @@ class Handover:
             block_ids: its blocks by group.
 
         Returns:
-            The ``kv_transfer_params`` of its answer.
+            The ``kv_transfer_params`` of its answer; None: there is no ticket.
         """
+        if self._node_id is None:
+            return None
         ticket_id = os.urandom(ID_BYTES)
         if self._has_partials:
             for group, (block_size, ids) in enumerate(zip(self._block_sizes, block_ids, strict=True)):
@@ -156,7 +159,8 @@ class Handover:
         """
         try:
             ticket = verify(parameters, self._key, self._now())
-            check(ticket, self._layouts, self._peers | {self._node_id}, len(prompt.token_ids))
+            own = set() if self._node_id is None else {self._node_id}
+            check(ticket, self._layouts, self._peers | own, len(prompt.token_ids))
         except TicketError as error:
             self._refuse(request_id, error)
             return False

@@ -13,7 +13,8 @@ from kvstore.answers import MOST_LOOKUP_PAGES
 from kvstore.errors import FormatError
 
 if TYPE_CHECKING:
-    from kvstore import Client, Lookup, Namespace
+    from connector.rank_nodes import Node
+    from kvstore import Lookup, Namespace
 
 MISS_TTL = 1.0
 """Seconds for which a miss is remembered."""
@@ -108,7 +109,7 @@ class Lookups:
 
     def __init__(
         self,
-        client: Client,
+        client: Node,
         namespaces: Sequence[Namespace],
         budget: float,
         clock: Callable[[], float],

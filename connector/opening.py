@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from connector.announcements import Announcements
 from connector.engine_requests import EngineRequests, Group, hash_block_size
 from connector.handover import Handover, default_node_id
 from connector.options import RECOMPUTE, Options
-from connector.peers import Peers
+from connector.peers import Peers, clients_of
+from connector.rank_nodes import Node, RankNodes
 from connector.request_hashes import Hashes
 from connector.request_tickets import RequestTickets
 from connector.scheduler import SchedulerConnector
@@ -29,6 +31,16 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("kvstore.connector")
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of each page: what one rank has of it, or less."""
+
+    host: str
+    """Whose node it is at; empty: the scheduler's."""
+    layouts: tuple[Layout, ...]
+    """By group."""
+
+
 class Connection:
     """The engine's node, and the nodes that prefill instances may hand over from.
 
@@ -44,6 +56,8 @@ class Connection:
         self._options = options
         self._client = connect_by_environment(options.url, environment)
         self._peers = Peers(options.peers, environment)
+        self._rank_clients = clients_of("rank_nodes", options.rank_nodes, environment)
+        self._rank_nodes: RankNodes | None = None
         self._ticket_key = options.ticket_key
 
     def worker_half(
@@ -72,7 +86,7 @@ class Connection:
 
     def scheduler_half(
         self,
-        parts: Sequence[Sequence[Layout]],
+        parts: Sequence[Part],
         groups: Sequence[Group],
         *,
         async_load: bool,
@@ -84,31 +98,41 @@ class Connection:
         """For the scheduler; the arguments are those of :class:`EngineRequests`.
 
         Args:
-            parts: layouts by group, of each part that a page has (:func:`parts_of`).
+            parts: that a page has (:func:`parts_of`).
         """
-        own, *others = map(self._namespaces, parts)
+        layouts = [part.layouts for part in parts]
+        node: Node = self._client
+        if {part.host for part in parts} == {""}:
+            own, *others = map(self._namespaces, layouts)
+        else:
+            node = self._rank_nodes = RankNodes(self._client, self._rank_clients)
+            own, *others = (self._rank_nodes.namespaces(part.host, part.layouts) for part in parts)
         scheduler = SchedulerConnector(
-            self._client,
+            node,
             own,
             other_ranks=others,
             lookup_budget=self._options.lookup_budget_ms / 1000,
             store_threshold=self._options.store_threshold,
-            peers=self._peers.ranks(parts),
+            peers=self._peers.ranks(layouts),
         )
         handover = None
         if self._ticket_key is not None:
+            if self._rank_nodes is not None:
+                _logger.warning(
+                    "this instance takes tickets and gives none: a ticket names one node, its ranks have more"
+                )
             handover = Handover(
                 scheduler,
                 self._ticket_key,
-                self._options.node_id or default_node_id(self._options.url),
-                [layout for of_rank in parts for layout in of_rank],
+                (self._options.node_id or default_node_id(self._options.url)) if self._rank_nodes is None else None,
+                [layout for of_part in layouts for layout in of_part],
                 self._peers.names,
                 wait=self._options.load_deadline_ms / 1000,
                 # What does not come is computed: where a step waits for its loads it would wait for it, and of several
                 # groups all would be computed.
                 early=async_load and len(groups) == 1 and self._options.load_failure_policy == RECOMPUTE,
             )
-            self._peers.compare(parts[0])
+            self._peers.compare(layouts[0])
         hashes = Hashes(hash_block_size([group.block_size for group in groups]))
         return EngineRequests(
             scheduler,
@@ -126,6 +150,10 @@ class Connection:
         """Ends all connections."""
         self._peers.close()
         self._client.close()
+        for client in self._rank_clients.values():
+            client.close()
+        if self._rank_nodes is not None:
+            self._rank_nodes.close()
 
     def _namespaces(self, layouts: Sequence[Layout]) -> list[Namespace]:
         """Opened now if the node is there, or else as soon as it is."""
@@ -137,24 +165,29 @@ class Connection:
         return namespaces
 
 
-def parts_of(workers: Sequence[tuple[str, Sequence[Sequence[str]]]], expected: int, url: str) -> list[list[Layout]]:
-    """What the workers keep: of each part of a page the layouts by group, once where several workers hold the same.
+def parts_of(
+    workers: Sequence[tuple[str, Sequence[Sequence[str]]]], expected: int, url: str, rank_nodes: Collection[str]
+) -> list[Part]:
+    """What the workers keep: the parts of a page, each once where several workers hold the same at one node.
 
     Args:
         workers: for each rank its machine's name, and its layouts by part and group, as JSON.
         expected: how many there are.
-        url: of the node that all of them use.
+        url: of the workers' node: of one that all of them use, or of one on each host.
+        rank_nodes: machines whose node is known to be another one.
 
     Raises:
-        ResourceError: a worker is missing, or can't reach the node.
+        ResourceError: a worker is missing, or nobody knows where its node is.
     """
     if len(workers) != expected:
         raise ResourceError(f"{len(workers)} of {expected} workers could describe their pages")
-    away = {host for host, _ in workers} - {"", socket.gethostname()}
-    if away and url.startswith("unix:"):
+    unknown = {host for host, _ in workers} - {"", socket.gethostname(), *rank_nodes}
+    if unknown and url.startswith("unix:"):
         raise ResourceError(
-            f"there are workers on {', '.join(sorted(away))}, and {url} is a socket of this machine alone;"
-            " name one node by kv:// or kvs:// for all of them"
+            f"there are workers on {', '.join(sorted(unknown))}, and {url} is a socket of this machine alone;"
+            " name their hosts' nodes in rank_nodes, or one node by kv:// or kvs:// for all of them"
         )
-    told = dict.fromkeys(tuple(texts) for _, parts in workers for texts in parts)
-    return [[Layout.from_json(text) for text in texts] for texts in told]
+    told = dict.fromkeys(
+        (host if host in rank_nodes else "", tuple(texts)) for host, parts in workers for texts in parts
+    )
+    return [Part(host, tuple(map(Layout.from_json, texts))) for host, texts in told]

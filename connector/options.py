@@ -42,6 +42,8 @@ class Options:
     largest size among these engines. 0: a part a rank, for engines of the same size."""
     peers: Mapping[str, str] = field(default_factory=dict)
     """URL by node id: where a decode instance may load from."""
+    rank_nodes: Mapping[str, str] = field(default_factory=dict)
+    """URL by host name: the nodes that ranks on other hosts have for their ``url``, as the scheduler reaches them."""
     ticket_key_file: str = ""
     """A file with the key that signs tickets between prefill and decode instances."""
     node_id: str = ""
@@ -101,9 +103,9 @@ def _check_type(key: str, value: Any) -> None:
     elif key in _NUMBERS:
         right = isinstance(value, int | float) and not isinstance(value, bool) and _NUMBERS[key] <= value <= 3_600_000
         wanted = f"milliseconds between {_NUMBERS[key]:g} and 3600000"
-    elif key == "peers":
+    elif key in ("peers", "rank_nodes"):
         right = isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
-        wanted = "an object of node ids and URLs"
+        wanted = "an object of names and URLs"
     else:
         right, wanted = isinstance(value, str), "a string"
     if not right:

@@ -30,14 +30,7 @@ class Peers:
     """
 
     def __init__(self, urls: Mapping[str, str], environment: Mapping[str, str]) -> None:
-        self._clients: dict[str, Client] = {}
-        for node, url in urls.items():
-            if not node or url.startswith("embedded:"):
-                raise ConfigError(f"peers: {node!r}: {url!r} is not the name and the URL of a node")
-            try:
-                self._clients[node] = connect_by_environment(url, environment)
-            except KVStoreError as error:
-                raise ConfigError(f"peers: {node!r}: {error}") from error
+        self._clients = clients_of("peers", urls, environment)
 
     @property
     def names(self) -> list[str]:
@@ -79,6 +72,28 @@ class Peers:
                 continue
             if words := foreign(theirs, mine):
                 _logger.warning("tickets of engines at %s will be refused, and prompts computed: %s", node, words)
+
+
+def clients_of(option: str, urls: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Client]:
+    """Clients by name. Nothing is asked yet.
+
+    Args:
+        option: what the user set, for messages.
+        urls: by name.
+        environment: with ``KVSTORE_CONNECT_*``.
+
+    Raises:
+        ConfigError: a URL, or one of the files, can't be used.
+    """
+    clients = {}
+    for name, url in urls.items():
+        if not name or url.startswith("embedded:"):
+            raise ConfigError(f"{option}: {name!r}: {url!r} is not the name and the URL of a node")
+        try:
+            clients[name] = connect_by_environment(url, environment)
+        except KVStoreError as error:
+            raise ConfigError(f"{option}: {name!r}: {error}") from error
+    return clients
 
 
 def foreign(theirs: Sequence[str], mine: Layout) -> str:

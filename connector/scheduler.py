@@ -14,7 +14,8 @@ from connector.sightings import Sightings
 from kvstore.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from kvstore import Client, Namespace
+    from connector.rank_nodes import Node
+    from kvstore import Namespace
 
 LOOKUP_BUDGET = 0.020
 """Seconds for which a request may be told to wait for its lookup."""
@@ -71,14 +72,14 @@ class SchedulerConnector:
 
     def __init__(
         self,
-        client: Client,
+        client: Node,
         namespaces: Sequence[Namespace],
         *,
         other_ranks: Sequence[Sequence[Namespace]] = (),
         lookup_budget: float = LOOKUP_BUDGET,
         store_threshold: int = 1,
         clock: Callable[[], float] = time.monotonic,
-        peers: Mapping[str, tuple[Client, Sequence[Sequence[Namespace]]]] | None = None,
+        peers: Mapping[str, tuple[Node, Sequence[Sequence[Namespace]]]] | None = None,
     ) -> None:
         nodes = {_OWN_NODE: (client, (namespaces, *other_ranks))} | dict(peers or {})
         self._arrivals = {

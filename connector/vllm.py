@@ -240,7 +240,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._layouts = []
             logger.warning("vLLM runs without kvstore: %s: %s", type(error).__name__, error)
             return
-        self._writes = _tp_rank() % config.kv_tp_replicas == 0
+        # Those that hold the same may have nodes of their own.
+        self._writes = _tp_rank() % config.kv_tp_replicas == 0 or bool(self._options.rank_nodes)
         device = views[0][0][0].device
         pin = partial(_pin, device) if device.type == "cuda" else None
         self._worker = self._connection.worker_half(self._layouts, pages, pin)
@@ -319,9 +320,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             (told.host, told.layouts) for _, told in sorted(metadata.items()) if isinstance(told, KVStoreHandshake)
         ]
         try:
-            parts = parts_of(
-                workers, parallel.tensor_parallel_size * parallel.pipeline_parallel_size, self._options.url
-            )
+            expected = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+            parts = parts_of(workers, expected, self._options.url, self._options.rank_nodes)
         except KVStoreError as error:
             logger.warning("vLLM runs without kvstore: %s", error)
             return
