@@ -63,7 +63,8 @@ class WriteBehind:
 
     def add(self, slots: Sequence[Slot]) -> None:
         """Pages were published. The caller holds the store's lock."""
-        self._dirtied.notify_all()
+        if self._catalog.dirty_pages:  # a thread that is woken for nothing costs a store more than its books
+            self._dirtied.notify_all()
         if self._below.shared is not None:
             self._arena.count("unshared", self._to_share.add(slots))
             self._published.notify_all()

@@ -63,15 +63,22 @@ class Channel:
         """Send the header and the message of a frame."""
         self._send([memoryview(pack_frame(kind, message, payload=payload, milliseconds=milliseconds))])
 
-    def send_pages(self, pages: Sequence[Bytes], checksums: Sequence[int] | None = None) -> Iterator[int]:
+    def send_pages(
+        self, pages: Sequence[Bytes], checksums: Sequence[int] | None = None, *, head: bytes = b""
+    ) -> Iterator[int]:
         """Send a payload. Checksums that are not given are made on the way.
+
+        Args:
+            pages: what is sent.
+            checksums: of each.
+            head: header and message before it. Sent alone they would wake the other end for nothing.
 
         Yields:
             Behind each piece how many pages have gone as a whole.
         """
         digest = xxhash.xxh3_64()
+        buffers = [memoryview(head)] if head else []
         for piece in _pieces(pages, PIECE_BYTES if checksums is None else RUN_BYTES):
-            buffers = []
             for page, data, last in piece:
                 buffers.append(data)
                 if checksums is None:
@@ -81,7 +88,10 @@ class Channel:
                     buffers.append(memoryview(CHECKSUM.pack(made)))
                     digest.reset()
             self._send(buffers)
+            buffers = []
             yield piece[-1].page + piece[-1].last
+        if buffers:
+            self._send(buffers)
 
     def receive(self) -> tuple[Header, bytes]:
         """Receive the header and the message of a frame.

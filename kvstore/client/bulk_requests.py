@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, TIER_NAMES
 from kvstore.bulk.channel import Channel
-from kvstore.bulk.frame import Header, Kind, payload_bytes
+from kvstore.bulk.frame import Header, Kind, pack_frame, payload_bytes
 from kvstore.errors import FormatError
 from kvstore.hashing import HASH_BYTES
 from kvstore.v1 import cache_pb2 as pb
@@ -87,10 +87,7 @@ class BulkRequests:
 
     def put(self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float) -> None:
         """Send payloads to be published: of a reservation, or with the request that reserves their slots."""
-        payload = sum(payload_bytes(1, page.size) for page in pages)
-        self._ask(Kind.PUT, request.SerializeToString(), deadline, payload)
-        for _ in self.channel.send_pages(pages):
-            pass
+        self._ask(Kind.PUT, request.SerializeToString(), deadline, pages)
 
     def stored(self) -> pb.StoreCounts:
         """What became of them: the answer to ``put``."""
@@ -108,11 +105,14 @@ class BulkRequests:
         self.good = True
         return header, message
 
-    def _ask(self, kind: Kind, message: bytes, deadline: float, payload: int = 0) -> None:
+    def _ask(self, kind: Kind, message: bytes, deadline: float, pages: Sequence[Bytes] = ()) -> None:
         self.good = False
         self.channel.deadline = deadline
-        left = min(max(deadline - time.monotonic(), 0.0), LONGEST_TICKET)
-        self.channel.send(kind, message, payload=payload, milliseconds=math.ceil(left * 1000))
+        milliseconds = math.ceil(min(max(deadline - time.monotonic(), 0.0), LONGEST_TICKET) * 1000)
+        payload = sum(payload_bytes(1, page.size) for page in pages)
+        head = pack_frame(kind, message, payload=payload, milliseconds=milliseconds)
+        for _ in self.channel.send_pages(pages, head=head):
+            pass
 
     def _nonsense(self, what: str) -> FormatError:
         self.good = False

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, Published
 from kvstore.bulk.channel import Channel
-from kvstore.bulk.frame import Kind, payload_bytes
+from kvstore.bulk.frame import Kind, pack_frame, payload_bytes
 from kvstore.errors import (
     DeadlineError,
     FormatError,
@@ -326,13 +326,13 @@ class BulkServer:
                 raise DeadlineError("reading the pages took longer than they can be held")
             page_bytes = known.layout.page_bytes
             self._limits.spend(grant, len(held.frames) * page_bytes)
-            channel.send(
+            head = pack_frame(
                 Kind.RUN,
                 pb.PageRun(tiers=held.tiers).SerializeToString(),
                 payload=payload_bytes(len(held.frames), page_bytes),
             )
             views = [self._store.arena.view(frame, page_bytes) for frame in held.frames]
-            for _ in channel.send_pages(views, checksums):
+            for _ in channel.send_pages(views, checksums, head=head):
                 if not self._store.still_held(NODE, held.ticket):
                     raise DeadlineError("the reader was slower than pages can be held")
         finally:

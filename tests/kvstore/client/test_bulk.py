@@ -229,8 +229,8 @@ def test_a_page_damaged_on_its_way_to_the_node_is_sent_again(node, layout, hashe
     original = Channel._send
 
     def damaged(self, buffers) -> None:
-        if len(buffers) == 8:  # four pages, each with its checksum
-            buffers[5] = memoryview(bytes(8))
+        if len(buffers) == 9:  # the request, and four pages, each with its checksum
+            buffers[6] = memoryview(bytes(8))
         original(self, buffers)
 
     with kvstore.connect(url_of(node)) as client:
@@ -354,8 +354,8 @@ class TestKilledNode:
             pages = client.namespace(self.LARGE)
             original = Channel.send_pages
 
-            def killed(self, *arguments):
-                for sent in original(self, *arguments):
+            def killed(self, *arguments, **head):
+                for sent in original(self, *arguments, **head):
                     if sent == 2:
                         node.kill()
                     yield sent

@@ -167,9 +167,9 @@ def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hash
         if scheme == "kv":
             ask = BulkRequests._ask
 
-            def asked(self, kind, message, deadline, payload=0):
+            def asked(self, kind, message, deadline, *payload):
                 given.append(deadline - time.monotonic())
-                ask(self, kind, message, deadline, payload)
+                ask(self, kind, message, deadline, *payload)
 
             monkeypatch.setattr(BulkRequests, "_ask", asked)
         if scheme == "grpc":
