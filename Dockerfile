@@ -1,4 +1,5 @@
 # Two images: the node, small (no torch, no pip, its own user), and `--target engine`, the reference engine with torch.
+# --build-arg EXTRAS="proxy encryption": with what these need.
 # What is installed changes seldom and comes first; sources come last.
 
 # An image of nothing but wheels that pip shall prefer to an index, as torch's CPU build. By default there are none.
@@ -16,8 +17,10 @@ ENV PATH=/opt/kvstore/bin:$PATH \
 FROM base AS dependencies
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-RUN python3 -c "import tomllib; told = tomllib.load(open('pyproject.toml', 'rb')); \
-      print(*told['build-system']['requires'], *told['project']['dependencies'], sep='\n')" > requirements.txt \
+ARG EXTRAS=
+RUN python3 -c "import tomllib; told = tomllib.load(open('pyproject.toml', 'rb')); project = told['project']; \
+      extras = [each for name in '${EXTRAS}'.split() for each in project['optional-dependencies'][name]]; \
+      print(*told['build-system']['requires'], *project['dependencies'], *extras, sep='\n')" > requirements.txt \
  && python3 -m venv /opt/kvstore && pip install --no-cache-dir -c constraints.txt -r requirements.txt
 
 FROM dependencies AS package
