@@ -99,8 +99,8 @@ class Books:
         if self.closed:
             raise UnavailableError("the node is stopping")
 
-    def known(self, fingerprint: bytes) -> KnownNamespace:
-        """The namespace of a fingerprint.
+    def known(self, fingerprint: bytes, *, used: bool = True) -> KnownNamespace:
+        """The namespace of a fingerprint. ``used``: it counts as used now.
 
         Raises:
             UnknownNamespaceError: it was not opened, or was cleared.
@@ -108,7 +108,8 @@ class Books:
         known = self.namespaces.get(fingerprint)
         if known is None:
             raise UnknownNamespaceError(f"unknown namespace {fingerprint.hex()[:16] or '(empty)'}: open it first")
-        self.namespaces.note_use(known)
+        if used:
+            self.namespaces.note_use(known)
         return known
 
     def keys(self, known: KnownNamespace, hashes: Sequence[bytes]) -> list[bytes]:

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from kvstore import check_command, page_commands, proxy_command, serve_command, status_command
+from kvstore import check_command, doctor_command, page_commands, proxy_command, serve_command, status_command
 from kvstore.bench import command as bench_command
 from kvstore.bench import plan
 from kvstore.errors import InvalidRequestError, KVStoreError
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     serve_command.add_to(commands)
     status_command.add_to(commands)
     page_commands.add_to(commands)
+    doctor_command.add_to(commands)
     check_command.add_to(commands)
     bench_command.add_to(commands)
     plan.add_to(commands)

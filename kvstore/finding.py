@@ -38,7 +38,11 @@ class Finding:
         pages = sum(len(hashes) for _, hashes in queries)
         if pages > MOST_LOOKUP_PAGES:
             raise LimitExceededError(f"a lookup of {pages} pages, the limit is {MOST_LOOKUP_PAGES}")
-        asked = [self._books.keys(self._books.known(fingerprint), hashes) for fingerprint, hashes in queries]
+        return self._where(
+            [self._books.keys(self._books.known(fingerprint), hashes) for fingerprint, hashes in queries]
+        )
+
+    def _where(self, asked: Sequence[Sequence[bytes]]) -> list[bytes]:
         below = self._below.find(asked, self._books.are_here)
         with self._books.lock:
             here = [self._books.catalog.find_all(keys) >= 0 for keys in asked]
@@ -50,11 +54,13 @@ class Finding:
     def explain(self, fingerprint: bytes, hashes: Sequence[bytes]) -> tuple[bytes, bytes]:
         """Which pages are here, as ``lookup`` says it, and why not: for each ``HERE``, ``UNKNOWN`` or ``EVICTED``.
 
-        Errors are those of ``lookup``.
+        It does not count as a use of the namespace. Errors are those of ``lookup``.
         """
-        [tiers] = self.lookup([(fingerprint, hashes)])
-        known = self._books.known(fingerprint)
+        known = self._books.known(fingerprint, used=False)
+        if len(hashes) > MOST_LOOKUP_PAGES:
+            raise LimitExceededError(f"{len(hashes)} pages to explain, the limit is {MOST_LOOKUP_PAGES}")
         keys = self._books.keys(known, hashes)
+        [tiers] = self._where([keys])
         why = bytearray(len(keys))
         with self._books.lock:
             for place, (key, tier) in enumerate(zip(keys, tiers, strict=True)):

@@ -241,6 +241,23 @@ class Client:
         """
         return self._control.status(self.timeout)
 
+    def explain(self, fingerprint: bytes, hashes: Sequence[bytes]) -> list[tuple[str | None, bool]]:
+        """Where pages are, for people who ask why a prompt missed. It opens no namespace, and counts as no use of one.
+
+        Args:
+            fingerprint: a namespace's, as ``status`` gives it.
+            hashes: block hashes, 131,072 at most.
+
+        Returns:
+            For each page its tier, or None; and whether the node remembers that it left the arena to make room.
+
+        Raises:
+            UnknownNamespaceError: the node knows no such namespace.
+        """
+        _check_hashes(hashes, MOST_LOOKUP_PAGES)
+        tiers, why = self._control.explain(fingerprint, hashes, self.timeout)
+        return [(TIER_NAMES[tier], reason == EVICTED) for tier, reason in zip(tiers, why, strict=True)]
+
     @property
     def arena(self) -> Bytes | None:
         """The node's arena as this process maps it, for registering it with a device; None where it can't be."""
@@ -295,16 +312,6 @@ class Namespace:
     def lookup(self, hashes: Sequence[bytes]) -> Lookup:
         """Which pages are here. Errors as :meth:`Client.lookup`."""
         return self._client.lookup([(self, hashes)])[0]
-
-    def explain(self, hashes: Sequence[bytes]) -> list[tuple[str | None, bool]]:
-        """Where pages are, for people who ask why a prompt missed: 131,072 at most.
-
-        Returns:
-            For each page its tier, or None; and whether the node remembers that it left the arena to make room.
-        """
-        _check_hashes(hashes, MOST_LOOKUP_PAGES)
-        tiers, why = self._controlled(lambda control, left: control.explain(self.fingerprint, hashes, left))
-        return [(TIER_NAMES[tier], reason == EVICTED) for tier, reason in zip(tiers, why, strict=True)]
 
     def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
         """Store pages that follow each other in their chain, head of the prefix first.
