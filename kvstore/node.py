@@ -112,7 +112,7 @@ class Node:
         self._server = grpc.server(
             self._handlers,
             handlers=[
-                PagesHandler(self.store, receipts),
+                PagesHandler(self.store, receipts, access),
                 self._health,
                 Reflection([*(each.DESCRIPTOR.serialized_pb for each in _PROTOS), *STANDARD_FILES]),
             ],

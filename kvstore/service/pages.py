@@ -16,10 +16,12 @@ from google.protobuf.message import DecodeError
 from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, Published
 from kvstore.checksum import checksum_of
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
+from kvstore.service.access import Access
 from kvstore.service.calls import Places, abort
 from kvstore.service.incoming import incoming
 from kvstore.service.receipts import Receipts
 from kvstore.store import Store
+from kvstore.tenants import WRITE
 from kvstore.tickets import NODE
 from kvstore.tiers.tier import PageBytes
 from kvstore.v1 import cache_pb2 as pb
@@ -37,8 +39,9 @@ class _Method(NamedTuple):
 class PagesHandler(grpc.GenericRpcHandler):
     """Answers the payload streams from a store."""
 
-    def __init__(self, store: Store, receipts: Receipts) -> None:
+    def __init__(self, store: Store, receipts: Receipts, access: Access) -> None:
         self._store = store
+        self._access = access
         self._receipts = receipts
         self._places = Places("payload streams", MOST_STREAMS)
         self._methods = _Method(
@@ -106,6 +109,8 @@ class PagesHandler(grpc.GenericRpcHandler):
             request = pb.StorePages.FromString(next(messages))
         except (StopIteration, DecodeError) as error:
             raise InvalidRequestError("a store stream begins with a StorePages message") from error
+        if request.HasField("request"):  # a reservation's namespace was looked at when it was made
+            self._access.check_pages(self._access.caller(context), request.request.pages.fingerprint, WRITE)
         with incoming(self._store, self._receipts, request, context.cancel) as arrival:
             if arrival.pages is None:
                 return Published(0, 0, refused=len(request.checksums))

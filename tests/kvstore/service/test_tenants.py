@@ -178,7 +178,23 @@ class TestWhatIsThere:
             assert peer.failed().startswith("UnknownNamespaceError")
             peer.put(12345, sent)  # a ticket is the key to its reservation; this one is none
             assert peer.receive()[0].kind is Kind.STORED
+            whole = pb.StorePages(ticket=12345, request=pb.PrepareStoreRequest(pages=listed, ttl_ms=1000))
+            body = payload_of(DATA[:1])
+            peer.send(frame(Kind.PUT, whole.SerializeToString(), payload=len(body)) + body)
+            assert peer.failed().startswith("UnknownNamespaceError")
         assert tenants.node.store.statistics().arena_pages == 4
+
+    def test_nor_by_a_stream_that_reserves_for_itself(self, tenants, caller):
+        with tenants.client("a") as client:
+            pages = client.namespace(layout_of("a"))
+        listed = pb.PageList(fingerprint=pages.fingerprint, hashes=hashes_of(1)[0])
+        request = pb.PrepareStoreRequest(pages=listed, ttl_ms=1000)
+        whole = pb.StorePages(ticket=12345, checksums=[checksum_of(DATA[0])], request=request).SerializeToString()
+        code, _ = caller("b").answer(lambda: caller("b").save(iter([whole, DATA[0].tobytes()]), **caller("b").how))
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert tenants.node.store.statistics().arena_pages == 0
+        caller("a").save(iter([whole, DATA[0].tobytes()]), **caller("a").how)
+        assert tenants.node.store.statistics().arena_pages == 1
 
     def test_two_tenants_have_the_same_model_and_other_pages(self, tenants):
         with tenants.client("a") as first, tenants.client("b") as second:
