@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 REMEMBERED = 1 << 16
-"""Most blocks that are on their way, and most that were announced. Beyond it the oldest is forgotten."""
+"""Most blocks that are on their way, most that were announced, and most that nobody has taken yet. Beyond it the oldest
+is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Announcements:
         self._ranks = ranks
         self._planned: dict[tuple[int, bytes], tuple[Block, int]] = {}  # and how many parts are stored
         self._known: dict[tuple[int, bytes], Block] = {}
-        self._stored: list[Block] = []
-        self._removed: list[Block] = []
+        self._stored: deque[Block] = deque(maxlen=REMEMBERED)
+        self._removed: deque[Block] = deque(maxlen=REMEMBERED)
 
     def plan(self, block_hash: bytes, block: Block) -> None:
         """A block is to be stored, if it is not there already."""
@@ -65,9 +67,10 @@ class Announcements:
             self._removed.append(block)
 
     def take(self) -> tuple[list[Block], list[Block]]:
-        """Blocks that were stored, and blocks that have gone, since the last call."""
-        stored, removed = self._stored, self._removed
-        self._stored, self._removed = [], []
+        """Blocks that were stored, and blocks that have gone, since the last call; the latest, where they are many."""
+        stored, removed = list(self._stored), list(self._removed)
+        self._stored.clear()
+        self._removed.clear()
         return stored, removed
 
 

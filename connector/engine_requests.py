@@ -4,15 +4,15 @@ their blocks, and which blocks are stored when. The engine's request objects are
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from connector.announcements import Announcements, blocks_of
-from connector.hits import NumSkipped, longest_hit
+from connector.groups import Group
+from connector.hits import longest_hit
 from connector.lookups import Tiers
 from connector.metrics import Counts, lookup_counts
 from connector.plan import StepPlan
@@ -23,16 +23,6 @@ from connector.tracked import Tracked, wishes
 from connector.vllm_values import new_blocks
 from connector.worker import LoadTiming
 from connector.worth import Speeds
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One of the engine's cache groups."""
-
-    block_size: int
-    keeps: bool
-    """Whether blocks stay with their request until its end, unlike those before a window."""
-    num_skipped: NumSkipped
 
 
 class EngineRequests:
@@ -89,6 +79,8 @@ class EngineRequests:
         tracked = self._track(request)
         if tracked.chain is None or not tracked.may_load or request.skip_reading_prefix_cache:
             return 0, False
+        if any(num_computed_tokens % size for size in self._block_sizes):
+            return 0, False  # the engine copies a part of a block that this load would fill
         tracked.loading = False
         tracked.lets_pass &= {name for name, each in self._requests.items() if each.loading}
         if tracked.lets_pass:
@@ -122,7 +114,7 @@ class EngineRequests:
                 self._allocated(block_id for _, block_id in loads[group])
             tracked.loading = True
             tiers = self._scheduler.offered_tiers(request.request_id)
-            self._seconds_saved += self._speeds.gain(*self._pages(tiers, tracked.num_local, end))
+            tracked.gain = self._speeds.gain(*self._pages(tiers, tracked.num_local, end))
         self._scheduler.update_state_after_alloc(request.request_id, loads)
 
     def tokens_by_tier(self, request_id: str, num_external_tokens: int) -> Mapping[str, int]:
@@ -159,6 +151,7 @@ class EngineRequests:
                 else request.num_computed_tokens - request.num_in_flight_tokens
             )
             self._save(tracked, computed, partial(state.get_block_ids, request_id))
+        self._save_states(getattr(state, "boundary_state_offloads", {}))
         plan = self._scheduler.build_connector_meta()
         if not self._keeps_all:  # blocks that may soon be given to others are stored first
             first = sorted(plan.stores, key=lambda store: self._groups[store.group].keeps)
@@ -171,6 +164,8 @@ class EngineRequests:
         if tracked is None:
             return False, None
         self._notice_preemption(tracked)
+        if not self._async_load:
+            self._seconds_saved += tracked.gain
         if request.num_computed_tokens and not tracked.loading and tracked.may_store:
             computed = request.num_computed_tokens - request.num_in_flight_tokens
             self._save(tracked, computed, lambda: block_ids)
@@ -185,13 +180,20 @@ class EngineRequests:
         failed_recving: Collection[str],
     ) -> None:
         """As :meth:`SchedulerConnector.update_connector_output`."""
-        self._scheduler.update_connector_output(finished_sending, finished_recving, load_errors, failed_recving)
+        failed = self._scheduler.update_connector_output(
+            finished_sending, finished_recving, load_errors, failed_recving
+        )
+        for request_id in failed & self._requests.keys():
+            self._requests[request_id].gain = 0.0
+        for request_id in self._requests.keys() & finished_recving:
+            self._seconds_saved += self._requests[request_id].gain
+            self._requests[request_id].gain = 0.0
         # vLLM takes the blocks of a failed load back, and looks at nobody behind a request for which there are too few:
         # a window takes more to compute than to load. Who holds blocks must not wait behind it, or neither ever runs.
-        loading = {name for name, tracked in self._requests.items() if tracked.loading}
+        loading = {name for name, each in self._requests.items() if each.loading}
         for request_id in failed_recving:
-            if (failed := self._requests.get(request_id)) is not None:
-                failed.lets_pass = frozenset(loading - {request_id})
+            if (tracked := self._requests.get(request_id)) is not None:
+                tracked.lets_pass = frozenset(loading - {request_id})
 
     def note(self, step: int, timings: Iterable[LoadTiming], stored: Iterable[tuple[int, Sequence[bytes]]]) -> None:
         """What the workers have told beside: a step that is over, how long loads took, and pages that are stored."""
@@ -271,6 +273,9 @@ class EngineRequests:
             return
         ids, hashes = block_ids(), tracked.hashes(self._hashes_a_block)
         for group, size in enumerate(self._block_sizes):
+            if self._groups[group].is_offered:
+                tracked.num_saved[group] = num_known // size
+                continue
             full = min(num_known // size, len(ids[group]))
             # Where steps wait for their loads, vLLM shares blocks before it is known that they were filled: whoever
             # loads or computes a block stores it, and nobody who found it.
@@ -282,11 +287,30 @@ class EngineRequests:
                 [NULL_BLOCK_ID] * found + ids[group][found:full],
                 wanted=tracked.hands_over,
             )
-            if self._announcements is not None:
-                new = range(tracked.num_saved[group], full)
-                for index, block in blocks_of(tracked.request, group, size, self._event_block_size, new):
-                    self._announcements.plan(hashes[group][index], block)
+            self._plan_announcements(tracked, group, hashes[group], range(tracked.num_saved[group], full))
             tracked.num_saved[group] = full
+
+    def _save_states(self, offers: Mapping[str, Sequence[tuple[int, int, int]]]) -> None:
+        """Plans to store states that this step computes: of which group, in which block, behind how many tokens."""
+        for request_id, states in offers.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None or tracked.chain is None or not tracked.may_store:
+                continue
+            hashes = tracked.hashes(self._hashes_a_block)
+            for group, block_id, num_tokens in states:
+                count, partial_tokens = divmod(num_tokens, self._block_sizes[group])
+                if partial_tokens or not 0 < count <= len(hashes[group]):
+                    continue  # a prompt's tail: it would be found by this request alone
+                self._scheduler.save_state(
+                    request_id, group, hashes[group][:count], block_id, wanted=tracked.hands_over
+                )
+                self._plan_announcements(tracked, group, hashes[group], range(count - 1, count))
+
+    def _plan_announcements(self, tracked: Tracked, group: int, hashes: Sequence[bytes], places: range) -> None:
+        if self._announcements is not None:
+            size = self._block_sizes[group]
+            for index, block in blocks_of(tracked.request, group, size, self._event_block_size, places):
+                self._announcements.plan(hashes[index], block)
 
     def _announce_misses(self, tracked: Tracked, hashes: Sequence[Sequence[bytes]]) -> None:
         """Once a request: what kvstore lacks of it."""
@@ -309,8 +333,3 @@ class EngineRequests:
         """Blocks that are overwritten from this step on; of windows they may come from a request that goes on."""
         if not self._keeps_all:
             self._scheduler.blocks_allocated(block_id for block_id in block_ids if block_id != NULL_BLOCK_ID)
-
-
-def hash_block_size(block_sizes: Sequence[int]) -> int:
-    """Tokens between two hashes, so that each group's blocks have some."""
-    return math.gcd(*block_sizes)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from connector.announcements import Announcements
-from connector.engine_requests import EngineRequests, Group, hash_block_size
+from connector.engine_requests import EngineRequests
+from connector.groups import Group, fails_by_block, hash_block_size
 from connector.handover import Handover, default_node_id
 from connector.options import RECOMPUTE, Options
 from connector.peers import Peers, clients_of
@@ -130,7 +131,8 @@ class Connection:
                 wait=self._options.load_deadline_ms / 1000,
                 # What does not come is computed: where a step waits for its loads it would wait for it, and of several
                 # groups all would be computed.
-                early=async_load and len(groups) == 1 and self._options.load_failure_policy == RECOMPUTE,
+                early=async_load and fails_by_block(groups) and self._options.load_failure_policy == RECOMPUTE,
+                has_partials=not any(group.is_state for group in groups),
             )
             self._peers.compare(layouts[0])
         hashes = Hashes(hash_block_size([group.block_size for group in groups]))

@@ -339,6 +339,27 @@ class SchedulerConnector:
             self._stores.setdefault((request_id, group), {}).update(new)
             self._lookups.expect(group, list(new.values()))
 
+    def save_state(
+        self, request_id: str, group: int, block_hashes: Sequence[bytes], block_id: int, *, wanted: bool = False
+    ) -> None:
+        """Plans to store one state, where a request has only some: of recurrent layers.
+
+        Args:
+            request_id: it holds the block until :meth:`blocks_allocated` names it, or it is preempted or finished.
+            group: which cache group's block.
+            block_hashes: of all blocks up to the one that the state is behind; the last one names it.
+            block_id: the block that holds it when the worker half is given the plan.
+            wanted: somebody waits for it: it is stored however seldom it was seen.
+        """
+        transfers = self._transfers.setdefault(request_id, _Transfers())
+        known, place, block_hash = transfers.present.get(group, ()), len(block_hashes) - 1, block_hashes[-1]
+        if (place < len(known) and known[place]) or not (self._sightings.see(group, block_hash) or wanted):
+            return
+        transfers.stores = True
+        self._stores.setdefault((request_id, group), {})[block_id] = block_hash
+        self._parents.setdefault((request_id, group), block_hashes[-2] if place else b"")
+        self._lookups.expect(group, [block_hash])
+
     def save_partial(self, request_id: str, group: int, block_hash: bytes, block_id: int, parent: bytes) -> None:
         """Plans to store a block that is not full, behind those that are.
 
@@ -403,7 +424,7 @@ class SchedulerConnector:
         finished_recving: Collection[str],
         load_errors: Collection[int] = (),
         failed_recving: Collection[str] = (),
-    ) -> None:
+    ) -> set[str]:
         """What the worker half has reported.
 
         Args:
@@ -412,18 +433,24 @@ class SchedulerConnector:
             load_errors: blocks that were not filled, of requests whose load is over or nearly so; what the engine
                 computes there is stored again.
             failed_recving: requests of which it is not known which blocks these are: all are stored again.
+
+        Returns:
+            Requests of which something was not loaded.
         """
         self._held.difference_update(finished_sending)
+        failed = self._loading.intersection(failed_recving)
         for request_id in self._loading if load_errors else ():
             transfers = self._transfers[request_id]
             for block_id in transfers.loading.keys() & load_errors:
                 group, index = transfers.loading[block_id]
                 del transfers.present[group][index:]
+                failed.add(request_id)
         for request_id in self._loading.intersection(failed_recving):
             self._transfers[request_id].present = {}
         for request_id in self._loading.intersection(finished_recving):
             self._loading.discard(request_id)
             self._transfers[request_id].loading = {}
+        return failed
 
     def has_pending_block_frees(self) -> bool:
         """Whether blocks of finished requests wait for ``finished_sending``: the engine must go on stepping."""

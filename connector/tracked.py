@@ -36,6 +36,8 @@ class Tracked:
     """Its pages were computed, because loading them would have taken longer."""
     loading: bool = False
     """A load was planned, and it was not scheduled since."""
+    gain: float = 0.0
+    """Seconds that its load saves, if all of it comes."""
     lets_pass: frozenset[str] = frozenset()
     """Requests that were loading when its own load failed, and go first."""
     num_saved: list[int] = field(default_factory=list)
@@ -60,6 +62,7 @@ class Tracked:
         self.num_preemptions = self.request.num_preemptions
         self.num_saved = [0] * self.num_groups
         self.loading = False
+        self.gain = 0.0
 
 
 def wishes(params: Any) -> tuple[bool, bool]:

@@ -43,16 +43,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
-from vllm.v1.kv_cache_interface import FullAttentionSpec, group_kernel_blocks
+from vllm.v1.kv_cache_interface import group_kernel_blocks
 
 from connector.announcements import Announcements
-from connector.engine_requests import EngineRequests, Group
+from connector.engine_requests import EngineRequests
+from connector.groups import fails_by_block
 from connector.identity import CacheGroup, Place, layouts_by_part, parts_a_rank
 from connector.metrics import METRICS, Counts, Increments, together, worker_counts
 from connector.opening import Connection, parts_of
 from connector.options import KEEP, RECOMPUTE, Options
 from connector.plan import StepPlan
-from connector.vllm_values import cache_group, check_groups, check_parallel, model_of, rows_by_part
+from connector.vllm_values import cache_group, check_groups, check_parallel, group_of, model_of, rows_by_part
 from connector.worker import LoadTiming, WorkerConnector
 from gpu.pages import PagedKV
 from gpu.pinned import PinnedMapping
@@ -165,8 +166,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._increments = Increments()
         events = vllm_config.kv_events_config
         self._has_listeners = events is not None and events.enable_kv_cache_events
-        # A load in the step that needs it can't be told to have failed where blocks are of several groups.
-        self._async_load = self._options.async_load or len(kv_cache_config.kv_cache_groups) > 1
+        self._fails_by_block = fails_by_block([group_of(group) for group in kv_cache_config.kv_cache_groups])
+        # Otherwise a load in the step that needs it can't be told to have failed.
+        self._async_load = self._options.async_load or not self._fails_by_block
         # The worker half's.
         self._worker: WorkerConnector | None = None
         self._writes = True
@@ -178,7 +180,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._managers: Sequence[Any] = ()
         if role is KVConnectorRole.SCHEDULER:
             if self._async_load and not self._options.async_load:
-                logger.info("kvstore loads asynchronously: this model has several cache groups")
+                logger.info("kvstore loads asynchronously: not all layers of this model keep all tokens")
             self._set_failure_policy()
 
     @property
@@ -292,10 +294,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return sent, received if self._async_load else set()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """The same, and which loads failed where blocks can't be named (several cache groups)."""
+        """The same, and which loads failed where blocks can't be named."""
         sent, received = self.get_finished(finished_req_ids)
         failed = self._worker.get_requests_with_load_errors() if self._worker is not None else set()
-        return KVConnectorTransferResults(sent, received, failed if len(self._specs) > 1 else set())
+        return KVConnectorTransferResults(sent, received, set() if self._fails_by_block else failed)
 
     def build_connector_worker_meta(self) -> KVStoreWorkerMetadata | None:
         """What the scheduler needs to know to choose between loading and computing."""
@@ -307,7 +309,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that vLLM has to compute."""
         errors = self._worker.get_block_ids_with_load_errors() if self._worker is not None else set()
-        return errors if len(self._specs) == 1 else set()
+        return errors if self._fails_by_block else set()
 
     # The scheduler's side.
 
@@ -329,8 +331,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._requests = self._connection.scheduler_half(
             parts,
             [
-                Group(spec.block_size, isinstance(spec, FullAttentionSpec), manager.get_num_skipped_tokens)
-                for spec, manager in zip(self._specs, self._managers, strict=True)
+                group_of(group, manager.get_num_skipped_tokens)
+                for group, manager in zip(self._kv_cache_config.kv_cache_groups, self._managers, strict=True)
             ],
             async_load=self._async_load,
             may_store=self._kv_transfer_config.is_kv_producer,
@@ -431,10 +433,6 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._requests is not None:
             self._requests.reset()
         return True
-
-    @property
-    def _specs(self) -> list[Any]:
-        return [group.kv_cache_spec for group in self._kv_cache_config.kv_cache_groups]
 
     def _describe(
         self, group: Any, blocks: Mapping[str, torch.Tensor], views: Sequence[torch.Tensor], cut: int

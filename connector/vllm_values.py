@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 
+from connector.groups import Group
+from connector.hits import NumSkipped
 from connector.identity import CacheGroup, Model
 from connector.tracked import Tracked
 from kvstore.errors import ConfigError, ResourceError
 
-_KINDS = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
+_WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
+_STATES = ("MambaSpec",)
+_KINDS = (*_WHOLE, "SlidingWindowSpec", "ChunkedLocalAttentionSpec", *_STATES)
 """Kinds of layers whose blocks are pages: what a block holds depends on the tokens up to its end alone."""
 
 
@@ -27,6 +31,8 @@ def check_groups(config: Any) -> None:
     specs = [spec for group in config.kv_cache_groups for _, spec in layers_of(group)]
     if unknown := sorted({type(spec).__name__ for spec in specs} - set(_KINDS)):
         raise ResourceError(f"layers of the kind {', '.join(unknown)} are not kept")
+    if any(getattr(spec, "mamba_cache_mode", "align") == "none" for spec in specs):
+        raise ResourceError("states of recurrent layers are kept only with vLLM's own prefix caching on")
     everything = tuple(range(len(config.kv_cache_groups)))
     if config.prefix_cacheable_group_ids != everything or any(spec.prefix_replay_tokens for spec in specs):
         raise ResourceError("some cache groups of this model can't be found by prefix")
@@ -114,6 +120,22 @@ def rows_by_part(group: Any, blocks: Mapping[str, torch.Tensor], parts: int) -> 
     return rows
 
 
+def _keeps_all(num_computed_tokens: int) -> int:
+    return 0
+
+
+def group_of(group: Any, num_skipped: NumSkipped = _keeps_all) -> Group:
+    """What both halves need to know of a ``KVCacheGroupSpec``."""
+    _, spec = layers_of(group)[0]
+    return Group(
+        block_size=group.kv_cache_spec.block_size,
+        keeps=type(spec).__name__ in _WHOLE,
+        num_skipped=num_skipped,
+        is_state=type(spec).__name__ in _STATES,
+        is_offered=getattr(spec, "mamba_cache_mode", "") == "align",
+    )
+
+
 def cache_group(
     group: Any,
     blocks: Mapping[str, torch.Tensor],
@@ -166,6 +188,8 @@ def new_blocks(output: Any, requests: Mapping[str, Tracked], block_sizes: Sequen
         num_local = tracked.num_local if tracked is not None else 0
         for size, of_group in zip(block_sizes, block_ids, strict=True):
             yield from of_group[num_local // size :]
+    for copy in getattr(output, "kv_cache_block_copies", None) or ():
+        yield copy.dst_block_id
 
 
 def rows_of(blocks: torch.Tensor, page_bytes: int) -> torch.Tensor:

@@ -1,25 +1,34 @@
 """A fingerprint of a model's, or an adapter's, files: equal for equal weights, at whatever path.
 
-Files of hundreds of gigabytes are not read whole. Of each tensor of a safetensors file a few samples count: training
-changes nearly every number of the tensors that it touches. Of other files of weights samples at even distances count.
+Every byte counts: who adds a token to a vocabulary changes one row of one tensor. Files are read once, by several
+threads, at about the speed of memory when they have just been loaded, or of the disk. What was found is remembered by
+the files' identity (inode, size, times), so that the other ranks of an engine, and its next start, read nothing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import json
 import os
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
+
+import xxhash
 
 from kvstore.errors import ResourceError
 
-SAMPLE_BYTES = 256
-"""Bytes of one sample."""
+CHUNK = 32 << 20
+"""Bytes that are read and hashed at once. A fingerprint depends on it."""
 
-SAMPLES_A_TENSOR = 3
-SAMPLES_A_FILE = 1024
-_LONGEST_HEADER = 100 << 20
+THREADS = 4
+
+SETTLED = 5.0
+"""Seconds after which a file that was written counts as finished: what was found of it is remembered."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 _CONFIGS = (
@@ -31,8 +40,12 @@ _CONFIGS = (
 )
 
 
-def weights_fingerprint(path: Path) -> str:
+def weights_fingerprint(path: Path, memory: Path | None = None) -> str:
     """32 hexadecimal digits for the weights in a folder, or in one file.
+
+    Args:
+        path: folder or file.
+        memory: folder where fingerprints are remembered; by default ``$XDG_CACHE_HOME/kvstore-weights``.
 
     Raises:
         ResourceError: there are no weights, or they can't be read.
@@ -42,53 +55,81 @@ def weights_fingerprint(path: Path) -> str:
         weights = [each for each in files if each.suffix in _WEIGHTS]
         if not weights:
             raise ResourceError(f"{path} has no file of weights ({', '.join(_WEIGHTS)})")
-        digest = hashlib.sha256()
-        for file in weights + [each for each in files if each.name in _CONFIGS]:
-            size = file.stat().st_size
-            digest.update(f"\0{file.name}\0{size}\0".encode())
-            with file.open("rb", buffering=0) as opened:
-                descriptor = opened.fileno()
-                for offset, length in _samples(descriptor, file, size):
-                    digest.update(os.pread(descriptor, length, offset))
+        counting = weights + [each for each in files if each.name in _CONFIGS]
+        with _Memory(memory or _default_memory(), counting) as remembered:
+            if remembered.fingerprint is None:
+                remembered.fingerprint = _read(counting)
+            return remembered.fingerprint
     except OSError as error:
         if isinstance(error, ResourceError):
             raise
         raise ResourceError(f"the weights in {path} can't be read: {error}") from error
+
+
+def _read(files: Sequence[Path]) -> str:
+    sizes = [file.stat().st_size for file in files]
+    chunks = [
+        (file, start, min(CHUNK, size - start))
+        for file, size in zip(files, sizes, strict=True)
+        for start in range(0, size, CHUNK)
+    ]
+    digest = hashlib.sha256()
+    for file, size in zip(files, sizes, strict=True):
+        digest.update(f"\0{file.name}\0{size}\0".encode())
+    with ThreadPoolExecutor(THREADS, "kvstore-weights") as pool:
+        for of_chunk in pool.map(_hash_chunk, chunks):
+            digest.update(of_chunk)
     return digest.hexdigest()[:32]
 
 
-def _samples(descriptor: int, file: Path, size: int) -> Iterator[tuple[int, int]]:
-    """Offsets and lengths of what counts of a file."""
-    if file.suffix not in _WEIGHTS:
-        yield 0, size
-        return
-    tensors = _tensors(descriptor, size) if file.suffix == ".safetensors" else None
-    if tensors is None:
-        yield from _spread(0, size, SAMPLES_A_FILE)
-        return
-    header, spans = tensors
-    yield 0, header
-    for start, end in spans:
-        yield from _spread(header + start, header + end, SAMPLES_A_TENSOR)
+def _hash_chunk(chunk: tuple[Path, int, int]) -> bytes:
+    file, start, length = chunk
+    with file.open("rb", buffering=0) as opened:
+        data = os.pread(opened.fileno(), length, start)
+    if len(data) != length:
+        raise ResourceError(f"{file} has {len(data)} bytes at {start}, {length} are expected: it is being written")
+    return xxhash.xxh3_128(data).digest()
 
 
-def _tensors(descriptor: int, size: int) -> tuple[int, list[tuple[int, int]]] | None:
-    """Bytes of a safetensors file's header, and where its tensors lie behind it; None for another format."""
-    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-    if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
-        return None
+class _Memory:
+    """What is known of these files; others who want to know it wait meanwhile. Without a folder nothing is known."""
+
+    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        told = [file.stat() for file in files]
+        identity = [
+            (file.name, each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
+            for file, each in zip(files, told, strict=True)
+        ]
+        newest = max(max(each.st_mtime, each.st_ctime) for each in told)
+        self._settled = time.time() - newest > SETTLED  # or a change in the same tick of the clock is not seen
+        self._path = folder / hashlib.sha256(repr(identity).encode()).hexdigest()
+        self._descriptor: int | None = None
+        self._known: str | None = None
+        self.fingerprint: str | None = None
+
+    def __enter__(self) -> Self:
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._path.parent.stat().st_uid == os.geteuid():
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                known = os.pread(self._descriptor, 64, 0).decode("ascii", "replace")
+                if re.fullmatch("[0-9a-f]{32}", known):
+                    self._known = self.fingerprint = known
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._descriptor is None:
+            return
+        if self._settled and self.fingerprint is not None and self._known is None:
+            with suppress(OSError):
+                os.pwrite(self._descriptor, self.fingerprint.encode(), 0)
+        os.close(self._descriptor)
+
+
+def _default_memory() -> Path:
     try:
-        entries = json.loads(os.pread(descriptor, length, 8))
-        spans = sorted(tuple(entry["data_offsets"]) for name, entry in entries.items() if name != "__metadata__")
-        return 8 + length, [(int(start), int(end)) for start, end in spans]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _spread(start: int, end: int, samples: int) -> Iterator[tuple[int, int]]:
-    """Evenly, the first at the start and the last at the end; all of a short stretch."""
-    if end - start <= samples * SAMPLE_BYTES:
-        yield start, end - start
-        return
-    for number in range(samples):
-        yield start + (end - start - SAMPLE_BYTES) * number // (samples - 1), SAMPLE_BYTES
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        cache = Path(f"/tmp/kvstore-{os.geteuid()}")  # noqa: S108 - private, or not used
+    return cache / "kvstore-weights"

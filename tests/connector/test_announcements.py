@@ -50,3 +50,15 @@ def test_it_forgets_the_oldest_of_too_many(monkeypatch: pytest.MonkeyPatch) -> N
     blocks.plan(b"2", TWO)
     blocks.store(0, [b"1", b"2"])
     assert blocks.take() == ([TWO], [])
+
+
+def test_what_nobody_takes_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcements, "REMEMBERED", 2)
+    blocks = Announcements(ranks=1)
+    for number in range(5):
+        name = bytes([number])
+        blocks.plan(name, Block(name, None, [1], 0))
+        blocks.store(0, [name])
+        blocks.miss(0, name)
+    stored, removed = blocks.take()
+    assert [block.name for block in stored] == [block.name for block in removed] == [b"\3", b"\4"]

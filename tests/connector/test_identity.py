@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from connector import weights
 from connector.identity import CacheGroup, Model, Place, layouts
 from connector.weights import weights_fingerprint
 from kvstore.errors import ResourceError
@@ -41,25 +42,60 @@ def test_the_same_weights_at_another_path_are_the_same(folder: Path, tmp_path: P
     assert weights_fingerprint(copy) == weights_fingerprint(folder)
 
 
-def test_a_change_of_one_small_tensor_or_of_a_large_one_is_seen(folder: Path) -> None:
-    before = weights_fingerprint(folder)
+def test_a_change_of_any_bit_is_seen(folder: Path) -> None:
     file = folder / "a.safetensors"
     data = bytearray(file.read_bytes())
-    data[-1] ^= 1  # the small one
-    file.write_bytes(data)
-    small = weights_fingerprint(folder)
-    data[-1] ^= 1
-    data[-100_040:-40] = bytes(value ^ 1 for value in data[-100_040:-40])  # as training does
-    file.write_bytes(data)
-    assert len({before, small, weights_fingerprint(folder)}) == 3
+    seen = {weights_fingerprint(folder)}
+    for place in (9, len(data) // 3, len(data) - 1):
+        data[place] ^= 1
+        file.write_bytes(data)
+        seen.add(weights_fingerprint(folder))
+        data[place] ^= 1
+    assert len(seen) == 4
 
 
-def test_a_file_of_another_format_is_sampled(folder: Path) -> None:
+def test_a_change_in_any_chunk_of_a_long_file_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "CHUNK", 1000)
     (folder / "a.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(bytes(1_000_000))
-    before = weights_fingerprint(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"\1" * 1_000_000)
-    assert weights_fingerprint(folder) != before
+    file = folder / "pytorch_model.bin"
+    data = bytearray(2500)
+    file.write_bytes(data)
+    seen = {weights_fingerprint(folder)}
+    for place in (0, 1500, 2499):
+        data[place] ^= 1
+        file.write_bytes(data)
+        seen.add(weights_fingerprint(folder))
+    file.write_bytes(data[1000:2000] + data[:1000] + data[2000:])
+    assert len(seen | {weights_fingerprint(folder)}) == 5
+
+
+def test_files_that_are_as_they_were_are_not_read_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "memory"
+    monkeypatch.setattr(weights, "SETTLED", -1.0)
+    before = weights_fingerprint(folder, memory)
+    reads: list[object] = []
+    read = weights._read
+    monkeypatch.setattr(weights, "_read", lambda files: reads.append(files) or read(files))
+    assert weights_fingerprint(folder, memory) == before
+    assert reads == []
+    assert memory.stat().st_mode & 0o077 == 0
+    data = (folder / "a.safetensors").read_bytes()
+    (folder / "a.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert weights_fingerprint(folder, memory) != before
+    assert len(reads) == 1
+
+
+def test_files_that_may_still_be_written_are_read_each_time(folder: Path, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    assert weights_fingerprint(folder, memory) == weights_fingerprint(folder, memory)
+    assert [each.read_bytes() for each in memory.iterdir()] == [b""]
+
+
+def test_without_a_place_to_remember_it_is_read(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    assert weights_fingerprint(folder, tmp_path / "a file" / "memory") == weights_fingerprint(folder)
 
 
 def test_without_weights_there_is_no_fingerprint(tmp_path: Path) -> None:

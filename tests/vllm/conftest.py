@@ -23,11 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model by name, written when it is asked for first: ``llama``, ``hybrid``, ``lora``."""
-    from tests.vllm.model import write_hybrid, write_llama, write_lora
+    """The folder of a model by name, written when it is asked for first: ``llama``, ``hybrid``,
+    ``recurrent``, ``lora``."""
+    from tests.vllm.model import write_hybrid, write_llama, write_lora, write_recurrent
 
     base = tmp_path_factory.mktemp("models")
-    writers = {"llama": write_llama, "hybrid": write_hybrid, "lora": write_lora}
+    writers = {"llama": write_llama, "hybrid": write_hybrid, "recurrent": write_recurrent, "lora": write_lora}
 
     def model(name: str) -> Path:
         folder = base / name

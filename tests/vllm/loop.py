@@ -35,7 +35,7 @@ from vllm.v1.core.kv_cache_utils import (
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -43,6 +43,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from tests.vllm.model import LAYERS
 
 BLOCK_SIZE = 32
+WINDOW = 96
+"""Tokens that layers with a window see."""
 _KV_HEADS = 1
 _HEAD_SIZE = 32
 _VOCAB = 1000
@@ -74,7 +76,8 @@ class Loop:
         model: a folder of :mod:`tests.vllm.model`: only its configuration is read.
         transfer: ``kv_transfer_config``; None is vLLM without a connector.
         num_blocks: of the KV cache, the null block included.
-        window: tokens that every other layer sees; None: all layers see everything.
+        kind: of the layers: "full"; "hybrid", every other one with a window; "window", all of them; "states", every
+            other one recurrent; "recurrent", all of them.
         arguments: others of ``EngineArgs``, such as ``max_num_batched_tokens``.
     """
 
@@ -84,12 +87,15 @@ class Loop:
         transfer: Mapping[str, Any] | None,
         *,
         num_blocks: int = 64,
-        window: int | None = None,
+        kind: str = "full",
         **arguments: Any,
     ) -> None:
-        self.window = window
+        if kind in ("states", "recurrent"):
+            arguments.setdefault("prefix_cache_retention_interval", None)  # each block's state, not the prompt's alone
         self.config = _engine_config(model, transfer, num_blocks, arguments)
-        self.kv_cache_config, scheduler_kv_cache_config = _kv_cache_configs(self.config, _specs(window))
+        if kind in ("states", "recurrent"):
+            self.config.cache_config.mamba_cache_mode = "align"
+        self.kv_cache_config, scheduler_kv_cache_config = _kv_cache_configs(self.config, _specs(kind))
         block_size, hash_block_size = resolve_kv_cache_block_sizes(scheduler_kv_cache_config, self.config)
         with _current(self.config):
             _one_worker()
@@ -301,6 +307,9 @@ class Loop:
             for group, spec in enumerate(self.kv_cache_config.kv_cache_groups):
                 table = self.blocks_of(name)[group]
                 for layer in spec.layer_names:
+                    if isinstance(spec.kv_cache_spec, MambaSpec):
+                        self._state(layer, table, end)[:] = float(numbers[-1])
+                        continue
                     for position in range(first, end):
                         self._slot(layer, table, position)[:] = float(numbers[position])
             sampled.append([2 + numbers[-1] % _VOCAB] if end == len(tokens) else [])
@@ -309,9 +318,13 @@ class Loop:
     def _wrong(self, name: str, numbers: Sequence[int], first: int) -> Iterator[str]:
         """Where tokens from ``first`` on attend to KV that is not that of their prefix."""
         for group, spec in enumerate(self.kv_cache_config.kv_cache_groups):
-            sees = self.window if isinstance(spec.kv_cache_spec, SlidingWindowSpec) else None
+            sees = WINDOW if isinstance(spec.kv_cache_spec, SlidingWindowSpec) else None
             table = self.blocks_of(name)[group]
             for layer in spec.layer_names:
+                if isinstance(spec.kv_cache_spec, MambaSpec):
+                    if first and not bool((self._state(layer, table, first) == float(numbers[first - 1])).all()):
+                        yield f"{layer}, the state behind token {first}, blocks {table}"
+                    continue
                 for position in range(0 if sees is None else max(0, first - sees + 1), first):
                     if not bool((self._slot(layer, table, position) == float(numbers[position])).all()):
                         yield f"{layer}, token {position} of {first} in block {table[position // BLOCK_SIZE]}"
@@ -323,6 +336,12 @@ class Loop:
             told = transfer is not None and (name in transfer.failed_recving or blocks & transfer.invalid_block_ids)
             assert told, f"{name} attends to wrong KV: {wrong[0]}, and {len(wrong) - 1} more"
         self._doubtful = {}
+
+    def _state(self, layer: str, table: Sequence[int], num_tokens: int) -> torch.Tensor:
+        """Behind so many tokens: the state moves on from block to block."""
+        block = table[(num_tokens - 1) // BLOCK_SIZE]
+        assert block != 0, f"the state behind token {num_tokens} has no block: {list(table)}"
+        return self.caches[layer][block]
 
     def _slot(self, layer: str, table: Sequence[int], position: int) -> torch.Tensor:
         block, offset = divmod(position, BLOCK_SIZE)
@@ -379,16 +398,25 @@ def _one_worker() -> None:
     ensure_model_parallel_initialized(1, 1)
 
 
-def _specs(window: int | None) -> dict[str, KVCacheSpec]:
+def _specs(kind: str) -> dict[str, KVCacheSpec]:
     size = {"block_size": BLOCK_SIZE, "num_kv_heads": _KV_HEADS, "head_size": _HEAD_SIZE, "dtype": torch.float32}
-    return {
-        f"model.layers.{layer}.self_attn.attn": (
-            FullAttentionSpec(**size)
-            if window is None or layer % 2 == 0
-            else SlidingWindowSpec(**size, sliding_window=window)
-        )
-        for layer in range(LAYERS)
+    full = FullAttentionSpec(**size)
+    window = SlidingWindowSpec(**size, sliding_window=WINDOW)
+    state = MambaSpec(
+        block_size=BLOCK_SIZE,
+        shapes=((_HEAD_SIZE,), (2, _HEAD_SIZE)),
+        dtypes=(torch.float32, torch.float32),
+        mamba_cache_mode="align",
+        page_size_padded=full.page_size_bytes,
+    )
+    of = {
+        "full": (full, full),
+        "hybrid": (full, window),
+        "window": (window, window),
+        "states": (full, state),
+        "recurrent": (state, state),
     }
+    return {f"model.layers.{layer}.self_attn.attn": of[kind][layer % 2] for layer in range(LAYERS)}
 
 
 def _kv_cache_configs(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> tuple[KVCacheConfig, KVCacheConfig]:
@@ -406,11 +434,19 @@ def _kv_caches(config: KVCacheConfig) -> dict[str, torch.Tensor]:
     """By layer a tensor ``(blocks, heads, tokens, 2 * head size)``, where vLLM's plan for its memory puts it."""
     caches = {}
     memory: dict[int, torch.Tensor] = {}
+    states = {
+        layer
+        for group in config.kv_cache_groups
+        if isinstance(group.kv_cache_spec, MambaSpec)
+        for layer in group.layer_names
+    }
+    row = 2 * _HEAD_SIZE
     for place in config.kv_cache_tensors:
         storage = memory.setdefault(place.size, torch.zeros(place.size // 4))
-        shape = (config.num_blocks, _KV_HEADS, BLOCK_SIZE, 2 * _HEAD_SIZE)
-        row = 2 * _HEAD_SIZE
+        shape = (config.num_blocks, _KV_HEADS, BLOCK_SIZE, row)
         strides = (place.block_stride // 4, BLOCK_SIZE * row, row, 1)
+        if states.intersection(place.layers):
+            shape, strides = (config.num_blocks, 1, 1, 3 * _HEAD_SIZE), (place.block_stride // 4, row, row, 1)
         for index, layer in enumerate(place.layers):
             caches[layer] = storage.as_strided(shape, strides, (place.offset + index * place.layer_stride) // 4)
     return {layer: caches[layer] for group in config.kv_cache_groups for layer in group.layer_names}

@@ -1,4 +1,5 @@
-"""Model directories made on the spot: a small Llama with random weights, layers of one kind or two, LoRA adapters.
+"""Model directories made on the spot: a small Llama with random weights, layers of one kind or two, a model with
+recurrent layers, LoRA adapters.
 
 The weights are such that answers depend on the whole prompt, and that the best logit is far from the next one.
 """
@@ -92,6 +93,84 @@ def write_hybrid(folder: Path, *, seed: int = 1, window: int = WINDOW) -> Path:
     """Write a Llama whose layers alternate between full attention and a sliding window: two cache groups."""
     layer_types = ["full_attention", "sliding_attention"] * (LAYERS // 2)
     return write_llama(folder, seed=seed, layer_types=layer_types, sliding_window=window)
+
+
+def write_recurrent(folder: Path, *, seed: int = 1) -> Path:
+    """Write a model whose layers alternate between Mamba 2 and full attention: states and blocks."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    heads, head_size, state, kernel = 8, 64, 16, 4
+    inner, vocabulary = heads * head_size, 1024
+    fields = {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "vocab_size": vocabulary,
+        "hidden_size": _HIDDEN,
+        "intermediate_size": 512,
+        "shared_intermediate_size": 512,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "num_hidden_layers": LAYERS,
+        "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2),
+        "num_attention_heads": _HEADS,
+        "num_key_value_heads": _HEADS,  # pages of attention are larger than states
+        "attention_multiplier": _HEAD_SIZE**-0.5,
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_size,
+        "mamba_d_state": state,
+        "mamba_d_conv": kernel,
+        "mamba_n_groups": 1,
+        "mamba_expand": inner // _HIDDEN,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(fields, indent=1))
+    generator = torch.Generator().manual_seed(seed)
+
+    def linear(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * (gain / math.sqrt(columns))
+
+    weights = {
+        "model.embed_tokens.weight": torch.randn(vocabulary, _HIDDEN, generator=generator),
+        "model.norm.weight": torch.ones(_HIDDEN),
+        "lm_head.weight": linear(vocabulary, _HIDDEN, 4.0),
+    }
+    convolved = inner + 2 * state
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}."
+        weights |= {
+            name + "shared_mlp.input_linear.weight": linear(2 * 512, _HIDDEN),
+            name + "shared_mlp.output_linear.weight": linear(_HIDDEN, 512),
+            name + "input_layernorm.weight": torch.ones(_HIDDEN),
+            name + "post_attention_layernorm.weight": torch.ones(_HIDDEN),
+        }
+        if layer % 2:
+            size = _HEADS * _HEAD_SIZE
+            weights |= {
+                name + "self_attn.q_proj.weight": linear(size, _HIDDEN, 1.7),
+                name + "self_attn.k_proj.weight": linear(size, _HIDDEN, 1.7),
+                name + "self_attn.v_proj.weight": linear(size, _HIDDEN, 2.0),
+                name + "self_attn.o_proj.weight": linear(_HIDDEN, size, 2.0),
+            }
+            continue
+        weights |= {
+            name + "mamba.in_proj.weight": linear(2 * inner + 2 * state + heads, _HIDDEN),
+            name + "mamba.conv1d.weight": torch.randn(convolved, 1, kernel, generator=generator) / math.sqrt(kernel),
+            name + "mamba.conv1d.bias": torch.zeros(convolved),
+            # It forgets little in a thousand tokens.
+            name + "mamba.A_log": torch.linspace(-4.0, 0.0, heads),
+            name + "mamba.dt_bias": torch.full((heads,), -4.0),
+            name + "mamba.D": torch.ones(heads),
+            name + "mamba.norm.weight": torch.ones(inner),
+            name + "mamba.out_proj.weight": linear(_HIDDEN, inner, 2.0),
+        }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def write_lora(folder: Path, *, seed: int = 7) -> Path:

@@ -77,7 +77,7 @@ def take(loop: Any, tokens: list[int], ticket: dict[str, Any], name: str = "d") 
     return int(loop.computed[name])
 
 
-KINDS = pytest.mark.parametrize("window", [None, 96], ids=["full", "hybrid"])
+KINDS = pytest.mark.parametrize("kind", ["full", "hybrid"])
 
 
 @KINDS
@@ -87,16 +87,16 @@ def test_decode_computes_the_last_token_alone(
     node_process: Callable[..., NodeProcess],
     start_loop: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
     length: int,
 ) -> None:
     node = node_process()
     tokens = prompt(length)
-    ticket = give(start_loop(node, window=window), tokens)
-    decode = start_loop(node, extra={"async_load": async_load}, window=window)
+    ticket = give(start_loop(node, kind=kind), tokens)
+    decode = start_loop(node, extra={"async_load": async_load}, kind=kind)
     # A prompt of whole blocks: with windows, or where a step computes what it loads, the last one is computed.
-    own = 32 if length % 32 == 0 and (window is not None or not async_load) else 1
+    own = 32 if length % 32 == 0 and (kind != "full" or not async_load) else 1
     assert take(decode, tokens, ticket) == own + MAX_TOKENS - 1
 
 
@@ -106,7 +106,7 @@ def test_decode_on_another_host_loads_from_the_configured_node_alone(
     shm_folder: Path,
     start_loop: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
 ) -> None:
     nodes = []
     for name in ("1", "2"):
@@ -118,12 +118,12 @@ def test_decode_on_another_host_loads_from_the_configured_node_alone(
         first.start()
         second.start()
         tokens = prompt(200)
-        prefill = start_loop(first, extra={"node_id": "host 1"}, window=window)
+        prefill = start_loop(first, extra={"node_id": "host 1"}, kind=kind)
         ticket = give(prefill, tokens)
         peers = {"peers": {"host 1": first.kv_url}}
-        stranger = start_loop(second, window=window)
+        stranger = start_loop(second, kind=kind)
         assert take(stranger, tokens, ticket) == 200 + MAX_TOKENS - 1
-        decode = start_loop(second, extra=peers, window=window, num_blocks=48)
+        decode = start_loop(second, extra=peers, kind=kind, num_blocks=48)
         other = prompt(150, 1)
         assert take(decode, other, give(prefill, other, "p2")) == MAX_TOKENS
         # The node dies with pages that decode was told of.

@@ -141,13 +141,13 @@ class Life:
 def make_loop(models: Callable[[str], Path]) -> Iterator[Callable[..., Loop]]:
     loops: list[Loop] = []
 
-    def make(node: Any, window: int | None, async_load: bool, caching: bool) -> Loop:
+    def make(node: Any, kind: str, async_load: bool, caching: bool) -> Loop:
         loops.append(
             Loop(
                 models("llama"),
                 transfer_config(node.url, async_load=async_load, **DEADLINES),
                 num_blocks=26,
-                window=window,
+                kind=kind,
                 enable_prefix_caching=caching,
                 max_num_batched_tokens=96,
                 max_num_seqs=6,
@@ -162,16 +162,16 @@ def make_loop(models: Callable[[str], Path]) -> Iterator[Callable[..., Loop]]:
 
 @pytest.mark.parametrize("seed", range(LIVES))
 @pytest.mark.parametrize("async_load", [True, False], ids=["async", "sync"])
-@pytest.mark.parametrize("window", [None, 96], ids=["full", "hybrid"])
+@pytest.mark.parametrize("kind", ["full", "hybrid", "states"])
 def test_every_answer_is_right_and_nothing_is_left(
     node_process: Callable[..., Any],
     make_loop: Callable[..., Loop],
-    window: int | None,
+    kind: str,
     async_load: bool,
     seed: int,
 ) -> None:
     node = node_process(arena="3MiB")
-    life = Life(seed, node, lambda: make_loop(node, window, async_load, caching=bool(seed % 2)))
+    life = Life(seed, node, lambda: make_loop(node, kind, async_load, caching=bool(seed % 2)))
     try:
         life.run()
     finally:

@@ -21,11 +21,11 @@ pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make te
 from tests.vllm.engine import transfer_config
 from tests.vllm.loop import BLOCK_SIZE, Loop, right_answer, run_all, run_until
 
-WINDOW = 96
 PATIENT = 20_000
 """Milliseconds that never pass in a test."""
 
-KINDS = pytest.mark.parametrize("window", [None, WINDOW], ids=["full", "hybrid"])
+KINDS = pytest.mark.parametrize("kind", ["full", "hybrid", "states"])
+ALL_KINDS = pytest.mark.parametrize("kind", ["full", "hybrid", "window", "states", "recurrent"])
 WAYS = pytest.mark.parametrize("async_load", [True, False], ids=["async", "sync"])
 
 
@@ -99,19 +99,19 @@ def only_on_disk(node: Any) -> None:
     node.start()
 
 
-@KINDS
+@ALL_KINDS
 @WAYS
 def test_an_engine_loads_what_another_one_computed(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
     node, extra = node_process(), {"async_load": async_load}
     prompts = [prompt(length, length) for length in (200, 100, 333)]
-    fill(start_loop, node, *prompts, window=window, extra=extra)
-    loop = start_loop(node, window=window, extra=extra)
+    fill(start_loop, node, *prompts, kind=kind, extra=extra)
+    loop = start_loop(node, kind=kind, extra=extra)
     for index, tokens in enumerate(prompts):
         assert answer(loop, f"again-{index}", tokens) == len(tokens) % BLOCK_SIZE + 3
     assert loop.load_failures == 0
@@ -124,29 +124,29 @@ def test_a_prompt_that_is_there_to_its_last_token(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
     node, extra, tokens = node_process(), {"async_load": async_load}, prompt(6 * BLOCK_SIZE)
-    fill(start_loop, node, tokens, window=window, extra=extra)
-    loop = start_loop(node, window=window, extra=extra)
+    fill(start_loop, node, tokens, kind=kind, extra=extra)
+    loop = start_loop(node, kind=kind, extra=extra)
     # The last token has to be computed, for the one that follows it: alone at best, with its block at worst.
     assert answer(loop, "again", tokens) <= BLOCK_SIZE + 3
     assert loop.left_over() == []
 
 
-@KINDS
+@ALL_KINDS
 def test_what_decoding_filled_is_loaded_by_the_next_turn(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
 ) -> None:
     node, tokens = node_process(), prompt(50)
-    first = start_loop(node, window=window)
+    first = start_loop(node, kind=kind)
     answer(first, "turn-1", tokens, max_tokens=60)
     longer = [*tokens, *first.tokens["turn-1"], 7, 7, 7]
-    second = start_loop(node, window=window)
+    second = start_loop(node, kind=kind)
     # KV of 109 tokens was computed: the last one that is answered has none.
     assert answer(second, "turn-2", longer) == len(longer) - 3 * BLOCK_SIZE + 3
     assert first.left_over() == second.left_over() == []
@@ -158,12 +158,12 @@ def test_local_blocks_first_and_the_rest_from_kvstore(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
     node, extra, tokens = node_process(), {"async_load": async_load}, prompt(300)
-    fill(start_loop, node, tokens, window=window, extra=extra)
-    loop = start_loop(node, window=window, extra=extra)
+    fill(start_loop, node, tokens, kind=kind, extra=extra)
+    loop = start_loop(node, kind=kind, extra=extra)
     answer(loop, "head", tokens[: 4 * BLOCK_SIZE + 5])
     assert answer(loop, "whole", tokens) == 300 % BLOCK_SIZE + 3
     assert loop.left_over() == []
@@ -175,12 +175,12 @@ def test_prompts_longer_than_a_step(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
     node, options = (
         node_process(),
-        {"window": window, "max_num_batched_tokens": 64, "extra": {"async_load": async_load}},
+        {"kind": kind, "max_num_batched_tokens": 64, "extra": {"async_load": async_load}},
     )
     tokens = prompt(300)
     fill(start_loop, node, tokens[:200], **options)
@@ -195,12 +195,12 @@ def test_a_request_waits_for_its_answer_while_others_run(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
 ) -> None:
     node, tokens = node_process(), prompt(200)
-    fill(start_loop, node, tokens, window=window)
+    fill(start_loop, node, tokens, kind=kind)
     only_on_disk(node)
-    loop = start_loop(node, window=window)
+    loop = start_loop(node, kind=kind)
     other = loop.add("running", prompt(40, 1), max_tokens=200)
     run_until(loop, lambda: loop.tokens["running"])
     node.pause()
@@ -237,11 +237,11 @@ def test_answers_that_vllm_throws_away_leave_nothing_behind(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
 ) -> None:
     node, tokens = node_process(), prompt(200)
-    fill(start_loop, node, tokens, window=window)
-    loop = start_loop(node, window=window)
+    fill(start_loop, node, tokens, kind=kind)
+    loop = start_loop(node, kind=kind)
     # Log-probabilities of the prompt have to be computed, so nothing may be loaded.
     assert answer(loop, "scored", tokens, prompt_logprobs=1) == 203
     loop.reset_prefix_cache()
@@ -255,14 +255,14 @@ def test_hits_for_which_there_is_no_room_yet(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
     node, extra = node_process(), {"async_load": async_load}
     prompts = [prompt(250, seed) for seed in range(3)]
-    fill(start_loop, node, *prompts, window=window, extra=extra)
+    fill(start_loop, node, *prompts, kind=kind, extra=extra)
     # 17 blocks, or of two groups 35: one prompt has room at a time, or two.
-    loop = start_loop(node, num_blocks=18 if window is None else 36, window=window, extra=extra)
+    loop = start_loop(node, num_blocks=18 if kind == "full" else 36, kind=kind, extra=extra)
     for index, tokens in enumerate(prompts):
         loop.add(f"r{index}", tokens, max_tokens=10)
     run_all(loop)
@@ -271,18 +271,18 @@ def test_hits_for_which_there_is_no_room_yet(
     assert loop.left_over() == []
 
 
-@KINDS
+@ALL_KINDS
 @WAYS
 def test_pages_that_are_gone_when_they_are_loaded_are_computed(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
     node, extra, tokens = node_process(), {"async_load": async_load}, prompt(200)
-    fill(start_loop, node, tokens, window=window, extra=extra)
-    loop = start_loop(node, window=window, extra=extra)
+    fill(start_loop, node, tokens, kind=kind, extra=extra)
+    loop = start_loop(node, kind=kind, extra=extra)
     loop.add("unlucky", tokens)
     planned = begin_load(loop, "unlucky")
     drop(node)
@@ -294,7 +294,7 @@ def test_pages_that_are_gone_when_they_are_loaded_are_computed(
     assert answer(loop, "next", tokens) == 200 % BLOCK_SIZE + 3
     assert loop.left_over() == []
     # What was computed instead is in kvstore again.
-    assert answer(start_loop(node, window=window, extra=extra), "again", tokens) == 200 % BLOCK_SIZE + 3
+    assert answer(start_loop(node, kind=kind, extra=extra), "again", tokens) == 200 % BLOCK_SIZE + 3
 
 
 @KINDS
@@ -302,14 +302,14 @@ def test_several_failed_loads_that_do_not_all_have_room_to_be_computed(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
 ) -> None:
     node, prompts = node_process(), [prompt(350, seed) for seed in range(2)]
-    fill(start_loop, node, *prompts, window=window)
+    fill(start_loop, node, *prompts, kind=kind)
     only_on_disk(node)
     # A window takes fewer blocks to load than to compute: 29 are enough for both loads, and not for one request to be
     # computed while the other one holds what it loaded.
-    loop = start_loop(node, window=window, num_blocks=30, max_num_batched_tokens=96)
+    loop = start_loop(node, kind=kind, num_blocks=30, max_num_batched_tokens=96)
     for index, tokens in enumerate(prompts):
         loop.add(f"r{index}", tokens)
     planned = begin_load(loop, "r0")
@@ -378,20 +378,20 @@ def test_preempted_requests(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
     node, extra = node_process(), {"async_load": async_load}
     prompts = [prompt(60 + 20 * seed, seed) for seed in range(6)]
-    fill(start_loop, node, *prompts[::2], window=window, extra=extra)
-    loop = start_loop(node, num_blocks=24 if window is None else 40, window=window, extra=extra)
+    fill(start_loop, node, *prompts[::2], kind=kind, extra=extra)
+    loop = start_loop(node, num_blocks={"full": 24, "hybrid": 40, "states": 28}[kind], kind=kind, extra=extra)
     for index, tokens in enumerate(prompts):
         loop.add(f"r{index}", tokens, max_tokens=100)
     run_all(loop)
     assert [loop.tokens[f"r{index}"] for index in range(6)] == [right_answer(tokens, 100) for tokens in prompts]
     assert sum(request.num_preemptions for request in loop.requests.values()) > 0
     assert loop.left_over() == []
-    again = start_loop(node, window=window, extra=extra)
+    again = start_loop(node, kind=kind, extra=extra)
     for index, tokens in enumerate(prompts):
         longer = [*tokens, *loop.tokens[f"r{index}"]]
         assert answer(again, f"again{index}", longer) < 100
@@ -403,12 +403,12 @@ def test_aborted_while_it_waits_for_its_lookup(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
 ) -> None:
     node, tokens = node_process(), prompt(200)
-    fill(start_loop, node, tokens, window=window)
+    fill(start_loop, node, tokens, kind=kind)
     only_on_disk(node)
-    loop = start_loop(node, window=window)
+    loop = start_loop(node, kind=kind)
     node.pause()
     loop.add("aborted", tokens)
     loop.step()
@@ -426,12 +426,12 @@ def test_aborted_while_its_pages_are_loaded(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
 ) -> None:
     node, tokens = node_process(), prompt(200)
-    fill(start_loop, node, tokens, window=window)
+    fill(start_loop, node, tokens, kind=kind)
     only_on_disk(node)
-    loop = start_loop(node, window=window)
+    loop = start_loop(node, kind=kind)
     loop.add("aborted", tokens)
     planned = begin_load(loop, "aborted")
     node.pause()
@@ -453,10 +453,10 @@ def test_aborted_while_it_runs(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
-    node, options = node_process(), {"window": window, "extra": {"async_load": async_load}}
+    node, options = node_process(), {"kind": kind, "extra": {"async_load": async_load}}
     loop = start_loop(node, max_num_batched_tokens=64, **options)
     for steps in (1, 2, 5, 8):
         name = f"aborted-{steps}"
@@ -478,10 +478,10 @@ def test_blocks_are_held_while_their_pages_are_copied_and_no_longer(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
 ) -> None:
     node = node_process()
-    loop = start_loop(node, window=window)
+    loop = start_loop(node, kind=kind)
     answer(loop, "before", prompt(40, 1))
     node.pause()
     loop.add("held", prompt(200), max_tokens=2)
@@ -496,7 +496,7 @@ def test_blocks_are_held_while_their_pages_are_copied_and_no_longer(
     run_all(loop)
     assert loop.left_over() == []
     if held:  # else the store was given up, or its bytes were copied before
-        assert answer(start_loop(node, window=window), "again", prompt(200)) == 200 % BLOCK_SIZE + 3
+        assert answer(start_loop(node, kind=kind), "again", prompt(200)) == 200 % BLOCK_SIZE + 3
 
 
 def test_a_node_that_hangs_gives_blocks_back_at_the_deadline(
@@ -519,10 +519,10 @@ def test_a_node_that_is_killed_while_pages_are_loaded(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
-    node, options = node_process(), {"window": window, "extra": {"async_load": async_load, "load_deadline_ms": 2000}}
+    node, options = node_process(), {"kind": kind, "extra": {"async_load": async_load, "load_deadline_ms": 2000}}
     tokens = prompt(200)
     fill(start_loop, node, tokens, **options)
     only_on_disk(node)
@@ -546,11 +546,11 @@ def test_a_node_that_was_never_there(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    window: int | None,
+    kind: str,
     async_load: bool,
 ) -> None:
     node = node_process(ready=False)
-    loop = start_loop(node, window=window, extra={"async_load": async_load, "lookup_budget_ms": 20})
+    loop = start_loop(node, kind=kind, extra={"async_load": async_load, "lookup_budget_ms": 20})
     assert answer(loop, "alone", prompt(200)) == 203
     assert loop.left_over() == []
     node.start()
