@@ -9,7 +9,16 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from kvstore import check_command, doctor_command, page_commands, proxy_command, serve_command, status_command
+from kvstore import (
+    check_command,
+    completion_command,
+    doctor_command,
+    page_commands,
+    proxy_command,
+    serve_command,
+    status_command,
+    warm_command,
+)
 from kvstore.bench import command as bench_command
 from kvstore.bench import plan
 from kvstore.errors import InvalidRequestError, KVStoreError
@@ -68,12 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     serve_command.add_to(commands)
     status_command.add_to(commands)
     page_commands.add_to(commands)
+    warm_command.add_to(commands)
     doctor_command.add_to(commands)
     check_command.add_to(commands)
     bench_command.add_to(commands)
     plan.add_to(commands)
     proxy_command.add_to(commands)
 
+    completion_command.add_to(commands, parser)
     commands.add_parser("demo", help="the main job, end to end, in about a minute (needs kvstore-offload[engine])")
     return parser
 

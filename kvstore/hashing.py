@@ -7,6 +7,7 @@ starts from a constant of the block size. There is no random seed anywhere: ever
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
@@ -157,6 +158,20 @@ def hash_blocks(
     width = 4 * block_size
     full = len(data) - len(data) % width
     return hash_run(root_hash(block_size), data[:full], width, _encoded(extra_keys))
+
+
+def parse_hashes(words: Iterable[str]) -> list[bytes]:
+    """Block hashes as people write them: 64 hexadecimal digits each.
+
+    Raises:
+        InvalidRequestError: not such a word; the message has it.
+    """
+    found = []
+    for word in words:
+        if not re.fullmatch(rf"[0-9a-fA-F]{{{2 * HASH_BYTES}}}", word):
+            raise InvalidRequestError(f"a block hash is {2 * HASH_BYTES} hexadecimal digits, got {word!r}")
+        found.append(bytes.fromhex(word))
+    return found
 
 
 def hash_check() -> bytes:

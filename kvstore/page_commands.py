@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -14,7 +13,7 @@ from kvstore.client.client import Client, Namespace
 from kvstore.client.environment import add_url_to, connect_to_node
 from kvstore.duration import parse_duration
 from kvstore.errors import ConfigError, InvalidRequestError
-from kvstore.hashing import HASH_BYTES
+from kvstore.hashing import parse_hashes
 from kvstore.layout import Layout
 from kvstore.pins import MOST_PINNED_PAGES
 
@@ -66,9 +65,9 @@ def _add(
 
 
 def _run(options: argparse.Namespace) -> int:
-    hashes = _hashes(getattr(options, "hashes", []))
+    hashes = parse_hashes(words_of(getattr(options, "hashes", [])))
     with connect_to_node(options.url) as client:
-        namespace = _find(client, options.namespace)
+        namespace = find_namespace(client, options.namespace)
         answer: dict[str, object] = options.work(client, namespace, hashes, options)
     if options.json:
         print(json.dumps(answer))
@@ -136,8 +135,12 @@ def _unpin(client: Client, namespace: Namespace, hashes: list[bytes], options: a
     return {"asked": len(hashes), "unpinned": namespace.unpin(hashes)}
 
 
-def _find(client: Client, wanted: str) -> Namespace:
-    """The namespace that a person names."""
+def find_namespace(client: Client, wanted: str) -> Namespace:
+    """The namespace that a person names: by its name, or the first digits of its fingerprint.
+
+    Raises:
+        InvalidRequestError: the node knows none, or several; the message lists what it knows.
+    """
     known = client.status().namespaces
     named = [each for each in known if each.name == wanted]
     if not named and len(wanted) >= _LEAST_DIGITS:
@@ -149,12 +152,9 @@ def _find(client: Client, wanted: str) -> Namespace:
     return client.namespace(Layout.from_json(named[0].layout))
 
 
-def _hashes(given: Sequence[str]) -> list[bytes]:
-    words = [word for each in given for word in (sys.stdin.read().split() if each == "-" else [each])]
-    for word in words:
-        if not re.fullmatch(rf"[0-9a-fA-F]{{{2 * HASH_BYTES}}}", word):
-            raise InvalidRequestError(f"a block hash is {2 * HASH_BYTES} hexadecimal digits, got {word!r}")
-    return [bytes.fromhex(word) for word in words]
+def words_of(given: Sequence[str]) -> list[str]:
+    """What a person gave; ``-`` stands for the words of standard input."""
+    return [word for each in given for word in (sys.stdin.read().split() if each == "-" else [each])]
 
 
 def _duration(text: str) -> int:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import sys
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -58,6 +59,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add_url_to(top)
     top.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="from 0.2 to 3600 (default: 2)")
     top.add_argument("--count", type=int, metavar="N", help="end after so many tables (default: never)")
+    top.add_argument("--json", action="store_true", help="print one JSON object a line, each interval")
     top.set_defaults(run=_top)
 
 
@@ -165,7 +167,8 @@ def _top(options: argparse.Namespace) -> int:
     with connect_to_node(options.url) as client, ExitStack() as stack:
         before = client.status()
         taken = time.monotonic()
-        live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
+        shows = console.is_terminal and not options.json
+        live = stack.enter_context(Live(console=console, auto_refresh=False)) if shows else None
         for _ in itertools.count() if options.count is None else range(options.count):
             time.sleep(options.interval)
             shown: RenderableType
@@ -177,13 +180,40 @@ def _top(options: argparse.Namespace) -> int:
                 passed, taken = time.monotonic() - taken, time.monotonic()
                 if now.instance != before.instance:
                     before = now  # it was restarted: what it counted before is no rate
-                shown, before = _rates(before, now, passed), now
+                shown = (
+                    Text(json.dumps(_plain_rates(before, now, passed))) if options.json else _rates(before, now, passed)
+                )
+                before = now
             if live is not None:
                 live.update(shown, refresh=True)
+            elif isinstance(shown, Text):
+                print(shown.plain, file=sys.stderr if options.json and shown.plain[:1] != "{" else None, flush=True)
             else:
                 console.print(shown)
                 console.file.flush()
     return 0
+
+
+def _plain_rates(before: Status, now: Status, seconds: float) -> dict[str, Any]:
+    """What happened between two looks at a node, for programs: per second."""
+    earlier = {tier.name: tier for tier in before.tiers}
+    return {
+        "time": now.time,
+        "seconds": seconds,
+        "clients": now.clients,
+        "tiers": {
+            tier.name: {
+                "used_bytes": tier.used_bytes,
+                "limit_bytes": tier.limit_bytes,
+                "pages": tier.pages,
+                "rates": {
+                    name: (count - earlier.get(tier.name, tier).counters.get(name, 0)) / seconds
+                    for name, count in tier.counters.items()
+                },
+            }
+            for tier in now.tiers
+        },
+    }
 
 
 def _rates(before: Status, now: Status, seconds: float) -> Group:

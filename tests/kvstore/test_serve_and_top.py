@@ -156,6 +156,13 @@ class TestHangup:
 
 
 class TestTop:
+    def test_lines_for_programs(self, node_process: Callable[..., NodeProcess], capsys) -> None:
+        node = node_process()
+        assert cli.main(["top", "--url", node.url, "--interval", "0.2", "--count", "2", "--json"]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["tiers"]["arena"]["rates"]["asked"] for line in lines] == [0.0, 0.0]
+        assert set(lines[0]["tiers"]) == {"arena", "disk"}
+
     def test_rates_of_what_happens(self, node_process: Callable[..., NodeProcess], capsys) -> None:
         node = node_process()
         with kvstore.connect(node.url, timeout=20.0) as client:
