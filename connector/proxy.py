@@ -32,6 +32,7 @@ from connector.proxy_messages import (
     decode_request,
     error_body,
     error_events,
+    has_several_prompts,
     kind_of,
     parse_request,
     prefill_request,
@@ -196,7 +197,10 @@ class Proxy:
             self._metrics.observe("request", time.monotonic() - began)
 
     async def _prefill(self, exchange: _Exchange) -> dict[str, Any] | None:
-        """A ticket from one of the prefill instances; None: none of them gave one."""
+        """A ticket from one of the prefill instances; None: none of them gave one, or there is none for the request."""
+        if has_several_prompts(exchange.asked):
+            self._metrics.count("prefills", outcome="several_prompts")
+            return None
         body = json.dumps(prefill_request(exchange.asked)).encode()
         tried: list[Instance] = []
         began = time.monotonic()

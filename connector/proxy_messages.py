@@ -65,6 +65,12 @@ def parse_request(body: bytes) -> dict[str, Any]:
     return request
 
 
+def has_several_prompts(request: Mapping[str, Any]) -> bool:
+    """Whether a completion is asked for more than one prompt: an answer has one ticket, which is for one of them."""
+    prompt = request.get("prompt")
+    return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+
+
 def prefill_request(request: Mapping[str, Any]) -> dict[str, Any]:
     """What the prefill instance is asked: the same prompt, one token, and a ticket for what it computed."""
     asked = {key: value for key, value in request.items() if key not in _NOT_FOR_PREFILL}

@@ -142,6 +142,16 @@ def test_prefill_computes_the_prompt_and_decode_gets_its_ticket(instance, proxy)
     assert front.metric('requests_total{outcome="answered"}') == 1
 
 
+def test_several_prompts_go_to_decode_alone(instance, proxy):
+    prefill, decode = instance("p"), instance("d")
+    front = proxy([prefill], [decode])
+    asked = {"prompt": ["one", "two"], "max_tokens": 6}
+    assert front.ask("POST", COMPLETIONS, asked)[0] == 200
+    assert prefill.seen() == []
+    assert [seen["body"] for seen in decode.seen()] == [asked]
+    assert front.metric('prefills_total{outcome="several_prompts"}') == 1
+
+
 def test_a_stream_is_handed_on_as_it_comes(instance, proxy):
     decode = instance("d", "hang-after:3")
     connection = proxy([instance("p")], [decode]).open("POST", CHAT, {"messages": [1], "stream": True})

@@ -11,6 +11,7 @@ from connector.proxy_messages import (
     EventKind,
     EventSplitter,
     decode_request,
+    has_several_prompts,
     kind_of,
     parse_request,
     prefill_request,
@@ -53,6 +54,23 @@ def test_decode_is_asked_what_the_client_asked_and_gets_the_ticket():
     asked = decode_request(ASKED, {"do_remote_prefill": True, "ticket": "t"})
     assert asked.pop("kv_transfer_params") == {"kvstore_store": False, "do_remote_prefill": True, "ticket": "t"}
     assert asked == {key: value for key, value in ASKED.items() if key != "kv_transfer_params"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "several"),
+    [
+        ("a", False),
+        (["a"], False),
+        ([1, 2], False),
+        ([[1, 2]], False),
+        ([], False),
+        (["a", "b"], True),
+        ([[1], [2]], True),
+    ],
+)
+def test_prompts_that_are_several(prompt, several):
+    assert has_several_prompts({"prompt": prompt}) is several
+    assert not has_several_prompts({"messages": [{}, {}]})
 
 
 def test_a_ticket_that_the_client_brought_along_goes_nowhere():
