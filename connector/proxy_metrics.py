@@ -9,7 +9,7 @@ from connector.proxy_instances import Instances
 _HELP = {
     "requests": "Requests by what became of them: answered, refused (their own fault), failed (nobody answered),"
     " broken (lost behind the first token), left (the client hung up), turned_away (too many)",
-    "prefills": "Requests by their prefill: ticket, no_ticket (answered without one), failed, several_prompts (not asked)",
+    "prefills": "Requests by their prefill: ticket, no_ticket (answered without), failed, several_prompts (not asked)",
     "retries": "Attempts that failed and were made again elsewhere, by stage and reason",
     "answered_plainly": "Requests that a prefill instance answered, since no decode instance could",
 }
