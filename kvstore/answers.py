@@ -69,6 +69,8 @@ class NamespaceUsage:
     pinned_pages: int
     age_seconds: float = field(compare=False)
     idle_seconds: float = field(compare=False)
+    counters: dict[str, int] = field(compare=False)
+    """Pages by what happened to them since the node started; see :class:`kvstore.usage.NamespaceCounts`."""
 
 
 @dataclass(frozen=True, slots=True)

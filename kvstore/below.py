@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.answers import ABSENT, DISK, REDIS
 from kvstore.tiers.tier import Tier
+from kvstore.tiers.times import TierTimes
 
 
 class Below:
@@ -18,6 +19,7 @@ class Below:
 
     def __init__(self, own: Sequence[Tier], shared: Tier | None) -> None:
         self.own = tuple(own)
+        self.times = TierTimes()
         self.shared = shared
 
     def all(self) -> tuple[Tier, ...]:
@@ -50,11 +52,15 @@ class Below:
                 if answer[place] == ABSENT and not here
             ]
             nowhere.sort(key=_place)  # heads first, whichever list: the tier may not get to the end in time
-            there = self.shared.contains([key for _, _, key in nowhere]) if nowhere else []
+            there = self._look_up(self.shared, [key for _, _, key in nowhere]) if nowhere else []
             for (answer, place, _), here in zip(nowhere, there, strict=True):
                 if here:
                     answer[place] = REDIS
         return list(map(bytes, answers))
+
+    def _look_up(self, shared: Tier, keys: Sequence[bytes]) -> list[bool]:
+        with self.times.measured(shared.name, "lookup"):
+            return shared.contains(keys)
 
 
 def _place(missing: tuple[bytearray, int, bytes]) -> int:

@@ -31,6 +31,7 @@ from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.slot import Slot
 from kvstore.small_files import SmallFiles
 from kvstore.tickets import LoadTicket, StoreTicket, Tickets
+from kvstore.usage import Usage
 
 LONGEST_WAIT_FOR_READERS = 0.1
 """Longest time in seconds that a reservation waits for clients that read what was in its slots before."""
@@ -61,7 +62,8 @@ class Books:
         self.catalog = self.residency.catalog
         self.slots = self.residency.slots
         self.tickets = Tickets()
-        self.bringups = BringUps(arena, self.residency, below.own, below.shared)
+        self.usage = Usage()
+        self.bringups = BringUps(arena, self.residency, below)
         self.half_frames = arena.arena_bytes // FRAME_BYTES // 2
         """As much as one owner may have in hand."""
         self.closed = False
@@ -180,6 +182,14 @@ class Books:
     def count(self, counter: str, pages: int = 1) -> None:
         """Add to a counter of pages; the caller holds the lock."""
         self.arena.count(counter, pages)
+
+    def count_loaded(self, known: KnownNamespace, keys: Sequence[bytes], tiers: bytes, missed: int) -> None:
+        """Count a load: the first of ``keys`` were found, each in its tier; the caller holds the lock."""
+        self.count("asked", len(tiers) + missed)
+        self.count("hit", len(tiers))
+        self.count("missed", missed)
+        if self.namespaces.is_open(known.number):
+            self.usage.loaded(known.number, keys[0] if keys else b"", tiers, missed, known.layout.page_bytes)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from kvstore.answers import ARENA, REDIS
 from kvstore.arena.arena import Arena
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.residency import Residency
+from kvstore.below import Below
 from kvstore.namespaces import KnownNamespace
 from kvstore.slot import Slot
 from kvstore.tickets import NODE
@@ -53,13 +54,14 @@ class Run:
 class BringUps:
     """The pages on their way into one arena. The store's lock guards all methods but ``read`` and ``wait``."""
 
-    def __init__(self, arena: Arena, residency: Residency, tiers: Sequence[Tier], shared: Tier | None = None) -> None:
+    def __init__(self, arena: Arena, residency: Residency, below: Below) -> None:
         self._arena = arena
         self._residency = residency
         self._catalog = residency.catalog
         self._slots = residency.slots
-        self._tiers = tiers
-        self._shared = shared
+        self._tiers = below.own
+        self._shared = shared = below.shared
+        self._times = below.times
         self._readers = None if shared is None else ThreadPoolExecutor(MOST_RUNS, "kvstore-shared-read")
         self._coming: dict[bytes, _Coming] = {}
         self.reserved = 0
@@ -147,7 +149,8 @@ class BringUps:
 
     def _read(self, tier: Tier, run: Run, places: Sequence[int]) -> dict[int, int]:
         views = [self._residency.view(run.own[place].slot) for place in places]
-        checksums = tier.read([run.keys[place] for place in places], views)
+        with self._times.measured(tier.name, "read"):
+            checksums = tier.read([run.keys[place] for place in places], views)
         return {place: checksum for place, checksum in zip(places, checksums, strict=True) if checksum is not None}
 
     def close(self) -> None:

@@ -86,6 +86,7 @@ class Dropping:
             failed = error
         with self._books.lock:
             self._books.catalog.forget_namespace(known.number)
+            self._books.usage.forget(known.number)
         if failed is not None:
             self._granting.open_namespace(known.layout, known.durability)  # to be cleared once more
             raise failed

@@ -108,9 +108,7 @@ class Finding:
             slots = self._books.catalog.find_here(keys)
             if read:
                 self._books.catalog.use(slots)
-                self._books.count("asked", len(keys) + missed)
-                self._books.count("hit", len(keys))
-                self._books.count("missed", missed)
+                self._books.count_loaded(known, keys, bytes([ARENA]) * len(keys), missed)
             else:
                 self._books.catalog.touch(slots)
             self._write_behind.note_use(slots)

@@ -64,14 +64,13 @@ class Loading:
             raise
         with self._books.lock:
             held = self._books.bringups.end(run)
-            self._books.count("asked", len(keys))
-            self._books.count("hit", len(held))
-            self._books.count("missed", len(keys) - len(held))
+            tiers = bytes(run.tiers[: len(held)])
+            self._books.count_loaded(known, keys, tiers, len(keys) - len(held))
             self._write_behind.note_use(held)
             if not held:
                 return Held(0, b"", [])
             ticket = self._books.tickets.open_load(owner, held, deadline)
-            return Held(ticket.number, bytes(run.tiers[: len(held)]), self._books.frames(held))
+            return Held(ticket.number, tiers, self._books.frames(held))
 
     def complete_load(self, owner: int, ticket: int) -> bool:
         """End a hold. False: it had lapsed, and the bytes may have changed while they were copied."""

@@ -26,15 +26,17 @@ from kvstore.secret_files import read_tokens
 from kvstore.service.access import Access, Gate, Tls, tls_of
 from kvstore.service.bulk import MOST_CONNECTIONS, BulkServer, BulkServicer
 from kvstore.service.cache import CacheServicer
+from kvstore.service.console import ConsolePages
 from kvstore.service.events import MOST_WATCHERS, EventsServicer
 from kvstore.service.limits import TENANT_SHARE, LimitsCollector, TenantLimits
-from kvstore.service.metrics import CallTimes, node_registry
+from kvstore.service.metrics import CallTimes, TierTimesCollector, node_registry
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.receipts import Receipts
 from kvstore.service.standard import MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
-from kvstore.service.web import WebServer
+from kvstore.service.web import Answer, Ask, WebServer
 from kvstore.sharers import Sharers
 from kvstore.status import Status, status_of
+from kvstore.tenants import Grant
 from kvstore.upkeep import Upkeep
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc, events_pb2, events_pb2_grpc
 from kvstore.wire import MOST_MESSAGE_BYTES, unix_target
@@ -88,9 +90,11 @@ class Node:
         )
         gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits)] if access.asks else []
         self._web: WebServer | None = None
+        self._console: ConsolePages | None = None
         registry = node_registry(self._status) if config.metrics else None
         if registry is not None:
             registry.register(LimitsCollector(self.limits))
+            registry.register(TierTimesCollector(lambda: self.store.below.times.all()))
             gates.insert(0, CallTimes(registry))  # around the gate: who is turned away is counted
         sharers = config.sharers
         self._socket_lock = _own_socket(config.socket, sharers)
@@ -173,6 +177,8 @@ class Node:
         self._handlers.shutdown(wait=False)
         if self._web is not None:  # until now it said that the node is stopping
             self._web.stop()
+        if self._console is not None:
+            self._console.stop()
         # Writing back may hang with the disk that it writes to, so it is waited for, not done, here.
         closing = threading.Thread(target=self._close, args=(deadline,), name="kvstore-close", daemon=True)
         closing.start()
@@ -238,22 +244,26 @@ class Node:
         return status_of(self.store, self.instance, time.monotonic() - self._started, disk)
 
     def _serve_metrics(self, registry: CollectorRegistry, tls: Tls | None) -> WebServer:
-        def metrics(accept: str) -> tuple[str, bytes]:
+        def metrics(ask: Ask) -> Answer:
             try:
-                encode, kind = choose_encoder(accept)
+                encode, kind = choose_encoder(ask.accept)
             except (TypeError, ValueError):  # it wants a version that is no number
                 encode, kind = choose_encoder("")
-            return kind, encode(registry)
+            return Answer(kind, encode(registry))
 
+        bulk = self._bulk
+        self._console = ConsolePages(self.store, self._status, lambda: bulk.connections if bulk is not None else 0)
         return WebServer(
             parse_address(self.config.metrics),
-            {"/metrics": metrics},
+            {"/metrics": metrics, **self._console.pages},
             lambda: self._health.serving,
             tls.context if tls is not None else None,
-            (lambda header: (grant := self.access.accept(header)) is not None and grant.every)
-            if self.access.asks
-            else None,
+            self._operator if self.access.asks else None,
         )
+
+    def _operator(self, authorization: str) -> Grant | None:
+        grant = self.access.accept(authorization)
+        return grant if grant is not None and grant.every else None
 
     def _bind(self, tls: Tls | None, sharers: Sharers) -> int:
         """Listen. Returns the TCP port, 0 without one."""

@@ -48,6 +48,8 @@ class NamespaceStatus:
     """Since it was opened first."""
     idle_seconds: float = 0.0
     """How long nobody has used it; time in which the node did not run is left out."""
+    counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Pages by what happened to them since the node started; see :class:`kvstore.usage.NamespaceCounts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory
                 each.layout.to_json(),
                 each.age_seconds,
                 each.idle_seconds,
+                each.counters,
             )
             for each in statistics.namespaces
         ),

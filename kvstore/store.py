@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -39,6 +40,7 @@ from kvstore.small_files import SmallFiles
 from kvstore.storing import Storing
 from kvstore.sweeping import Sweeping
 from kvstore.tiers.tier import Tier
+from kvstore.usage import Activity
 from kvstore.write_behind import WriteBehind
 
 
@@ -159,11 +161,18 @@ class Store:
                         self._keeping.pages_of(known.fingerprint),
                         max(0.0, time.time() - known.created),
                         self.namespaces.idle_seconds(known),
+                        asdict(self._books.usage.of(known.number)),
                     )
                     for known, used in used_below
                 ),
                 clients=len(self._books.clients),
             )
+
+    def activity(self, most_prefixes: int) -> Activity:
+        """What was loaded and stored since the node started, and so many of the prefixes that are loaded most."""
+        with self._books.lock:
+            usage = self._books.usage
+            return Activity(replace(usage.total), usage.loaded_bytes, usage.stored_bytes, usage.hottest(most_prefixes))
 
     def check_integrity(self) -> None:
         """Recount everything.

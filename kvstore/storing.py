@@ -68,8 +68,8 @@ class Storing:
             room = self._books.half_frames - self._books.frames_of(owner)
             full = False
             resident = self._books.catalog.find_all(keys).tolist()
-            present = [slot for slot in resident if slot >= 0]
-            self._books.catalog.hold(present)  # until the end of this call: a batch must not push out its own pages
+            here_now = [slot for slot in resident if slot >= 0]
+            self._books.catalog.hold(here_now)  # until the end of this call: a batch must not push out its own pages
             for key, previous, here, under in zip(keys, before[:-1], resident, below, strict=True):
                 if here >= 0 or under:
                     outcomes.append(PRESENT)
@@ -82,10 +82,10 @@ class Storing:
                 room -= frames
                 slots.append(reserved)
                 outcomes.append(RESERVED)
-            self._books.catalog.release(present)
-            self._books.catalog.touch(present)
-            self._books.count("present", outcomes.count(PRESENT))
-            self._books.count("refused", outcomes.count(REFUSED))
+            self._books.catalog.release(here_now)
+            self._books.catalog.touch(here_now)
+            present, refused = outcomes.count(PRESENT), outcomes.count(REFUSED)
+            self._count(known.number, known.layout.page_bytes, present=present, refused=refused)
             if not slots:
                 return Reserved(0, bytes(outcomes), [])
             deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
@@ -238,7 +238,7 @@ class Storing:
             for slot, (key, previous) in zip(found.slots, written, strict=True):
                 self._books.catalog.name(slot, key, previous)
             found.batch = keys
-            self._books.count("present", outcomes.count(PRESENT))
+            self._count(known.number, known.layout.page_bytes, present=outcomes.count(PRESENT))
             clean = {slot for slot, under in zip(found.slots, below, strict=True) if under}
             return self._publish(found, publish=True, checksums=None, clean=clean)
 
@@ -258,9 +258,10 @@ class Storing:
     ) -> Published:
         """End a ticket that was taken; the caller holds the lock. ``clean``: slots of pages that are below already."""
         slots, pages = ticket.slots, len(ticket.slots)
-        if ticket.lapsed or not publish or not self._books.namespaces.is_open(self._books.slots.namespace[slots[0]]):
+        namespace, page_bytes = self._books.slots.namespace[slots[0]], self._books.slots.length[slots[0]]
+        if ticket.lapsed or not publish or not self._books.namespaces.is_open(namespace):
             self._books.give_up(ticket)
-            self._books.count("refused", pages if ticket.batch else 0)
+            self._count(namespace, page_bytes, refused=pages if ticket.batch else 0)
             self._books.give_arena_up()
             return Published(0, 0, pages)
         own = bool(self._below.own)
@@ -268,11 +269,18 @@ class Storing:
         stored = self._books.residency.publish(slots, checksums or [None] * pages, dirty)
         # With what was here before: a prefix's old head must not count as older than its new tail.
         self._books.catalog.touch(self._books.catalog.find_here(ticket.batch))
-        self._books.count("stored", stored)
-        self._books.count("present", pages - stored)
+        self._count(namespace, page_bytes, stored=stored, present=pages - stored)
         self._write_behind.add(slots)
         self._books.give_arena_up()
         return Published(stored, pages - stored, 0)
+
+    def _count(self, namespace: int, page_bytes: int, *, stored: int = 0, present: int = 0, refused: int = 0) -> None:
+        """Count offered pages, of the node and of their namespace; the caller holds the lock."""
+        self._books.count("stored", stored)
+        self._books.count("present", present)
+        self._books.count("refused", refused)
+        if self._books.namespaces.is_open(namespace):
+            self._books.usage.stored(namespace, page_bytes, stored=stored, present=present, refused=refused)
 
     def _shorten(self, ticket: StoreTicket, outcomes: bytearray) -> None:
         """Refuse the reserved pages from the first one on whose slot is still being read: nobody knows of them yet."""
@@ -282,9 +290,10 @@ class Storing:
             if ticket.number in self._books.tickets.stores:  # else its client is dead, and they are free already
                 while kept < len(slots) and passed(self._books.retired_at(slots[kept])):
                     kept += 1
+                namespace, page_bytes = self._books.slots.namespace[slots[0]], self._books.slots.length[slots[0]]
                 for slot in slots[kept:]:
                     self._books.residency.free_written(slot)
-                self._books.count("refused", len(slots) - kept if ticket.batch else 0)
+                self._count(namespace, page_bytes, refused=len(slots) - kept if ticket.batch else 0)
                 if not kept:
                     self._books.tickets.take_store(ticket.number, ticket.owner)
             reserved = [place for place, outcome in enumerate(outcomes) if outcome == RESERVED]

@@ -133,7 +133,9 @@ class WriteBehind:
             sums: list[int | None] = [None] * len(batch)
             try:
                 pages, sums = self._writes_of(batch)
-                shared = sum(self._below.shared.write(pages)) if pages else 0
+                if pages:
+                    with self._below.times.measured(self._below.shared.name, "write"):
+                        shared = sum(self._below.shared.write(pages))
             finally:
                 with self._lock:
                     self._residency.note_checksums(batch, sums)
@@ -217,7 +219,9 @@ class WriteBehind:
         try:
             pages, sums = self._writes_of(batch)
             for tier in self._below.own:
-                written = [a or b for a, b in zip(written, tier.write(pages), strict=True)]
+                with self._below.times.measured(tier.name, "write"):
+                    taken = tier.write(pages)
+                written = [a or b for a, b in zip(written, taken, strict=True)]
         finally:
             with self._lock:
                 self._residency.note_checksums(batch, sums)

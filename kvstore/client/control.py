@@ -160,6 +160,7 @@ class RemoteControl:
                     each.layout,
                     each.age_seconds,
                     each.idle_seconds,
+                    dict(each.counters),
                 )
                 for each in reply.namespaces
             ),

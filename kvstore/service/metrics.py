@@ -7,15 +7,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Counts
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from kvstore.status import NamespaceStatus, Status
+from kvstore.tiers.times import BOUNDS, Times
 
 MOST_NAMESPACES = 64
 """Namespaces with metrics of their own: those that take most. All others are one, called ``OTHERS``."""
@@ -77,15 +86,25 @@ def _namespaces(namespaces: Sequence[NamespaceStatus]) -> Iterator[Metric]:
     )
     pages = GaugeMetricFamily("kvstore_namespace_arena_pages", "Its pages in the arena.", labels=["namespace"])
     pinned = GaugeMetricFamily("kvstore_namespace_pinned_pages", "Of these, pinned.", labels=["namespace"])
+    loads = CounterMetricFamily(
+        "kvstore_namespace_loads",
+        "Its pages that were asked for, by where they were found.",
+        labels=["namespace", "found"],
+    )
+    stores = CounterMetricFamily(
+        "kvstore_namespace_stores", "Its pages that were offered, by the answer.", labels=["namespace", "answer"]
+    )
     largest = sorted(namespaces, key=lambda each: sum(each.used_bytes.values()), reverse=True)
     bytes_of: dict[tuple[str, str], int] = Counts()
     pages_of: dict[str, int] = Counts()
     pinned_of: dict[str, int] = Counts()
+    counts_of: dict[str, Counts[str]] = defaultdict(Counts)
     for place, each in enumerate(largest):
         # Two layouts may have one name: the fingerprint tells them apart, in the form that `kvstore status` prints.
         name = f"{each.fingerprint.hex()[:12]} {each.name}" if place < MOST_NAMESPACES else OTHERS
         pages_of[name] += each.arena_pages
         pinned_of[name] += each.pinned_pages
+        counts_of[name].update(each.counters)
         for tier, size in each.used_bytes.items():
             bytes_of[name, tier] += size
         if name != OTHERS:
@@ -96,7 +115,34 @@ def _namespaces(namespaces: Sequence[NamespaceStatus]) -> Iterator[Metric]:
     for name, count in pages_of.items():
         pages.add_metric([name], count)
         pinned.add_metric([name], pinned_of[name])
-    yield from (used, quota, pages, pinned)
+    for name, counts in counts_of.items():
+        for found in ("arena", "disk", "redis", "missed"):
+            loads.add_metric([name, found], counts[found])
+        for answer in ("stored", "present", "refused"):
+            stores.add_metric([name, answer], counts[answer])
+    yield from (used, quota, pages, pinned, loads, stores)
+
+
+class TierTimesCollector(Collector):
+    """How long calls of the tiers below take.
+
+    Args:
+        times: what was measured so far.
+    """
+
+    def __init__(self, times: Callable[[], Sequence[Times]]) -> None:
+        self._times = times
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything, as histograms."""
+        seconds = HistogramMetricFamily(
+            "kvstore_tier_seconds", "Calls of a tier, each for a batch of pages.", labels=["tier", "operation"]
+        )
+        for each in self._times():
+            bounds = [*map(str, BOUNDS), "+Inf"]
+            buckets = list(zip(bounds, accumulate(each.counts), strict=True))
+            seconds.add_metric([each.tier, each.operation], buckets, each.seconds)
+        yield seconds
 
 
 class CallTimes(grpc.ServerInterceptor):

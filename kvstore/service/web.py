@@ -1,4 +1,4 @@
-"""HTTP for people's tools: ``/metrics`` for Prometheus and ``/health`` for probes. It only reads.
+"""HTTP for people's tools: ``/metrics`` for Prometheus, ``/health`` for probes, the console. It only reads.
 
 A few threads answer, one connection each, and some more connections wait. None lasts long, whatever it says or does not
 say: strangers must not keep probes out, nor use the node's descriptors up.
@@ -6,23 +6,50 @@ say: strangers must not keep probes out, nor use the node's descriptors up.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from kvstore.errors import ResourceError
+from kvstore.tenants import EVERYTHING, Grant
 
-Page = Callable[[str], tuple[str, bytes]]
-"""Given the request's ``Accept`` header, the content's type and the content."""
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request for a page."""
+
+    query: str
+    """What stands behind the question mark."""
+    accept: str
+    """The ``Accept`` header."""
+    caller: Grant
+    """Who asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A page."""
+
+    kind: str
+    """The content's type."""
+    content: bytes
+    status: HTTPStatus = HTTPStatus.OK
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Page = Callable[[Ask], Answer]
 _THREADS = 4
 _LONGEST_SECONDS = 10.0
 """From the moment when a connection is accepted."""
@@ -40,7 +67,8 @@ class WebServer:
         pages: content by path.
         healthy: whether the node serves.
         tls: the node's TLS; None: plain HTTP.
-        accepts: whether an ``Authorization`` header may see the pages, all but ``/health``; None: whoever connects may.
+        accepts: who shows an ``Authorization`` header, None for nobody; they see the pages, all but ``/health``.
+            None: whoever connects sees them.
 
     Raises:
         ResourceError: the address can't be listened on.
@@ -49,10 +77,10 @@ class WebServer:
     def __init__(
         self,
         address: tuple[str, int],
-        pages: dict[str, Page],
+        pages: Mapping[str, Page],
         healthy: Callable[[], bool],
         tls: ssl.SSLContext | None,
-        accepts: Callable[[str], bool] | None,
+        accepts: Callable[[str], Grant | None] | None,
     ) -> None:
         host, port = address
         handler = partial(_Handler, pages, healthy, accepts)
@@ -137,9 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def __init__(
         self,
-        pages: dict[str, Page],
+        pages: Mapping[str, Page],
         healthy: Callable[[], bool],
-        accepts: Callable[[str], bool] | None,
+        accepts: Callable[[str], Grant | None] | None,
         *request: Any,
     ) -> None:
         self._pages = pages
@@ -148,28 +176,56 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*request)  # answers
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         if path == "/health":
             healthy = self._healthy()
             self._say(
                 HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE, b"ok\n" if healthy else b"stopping\n"
             )
         elif path not in self._pages:
-            self._say(HTTPStatus.NOT_FOUND, b"not found; there are /health, " + ", ".join(self._pages).encode() + b"\n")
-        elif self._accepts is not None and not self._accepts(self.headers.get("Authorization", "")):
-            self._say(HTTPStatus.UNAUTHORIZED, b"a token is needed: Authorization: Bearer TOKEN\n")
+            self._say(HTTPStatus.NOT_FOUND, b"not found; there are /health, /metrics and /console\n")
+        elif (caller := self._caller()) is None:
+            self._say(
+                HTTPStatus.UNAUTHORIZED,
+                b"a token is needed: Authorization: Bearer TOKEN; a browser gives it as the password of any user\n",
+                headers=(("WWW-Authenticate", "Bearer"), ("WWW-Authenticate", 'Basic realm="kvstore"')),
+            )
         else:
-            kind, content = self._pages[path](self.headers.get("Accept", ""))
-            self._say(HTTPStatus.OK, content, kind)
+            answer = self._pages[path](Ask(query, self.headers.get("Accept", ""), caller))
+            self._say(answer.status, answer.content, answer.kind, answer.headers)
 
-    def _say(self, status: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+    def _caller(self) -> Grant | None:
+        if self._accepts is None:
+            return EVERYTHING
+        return self._accepts(as_bearer(self.headers.get("Authorization", "")))
+
+    def _say(
+        self,
+        status: HTTPStatus,
+        content: bytes,
+        kind: str = "text/plain; charset=utf-8",
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
         self.send_response(status)
-        if status is HTTPStatus.UNAUTHORIZED:
-            self.send_header("WWW-Authenticate", "Bearer")
+        for name, value in headers:
+            self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
+        self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - http.server's name
         """Requests are not logged: a scraper comes every few seconds."""
+
+
+def as_bearer(authorization: str) -> str:
+    """An ``Authorization`` header as one with a bearer token: the password of ``Basic``, which browsers ask for."""
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return authorization
+    try:
+        user_and_password = base64.b64decode(credentials, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    return f"Bearer {user_and_password.partition(':')[2]}"

@@ -34,6 +34,14 @@ class PageWrite(NamedTuple):
     """The key of the page before it in its chain; empty where nobody says."""
 
 
+class Peer(NamedTuple):
+    """A server of others."""
+
+    name: str
+    answers: bool
+    """Whether it does at the moment, as far as one knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class TierStatistics:
     """A tier's counters since it was opened, and its gauges now."""
@@ -157,6 +165,10 @@ class Tier(Protocol):
         Raises:
             ResourceError: the device refuses; pages stay findable as long as the machine is up.
         """
+        ...
+
+    def peers(self) -> list[Peer]:
+        """The servers that this tier's pages are on, where those are others. From memory, without I/O."""
         ...
 
     def statistics(self) -> TierStatistics:

@@ -31,7 +31,7 @@ from kvstore.namespaces import KnownNamespace
 from kvstore.rules import NamespaceRule
 from kvstore.store import Store
 from kvstore.tickets import NODE
-from kvstore.tiers.tier import PageBytes, PageWrite, Tier, TierStatistics
+from kvstore.tiers.tier import PageBytes, PageWrite, Peer, Tier, TierStatistics
 
 PATIENCE = 20.0
 
@@ -159,6 +159,9 @@ class MemoryTier:
         self.flushes += 1
         if self.flush_error is not None:
             raise self.flush_error
+
+    def peers(self) -> list[Peer]:
+        return []
 
     def statistics(self) -> TierStatistics:
         return TierStatistics(pages=len(self.pages))

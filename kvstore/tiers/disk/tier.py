@@ -26,7 +26,7 @@ from kvstore.tiers.disk.pages import Pages
 from kvstore.tiers.disk.reads import DiskReads, Fetched, Outcome
 from kvstore.tiers.disk.room import Room
 from kvstore.tiers.disk.writing import Writing
-from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
+from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -287,6 +287,10 @@ class DiskTier:
             except OSError as error:
                 self._logged.write_failed(error)
             self._pages.used_bytes = self._log.used_bytes
+
+    def peers(self) -> list[Peer]:
+        """None."""
+        return []
 
     def statistics(self) -> TierStatistics:
         """A frozen view of the counters."""

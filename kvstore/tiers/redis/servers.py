@@ -21,6 +21,7 @@ from kvstore.tiers.redis.address import Address, Kind
 from kvstore.tiers.redis.breaker import Breaker
 from kvstore.tiers.redis.node import Node, Request
 from kvstore.tiers.redis.resp import Reply, ServerError
+from kvstore.tiers.tier import Peer
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +105,13 @@ class Servers:
         if not self._table:
             self._refresh(deadline)
         return sorted({node.name for node in self._table if node is not None})
+
+    def peers(self) -> list[Peer]:
+        """Each server, and whether it is being asked or left alone since it failed."""
+        with self._lock:
+            nodes = list(self._nodes.values())
+        single = "" if self.is_cluster else repr(self._address).strip("<>")
+        return [Peer(single or node.name, not node.breaker.is_open) for node in nodes]
 
     def close(self) -> None:
         """Close all connections."""

@@ -26,7 +26,7 @@ from kvstore.tiers.redis.resp import ServerError
 from kvstore.tiers.redis.rows import Rows
 from kvstore.tiers.redis.servers import Servers
 from kvstore.tiers.redis.writer import Writer
-from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
+from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
 
 TIME_TO_LIVE = 7 * 86400.0
 """Seconds after which the server drops what it has, if nobody else did: only a safety net."""
@@ -242,6 +242,10 @@ class RedisTier:
     def used_by(self, prefix: bytes) -> int:
         """Bytes that a namespace's pages take here, those of all nodes, as of when the servers last said so."""
         return self._buckets.books.used_by(prefix)
+
+    def peers(self) -> list[Peer]:
+        """The servers, by address where that is known. One of which nothing was asked yet counts as answering."""
+        return self._servers.peers()
 
     def statistics(self) -> TierStatistics:
         """A frozen view of the counters, without any I/O.
