@@ -189,7 +189,7 @@ class Books:
         self.count("hit", len(tiers))
         self.count("missed", missed)
         if self.namespaces.is_open(known.number):
-            self.usage.loaded(known.number, keys[0] if keys else b"", tiers, missed, known.layout.page_bytes)
+            self.usage.loaded(known.number, keys, tiers, missed, known.layout.page_bytes)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

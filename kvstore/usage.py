@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +10,8 @@ from kvstore.answers import ARENA, DISK, REDIS
 
 MOST_PREFIXES = 1024
 """Most prefixes that are counted at once. When there would be more, all counts are halved, and those of one load go."""
+DEPTHS = (1, 4, 16, 64, 256)
+"""Where prefixes are counted, in pages. All prompts of a chat share the first ones, and fewer share later ones."""
 
 
 @dataclass(slots=True)
@@ -26,15 +29,15 @@ class NamespaceCounts:
 
 
 class HotPrefix(NamedTuple):
-    """Loads that began with one page."""
+    """Loads that had their first pages in common."""
 
     fingerprint: bytes
-    first: bytes
-    """Block hash of that page."""
+    last: bytes
+    """Block hash of the last one of these pages."""
+    pages: int
+    """How many they are: one of ``DEPTHS``."""
     loads: int
     """Of late: halved now and then, for all prefixes at once."""
-    pages: int
-    """That these loads brought, halved likewise."""
 
 
 class Activity(NamedTuple):
@@ -53,7 +56,7 @@ class Usage:
         self.total = NamespaceCounts()
         """Of all namespaces, those included that were dropped."""
         self._namespaces: dict[int, NamespaceCounts] = {}
-        self._prefixes: dict[bytes, list[int]] = {}
+        self._prefixes: dict[tuple[bytes, int], int] = {}
         self.loaded_bytes = 0
         self.stored_bytes = 0
 
@@ -67,12 +70,12 @@ class Usage:
         """It was dropped, and its number is never used again."""
         self._namespaces.pop(namespace, None)
 
-    def loaded(self, namespace: int, key: bytes, tiers: bytes, missed: int, page_bytes: int) -> None:
+    def loaded(self, namespace: int, keys: Sequence[bytes], tiers: bytes, missed: int, page_bytes: int) -> None:
         """A load.
 
         Args:
             namespace: its number.
-            key: of the first page that was asked for; empty where none was.
+            keys: of the pages that were asked for.
             tiers: for each page that was loaded, where it was (``ARENA``, ``DISK``, ``REDIS``).
             missed: how many more were asked for.
             page_bytes: of each.
@@ -83,8 +86,9 @@ class Usage:
             counts.redis += tiers.count(REDIS)
             counts.missed += missed
         self.loaded_bytes += len(tiers) * page_bytes
-        if tiers:
-            self._heat(key, len(tiers))
+        for depth in DEPTHS:
+            if depth <= len(tiers):
+                self._heat(keys[depth - 1], depth)
 
     def stored(self, namespace: int, page_bytes: int, *, stored: int = 0, present: int = 0, refused: int = 0) -> None:
         """Pages were offered."""
@@ -96,18 +100,13 @@ class Usage:
 
     def hottest(self, most: int) -> list[HotPrefix]:
         """The prefixes that brought most pages."""
-        hottest = sorted(self._prefixes.items(), key=lambda each: each[1][1], reverse=True)[:most]
-        return [HotPrefix(key[:32], key[32:], loads, pages) for key, (loads, pages) in hottest]
+        hottest = sorted(self._prefixes.items(), key=lambda each: each[1] * each[0][1], reverse=True)[:most]
+        return [HotPrefix(key[:32], key[32:], depth, loads) for (key, depth), loads in hottest]
 
-    def _heat(self, key: bytes, pages: int) -> None:
-        counted = self._prefixes.get(key)
-        if counted is None:
-            if len(self._prefixes) >= MOST_PREFIXES:
-                self._prefixes = {
-                    each: [loads // 2, brought // 2] for each, (loads, brought) in self._prefixes.items() if loads > 1
-                }
+    def _heat(self, key: bytes, depth: int) -> None:
+        prefix = key, depth
+        if prefix not in self._prefixes and len(self._prefixes) >= MOST_PREFIXES:
+            self._prefixes = {each: loads // 2 for each, loads in self._prefixes.items() if loads > 1}
             if len(self._prefixes) >= MOST_PREFIXES:  # all of them are hot: this one may be, later
                 return
-            counted = self._prefixes[key] = [0, 0]
-        counted[0] += 1
-        counted[1] += pages
+        self._prefixes[prefix] = self._prefixes.get(prefix, 0) + 1

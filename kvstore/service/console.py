@@ -116,9 +116,9 @@ class ConsolePages:
             "prefixes": [
                 {
                     "namespace": names.get(each.fingerprint, each.fingerprint.hex()[:_DIGITS]),
-                    "first": each.first.hex()[:_DIGITS],
-                    "loads": each.loads,
+                    "last": each.last.hex()[:_DIGITS],
                     "pages": each.pages,
+                    "loads": each.loads,
                 }
                 for each in activity.hottest
             ],

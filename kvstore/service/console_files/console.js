@@ -59,7 +59,7 @@ const CHARTS = [
   {id: "hits", top: 100, series: [...TIERS, ["nowhere", "missed"]].map(([label, name]) => [label, name, () => shares(name)])},
   {id: "throughput", series: [["loaded", "arena", () => megabytes("loaded_bytes")], ["stored", "redis", () => megabytes("stored_bytes")]]},
   {id: "filling", top: 100, series: TIERS.map(([label, name]) => [label, name, () => filling(name)])},
-  {id: "leaving", series: [["evicted", "arena", () => rates(samples.evicted)], ["overrun", "bad", () => rates(samples.overrun)], ["refused", "redis", () => rates(samples.refused)]]},
+  {id: "leaving", series: [["evicted", "arena", () => rates(samples.evicted)], ["overrun", "bad", () => rates(samples.overrun)], ["refused", "disk", () => rates(samples.refused)]]},
 ];
 
 function draw() {
@@ -131,7 +131,7 @@ function show(data) {
       cell(count(hit + c.missed), "number"), cell(duration(each.idle), "number")];
   }), 7, "No engine has opened one yet.");
   fill("prefixes", data.prefixes.map((each) =>
-    [cell(each.first), cell(each.namespace, "name"), cell(count(each.loads), "number"), cell(count(each.pages), "number")]),
+    [cell(each.last), cell(each.namespace, "name"), cell(count(each.pages), "number"), cell(count(each.loads), "number")]),
   4, "Nothing was loaded yet.");
   fill("peers", [
     [cell("engines that share the arena"), cell(count(data.peers.clients), "number")],

@@ -78,8 +78,11 @@ class TestData:
         arena, disk = said["tiers"]
         assert (arena["name"], arena["pages"], arena["limit"]) == ("arena", 4, node.config.arena)
         assert disk["limit"] == node.config.disk_limit
-        [prefix] = said["prefixes"]
-        assert prefix == {"namespace": pages.layout.name, "first": hashes[0].hex()[:12], "loads": 1, "pages": 4}
+        name = pages.layout.name
+        assert said["prefixes"] == [
+            {"namespace": name, "last": hashes[3].hex()[:12], "pages": 4, "loads": 1},
+            {"namespace": name, "last": hashes[0].hex()[:12], "pages": 1, "loads": 1},
+        ]
         [namespace] = said["namespaces"]
         assert namespace["counters"] == {
             "arena": 4,
@@ -212,7 +215,7 @@ class TestInABrowser:
                 values = {"arena": 30.0 * step, "disk": 10.0 * step, "missed": 60.0 * step, "loaded_bytes": 5e6 * step}
                 node._console._history.add(now + step, values)
             browser.call("Page.navigate", url=f"http://127.0.0.1:{node.metrics_port}/console")
-            browser.until("document.querySelector('#state').textContent", lambda text: text == "live")
+            browser.until("document.querySelector('#state')?.textContent", lambda text: text == "live")
             assert browser.run("document.querySelectorAll('canvas').length") == 4
             text = browser.run("document.body.innerText")
             assert evil.layout.name in text and f"broken {EVIL}" in text
