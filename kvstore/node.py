@@ -105,6 +105,8 @@ class Node:
             raise
         self._upkeep = Upkeep(self.store)
         self._written_back = False
+        self.left_pages = 0
+        """Behind ``stop``: pages of the arena that were not written back in time."""
         self._health = Health(_SERVICES)
         self.instance = secrets.randbits(63)
         self._started = time.monotonic()
@@ -183,6 +185,7 @@ class Node:
         closing = threading.Thread(target=self._close, args=(deadline,), name="kvstore-close", daemon=True)
         closing.start()
         closing.join(max(0.1, deadline - time.monotonic()))
+        self.left_pages = self.store.dirty_pages
         self.config.socket.unlink(missing_ok=True)
         self._socket_lock.release()
         return not closing.is_alive() and self._written_back

@@ -192,12 +192,13 @@ def _serve(options: argparse.Namespace) -> int:
     with contextlib.suppress(OSError):  # the terminal may be gone
         print("kvstore: stopping", file=sys.stderr)
     clean = node.stop()
-    _say_how_it_ended(config, clean=clean)
+    _say_how_it_ended(node, clean=clean)
     # Not by returning: the interpreter would wait for threads that hang in the disk, with nothing left for them to do.
     os._exit(0 if clean else EXIT_UNCLEAN)
 
 
-def _say_how_it_ended(config: NodeConfig, *, clean: bool) -> None:
+def _say_how_it_ended(node: Node, *, clean: bool) -> None:
+    config = node.config
     with contextlib.suppress(OSError):
         print(
             f"kvstore: stopped; the arena's pages stay in {config.arena_directory} for the next start"
@@ -206,8 +207,8 @@ def _say_how_it_ended(config: NodeConfig, *, clean: bool) -> None:
         )
         if not clean:
             print(
-                f"kvstore: not every page was written back to disk within {config.drain_seconds:g} s;"
-                " those that were not are in the arena only",
+                f"kvstore: {node.left_pages} pages were not written back to disk within {config.drain_seconds:g} s;"
+                " they are in the arena only, and are written when a node takes it over",
                 file=sys.stderr,
             )
         sys.stdout.flush()

@@ -136,6 +136,12 @@ class Store:
         self.write_behind.share_all(deadline)
         return self.write_behind.flush(deadline)
 
+    @property
+    def dirty_pages(self) -> int:
+        """Pages of the arena that no tier below has; also when it is closed, or hangs in closing."""
+        with self._books.lock:
+            return self._catalog.dirty_pages if self.below.own else 0
+
     def statistics(self) -> StoreStatistics:
         """A frozen view of everything."""
         below = {tier.name: tier.statistics() for tier in self.below.all()}
