@@ -17,6 +17,8 @@ from kvstore.small_files import SmallFiles
 
 MOST_NAMESPACES = 1024
 """Most namespaces one node keeps."""
+REGISTER_NAME, REGISTER_VERSION = "namespaces.json", 1
+"""The register's file in a folder, and the newest format that is read; what a version adds keeps the older keys."""
 _LAST_NUMBER = 0xFFFF
 _log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class Namespaces:
     """
 
     def __init__(self, directories: Sequence[Path], small_files: SmallFiles | None = None) -> None:
-        self._files = [directory / "namespaces.json" for directory in directories]
+        self._files = [directory / REGISTER_NAME for directory in directories]
         self._small_files = small_files or SmallFiles()
         for path in self._files:
             self._small_files.know(path)
@@ -169,7 +171,7 @@ class Namespaces:
             }
             for known in self._by_fingerprint.values()
         ]
-        text = json.dumps({"version": 1, "namespaces": entries}, indent=1)
+        text = json.dumps({"version": REGISTER_VERSION, "namespaces": entries}, indent=1)
         for path in self._files:
             self._small_files.replace(path, text.encode())
 

@@ -8,6 +8,7 @@ import shutil
 from kvstore.arena.arena import Arena, Progress
 from kvstore.bytesize import format_size
 from kvstore.config import NodeConfig
+from kvstore.formats import refuse_newer
 from kvstore.secret_files import read_key_file
 from kvstore.small_files import SmallFiles
 from kvstore.store import Store
@@ -25,6 +26,8 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
         ResourceError: a folder can't be used, or the memory is not there.
         FormatError: a newer version wrote the disk tier's files.
     """
+    if config.disk_limit:
+        refuse_newer(config.disk)  # before the arena, which drops what is in it where that is of another format
     numa_node = int(config.numa_node) if config.numa_node else None
     arena = Arena(config.arena_directory, config.arena, progress, config.sharers, numa_node)
     tiers: list[Tier] = []

@@ -21,6 +21,8 @@ from kvstore.tiers.tier import KEY_BYTES
 LONGEST_PIN = 366 * 86400
 """Longest time, in seconds, that one call may ask for."""
 MOST_PINNED_PAGES = 1 << 17
+PINS_NAME, PINS_VERSION = "pins", 1
+"""The file, and the newest format that is read."""
 PINNED_SHARE = 4
 """Pinned pages take at most this part of the arena, and of a namespace's quota."""
 _log = logging.getLogger(__name__)
@@ -116,7 +118,7 @@ class Pins:
         for key, group in table.items():
             groups.setdefault(group, []).append(key)
         pins = [[end, frames, keys] for (end, frames), keys in groups.items()]
-        packed: bytes = msgpack.packb({"version": 1, "pins": pins})
+        packed: bytes = msgpack.packb({"version": PINS_VERSION, "pins": pins})
         self._small_files.replace(self._path, packed)
 
 

@@ -34,7 +34,7 @@ from kvstore.granting import Granting
 from kvstore.keeping import Keeping
 from kvstore.loading import Loading
 from kvstore.namespaces import Namespaces
-from kvstore.pins import PINNED_SHARE, Pins
+from kvstore.pins import PINNED_SHARE, PINS_NAME, Pins
 from kvstore.rules import NamespaceRule
 from kvstore.small_files import SmallFiles
 from kvstore.storing import Storing
@@ -75,7 +75,7 @@ class Store:
         self._catalog = books.catalog
         self.write_behind = WriteBehind(arena, books.residency, below, books.lock)
         most_pinned = arena.arena_bytes // FRAME_BYTES // PINNED_SHARE
-        pins = Pins(namespace_directories[-1] / "pins", time.time(), most_pinned, small_files)
+        pins = Pins(namespace_directories[-1] / PINS_NAME, time.time(), most_pinned, small_files)
         self._granting = Granting(books, below, rules, life)
         finding = Finding(books, below, self.write_behind)
         storing = Storing(books, below, self.write_behind)
