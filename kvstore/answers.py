@@ -20,6 +20,8 @@ HERE, UNKNOWN, EVICTED = 0, 1, 2
 
 MOST_LOOKUP_PAGES = 1 << 17
 """Most pages that one lookup may name, over all its namespaces."""
+MOST_QUERIES = 4096
+"""Most queries that it may be made of, and uses in one report."""
 BATCH_BYTES = 16 << 20
 MOST_BATCH_PAGES = 256
 LONGEST_TICKET = 60.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from kvstore.answers import BATCH_BYTES, MOST_BATCH_PAGES
+from kvstore.answers import BATCH_BYTES, MOST_BATCH_PAGES, MOST_LOOKUP_PAGES
 from kvstore.arena.arena import Arena
 from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES, frames_for
@@ -30,7 +30,7 @@ from kvstore.hashing import HASH_BYTES
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.slot import Slot
 from kvstore.small_files import SmallFiles
-from kvstore.tickets import LoadTicket, StoreTicket, Tickets
+from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
 from kvstore.usage import Usage
 
 LONGEST_WAIT_FOR_READERS = 0.1
@@ -119,10 +119,13 @@ class Books:
 
         Raises:
             InvalidRequestError: a hash that has not 32 bytes.
+            LimitExceededError: more than ``MOST_LOOKUP_PAGES`` pages.
         """
         if set(map(len, hashes)) - {HASH_BYTES}:
             wrong = next(len(block_hash) for block_hash in hashes if len(block_hash) != HASH_BYTES)
             raise InvalidRequestError(f"a block hash has {HASH_BYTES} bytes, got one of {wrong}")
+        if len(hashes) > MOST_LOOKUP_PAGES:
+            raise LimitExceededError(f"{len(hashes)} pages in one call, the limit is {MOST_LOOKUP_PAGES}")
         fingerprint = known.fingerprint
         return [fingerprint + block_hash for block_hash in hashes]
 
@@ -158,6 +161,21 @@ class Books:
         """Frames that one owner has reserved or holds; the caller holds the lock."""
         frames = self.slots.frames
         return sum(frames[slot] for slot in self.tickets.slots_of(owner))
+
+    def room_of(self, owner: int, known: KnownNamespace) -> int:
+        """Frames that an owner may take in hand for pages of a namespace; the caller holds the lock.
+
+        Clients from afar are one owner. Of its half of the arena one tenant gets half, so that nobody else's stores and
+        loads are refused for that tenant's reservations and holds.
+        """
+        room = self.half_frames - self.frames_of(owner)
+        tenant = known.layout.tenant
+        if owner != NODE or not tenant:
+            return room
+        numbers = {each.number for each in self.namespaces.known() if each.layout.tenant == tenant}
+        slots = self.slots
+        taken = sum(slots.frames[slot] for slot in self.tickets.slots_of(NODE) if slots.namespace[slot] in numbers)
+        return min(room, self.half_frames // 2 - taken)
 
     def give_up(self, ticket: StoreTicket) -> None:
         """Free a ticket's slots: nobody writes into them any more. The caller holds the lock."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvstore.answers import ABSENT, ARENA, EVICTED, HERE, MOST_LOOKUP_PAGES, UNKNOWN
+from kvstore.answers import ABSENT, ARENA, EVICTED, HERE, MOST_LOOKUP_PAGES, MOST_QUERIES, UNKNOWN
 from kvstore.below import Below
 from kvstore.books import Books
 from kvstore.errors import LimitExceededError
@@ -33,8 +33,10 @@ class Finding:
         Raises:
             UnknownNamespaceError: the namespace was not opened, or was cleared.
             InvalidRequestError: a hash that has not 32 bytes.
-            LimitExceededError: more than ``MOST_LOOKUP_PAGES`` pages.
+            LimitExceededError: more than ``MOST_LOOKUP_PAGES`` pages, or ``MOST_QUERIES`` queries.
         """
+        if len(queries) > MOST_QUERIES:
+            raise LimitExceededError(f"a lookup in {len(queries)} namespaces, the limit is {MOST_QUERIES}")
         pages = sum(len(hashes) for _, hashes in queries)
         if pages > MOST_LOOKUP_PAGES:
             raise LimitExceededError(f"a lookup of {pages} pages, the limit is {MOST_LOOKUP_PAGES}")

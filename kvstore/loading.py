@@ -45,7 +45,7 @@ class Loading:
         deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
         with self._books.lock:
             self._books.check_open()
-            room = max(0, self._books.half_frames - self._books.frames_of(owner))
+            room = max(0, self._books.room_of(owner, known))
             run = self._books.bringups.begin(known, keys[: room // frames_for(known.layout.page_bytes)], below)
         try:
             sums: dict[int, int] = {}

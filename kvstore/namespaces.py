@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,10 @@ MOST_NAMESPACES = 1024
 """Most namespaces one node keeps."""
 REGISTER_NAME, REGISTER_VERSION = "namespaces.json", 1
 """The register's file in a folder, and the newest format that is read; what a version adds keeps the older keys."""
+TENANT_SHARE = 4
+"""One tenant has at most this part of them, so that others find room."""
+MOST_OPENED = 4096
+"""Most new namespaces that one tenant opens while a node runs: the numbers of those that went are not used again."""
 _LAST_NUMBER = 0xFFFF
 _log = logging.getLogger(__name__)
 
@@ -67,6 +72,8 @@ class Namespaces:
         """Number → when it was used last, on a clock that runs while a node does: one that was set wrong, or a machine
         that was off, makes nothing old."""
         self._last = 0
+        self._opened: Counter[str] = Counter()
+        """By tenant, how many new ones since the start."""
         self._closed = False
         for entry in _read(self._files[0]):
             self._restore(entry.number, entry)
@@ -121,6 +128,7 @@ class Namespaces:
             if known is None:
                 if len(self) >= MOST_NAMESPACES or self._last >= _LAST_NUMBER:
                     raise LimitExceededError(f"the node keeps {len(self)} namespaces, the limit is {MOST_NAMESPACES}")
+                self._check_tenant(layout.tenant)
                 known = self._add(
                     KnownNamespace(self._last + 1, layout, layout.fingerprint, durability, time.time()), grant
                 )
@@ -135,6 +143,22 @@ class Namespaces:
                 " a layout that differs needs another name (its `format` or `revision`), or clear the old one first"
             )
         return known
+
+    def _check_tenant(self, tenant: str) -> None:
+        """Count a new namespace of a tenant.
+
+        Raises:
+            LimitExceededError: it is one too many.
+        """
+        if not tenant:
+            return
+        most = MOST_NAMESPACES // TENANT_SHARE
+        kept = sum(known.layout.tenant == tenant for known in self._by_fingerprint.values())
+        if kept >= most:
+            raise LimitExceededError(f"tenant {tenant!r} has {kept} namespaces, the limit is {most}: clear some")
+        if self._opened[tenant] >= MOST_OPENED:
+            raise LimitExceededError(f"tenant {tenant!r} has opened {MOST_OPENED} new namespaces, the limit")
+        self._opened[tenant] += 1
 
     def forget(self, known: KnownNamespace) -> None:
         """Drop a namespace. Whoever drops its pages does so behind this, when no new ones can come any more.

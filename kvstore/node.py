@@ -29,22 +29,28 @@ from kvstore.service.cache import CacheServicer
 from kvstore.service.console import ConsolePages
 from kvstore.service.events import MOST_WATCHERS, EventsServicer
 from kvstore.service.limits import TENANT_SHARE, LimitsCollector, TenantLimits
-from kvstore.service.metrics import CallTimes, TierTimesCollector, node_registry
+from kvstore.service.metrics import CallTimes, NodeCollector, TierTimesCollector, node_registry
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.receipts import Receipts
-from kvstore.service.standard import MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
+from kvstore.service.standard import MOST_CHECKS, MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
 from kvstore.service.web import Answer, Ask, WebServer
 from kvstore.sharers import Sharers
-from kvstore.status import Status, status_of
-from kvstore.tenants import Grant
+from kvstore.status import Status, seen_by, status_of
+from kvstore.tenants import READ, Grant
 from kvstore.upkeep import Upkeep
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc, events_pb2, events_pb2_grpc
 from kvstore.wire import MOST_MESSAGE_BYTES, unix_target
 
 _CONTROL_CALLS = 16
 """Control calls answered at once. One that brings pages up from disk takes its place while it reads."""
-_HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_REFLECTIONS + MOST_WATCHERS
+_HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_CHECKS + MOST_REFLECTIONS + MOST_WATCHERS
 """Threads, started when needed: as many as the long calls can keep, and those for the control calls."""
+_MOST_CONNECTIONS = 512
+"""gRPC connections at once; more are closed."""
+_HANDSHAKE_MS = 5_000
+"""How long a connection may take to say what it is."""
+_IDLE_MS = 600_000
+"""A connection without a call is closed; clients open another one when they need it."""
 _WAITING_CALLS = 256
 """Calls that may wait for a handler; more are refused with RESOURCE_EXHAUSTED."""
 _RELOADED = (
@@ -128,6 +134,9 @@ class Node:
                 # Two nodes must never share a port by accident.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+                ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
             ],
         )
         cache = CacheServicer(self.store, self._status, access, config.socket)
@@ -252,7 +261,8 @@ class Node:
                 encode, kind = choose_encoder(ask.accept)
             except (TypeError, ValueError):  # it wants a version that is no number
                 encode, kind = choose_encoder("")
-            return Answer(kind, encode(registry))
+            shown = registry if ask.caller.every else self._registry_of(ask.caller)
+            return Answer(kind, encode(shown))
 
         bulk = self._bulk
         self._console = ConsolePages(self.store, self._status, lambda: bulk.connections if bulk is not None else 0)
@@ -261,12 +271,19 @@ class Node:
             {"/metrics": metrics, **self._console.pages},
             lambda: self._health.serving,
             tls.context if tls is not None else None,
-            self._operator if self.access.asks else None,
+            self._reader if self.access.asks else None,
         )
 
-    def _operator(self, authorization: str) -> Grant | None:
+    def _registry_of(self, grant: Grant) -> CollectorRegistry:
+        """The metrics that are a tenant's own: nothing of calls and of the process, which are everybody's."""
+        registry = CollectorRegistry()
+        registry.register(NodeCollector(lambda: seen_by(self._status(), grant)))
+        registry.register(LimitsCollector(self.limits, grant))
+        return registry
+
+    def _reader(self, authorization: str) -> Grant | None:
         grant = self.access.accept(authorization)
-        return grant if grant is not None and grant.every else None
+        return grant if grant is not None and READ in grant.rights else None
 
     def _bind(self, tls: Tls | None, sharers: Sharers) -> int:
         """Listen. Returns the TCP port, 0 without one."""

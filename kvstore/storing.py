@@ -65,7 +65,7 @@ class Storing:
         slots: list[Slot] = []
         with self._books.lock:
             self._books.check_open()
-            room = self._books.half_frames - self._books.frames_of(owner)
+            room = self._books.room_of(owner, known)
             full = False
             resident = self._books.catalog.find_all(keys).tolist()
             here_now = [slot for slot in resident if slot >= 0]

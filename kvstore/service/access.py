@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from kvstore.config import NodeConfig
 from kvstore.errors import (
     ConfigError,
+    InvalidRequestError,
     KVStoreError,
     NotAttachedError,
     PermissionDeniedError,
@@ -26,7 +26,7 @@ from kvstore.namespaces import KnownNamespace
 from kvstore.secret_files import check_private, read_file
 from kvstore.service.calls import abort
 from kvstore.service.limits import TenantLimits
-from kvstore.service.methods import Needs, needs_of
+from kvstore.service.methods import needs_of
 from kvstore.tenants import EVERYTHING, WRITE, Grant
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import LOAD_STREAM, STORE_STREAM, TOKEN_KEY, TOKEN_SCHEME
@@ -168,22 +168,31 @@ class Access:
         if not grant.every and not self.sees(grant, fingerprint):
             raise UnknownNamespaceError(f"unknown namespace {fingerprint.hex()[:16] or '(empty)'}: open it first")
 
-    def check(self, grant: Grant, method: str, needs: Needs, request: Any) -> None:
-        """Whether a caller may make a call. What the request says of others' namespaces on the side is taken out of it.
+    def check_right(self, grant: Grant, method: str) -> None:
+        """Whether a caller may make a call at all.
 
         Raises:
             PermissionDeniedError: it is not the caller's to make.
-            UnknownNamespaceError: the request names a namespace that is not there for the caller.
-            NotAttachedError: it names a client that maps the arena, which the caller is not.
         """
+        needs = needs_of(method)
         if not needs.met_by(grant):
             name = method.rpartition("/")[2]
             wanted = f"the right {needs.right!r}" if needs.right not in grant.rights else "a token of every tenant"
             raise PermissionDeniedError(f"{name} needs {wanted}, the token {grant.name} does not grant it")
+
+    def check_request(self, grant: Grant, method: str, request: Any) -> None:
+        """Whether a caller may ask for this. What it says of others' namespaces beside is taken out of it.
+
+        Raises:
+            PermissionDeniedError: it is not the caller's to ask for.
+            UnknownNamespaceError: the request names a namespace that is not there for the caller.
+            NotAttachedError: it names a client that maps the arena, which the caller is not.
+        """
         if isinstance(request, pb.OpenNamespaceRequest):
             self._check_layout(grant, request)
         if grant.every:
             return
+        needs = needs_of(method)
         for fingerprint in needs.fingerprints(request):
             self.check_pages(grant, fingerprint, needs.right)
         if getattr(request, "client", 0):
@@ -222,7 +231,11 @@ class Gate(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The call's handler, or one that says why not."""
+        """The call's handler, or one that says why not.
+
+        It is one of a stream of requests, of one for most calls: such a handler begins before the first one is there,
+        so that a stranger who never sends one is not waited for.
+        """
         handler = continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or method.startswith(_OPEN_SERVICES):
@@ -231,58 +244,61 @@ class Gate(grpc.ServerInterceptor):
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self._guarded(handler.unary_unary, method), **coders)
-        if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(self._guarded(handler.stream_unary, method), **coders)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(self._guarded_stream(handler.unary_stream, method), **coders)
-        assert handler.stream_stream is not None, "there is no fifth kind"
-        return grpc.stream_stream_rpc_method_handler(self._guarded_stream(handler.stream_stream, method), **coders)
+        if handler.response_streaming:
+            streamed = handler.unary_stream or handler.stream_stream
+            guarded = self._guarded_stream(streamed, method, whole=handler.request_streaming)
+            return grpc.stream_stream_rpc_method_handler(guarded, **coders)
+        behavior = handler.unary_unary or handler.stream_unary
+        return grpc.stream_unary_rpc_method_handler(
+            self._guarded(behavior, method, whole=handler.request_streaming), **coders
+        )
 
-    def _guarded(self, behavior: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Any]:
-        needs = needs_of(method)
-
-        def call(request: Any, context: grpc.ServicerContext) -> Any:
+    def _guarded(self, behavior: Any, method: str, *, whole: bool) -> Callable[[Iterator[Any], Any], Any]:
+        def call(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
             try:
-                grant = self._access.caller(context)
-                self._access.check(grant, method, needs, request)
-                with self._limits.call(grant, stream=method in _PAYLOADS):
-                    if method == STORE_STREAM:
-                        request = self._counted(grant, self._checked(grant, request))
-                    return behavior(request, context)
+                with self._admitted(method, context) as grant:
+                    return behavior(self._request(grant, method, requests, whole=whole), context)
             except KVStoreError as error:
                 abort(context, error)
 
         return call
 
-    def _guarded_stream(
-        self, behavior: Callable[[Any, Any], Iterator[Any]], method: str
-    ) -> Callable[[Any, Any], Iterator[Any]]:
-        needs = needs_of(method)
-
-        def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+    def _guarded_stream(self, behavior: Any, method: str, *, whole: bool) -> Callable[[Iterator[Any], Any], Any]:
+        def call(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                grant = self._access.caller(context)
-                self._access.check(grant, method, needs, request)
-                with self._limits.call(grant, stream=method in _PAYLOADS):
-                    answers = behavior(request, context)
+                with self._admitted(method, context) as grant:
+                    answers = behavior(self._request(grant, method, requests, whole=whole), context)
                     yield from self._counted(grant, answers) if method == LOAD_STREAM else answers
             except KVStoreError as error:
                 abort(context, error)
 
         return call
 
-    def _checked(self, grant: Grant, messages: Iterator[bytes]) -> Iterator[bytes]:
-        """A raw stream of payloads, whose first message may name the namespace."""
-        for first in messages:
-            with contextlib.suppress(DecodeError):  # which is said where it is read
-                named = pb.StorePages.FromString(first)
-                if named.HasField("request"):
-                    self._access.check_pages(grant, named.request.pages.fingerprint, WRITE)
-            yield first
-            break
-        yield from messages
+    @contextmanager
+    def _admitted(self, method: str, context: grpc.ServicerContext) -> Iterator[Grant]:
+        """Whoever may make a call, as one of those that are under way.
+
+        Raises:
+            KVStoreError: they may not, or not now.
+        """
+        grant = self._access.caller(context)
+        self._access.check_right(grant, method)
+        with self._limits.call(grant, stream=method in _PAYLOADS):
+            yield grant
+
+    def _request(self, grant: Grant, method: str, requests: Iterator[Any], *, whole: bool) -> Any:
+        """What a handler is given: the stream of requests as a whole, or the only one.
+
+        Raises:
+            KVStoreError: there is none, or it names what is not the caller's.
+        """
+        if whole:
+            return self._counted(grant, requests) if method == STORE_STREAM else requests
+        request = next(requests, None)
+        if request is None:
+            raise InvalidRequestError("the call carries no message")
+        self._access.check_request(grant, method, request)
+        return request
 
     def _counted(self, grant: Grant, messages: Iterator[bytes]) -> Iterator[bytes]:
         for message in messages:

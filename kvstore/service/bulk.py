@@ -94,7 +94,8 @@ class BulkServer:
         self._tls = tls
         self.tokens = OneTimeTokens(MOST_TOKENS, TOKEN_SECONDS)
         self._lock = threading.Lock()
-        self._strangers: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, socket.socket] = {}
+        """Each with a second descriptor of its connection, to cut it by; the oldest first."""
         self._channels: dict[Channel, bool] = {}
         """Open connections, and whether a request is being worked on."""
         self._idle = threading.Condition(self._lock)
@@ -119,9 +120,8 @@ class BulkServer:
             self._idle.wait_for(lambda: not any(self._channels.values()), grace)
             for channel in self._channels:
                 channel.cut()
-            for stranger in self._strangers:
-                with contextlib.suppress(OSError):
-                    socket.socket.shutdown(stranger, socket.SHUT_RDWR)
+            for connection in self._strangers.values():
+                _cut(connection)
             threads = list(self._threads)
         end = time.monotonic() + _STOP_SECONDS
         for thread in threads:
@@ -140,11 +140,7 @@ class BulkServer:
             except OSError:  # no descriptors left, or the end
                 self._stopping.wait(0.05)
                 continue
-            with self._lock:
-                full = len(self._strangers) >= MOST_STRANGERS
-                if not full:
-                    self._strangers.add(stranger)
-            if full:
+            if not self._take_in(stranger):
                 stranger.close()
                 continue
             thread = threading.Thread(target=self._serve, args=(stranger,), name="kvstore-bulk", daemon=True)
@@ -154,6 +150,26 @@ class BulkServer:
                 thread.start()
             except RuntimeError:  # no more threads
                 self._forget(stranger, thread)
+
+    def _take_in(self, stranger: socket.socket) -> bool:
+        """Count a connection as one that has shown nothing yet. False: there are too many threads by now.
+
+        Of too many, the oldest goes: it has had its time to show a token, and who comes to stay needs little of that.
+        """
+        try:
+            connection = stranger.dup()
+        except OSError:  # no descriptors left
+            return False
+        with self._lock:
+            if len(self._threads) >= MOST_CONNECTIONS + 2 * MOST_STRANGERS:
+                connection.close()
+                return False
+            if len(self._strangers) >= MOST_STRANGERS:
+                oldest = next(iter(self._strangers))
+                _cut(self._strangers[oldest])
+                self._strangers.pop(oldest).close()
+            self._strangers[stranger] = connection
+        return True
 
     def _serve(self, stranger: socket.socket) -> None:
         channel = None
@@ -174,7 +190,7 @@ class BulkServer:
 
     def _forget(self, stranger: socket.socket, thread: threading.Thread) -> None:
         with self._lock:
-            self._strangers.discard(stranger)
+            self._known(stranger)
             self._threads.discard(thread)
         with contextlib.suppress(OSError):
             stranger.close()
@@ -194,6 +210,11 @@ class BulkServer:
                 raise
             channel.send(Kind.READY)
             yield
+
+    def _known(self, stranger: socket.socket) -> None:
+        """It is none any more. The caller has the lock."""
+        if (connection := self._strangers.pop(stranger, None)) is not None:
+            connection.close()
 
     def _welcome(self, stranger: socket.socket) -> tuple[Channel, bytes]:
         """Let a connection in that shows a token, and say whose that is.
@@ -225,7 +246,7 @@ class BulkServer:
         """
         with self._lock:
             if len(self._channels) < MOST_CONNECTIONS:
-                self._strangers.discard(stranger)
+                self._known(stranger)
                 self._channels[channel] = False
                 return
         error = LimitExceededError(f"{MOST_CONNECTIONS} bulk connections are open, the limit")
@@ -423,6 +444,11 @@ def _fail(channel: Channel, error: KVStoreError) -> None:
     """Answer with an error; the connection stays good."""
     channel.deadline = time.monotonic() + MESSAGE_SECONDS
     channel.send(Kind.FAILED, f"{reason_of(error)}\n{error}".encode()[:4096])
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:

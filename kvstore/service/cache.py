@@ -9,9 +9,9 @@ from pathlib import Path
 
 import grpc
 
-from kvstore.answers import Reserved
+from kvstore.answers import MOST_QUERIES, Reserved
 from kvstore.arena.format import FRAME_BYTES
-from kvstore.errors import InvalidRequestError
+from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.layout import Layout
 from kvstore.service.access import Access
 from kvstore.service.calls import answering
@@ -180,6 +180,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
 
     def _note_use(self, report: pb.UseReport) -> int:
+        if len(report.uses) > MOST_QUERIES:
+            raise LimitExceededError(f"{len(report.uses)} uses in one report, the limit is {MOST_QUERIES}")
         return sum(
             self._store.note_use(use.fingerprint, split_hashes(use.hashes), read=use.read, missed=use.missed)
             for use in report.uses

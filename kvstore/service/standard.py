@@ -20,6 +20,10 @@ MOST_WATCHES = 16
 """Most health watches at once."""
 MOST_REFLECTIONS = 8
 """Most reflection streams at once."""
+MOST_CHECKS = 8
+"""Most health checks at once whose request has not come."""
+_CHECK_SECONDS = 5.0
+"""How long it may take to come."""
 _FieldKind = descriptor_pb2.FieldDescriptorProto
 _STRING, _BYTES, _INT32, _ENUM, _MESSAGE = (
     _FieldKind.TYPE_STRING,
@@ -41,12 +45,13 @@ class Health(grpc.GenericRpcHandler):
     def __init__(self, services: Sequence[str]) -> None:
         self._services = {"", *services}
         self._places = Places("health watches", MOST_WATCHES)
+        self._checks = Places("health checks", MOST_CHECKS)
         self._changed = threading.Condition()
         self._status = SERVING
         request, reply = (_HEALTH_CLASSES[name] for name in ("HealthCheckRequest", "HealthCheckResponse"))
-        self._reply = reply
+        self._request, self._reply = request, reply
         self._handlers = {
-            "/grpc.health.v1.Health/Check": grpc.unary_unary_rpc_method_handler(
+            "/grpc.health.v1.Health/Check": grpc.stream_unary_rpc_method_handler(
                 self._check, request.FromString, reply.SerializeToString
             ),
             "/grpc.health.v1.Health/Watch": grpc.unary_stream_rpc_method_handler(
@@ -69,7 +74,18 @@ class Health(grpc.GenericRpcHandler):
             self._status = NOT_SERVING
         self._look_again()
 
-    def _check(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def _check(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        # Anybody may call this, so nobody's request is waited for in another call's place, nor for long.
+        late = threading.Timer(_CHECK_SECONDS, context.cancel)
+        late.daemon = True
+        try:
+            with self._checks.taken():
+                late.start()
+                request = next(requests, self._request())
+        except UnavailableError as error:
+            abort(context, error)
+        finally:
+            late.cancel()
         if request.service not in self._services:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
         return self._reply(status=self._status)

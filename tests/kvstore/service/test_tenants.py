@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +68,13 @@ class Tenants:
         file.chmod(0o600)
         url = f"unix://{self.node.config.socket}" if unix else f"kv://127.0.0.1:{self.node.port}"
         return kvstore.connect(url, timeout=SECONDS, token_file=file)
+
+    def get(self, name: str, path: str) -> str:
+        """A page of the metrics port."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.node.metrics_port}{path}")
+        request.add_header("Authorization", f"Bearer {token_of(name)}")
+        with urllib.request.urlopen(request, timeout=SECONDS) as reply:
+            return reply.read().decode()
 
     def remove(self, name: str) -> None:
         """Take a token out of the file, and have the node read it again."""
@@ -251,6 +260,27 @@ class TestWhatIsThere:
             assert (arena.used_bytes, arena.pages) == (3 * 8192, 3)
             with pytest.raises(PermissionDeniedError, match="Flush needs a token of every tenant"):
                 other.flush()
+
+    def test_metrics_tell_a_tenant_of_its_own_namespaces_alone(self, tenants):
+        with tenants.client("a") as client, tenants.client("b") as other:
+            ours, theirs = client.namespace(layout_of("a")), other.namespace(layout_of("b"))
+            ours.store(hashes_of(4), DATA)
+            theirs.store(hashes_of(3), DATA[:3])
+        texts = {name: tenants.get(name, "/metrics") for name in ("a", "b", "b-reader", "c", "monitor", "operator")}
+        for name, text in texts.items():
+            sees = {"a": "a", "b": "b", "b-reader": "b", "c": ""}.get(name, "ab")
+            for tenant, space in (("a", ours), ("b", theirs)):
+                assert (space.fingerprint.hex()[:12] in text) == (tenant in sees), name
+            assert ("kvstore_call_seconds" in text) == (name in ("monitor", "operator"))
+            assert ("process_cpu_seconds" in text) == (name in ("monitor", "operator"))
+        assert 'kvstore_tier_pages{tier="arena"} 3.0' in texts["b"]
+        assert 'kvstore_tier_pages{tier="arena"} 0.0' in texts["c"]
+        assert "kvstore_pages_total{" not in texts["b"]
+        for path in ("/console", "/console/data"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                tenants.get("b", path)
+            assert caught.value.code in (403, 404)
+            caught.value.close()
 
     def test_what_is_said_of_others_use_is_passed_over(self, tenants, caller):
         """Also beside a call of one's own."""
