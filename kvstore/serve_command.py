@@ -168,17 +168,15 @@ def _show(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     config = load_config(*_sources(options))
     log_to_stderr(config.log_level, config.log_format)
-    stop, wake = threading.Event(), threading.Event()
+    stop, reload = threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP:
-            stop.set()
-        wake.set()
+        (reload if number == signal.SIGHUP else stop).set()
 
     # Set before anything is opened: a stop that comes during start is a stop, too.
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGHUP, on_signal)
+    arrived = _wake_by_signals()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, on_signal)
     try:
         with _ArenaProgress(stop) as progress:
             node = Node(config, progress.update)
@@ -186,15 +184,30 @@ def _serve(options: argparse.Namespace) -> int:
         print("kvstore: stopped before it was ready", file=sys.stderr)
         return 0
     print(_ready_line(node), flush=True)
-    while wake.wait() and not stop.is_set():
-        wake.clear()  # before: a signal that comes meanwhile counts again
-        _reload(node, options)
+    while not stop.is_set():
+        if reload.is_set():
+            reload.clear()  # before: a signal that comes meanwhile counts again
+            _reload(node, options)
+        else:
+            os.read(arrived, 1024)
     with contextlib.suppress(OSError):  # the terminal may be gone
         print("kvstore: stopping", file=sys.stderr)
     clean = node.stop()
     _say_how_it_ended(node, clean=clean)
     # Not by returning: the interpreter would wait for threads that hang in the disk, with nothing left for them to do.
     os._exit(0 if clean else EXIT_UNCLEAN)
+
+
+def _wake_by_signals() -> int:
+    """A pipe's end that can be read once a signal has come, whichever thread the system gave it to.
+
+    A main thread that waits for anything else is not woken by a signal that another thread got: Python's handlers run
+    in the main thread, when it goes on.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
 
 
 def _say_how_it_ended(node: Node, *, clean: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import select
 import signal
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from node_process import NodeProcess
 
 import kvstore
 from kvstore.config import load_config
@@ -66,6 +69,17 @@ def test_a_slow_disk_is_given_the_time_that_there_is(
     again = start_node()
     with kvstore.connect(f"unix://{again.config.socket}", timeout=PATIENCE) as client:
         assert client.namespace(LAYOUT).lookup(HASHES).tiers == ("disk",) * PAGES
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names the system call by its number on x86-64")
+def test_a_signal_that_another_thread_gets_stops_it_as_well(node_process: Callable[..., NodeProcess]) -> None:
+    """The system gives a signal to any thread of the process that takes it."""
+    node = node_process()
+    other = max(int(task.name) for task in Path(f"/proc/{node.pid}/task").iterdir())
+    assert other != node.pid
+    tgkill = 234
+    assert ctypes.CDLL(None).syscall(tgkill, node.pid, other, int(signal.SIGTERM)) == 0
+    assert node.wait() == 0
 
 
 def test_a_disk_that_stands_still_does_not_keep_a_node_and_what_is_left_is_said(
