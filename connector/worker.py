@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from connector.arrivals import PARTIAL_WAIT, pause_after
 from connector.health import NodeHealth
 from connector.lane import Lane, Plan, Transfer
 from connector.plan import LoadPlan, StepPlan, StorePlan
-from kvstore.errors import InvalidRequestError
+from kvstore.errors import InvalidRequestError, PermissionDeniedError
 
 if TYPE_CHECKING:
     from gpu.arena import PinnedArena
@@ -349,7 +349,8 @@ class WorkerConnector:
                 return
         lane.end(transfer)  # nobody has to wait for what follows
         if plan.partial:
-            namespace.evict(hashes[-1:])
+            with suppress(PermissionDeniedError):  # a token that may only read: it leaves by itself
+                namespace.evict(hashes[-1:])
         _touch_whole(namespace, hashes)
 
     def _may_come(self, transfer: Transfer[LoadPlan], namespace: Namespace) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvstore.errors import PermissionDeniedError
 from kvstore.hashing import hash_blocks
 from kvstore.layout import Layout
 
@@ -135,6 +136,8 @@ class FakeNamespace:
     valid: int | None = None
     """How many pages of a load count as valid when it is completed; None: all."""
     touched: list[tuple[bytes, ...]] = field(default_factory=list)
+    read_only: bool = False
+    """Whether the token may only read."""
     held: int = 0
     """Pending loads and stores that are neither completed nor given up."""
     borrow_gate: Gate = field(default_factory=Gate)
@@ -145,6 +148,11 @@ class FakeNamespace:
     def touch(self, hashes: Sequence[bytes]) -> int:
         self.touched.append(tuple(hashes))
         return sum(block_hash in self.pages for block_hash in hashes)
+
+    def evict(self, hashes: Sequence[bytes]) -> int:
+        if self.read_only:
+            raise PermissionDeniedError("no right to write")
+        return sum(self.pages.pop(block_hash, None) is not None for block_hash in hashes)
 
     def lookup(self, hashes: Sequence[bytes]) -> Found:
         return Found(tuple("arena" if block_hash in self.pages else None for block_hash in hashes))

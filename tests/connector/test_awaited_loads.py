@@ -140,3 +140,15 @@ def test_a_node_that_dies_while_pages_are_waited_for(worker, load, come, kv, nam
     clock.advance(LONGEST_PAUSE)
     eventually(lambda: worker.get_finished() == (set(), {"a"}))
     assert worker.get_block_ids_with_load_errors() == {21, 22, 23, 24, 25}
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_partial_block_is_dropped_where_the_token_may(worker, load, come, namespace, hashes, outcome, read_only):
+    namespace.read_only = read_only
+    come(*range(6))
+    load(partial=True)
+    assert outcome("a", seconds=0) == set()
+    load("b", count=1)
+    assert outcome("b", seconds=0) == set()  # nothing has failed: the node is not left alone
+    assert worker.statistics().load_failures == 0
+    assert (hashes[5] in namespace.pages) is read_only

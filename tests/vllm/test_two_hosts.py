@@ -25,9 +25,11 @@ def hosts(short_folder: Path, shm_folder: Path) -> Iterator[tuple[NodeProcess, N
     certificates = pytest.importorskip("certificates", reason="makes certificates, for which cryptography is missing")
     authority = certificates.Authority(short_folder)
     certificate, key = authority.sign("node", "127.0.0.1")
-    tokens = short_folder / "tokens"
-    tokens.write_text("decode:0123456789abcdef0123456789abcdef\n")
-    tokens.chmod(0o600)
+    token, tokens = short_folder / "token", short_folder / "tokens"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    tokens.write_text(f"decode:{token.read_text().strip()} rights=read\n")
+    for file in (token, tokens):
+        file.chmod(0o600)
     nodes = []
     secured = {"tls-cert": str(certificate), "tls-key": str(key), "token-file": str(tokens)}
     try:
@@ -36,7 +38,7 @@ def hosts(short_folder: Path, shm_folder: Path) -> Iterator[tuple[NodeProcess, N
                 (folder / name).mkdir()
             nodes.append(NodeProcess(short_folder / name, shm_folder / name, **options))
             nodes[-1].start()
-        yield nodes[0], nodes[1], {"KVSTORE_CONNECT_CA": str(authority.ca), "KVSTORE_CONNECT_TOKEN_FILE": str(tokens)}
+        yield nodes[0], nodes[1], {"KVSTORE_CONNECT_CA": str(authority.ca), "KVSTORE_CONNECT_TOKEN_FILE": str(token)}
     finally:
         for node in nodes:
             node.kill()
