@@ -115,7 +115,7 @@ def rows_by_part(group: Any, blocks: Mapping[str, torch.Tensor], parts: int) -> 
             except ResourceError as error:
                 raise ConfigError(
                     f"kv_parts: the KV heads of {name} do not come first in a block (strides {of_layer.stride()[1:]}):"
-                    " another VLLM_KV_CACHE_LAYOUT is needed"
+                    " VLLM_KV_CACHE_LAYOUT=LBHNC is needed"
                 ) from error
     return rows
 

@@ -13,9 +13,13 @@ import pytest
 from node_process import NodeProcess
 
 import kvstore
+from connector.blocks.extra_keys import PrefixKeys
+from connector.blocks.hashing import BlockHashChain
+from connector.handover import Handover, Prompt
 from connector.opening import Part, parts_of
 from connector.rank_nodes import RankNodes
 from connector.scheduler import SchedulerConnector
+from connector.ticket import Ticket, fingerprint_of, sign
 from kvstore.errors import ResourceError
 
 PAGE_BYTES = 4096
@@ -114,6 +118,18 @@ def test_a_node_that_is_gone_is_a_miss(engine, nodes, eventually):
     nodes[1].start()
     names = map(str, itertools.count())
     eventually(lambda: presence(scheduler, next(names), eventually) == (True,) * 5)  # its arena has outlived it
+
+
+def test_ranks_with_several_nodes_give_no_tickets_and_take_those_of_others(engine):
+    scheduler, _ = engine
+    handover = Handover(scheduler, bytes(32), None, LAYOUTS, ["host 9"], now=lambda: 0.0)
+    chain = BlockHashChain(16, PrefixKeys())
+    prompt = Prompt(list(range(80)), chain, 16)
+    chain.extend(prompt.token_ids)
+    assert handover.give("r", prompt, [[1, 2, 3, 4, 5]]) is None
+    ticket = sign(Ticket("host 1", bytes(16), fingerprint_of(LAYOUTS), LAYOUTS[0].to_json(), 80, 60.0), bytes(32))
+    assert not handover.take("r", ticket, prompt)
+    assert handover.statistics().refused == {"unknown": 1}
 
 
 def told(*ranks: int) -> list[list[str]]:

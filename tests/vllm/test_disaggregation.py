@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,25 @@ def test_decode_on_another_host_loads_from_the_configured_node_alone(
                 node.kill()
 
 
-def lose(node: NodeProcess, tokens: list[int], first: int) -> None:
-    """The node has the pages of a prompt no longer, from this one on."""
+@contextmanager
+def pages_of(node: NodeProcess) -> Iterator[kvstore.Namespace]:
+    """What one model has at a node."""
     with kvstore.connect(node.url, timeout=PATIENCE) as client:
         (told,) = client.status().namespaces
-        pages = client.namespace(kvstore.Layout.from_json(told.layout))
-        hashes = kvstore.hash_blocks(tokens, 32)
+        yield client.namespace(kvstore.Layout.from_json(told.layout))
+
+
+def lose(node: NodeProcess, tokens: list[int], first: int) -> None:
+    """The node has the pages of a prompt no longer, from this one on."""
+    hashes = kvstore.hash_blocks(tokens, 32)
+    with pages_of(node) as pages:
         assert pages.evict(hashes[first:]) == len(hashes) - first
+
+
+def there(node: NodeProcess, tokens: list[int]) -> int:
+    """How many leading pages of a prompt the node has."""
+    with pages_of(node) as pages:
+        return pages.lookup(kvstore.hash_blocks(tokens, 32)).prefix
 
 
 def test_decode_loads_the_first_pages_while_the_last_are_on_their_way(
@@ -166,6 +179,26 @@ def test_decode_loads_the_first_pages_while_the_last_are_on_their_way(
     assert decode.tokens["d"] == right_answer(tokens, MAX_TOKENS)
     assert decode.computed["d"] == MAX_TOKENS
     assert decode.left_over() == []
+
+
+def test_prefill_stores_a_prompt_chunk_by_chunk(
+    node_process: Callable[..., NodeProcess],
+    start_loop: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    eventually: Callable[..., None],
+) -> None:
+    from tests.vllm.loop import run_all
+
+    node = node_process()
+    tokens = prompt(256)
+    prefill = start_loop(node, max_num_batched_tokens=64)
+    prefill.add("p", tokens, max_tokens=1, params={"do_remote_decode": True})
+    for chunk in range(1, 4):
+        prefill.step()
+        eventually(lambda pages=2 * chunk: there(node, tokens) == pages)
+        assert prefill.status("p") == "RUNNING"
+    run_all(prefill)
+    assert there(node, tokens) == 8
 
 
 def test_decode_computes_those_that_do_not_come(
