@@ -1,5 +1,5 @@
-"""Engines at random: requests that share prefixes come, are aborted and preempted, while the node loses pages, hangs,
-dies and comes back. Every answer must be right, and in the end nothing is held.
+"""Engines at random: requests that share prefixes come, with tickets or without, are aborted and preempted, while the
+node loses pages, hangs, dies and comes back. Every answer must be right, and in the end nothing is held.
 
 ``RANDOM_LIVES`` says how many of each kind.
 """
@@ -69,9 +69,17 @@ class Life:
             if self.random.random() < 0.4:
                 prompt = [*prompt, *(self.random.randrange(2, 1000) for _ in range(self.random.randrange(1, 60)))]
             max_tokens = self.random.choice([1, 2, 5, 40, 70])
+            params: dict[str, Any] | None = None
+            kind = self.random.random()
+            tickets = [each for each, given in self.loop.params.items() if given]
+            if kind < 0.2:
+                params, max_tokens = {"do_remote_decode": True}, 1
+            elif kind < 0.5 and tickets:
+                ticket = self.random.choice(tickets)
+                prompt, params = self.asked[ticket][0], self.loop.params[ticket]
             self.asked[name] = prompt, max_tokens
             scored = 1 if self.random.random() < 0.05 else None
-            self.loop.add(name, prompt, max_tokens=max_tokens, prompt_logprobs=scored)
+            self.loop.add(name, prompt, max_tokens=max_tokens, params=params, prompt_logprobs=scored)
 
     def step(self) -> None:
         for _ in range(self.random.randrange(1, 12)):
@@ -138,14 +146,17 @@ class Life:
 
 
 @pytest.fixture
-def make_loop(models: Callable[[str], Path]) -> Iterator[Callable[..., Loop]]:
+def make_loop(models: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[..., Loop]]:
     loops: list[Loop] = []
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
 
     def make(node: Any, kind: str, async_load: bool, caching: bool) -> Loop:
         loops.append(
             Loop(
                 models("llama"),
-                transfer_config(node.url, async_load=async_load, **DEADLINES),
+                transfer_config(node.url, async_load=async_load, ticket_key_file=str(key), **DEADLINES),
                 num_blocks=26,
                 kind=kind,
                 enable_prefix_caching=caching,
