@@ -158,8 +158,8 @@ def _of_transfer(given: Mapping[str, Any], socket: Path) -> list[Verdict]:
 def _of_others(words: Sequence[str]) -> list[Verdict]:
     verdicts = []
     if "--no-enable-prefix-caching" in words:
-        advice = "remove it: vLLM asks no connector for a prefix then"
-        verdicts.append(Verdict("vLLM's flags", FAIL, "--no-enable-prefix-caching", advice))
+        advice = "remove it, unless it is meant: of models with recurrent layers nothing is kept then"
+        verdicts.append(Verdict("vLLM's flags", WARN, "--no-enable-prefix-caching", advice))
     size = _value(words, _BLOCK)
     if size is not None:
         if not size.isdigit() or not int(size):

@@ -161,12 +161,15 @@ class TestEngine:
                 "unknown key 'ulr'; did you mean 'url'?",
             ),
             (json.dumps(CONFIG | {"kv_connector_extra_config": {}}), "'url' is missing"),
-            (f"vllm --kv-transfer-config '{json.dumps(CONFIG)}' --no-enable-prefix-caching", "--no-enable-prefix"),
             (f"vllm --kv-transfer-config '{json.dumps(CONFIG)}' --block-size x", "--block-size x"),
         ],
     )
     def test_flags_that_cannot_work(self, command: str, words: str) -> None:
         assert any(level == FAIL and words in text for level, text in self.levels(command)), self.levels(command)
+
+    def test_without_prefix_caching(self) -> None:
+        command = f"vllm --kv-transfer-config '{self.flags()}' --no-enable-prefix-caching"
+        assert (WARN, "--no-enable-prefix-caching") in self.levels(command)
 
     def test_another_node(self) -> None:
         found = self.levels(self.flags(kv_connector_extra_config={"url": "unix:///elsewhere"}))
