@@ -81,6 +81,9 @@ class NodeConfig:
     Empty: none. Needs the extra ``events``."""
     events_replay: str = ""
     """ZeroMQ endpoint where subscribers ask for events that they missed. Empty: none."""
+    traces: str = ""
+    """Where OpenTelemetry's spans of calls go: OTLP over gRPC, ``http://127.0.0.1:4317``. Empty: nowhere. Needs the
+    extra ``tracing``."""
     tls_cert: Path | None = None
     """PEM file of the node's certificate, the chain behind it: TCP then is TLS."""
     tls_key: Path | None = None
@@ -157,6 +160,8 @@ class NodeConfig:
         for key, address in (("listen", self.listen), ("metrics", self.metrics)):
             if address:
                 self._check_address(key, address)
+        if self.traces and not self.traces.startswith(("http://", "https://")):
+            raise ConfigError(f"traces: {self.traces!r} is no http:// or https:// URL of a collector")
         if self.events_replay and not self.events:
             raise ConfigError("events_replay needs events: there is nothing to ask for again without it")
         for key, endpoint in (("events", self.events), ("events_replay", self.events_replay)):

@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent import futures
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -41,6 +42,9 @@ from kvstore.upkeep import Upkeep
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc, events_pb2, events_pb2_grpc
 from kvstore.wire import MOST_MESSAGE_BYTES, unix_target
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
 _CONTROL_CALLS = 16
 """Control calls answered at once. One that brings pages up from disk takes its place while it reads."""
 _HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_CHECKS + MOST_REFLECTIONS + MOST_WATCHERS
@@ -51,6 +55,8 @@ _HANDSHAKE_MS = 5_000
 """How long a connection may take to say what it is."""
 _IDLE_MS = 600_000
 """A connection without a call is closed; clients open another one when they need it."""
+_TRACES_SECONDS = 1.0
+"""How long a stopping node waits for its last spans to be sent."""
 _WAITING_CALLS = 256
 """Calls that may wait for a handler; more are refused with RESOURCE_EXHAUSTED."""
 _RELOADED = (
@@ -102,6 +108,12 @@ class Node:
             registry.register(LimitsCollector(self.limits))
             registry.register(TierTimesCollector(lambda: self.store.below.times.all()))
             gates.insert(0, CallTimes(registry))  # around the gate: who is turned away is counted
+        self._traces: TracerProvider | None = None
+        if config.traces:
+            from kvstore.tracing import ServerSpans, open_provider  # OpenTelemetry, for who asks for it alone
+
+            self._traces = open_provider(config.traces)
+            gates.insert(0, ServerSpans(self._traces))
         sharers = config.sharers
         self._socket_lock = _own_socket(config.socket, sharers)
         try:
@@ -190,6 +202,10 @@ class Node:
             self._web.stop()
         if self._console is not None:
             self._console.stop()
+        if self._traces is not None:  # sends what it has, to a collector that may hang
+            sending = threading.Thread(target=self._traces.shutdown, name="kvstore-traces", daemon=True)
+            sending.start()
+            sending.join(_TRACES_SECONDS)
         # Writing back may hang with the disk that it writes to, so it is waited for, not done, here.
         closing = threading.Thread(target=self._close, args=(deadline,), name="kvstore-close", daemon=True)
         closing.start()

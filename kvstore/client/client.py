@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,9 @@ from kvstore.layout import Layout
 from kvstore.status import Status
 from kvstore.wire import join_hashes
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
 Bytes = npt.NDArray[np.uint8]
 Answer = TypeVar("Answer")
 LONGEST_TIMEOUT = 86400.0
@@ -63,6 +66,7 @@ def connect(
     cert: FilePath | str | None = None,
     key: FilePath | str | None = None,
     token_file: FilePath | str | None = None,
+    traces: TracerProvider | None = None,
 ) -> Client:
     """A client of the node at ``url``.
 
@@ -78,6 +82,8 @@ def connect(
         cert: PEM file of this client's certificate, where the node asks for one.
         key: PEM file of its private key, which nobody else may read.
         token_file: a file with the token that the node asks for: the first one in it, ``token`` or ``name:token``.
+        traces: OpenTelemetry's provider that gets spans of what the client does, and whose traces go on in the node;
+            needs the extra ``tracing``.
 
     Raises:
         InvalidRequestError: not such a URL, or a timeout out of its range.
@@ -94,11 +100,15 @@ def connect(
         if credentials:
             raise InvalidRequestError(f"{url}: an embedded store has neither TLS nor tokens")
         store = EmbeddedStore(where)
-        return Client(url, store, timeout, lambda directory, left: store)
+        return _client(url, store, timeout, lambda directory, left: store, traces)
     credentials.check(where, url)
     context = credentials.context() if where.tls else None
     connection = Connection(
-        where.target, url, credentials.channel_credentials() if where.tls else None, credentials.metadata()
+        where.target,
+        url,
+        credentials.channel_credentials() if where.tls else None,
+        credentials.metadata(),
+        traced=traces is not None,
     )
     control = RemoteControl(connection, where.arena_folder)
 
@@ -113,7 +123,17 @@ def connect(
             return StreamPath(connection)
         return BulkPath(connection, BulkPool(connection, where.host, context))
 
-    return Client(url, control, timeout, make_path)
+    return _client(url, control, timeout, make_path, traces)
+
+
+def _client(
+    url: str, control: Control, timeout: float, make_path: Callable[[str, float], Path], traces: TracerProvider | None
+) -> Client:
+    if traces is None:
+        return Client(url, control, timeout, make_path)
+    from kvstore.client.traced import TracedClient
+
+    return TracedClient(url, control, timeout, make_path, traces)
 
 
 class Client:
@@ -146,7 +166,7 @@ class Client:
         """
         if not isinstance(layout, Layout):
             raise InvalidRequestError(f"a namespace is opened by its Layout, got {layout!r}")
-        namespace = Namespace(self, layout, durability)
+        namespace = self._make_namespace(layout, durability)
         if not lazy:
             namespace._open_again(time.monotonic() + self.timeout)  # noqa: SLF001
         return namespace
@@ -278,6 +298,9 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _make_namespace(self, layout: Layout, durability: str) -> Namespace:
+        return Namespace(self, layout, durability)
 
     def _open(self, layout: Layout, durability: str, deadline: float) -> tuple[OpenedNamespace, Path]:
         opened = self._control.open_namespace(layout, durability, time_left(deadline))

@@ -39,6 +39,7 @@ class Connection:
         name: what people call it, for errors.
         credentials: for TLS; None: the channel is plain.
         metadata: what every call carries.
+        traced: whether calls carry the current span's context, too.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class Connection:
         name: str,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: tuple[tuple[str, str], ...] = (),
+        *,
+        traced: bool = False,
     ) -> None:
         self.name = name
         self.metadata = metadata
@@ -54,6 +57,10 @@ class Connection:
             self.channel = grpc.insecure_channel(target, options=_OPTIONS)
         else:
             self.channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
+        if traced:
+            from kvstore.tracing import ContextInCalls  # OpenTelemetry, for who asks for it alone
+
+            self.channel = grpc.intercept_channel(self.channel, ContextInCalls())
         self.stub = CacheStub(self.channel)  # type: ignore[no-untyped-call]
         self._closed = False
 

@@ -1,0 +1,83 @@
+"""A client that tells OpenTelemetry what it does: :func:`kvstore.connect` with ``traces``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kvstore.client.buffers import Pages
+from kvstore.client.client import Client, Namespace
+from kvstore.client.path import Control, Path
+from kvstore.client.pending import PendingLoad, PendingStore
+from kvstore.client.results import Lookup, StoreResult
+from kvstore.layout import Layout
+from kvstore.tracing import ClientSpans
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+
+class TracedClient(Client):
+    """A :class:`Client` whose calls are spans.
+
+    Args:
+        url, control, timeout, make_path: as of :class:`Client`.
+        provider: where the spans go.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        control: Control,
+        timeout: float,
+        make_path: Callable[[str, float], Path],
+        provider: TracerProvider,
+    ) -> None:
+        super().__init__(url, control, timeout, make_path)
+        self._spans = ClientSpans(provider)
+
+    def lookup(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup]:
+        """As of :class:`Client`."""
+        with self._spans.span("kvstore lookup", sum(len(hashes) for _, hashes in queries)) as span:
+            found = super().lookup(queries)
+            span.set_attribute("kvstore.pages.found", sum(each.prefix for each in found))
+            return found
+
+    def _make_namespace(self, layout: Layout, durability: str) -> Namespace:
+        return _TracedNamespace(self, layout, durability, self._spans)
+
+
+class _TracedNamespace(Namespace):
+    def __init__(self, client: Client, layout: Layout, durability: str, spans: ClientSpans) -> None:
+        super().__init__(client, layout, durability)
+        self._spans = spans
+
+    def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
+        """As of :class:`Namespace`."""
+        with self._spans.span("kvstore store", len(hashes)) as span:
+            result = super().store(hashes, pages, parent=parent)
+            for name in ("stored", "present", "refused"):
+                span.set_attribute(f"kvstore.pages.{name}", getattr(result, name))
+            return result
+
+    def load(self, hashes: Sequence[bytes], into: Pages) -> int:
+        """As of :class:`Namespace`."""
+        with self._spans.span("kvstore load", len(hashes)) as span:
+            loaded = super().load(hashes, into)
+            span.set_attribute("kvstore.pages.loaded", loaded)
+            return loaded
+
+    def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> PendingStore:
+        """As of :class:`Namespace`."""
+        with self._spans.span("kvstore prepare_store", len(hashes)):
+            return super().prepare_store(hashes, parent=parent)
+
+    def prepare_load(self, hashes: Sequence[bytes]) -> PendingLoad:
+        """As of :class:`Namespace`."""
+        with self._spans.span("kvstore prepare_load", len(hashes)):
+            return super().prepare_load(hashes)
+
+    def borrow(self, hashes: Sequence[bytes]) -> PendingLoad:
+        """As of :class:`Namespace`."""
+        with self._spans.span("kvstore borrow", len(hashes)):
+            return super().borrow(hashes)
