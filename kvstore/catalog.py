@@ -63,6 +63,9 @@ class Catalog:
         self._frames_of: dict[int, int] = {}
         """Namespace → frames of its slots in use."""
         self._quotas: dict[int, int] = {}
+        self._tenant_of: dict[int, str] = {}
+        """Namespace → the tenant that has a quota for all of its namespaces together."""
+        self._tenant_quotas: dict[str, int] = {}
         self._durable: set[int] = set()
         self._durable_frames = 0
         """Frames of slots that are ``at_risk``."""
@@ -142,6 +145,8 @@ class Catalog:
         if at_risk and self._durable_frames + frames > self._slabs.units * self._slabs.unit_frames // _DURABLE_SHARE:
             return None, removal
         if namespace in self._quotas and not self._make_quota(namespace, frames, removal):
+            return None, removal
+        if namespace in self._tenant_of and not self._make_tenant_quota(self._tenant_of[namespace], frames, removal):
             return None, removal
         frame = self._slabs.allocate(frames)
         while frame is None and self._make_room(frames, removal):
@@ -264,6 +269,20 @@ class Catalog:
         if frames is None:
             self._quotas.pop(namespace, None)
             return
+        self._give_own_order(namespace)
+        self._quotas[namespace] = frames
+
+    def set_tenant_quota(self, namespace: int, tenant: str, frames: int | None) -> None:
+        """Most frames that the slots of all of a tenant's namespaces take from now on, this one's among them; None: as
+        many as there are."""
+        if frames is None:
+            self._tenant_of.pop(namespace, None)
+            return
+        self._give_own_order(namespace)
+        self._tenant_of[namespace] = tenant
+        self._tenant_quotas[tenant] = frames
+
+    def _give_own_order(self, namespace: int) -> None:
         if not self._orders.has_own(namespace):
             moved = self._leaving_of(namespace)
             for slot in moved:
@@ -271,7 +290,6 @@ class Catalog:
             self._orders.give_own(namespace)
             for slot in moved:
                 self._orders.enter(slot, self._find_parent(slot))
-        self._quotas[namespace] = frames
 
     def _leaving_of(self, namespace: int) -> list[Slot]:
         """The slots of a namespace that may leave, those used longest ago first, but each behind its parent."""
@@ -290,8 +308,9 @@ class Catalog:
         return ordered
 
     def quota_of(self, namespace: int) -> int | None:
-        """That, where there is one."""
-        return self._quotas.get(namespace)
+        """Most frames that a namespace's slots may take, where that is said for it or its tenant."""
+        quotas = [self._quotas.get(namespace), self._tenant_quotas.get(self._tenant_of.get(namespace, ""))]
+        return min((quota for quota in quotas if quota is not None), default=None)
 
     def set_durable(self, namespace: int) -> None:
         """From now on this namespace's pages don't leave before a tier below has them."""
@@ -307,6 +326,7 @@ class Catalog:
     def forget_namespace(self, namespace: int) -> None:
         """It was dropped with its pages, and its number is never used again."""
         self._quotas.pop(namespace, None)
+        self._tenant_of.pop(namespace, None)
         self._durable.discard(namespace)
         self._orders.drop(namespace)
         if not self._frames_of.get(namespace):
@@ -330,6 +350,16 @@ class Catalog:
         """Let pages of a namespace leave until one more fits into its quota. False: too few can."""
         while self.frames_of(namespace) + frames > self._quotas[namespace]:
             victim = self._orders.first_of(namespace, frames)
+            if victim is None:
+                return False
+            self._retire(victim, removal, lost=True)
+        return True
+
+    def _make_tenant_quota(self, tenant: str, frames: int, removal: Removal) -> bool:
+        """The same for all of a tenant's namespaces: that page leaves first which was used longest ago."""
+        namespaces = [namespace for namespace, whose in self._tenant_of.items() if whose == tenant]
+        while sum(map(self.frames_of, namespaces)) + frames > self._tenant_quotas[tenant]:
+            victim = self._orders.first_of_any(namespaces)
             if victim is None:
                 return False
             self._retire(victim, removal, lost=True)

@@ -84,9 +84,7 @@ class Dropping:
             dropped = self._drop(sorted(keys), tiers)
         except ResourceError as error:
             failed = error
-        with self._books.lock:
-            self._books.catalog.forget_namespace(known.number)
-            self._books.usage.forget(known.number)
+        self._granting.forget(known)
         if failed is not None:
             self._granting.open_namespace(known.layout, known.durability)  # to be cleared once more
             raise failed

@@ -11,7 +11,8 @@ from kvstore.bytesize import format_size
 from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace
-from kvstore.rules import DURABILITIES, NamespaceRule, rule_for, warn_of_quotas_below_a_page
+from kvstore.rules import DURABILITIES, NamespaceRule, TenantRule, rule_for, warn_of_quotas_below_a_page
+from kvstore.tenant_quotas import TenantQuotas
 
 
 class Granting:
@@ -22,13 +23,23 @@ class Granting:
         below: tiers that keep quotas, too.
         rules: the first that matches a namespace counts.
         life: seconds after which a namespace that nobody uses is dropped, where its rule does not say; 0: never.
+        tenants: what tenants have for all of their namespaces together.
     """
 
-    def __init__(self, books: Books, below: Below, rules: Sequence[NamespaceRule], life: float = 0.0) -> None:
+    def __init__(
+        self,
+        books: Books,
+        below: Below,
+        rules: Sequence[NamespaceRule],
+        life: float = 0.0,
+        tenants: Sequence[TenantRule] = (),
+    ) -> None:
         self._books = books
         self._below = below
         self._rules = tuple(rules)
         self._life = life
+        self._tenants = TenantQuotas(tenants)
+        """The books' lock guards it."""
         for known in books.namespaces.known():
             self._grant(known)
 
@@ -62,7 +73,15 @@ class Granting:
 
     def quotas(self, known: KnownNamespace) -> dict[str, int]:
         """Tier → most bytes that a namespace may take there, where there is a quota."""
-        return rule_for(self._rules, known.layout.name).quotas
+        return self._tenants.within(known, rule_for(self._rules, known.layout.name).quotas)
+
+    def forget(self, known: KnownNamespace) -> None:
+        """A namespace was dropped with its pages: the others of its tenant may have what it had below."""
+        with self._books.lock:
+            self._books.catalog.forget_namespace(known.number)
+            self._books.usage.forget(known.number)
+            others = self._tenants.remove(known)
+        self._set_quotas_below(others)
 
     def life_of(self, known: KnownNamespace) -> float:
         """Seconds after which a namespace that nobody uses is dropped; 0: never."""
@@ -75,22 +94,35 @@ class Granting:
         lives = [rule.expire for rule in self._rules if rule.expire] + [self._life] * bool(self._life)
         return min(lives, default=0.0)
 
-    def set_rules(self, rules: Sequence[NamespaceRule], life: float) -> None:
+    def set_rules(self, rules: Sequence[NamespaceRule], life: float, tenants: Sequence[TenantRule] = ()) -> None:
         """Other rules from now on. A quota that is smaller than what is used takes effect with the next pages.
 
         A durability that a namespace was opened with stays; a new rule's counts when it is opened again.
         """
         self._rules, self._life = tuple(rules), life
+        with self._books.lock:
+            self._tenants.set_rules(tenants)
         for known in self._books.namespaces.known():
             self._grant(known)
 
     def _grant(self, known: KnownNamespace) -> None:
         """Let a namespace have what its rule says: before anybody finds it, and again when its durability changes."""
-        quotas = self.quotas(known)
+        own = rule_for(self._rules, known.layout.name).quotas
         with self._books.lock:
             if known.durability == "disk":
                 self._books.catalog.set_durable(known.number)
-            self._books.catalog.set_quota(known.number, quotas["arena"] // FRAME_BYTES if "arena" in quotas else None)
+            self._books.catalog.set_quota(known.number, own["arena"] // FRAME_BYTES if "arena" in own else None)
+            together = self._tenants.arena(known)
+            self._books.catalog.set_tenant_quota(
+                known.number, known.layout.tenant, together // FRAME_BYTES if together is not None else None
+            )
+            others = self._tenants.add(known)
         warn_of_quotas_below_a_page(rule_for(self._rules, known.layout.name), known.layout)
-        for tier in self._below.all():
-            tier.set_quota(known.fingerprint, quotas.get(tier.name, 0))
+        self._set_quotas_below(others)
+
+    def _set_quotas_below(self, namespaces: Sequence[KnownNamespace]) -> None:
+        with self._books.lock:
+            quotas = [self.quotas(known) for known in namespaces]
+        for known, each in zip(namespaces, quotas, strict=True):
+            for tier in self._below.all():
+                tier.set_quota(known.fingerprint, each.get(tier.name, 0))

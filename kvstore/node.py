@@ -241,7 +241,7 @@ class Node:
         if "disk_write_limit" in taken:
             for own in self.store.below.own:
                 own.set_write_limit(config.disk_write_limit)
-        self.store.set_rules(config.namespace, config.expire_namespaces)
+        self.store.set_rules(config.namespace, config.expire_namespaces, config.tenant)
         self.limits.replace(config.tenant)
         if tokens is not None:
             self.access.replace(tokens)

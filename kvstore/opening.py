@@ -62,7 +62,9 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
             shared = RedisTier(config.redis, config.redis_limit)
             tiers.append(shared)
         own = [tier for tier in tiers if tier is not shared]
-        return Store(arena, own, directories, shared, config.namespace, small_files, config.expire_namespaces)
+        return Store(
+            arena, own, directories, shared, config.namespace, small_files, config.expire_namespaces, config.tenant
+        )
     except BaseException:
         for tier in tiers:
             tier.close()

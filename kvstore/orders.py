@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.eviction import EvictionPolicy
@@ -109,6 +109,14 @@ class Orders:
         """The page that leaves next for another one of a namespace with an order of its own."""
         order = self._orders.get(frames, {}).get(namespace)
         return self._first(order) if order is not None else None
+
+    def first_of_any(self, namespaces: Iterable[int]) -> Slot | None:
+        """Of the pages that leave next from namespaces with orders of their own, whatever their size, that which was
+        used longest ago."""
+        wanted, used = set(namespaces), self._slots.used
+        orders = [order for sizes in self._orders.values() for number, order in sizes.items() if number in wanted]
+        firsts = [slot for order in orders if order.pages and (slot := self._first(order)) is not None]
+        return min(firsts, key=used.__getitem__, default=None)
 
     def first(self, frames: int) -> Slot | None:
         """The page of this slot size that leaves next; of the orders' first ones, that which was used longest ago."""

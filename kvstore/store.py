@@ -35,7 +35,7 @@ from kvstore.keeping import Keeping
 from kvstore.loading import Loading
 from kvstore.namespaces import Namespaces
 from kvstore.pins import PINNED_SHARE, PINS_NAME, Pins
-from kvstore.rules import NamespaceRule
+from kvstore.rules import NamespaceRule, TenantRule
 from kvstore.small_files import SmallFiles
 from kvstore.storing import Storing
 from kvstore.sweeping import Sweeping
@@ -55,6 +55,7 @@ class Store:
         rules: what namespaces are granted.
         small_files: replaces the registers in ``namespace_directories``.
         life: seconds after which a namespace that nobody uses is dropped, unless its rule says otherwise; 0: never.
+        tenants: what tenants have for all of their namespaces together.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Store:
         rules: Sequence[NamespaceRule] = (),
         small_files: SmallFiles | None = None,
         life: float = 0.0,
+        tenants: Sequence[TenantRule] = (),
     ) -> None:
         small_files = small_files or SmallFiles()
         self.arena = arena
@@ -76,7 +78,7 @@ class Store:
         self.write_behind = WriteBehind(arena, books.residency, below, books.lock)
         most_pinned = arena.arena_bytes // FRAME_BYTES // PINNED_SHARE
         pins = Pins(namespace_directories[-1] / PINS_NAME, time.time(), most_pinned, small_files)
-        self._granting = Granting(books, below, rules, life)
+        self._granting = Granting(books, below, rules, life, tenants)
         finding = Finding(books, below, self.write_behind)
         storing = Storing(books, below, self.write_behind)
         loading = Loading(books, below, self.write_behind)
