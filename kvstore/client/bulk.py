@@ -7,9 +7,11 @@ stored again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future, wait
+from functools import partial
 from itertools import groupby
 from typing import TypeVar
 
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.answers import RESERVED
+from kvstore.client.beside import beside, leading
 from kvstore.client.bulk_pool import BulkPool
 from kvstore.client.bulk_requests import BulkRequests
 from kvstore.client.control import Connection
@@ -33,6 +36,8 @@ Bytes = npt.NDArray[np.uint8]
 Answer = TypeVar("Answer")
 _TRIES = 2
 """Connections that one load or reservation tries: the first may have been closed while it was idle."""
+STREAMS = 2
+"""Connections that bring the batches of one load. (Of a store, the client begins one batch beside another.)"""
 
 
 class BulkPath(Path):
@@ -47,9 +52,11 @@ class BulkPath(Path):
         self._connection = connection
         self._pool = pool
         self._stream = StreamPath(connection)
+        self._under_way: dict[bytes, Future[StoreResult]] = {}
+        """Batches that are being stored, by the fingerprint and hash of the last page of each."""
 
     def load_pages(self, namespace: OpenedNamespace) -> int:
-        """Several batches: each is asked for before the one before it is here."""
+        """Several batches, by several connections."""
         return LOAD_BATCHES * namespace.batch_pages
 
     def prepare_store(
@@ -64,7 +71,7 @@ class BulkPath(Path):
         def finish(publish: bool) -> StoreResult:
             deadline = time.monotonic() + timeout
             if publish:
-                return self._begin_put(namespace, reply, hashes, wanted, parent, deadline)()
+                return self._put(namespace, reply, hashes, wanted, parent, deadline)
             return self._stream.finish(reply.ticket, wanted, timeout, publish=False)
 
         return PendingStore(pages, reply.outcomes, finish)
@@ -78,7 +85,13 @@ class BulkPath(Path):
         parent: bytes = b"",
     ) -> StoreResult:
         """Store whole pages, sent from where they are."""
-        return self.begin_store(namespace, hashes, pages, timeout, parent)()
+        deadline = time.monotonic() + timeout
+        if sum(page.size for page in pages) <= AT_ONCE_BYTES:
+            return self._store_at_once(namespace, hashes, pages, deadline, parent)
+        reply = self._reserve(namespace, hashes, deadline, parent)
+        wanted = [page for page, outcome in zip(pages, reply.outcomes, strict=True) if outcome == RESERVED]
+        put = partial(self._put, namespace, reply, hashes, wanted, parent, deadline)
+        return PendingStore([], reply.outcomes, lambda publish: put()).complete()
 
     def begin_store(
         self,
@@ -88,16 +101,25 @@ class BulkPath(Path):
         timeout: float,
         parent: bytes = b"",
     ) -> Callable[[], StoreResult]:
-        """Send whole pages; what became of them is asked for later, while the next ones are sent by another
-        connection."""
+        """Send whole pages by a thread of its own: the next ones may be sent beside them, by another connection."""
         deadline = time.monotonic() + timeout
         if sum(page.size for page in pages) <= AT_ONCE_BYTES:
-            stored = self._store_at_once(namespace, hashes, pages, deadline, parent)
-            return lambda: stored
+            self._await(namespace, parent, deadline)
+            return super().begin_store(namespace, hashes, pages, time_left(deadline), parent)
         reply = self._reserve(namespace, hashes, deadline, parent)
         wanted = [page for page, outcome in zip(pages, reply.outcomes, strict=True) if outcome == RESERVED]
-        tell = self._begin_put(namespace, reply, hashes, wanted, parent, deadline)
-        return PendingStore([], reply.outcomes, lambda publish: tell()).complete
+        await_before = partial(self._await, namespace, parent, deadline)
+        put = partial(self._put, namespace, reply, hashes, wanted, parent, deadline, await_before)
+        last = namespace.fingerprint + hashes[-1]
+        sent = self._under_way[last] = beside(put)
+        sent.add_done_callback(lambda sent: self._under_way.pop(last, None))
+        return PendingStore([], reply.outcomes, lambda publish: sent.result()).complete
+
+    def _await(self, namespace: OpenedNamespace, parent: bytes, deadline: float) -> None:
+        """Return when the pages before these are published, if they are being sent: heads come before their tails."""
+        before = self._under_way.get(namespace.fingerprint + parent)
+        if before is not None:
+            wait([before], max(0.0, deadline - time.monotonic()))
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
         """Receive the leading pages."""
@@ -112,15 +134,23 @@ class BulkPath(Path):
     ) -> list[str]:
         """Receive the leading pages into place, and verify them."""
         deadline = time.monotonic() + timeout
+        size = namespace.batch_pages
+
+        def load_batch(place: int) -> tuple[list[str], bool]:
+            part = slice(place * size, (place + 1) * size)
+            tiers = self._load_batch(namespace, hashes[part], into[part], deadline)
+            return tiers, len(tiers) == len(hashes[part])
+
+        return leading(load_batch, math.ceil(len(hashes) / size), STREAMS)
+
+    def _load_batch(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], deadline: float
+    ) -> list[str]:
         tiers: list[str] = []
-        if not hashes:
-            return tiers
 
         def ask(requests: BulkRequests) -> list[str]:
-            starts = range(len(tiers), len(hashes), namespace.batch_pages)
-            batches = [hashes[start : start + namespace.batch_pages] for start in starts]
-            lists = [pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(batch)) for batch in batches]
-            requests.load(lists, into[len(tiers) :], tiers, deadline)
+            asked = pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes[len(tiers) :]))
+            requests.load(asked, into[len(tiers) :], tiers, deadline)
             return tiers
 
         try:
@@ -170,10 +200,10 @@ class BulkPath(Path):
         """Send pages with the request that stores them."""
         for _ in range(_TRIES):
             request = pb.StorePages(ticket=new_ticket(), request=store_request(namespace, hashes, deadline, parent))
-            tell = self._send(request, pages, deadline)
-            if tell is None:
-                break
-            counts = tell()
+            with self._pool.lent(deadline) as requests:
+                if requests is None:
+                    break
+                counts = self._told(requests, request, pages, deadline)
             if counts is None:
                 settled = settle(self._connection, request.ticket, time_left(deadline))
                 if not settled.stored and settled.present != len(pages):
@@ -182,7 +212,7 @@ class BulkPath(Path):
             return StoreResult(counts.stored, counts.present, len(pages) - counts.stored - counts.present)
         return self._stream.store(namespace, hashes, pages, time_left(deadline), parent)
 
-    def _begin_put(
+    def _put(
         self,
         namespace: OpenedNamespace,
         reply: pb.PrepareStoreReply,
@@ -190,56 +220,39 @@ class BulkPath(Path):
         pages: Sequence[Bytes],
         parent: bytes,
         deadline: float,
-    ) -> Callable[[], StoreResult]:
-        """Send what was reserved. What it returns says what became of it, also when the connection breaks."""
+        before_last: Callable[[], object] | None = None,
+    ) -> StoreResult:
+        """Send what was reserved, and say what became of it; find that out when the connection breaks."""
         if not reply.ticket:
-            return StoreResult
-        tell = self._send(pb.StorePages(ticket=reply.ticket), pages, deadline)
-        if tell is None:
-            stored = self._stream.finish(reply.ticket, pages, time_left(deadline), publish=True)
-            return lambda: stored
+            return StoreResult()
+        with self._pool.lent(deadline) as requests:
+            if requests is None:
+                return self._stream.finish(reply.ticket, pages, time_left(deadline), publish=True)
+            counts = self._told(requests, pb.StorePages(ticket=reply.ticket), pages, deadline, before_last)
+        if counts is not None:
+            # Fewer than were sent: the reservation lapsed, or an earlier node gave it.
+            return StoreResult(counts.stored, counts.present, len(pages) - counts.stored - counts.present)
+        settled = settle(self._connection, reply.ticket, time_left(deadline))
+        if settled.stored + settled.present == len(pages):
+            return StoreResult(settled.stored, settled.present)
+        return self._store_again(namespace, reply.outcomes, hashes, pages, deadline, parent)
 
-        def told() -> StoreResult:
-            counts = tell()
-            if counts is not None:
-                # Fewer than were sent: the reservation lapsed, or an earlier node gave it.
-                return StoreResult(counts.stored, counts.present, len(pages) - counts.stored - counts.present)
-            settled = settle(self._connection, reply.ticket, time_left(deadline))
-            if settled.stored + settled.present == len(pages):
-                return StoreResult(settled.stored, settled.present)
-            return self._store_again(namespace, reply.outcomes, hashes, pages, deadline, parent)
-
-        return told
-
-    def _send(
-        self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float
-    ) -> Callable[[], pb.StoreCounts | None] | None:
-        """Send payloads by a connection; None: there is none to be had. What it returns waits for the answer: None
-        when the connection broke, or the pages did on their way."""
-        lent = ExitStack()
-        requests = lent.enter_context(self._pool.lent(deadline))
-        if requests is None:
-            return None
-        broke = False
+    def _told(
+        self,
+        requests: BulkRequests,
+        request: pb.StorePages,
+        pages: Sequence[Bytes],
+        deadline: float,
+        before_last: Callable[[], object] | None = None,
+    ) -> pb.StoreCounts | None:
+        """Send payloads, and receive what became of them; None when the connection broke, or the pages on their way."""
         try:
-            requests.put(request, pages, deadline)
-        except (UnavailableError, FormatError):
-            broke = True
-        except BaseException:
-            lent.close()
-            raise
-
-        def tell() -> pb.StoreCounts | None:
-            with lent:
-                try:
-                    return None if broke else requests.stored()
-                except (UnavailableError, FormatError, InvalidRequestError):
-                    return None
-                finally:
-                    if not requests.good:
-                        self._pool.forget_idle()
-
-        return tell
+            requests.put(request, pages, deadline, before_last)
+            return requests.stored()
+        except (UnavailableError, FormatError, InvalidRequestError):
+            if not requests.good:
+                self._pool.forget_idle()
+            return None
 
     def _store_again(
         self,

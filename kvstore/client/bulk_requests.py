@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +15,6 @@ from kvstore.answers import LONGEST_TICKET, TIER_NAMES
 from kvstore.bulk.channel import Channel
 from kvstore.bulk.frame import Header, Kind, pack_frame, payload_bytes
 from kvstore.errors import FormatError
-from kvstore.hashing import HASH_BYTES
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import error_named
 
@@ -38,35 +37,16 @@ class BulkRequests:
         self.channel = channel
         self.good = False
 
-    def load(self, batches: Sequence[pb.PageList], into: Sequence[Bytes], tiers: list[str], deadline: float) -> None:
+    def load(self, pages: pb.PageList, into: Sequence[Bytes], tiers: list[str], deadline: float) -> None:
         """Receive the leading pages into place.
 
         Args:
-            batches: which ones; each batch is asked for before the one before it is here.
+            pages: which ones.
             into: where each goes.
             tiers: gets the tier of each page that came whole and right, as it comes, also when an error follows.
             deadline: on the clock of ``time.monotonic``.
         """
-        asked = [pb.LoadPages(pages=batch).SerializeToString() for batch in batches]
-        self._ask(Kind.LOAD, asked[0], deadline)
-        start = 0
-        for place, batch in enumerate(batches):
-            more = place + 1 < len(batches)
-            if more:
-                self._ask(Kind.LOAD, asked[place + 1], deadline)
-            end = start + len(batch.hashes) // HASH_BYTES
-            try:
-                whole = self._receive_run(into[start:end], tiers)
-            finally:
-                good, self.good = self.good, self.good and not more
-            if not whole:
-                if good and more:  # the next batch is on its way: nobody wants it
-                    self.good = not self.expect(Kind.RUN)[0].payload
-                return
-            start = end
-
-    def _receive_run(self, into: Sequence[Bytes], tiers: list[str]) -> bool:
-        """The answer to one batch. Returns whether all of its pages came."""
+        self._ask(Kind.LOAD, pb.LoadPages(pages=pages).SerializeToString(), deadline)
         header, message = self.expect(Kind.RUN)
         run = self._parsed(pb.PageRun, message)
         targets = into[: len(run.tiers)]
@@ -75,19 +55,37 @@ class BulkRequests:
         self.good = False
         for tier, checksum in zip(run.tiers, self.channel.receive_pages(targets), strict=True):
             if checksum is None or tier >= len(TIER_NAMES):
-                return False  # in doubt it is a miss; what follows is left where it is, with the connection
+                return  # in doubt it is a miss; what follows is left where it is, with the connection
             tiers.append(TIER_NAMES[tier] or "")
         self.good = True
-        return len(targets) == len(into)
 
     def reserve(self, request: pb.PrepareStoreRequest, deadline: float) -> pb.PrepareStoreReply:
         """Reserve slots."""
         self._ask(Kind.RESERVE, request.SerializeToString(), deadline)
         return self._parsed(pb.PrepareStoreReply, self.expect(Kind.RESERVED)[1])
 
-    def put(self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float) -> None:
-        """Send payloads to be published: of a reservation, or with the request that reserves their slots."""
-        self._ask(Kind.PUT, request.SerializeToString(), deadline, pages)
+    def put(
+        self,
+        request: pb.StorePages,
+        pages: Sequence[Bytes],
+        deadline: float,
+        before_last: Callable[[], object] | None = None,
+    ) -> None:
+        """Send payloads to be published: of a reservation, or with the request that reserves their slots.
+
+        Args:
+            request: which pages.
+            pages: their payloads.
+            deadline: on the clock of ``time.monotonic``.
+            before_last: called before the last page is sent; until then none of them is published.
+        """
+        head = self._head(Kind.PUT, request.SerializeToString(), deadline, pages)
+        if before_last is not None and len(pages) > 1:
+            self._send(pages[:-1], head)
+            before_last()
+            self._send(pages[-1:])
+        else:
+            self._send(pages, head)
 
     def stored(self) -> pb.StoreCounts:
         """What became of them: the answer to ``put``."""
@@ -105,12 +103,18 @@ class BulkRequests:
         self.good = True
         return header, message
 
-    def _ask(self, kind: Kind, message: bytes, deadline: float, pages: Sequence[Bytes] = ()) -> None:
+    def _ask(self, kind: Kind, message: bytes, deadline: float) -> None:
+        self._send((), self._head(kind, message, deadline))
+
+    def _head(self, kind: Kind, message: bytes, deadline: float, pages: Sequence[Bytes] = ()) -> bytes:
+        """The beginning of a request. From now on its answer is awaited."""
         self.good = False
         self.channel.deadline = deadline
         milliseconds = math.ceil(min(max(deadline - time.monotonic(), 0.0), LONGEST_TICKET) * 1000)
         payload = sum(payload_bytes(1, page.size) for page in pages)
-        head = pack_frame(kind, message, payload=payload, milliseconds=milliseconds)
+        return pack_frame(kind, message, payload=payload, milliseconds=milliseconds)
+
+    def _send(self, pages: Sequence[Bytes], head: bytes = b"") -> None:
         for _ in self.channel.send_pages(pages, head=head):
             pass
 

@@ -46,7 +46,7 @@ from kvstore.v1 import bulk_pb2, bulk_pb2_grpc
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import AT_ONCE_BYTES, reason_of, split_hashes
 
-MOST_CONNECTIONS = 64
+MOST_CONNECTIONS = 128
 """Most connections that showed a token."""
 MOST_STRANGERS = 32
 """Most connections that have not shown one yet."""

@@ -56,7 +56,7 @@ def no_streams(monkeypatch) -> None:
     monkeypatch.setattr(kvstore.service.pages, "raw_messages", fail)
 
 
-def test_pages_go_over_one_bulk_connection(node, layout, hashes, payload, monkeypatch):
+def test_pages_go_over_bulk_connections(node, layout, hashes, payload, monkeypatch):
     no_streams(monkeypatch)
     with kvstore.connect(url_of(node)) as client:
         pages = client.namespace(layout)
@@ -66,10 +66,10 @@ def test_pages_go_over_one_bulk_connection(node, layout, hashes, payload, monkey
         into = np.zeros_like(data)
         assert pages.load(hashes(count), into) == count
         assert np.array_equal(into, data)
-        assert node._bulk.connections == 1
+        assert node._bulk.connections <= 2
 
 
-def test_a_load_that_ends_early_keeps_its_connection(node, layout, hashes, payload, monkeypatch):
+def test_a_load_that_ends_early_keeps_its_connections(node, layout, hashes, payload, monkeypatch):
     """The next batch was asked for already."""
     no_streams(monkeypatch)
     with kvstore.connect(url_of(node)) as client:
@@ -77,12 +77,51 @@ def test_a_load_that_ends_early_keeps_its_connection(node, layout, hashes, paylo
         count = 3 * pages.batch_pages
         data = payload(pages.batch_pages + 3)
         assert pages.store(hashes(count)[: len(data)], data).stored == len(data)
-        [connection] = pages._opened[1]._pool._idle
         into = np.zeros((count, 5000), np.uint8)
+        kept: set[object] = set()
         for asked in (count, 2 * pages.batch_pages, len(data)):
             assert pages.load(hashes(asked), into[:asked]) == len(data)
             assert np.array_equal(into[: len(data)], data)
-            assert pages._opened[1]._pool._idle == [connection]
+            idle = set(pages._opened[1]._pool._idle)
+            assert kept <= idle
+            kept = idle
+        assert node._bulk.connections <= 2
+
+
+@pytest.mark.parametrize("at_once", [0, 4 << 20], ids=["beside each other", "at once"])
+def test_a_prefix_of_many_batches_is_stored_head_first(node, hashes, payload, monkeypatch, at_once):
+    """Also when a batch takes long, and the one behind it is sent meanwhile."""
+    monkeypatch.setattr(kvstore.client.bulk, "AT_ONCE_BYTES", at_once)
+    published: list[bytes] = []
+    residency = node.store._books.residency
+    publish = residency.publish
+
+    def note(slots, *rest):
+        published.extend(map(node.store._books.slots.block_hash, slots))
+        return publish(slots, *rest)
+
+    monkeypatch.setattr(residency, "publish", note)
+    held_up = []
+    original = Channel.send_pages
+
+    def send_slowly(self, sent, *checksums, **head):
+        if sent and not held_up and not at_once:  # the first batch: the second one is under way before it is
+            held_up.append(sent)
+            end = time.monotonic() + 30.0
+            while node._bulk.connections < 2 and time.monotonic() < end:
+                time.sleep(0.005)
+        yield from original(self, sent, *checksums, **head)
+
+    monkeypatch.setattr(Channel, "send_pages", send_slowly)
+    with kvstore.connect(url_of(node), timeout=30.0) as client:
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=64 << 10))
+        count = 3 * pages.batch_pages + 1
+        data = payload(count, page_bytes=64 << 10)
+        assert pages.store(hashes(count), data) == kvstore.StoreResult(stored=count)
+        assert published == hashes(count), "a page comes behind the page before it"
+        into = np.zeros_like(data)
+        assert pages.load(hashes(count), into) == count
+        assert np.array_equal(into, data)
 
 
 def test_pages_behind_a_gap_are_not_taken_for_others(node, layout, hashes, payload):

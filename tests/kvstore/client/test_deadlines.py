@@ -165,13 +165,13 @@ def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hash
         path = pages._opened[1]
         pages.store(hashes(1, name=7), payload(1))  # its connection is made
         if scheme == "kv":
-            ask = BulkRequests._ask
+            head = BulkRequests._head
 
             def asked(self, kind, message, deadline, *payload):
                 given.append(deadline - time.monotonic())
-                ask(self, kind, message, deadline, *payload)
+                return head(self, kind, message, deadline, *payload)
 
-            monkeypatch.setattr(BulkRequests, "_ask", asked)
+            monkeypatch.setattr(BulkRequests, "_head", asked)
         if scheme == "grpc":
             send = path._stream._store
             path._stream._store = lambda sent, **how: given.append(how["timeout"]) or send(sent, **how)
