@@ -50,9 +50,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--directory", metavar="DIR", default=tempfile.gettempdir(), help="where (default: %(default)s)"
-    )
+    parser.add_argument("--directory", metavar="DIR", help="where (default: where temporary files go)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds a page size (default: %(default)s)")
     parser.add_argument(
         "--size", default="1GiB", metavar="BYTES", help="bytes a round, kept in memory twice (default: %(default)s)"
@@ -79,7 +77,10 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.rounds < 1:
         raise ConfigError(f"--rounds is {options.rounds}, the least is 1")
-    root = Path(options.directory)
+    try:
+        root = Path(options.directory or tempfile.gettempdir())  # only now: a node's container may have no such place
+    except OSError as error:
+        raise ConfigError(f"--directory is needed: {error.strerror}") from error
     try:
         room = shutil.disk_usage(root).free * (_SPARE - 1) // _SPARE
     except OSError as error:
