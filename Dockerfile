@@ -1,4 +1,5 @@
 # Two images: the node, small (no torch, no pip, its own user), and `--target engine`, the reference engine with torch.
+# `--target tests` is the latter with what runs the integration tests.
 # --build-arg EXTRAS="proxy encryption": with what these need.
 # What is installed changes seldom and comes first; sources come last.
 
@@ -34,6 +35,12 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 WORKDIR /
+USER kvstore
+
+FROM engine AS tests
+USER root
+COPY constraints.txt /
+RUN pip install --no-cache-dir -c /constraints.txt pytest pytest-timeout
 USER kvstore
 
 FROM base

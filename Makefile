@@ -22,7 +22,7 @@ test: $(VENV)/.dev redis-server ## the whole test suite, on every core
 COMPOSE_TESTS ?= tests/compose
 test-compose: $(VENV)/.dev ## two nodes, engines and Redis in containers, and what breaks between them (needs Docker)
 	@if docker compose version >/dev/null 2>&1 && docker info >/dev/null 2>&1; then \
-		KVSTORE_TEST_COMPOSE=1 $(BIN)/pytest $(COMPOSE_TESTS) -s --durations=0; \
+		TEST_COMPOSE=1 $(BIN)/pytest $(COMPOSE_TESTS) -s --durations=0; \
 	else \
 		echo "test-compose: skipped: no Docker engine answers here, or docker has no compose plugin"; \
 	fi

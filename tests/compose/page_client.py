@@ -63,6 +63,11 @@ class PageClient:
         found = self.namespace.lookup(hashes_of(prompt, pages))
         return {"prefix": found.prefix, "tiers": found.tiers}
 
+    def path(self) -> dict[str, Any]:
+        """Which way pages go: ``SharedPath`` is the arena, mapped."""
+        assert self.namespace is not None  # opens it
+        return {"path": type(self.client._path).__name__}
+
     def status(self) -> dict[str, Any]:
         status = self.client.status()
         return {

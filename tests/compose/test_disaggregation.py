@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from deployment import RUN
 
 TOKENS = 323
 """Of each prompt: 20 full pages and 3 tokens."""
-NUMBERS = itertools.count(10_000, 100)
+NUMBERS = itertools.count((1000 + 1000 * RUN) * 100, 100)
 """Prompts that no other test has, and that have no page in common."""
 
 
@@ -72,12 +73,18 @@ def test_host_1s_node_stops_for_a_while(
     back_to_normal()
 
 
+@pytest.mark.parametrize("direction", ["both", "to host 1", "from host 1"])
 def test_the_hosts_are_cut_off_from_each_other(
-    hosts: Any, hand_over: Any, docker: Any, eventually: Any, back_to_normal: Any
+    direction: str, hosts: Any, hand_over: Any, docker: Any, cut: Any, eventually: Any, back_to_normal: Any
 ) -> None:
-    network = hosts.network("clients")
-    hand_over(lambda: docker("network", "disconnect", network, hosts.container("node1")))
-    docker("network", "connect", "--alias", "node1", network, hosts.container("node1"))
+    if direction == "both":
+        network = hosts.network("clients")
+        hand_over(lambda: docker("network", "disconnect", network, hosts.container("node1")))
+        docker("network", "connect", "--alias", "node1", network, hosts.container("node1"))
+    else:
+        ends = ("decode2", "node1") if direction == "to host 1" else ("node1", "decode2")
+        hand_over(lambda: cut(*ends, "clients"))
+        cut.mend()
     eventually(lambda: whole(hand_over()), "prompts are handed over again")
     back_to_normal()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
+
+from deployment import RUN
+from traffic import check_metrics
 
 PAGES = 20
 """Full pages of each prompt's 323 tokens."""
-NEW = range(100, 108)
+NEW = range(100 * (1 + RUN), 100 * (1 + RUN) + 8)
 """Prompts that no other test has. They have 8 pages in common."""
 
 
@@ -60,26 +62,22 @@ def test_fifty_clients_at_once(hosts: Any, page_client: Any, name: str, back_to_
     replies = [reply for group in groups for reply in group.receive(120.0)["replies"]]
     assert len(replies) == 50 * 4 * 4
     assert [reply for reply in replies if "error" in reply or reply.get("wrong")] == []
-    assert all(reply["loaded"] == 4 for reply in replies if "loaded" in reply)
     stored = sum(reply.get("stored", 0) for reply in replies)
     after = hosts.status("node1"), hosts.status("node2")
     assert stored == sum(
         then["arena"]["stored"] - now["arena"]["stored"] for now, then in zip(before, after, strict=True)
     )
+    # So many pages at once may not all stay until the disk has them; those that do not are counted.
+    lost = sum(4 - reply["loaded"] for reply in replies if "loaded" in reply)
+    assert lost <= sum(
+        then["arena"]["overrun"] - now["arena"]["overrun"] for now, then in zip(before, after, strict=True)
+    )
     back_to_normal()
 
 
-_SCRAPE = "import urllib.request as u; print(u.urlopen('http://{host}:9464/metrics', timeout=10).read().decode())"
-
-
 def test_a_scrape_from_another_host_says_what_the_node_says(hosts: Any, clients: Any, name: str) -> None:
+    stored = hosts.status("node1")["arena"]["stored"]
     assert clients[0].store(name, 8)["stored"] == 8
-    for scraper, host in (("node2", "node1"), ("node1", "node2")):
-        before = hosts.status(host)
-        text = hosts.compose("exec", "-T", scraper, "python", "-c", _SCRAPE.format(host=host))
-        after = hosts.status(host)
-        for tier in ("arena", "disk", "redis"):
-            for event in ("asked", "hit", "stored"):
-                found = re.search(rf'^kvstore_pages_total{{event="{event}",tier="{tier}"}} (\S+)$', text, re.MULTILINE)
-                assert found, (tier, event)
-                assert before[tier][event] <= float(found[1]) <= after[tier][event], (tier, event)
+    for node in ("node1", "node2"):
+        check_metrics(hosts, node)
+    assert f'kvstore_pages_total{{event="stored",tier="arena"}} {stored + 8:.1f}' in hosts.scrape("node1")
