@@ -49,6 +49,10 @@ class Run:
     """Place in the run → page that a call (another one, or this one for an earlier place) reads."""
     counted: bool = False
     """Whether this call is one of ``MOST_RUNS``."""
+    ended: int = 0
+    """How many pages this call has read, or tried to."""
+    told: int = 0
+    """How many leading pages were handed out: their holds are somebody else's to end."""
 
 
 class BringUps:
@@ -158,12 +162,14 @@ class BringUps:
         if self._readers is not None:
             self._readers.shutdown()
 
-    def publish(self, run: Run, sums: dict[int, int]) -> None:
-        """Publish and hold what was read, unless it was dropped meanwhile."""
+    def publish(self, run: Run, places: Sequence[int], sums: dict[int, int]) -> None:
+        """End the reading of these places: publish and hold what was read, unless it was dropped meanwhile."""
         came: list[int] = []
-        self.reserved -= len(run.own)
-        self._reserved_frames -= sum(self._slots.frames[coming.slot] for coming in run.own.values())
-        for place, coming in run.own.items():
+        ended = {place: run.own.pop(place) for place in places}
+        run.ended += len(ended)
+        self.reserved -= len(ended)
+        self._reserved_frames -= sum(self._slots.frames[coming.slot] for coming in ended.values())
+        for place, coming in ended.items():
             if place in sums and self._coming.get(run.keys[place]) is coming:
                 came.append(place)
             else:
@@ -173,9 +179,9 @@ class BringUps:
             ([place for place in came if run.tiers[place] != REDIS], False),
             ([place for place in came if run.tiers[place] == REDIS], bool(self._tiers)),
         ):
-            slots = [run.own[place].slot for place in places]
+            slots = [ended[place].slot for place in places]
             self._residency.publish(slots, [sums[place] for place in places], [dirty] * len(slots))
-        for place, coming in run.own.items():
+        for place, coming in ended.items():
             key = run.keys[place]
             run.slots[place] = resident = self._catalog.find(key)
             if resident is not None:
@@ -189,32 +195,31 @@ class BringUps:
         for coming in run.awaited.values():
             coming.done.wait(max(0.0, deadline - time.monotonic()))
 
+    def leading(self, run: Run) -> list[Slot]:
+        """Hand out the leading pages that are here by now, held, and were not handed out before."""
+        behind = run.slots[run.told :]
+        here = behind[: behind.index(None)] if None in behind else behind
+        run.told += len(here)
+        return [slot for slot in here if slot is not None]
+
     def end(self, run: Run) -> list[Slot]:
-        """The leading pages that are here now, held; the other holds end."""
-        self._uncount(run)
-        leading: list[Slot] = []
-        whole = True
-        for place, slot in enumerate(run.slots):
-            if slot is None and whole and place in run.awaited:
-                slot = self._catalog.find(run.keys[place])
-                if slot is not None:
-                    self._catalog.hold([slot])
-            whole = whole and slot is not None
-            if slot is not None and whole:
-                leading.append(slot)
-            elif slot is not None:
-                self._catalog.release([slot])
-        self._catalog.use([slot for slot in leading if self._slots.is_resident(slot)])
-        return leading
+        """Hand out the last of the leading pages that are here now; all that is held beyond is let go."""
+        for place in run.awaited:
+            if run.slots[place] is None:
+                run.slots[place] = found = self._catalog.find(run.keys[place])
+                if found is not None:
+                    self._catalog.hold([found])
+        last = self.leading(run)
+        self.give_up(run)
+        self._catalog.use([slot for slot in run.slots if slot is not None and self._slots.is_resident(slot)])
+        return last
 
     def give_up(self, run: Run) -> None:
-        """End all holds: the call failed."""
-        self._uncount(run)
-        self._catalog.release(slot for slot in run.slots if slot is not None)
-
-    def _uncount(self, run: Run) -> None:
+        """End the holds of what was not handed out."""
         self._runs -= run.counted
         run.counted = False
+        self._catalog.release(slot for slot in run.slots[run.told :] if slot is not None)
+        del run.slots[run.told :]
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Somebody drops these pages from every tier: those on their way are not published when they arrive."""

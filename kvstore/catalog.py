@@ -123,7 +123,15 @@ class Catalog:
     # -- coming ------------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, key: bytes, namespace: int, length: int, owner: int, parent: bytes = b"", *, below: bool = False
+        self,
+        key: bytes,
+        namespace: int,
+        length: int,
+        owner: int,
+        parent: bytes = b"",
+        *,
+        below: bool = False,
+        evict: bool = True,
     ) -> tuple[Slot | None, Removal]:
         """Take a slot for a page, making room if need be: within the namespace's quota, and within the arena.
 
@@ -134,6 +142,7 @@ class Catalog:
             owner: who writes it.
             parent: key of the page before it in its chain.
             below: whether a tier below has it: it comes up.
+            evict: whether pages may leave for it.
 
         Returns:
             The slot, or None when everything that could leave is held, being written or pinned, or when a durable
@@ -144,12 +153,12 @@ class Catalog:
         at_risk = namespace in self._durable and not below
         if at_risk and self._durable_frames + frames > self._slabs.units * self._slabs.unit_frames // _DURABLE_SHARE:
             return None, removal
-        if namespace in self._quotas and not self._make_quota(namespace, frames, removal):
+        if namespace in self._quotas and not self._make_quota(namespace, frames, removal, evict=evict):
             return None, removal
         if namespace in self._tenant_of and not self._make_tenant_quota(self._tenant_of[namespace], frames, removal):
             return None, removal
         frame = self._slabs.allocate(frames)
-        while frame is None and self._make_room(frames, removal):
+        while frame is None and evict and self._make_room(frames, removal):
             frame = self._slabs.allocate(frames)
         if frame is None:
             return None, removal
@@ -346,10 +355,10 @@ class Catalog:
         self._retire(slot, removal, lost=False)
         return removal
 
-    def _make_quota(self, namespace: int, frames: int, removal: Removal) -> bool:
-        """Let pages of a namespace leave until one more fits into its quota. False: too few can."""
+    def _make_quota(self, namespace: int, frames: int, removal: Removal, *, evict: bool) -> bool:
+        """Let pages of a namespace leave until one more fits into its quota. False: too few can, or none may."""
         while self.frames_of(namespace) + frames > self._quotas[namespace]:
-            victim = self._orders.first_of(namespace, frames)
+            victim = self._orders.first_of(namespace, frames) if evict else None
             if victim is None:
                 return False
             self._retire(victim, removal, lost=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Generator, Sequence
 
 from kvstore.answers import LONGEST_TICKET, Held
 from kvstore.arena.format import frames_for
@@ -11,7 +12,12 @@ from kvstore.below import Below
 from kvstore.books import Books
 from kvstore.bringup import Run
 from kvstore.checksum import checksum_of
+from kvstore.namespaces import KnownNamespace
+from kvstore.slot import Slot
 from kvstore.write_behind import WriteBehind
+
+FIRST_PART_BYTES = 1 << 20
+"""What a load in parts reads first from below, unless it is one page."""
 
 
 class Loading:
@@ -39,38 +45,92 @@ class Loading:
             InvalidRequestError: a hash that has not 32 bytes.
             LimitExceededError: more than ``batch_pages`` pages.
         """
+        [(held, _)] = self._load(owner, fingerprint, hashes, ttl, math.inf)
+        return held
+
+    def load_parts(
+        self, owner: int, fingerprint: bytes, hashes: Sequence[bytes], ttl: float
+    ) -> Generator[tuple[Held, bool]]:
+        """:meth:`prepare_load`, told in parts as pages come up, under one ticket: first those that are in the arena,
+        then the first one below, or ``FIRST_PART_BYTES`` of them, then as many again as were read, until all are.
+
+        Yields:
+            A part, and whether it is the last one, which may have no pages. Whoever closes the iterator before its end
+            gives up all of them.
+
+        Raises:
+            Exception: as :meth:`prepare_load`, before the first part.
+        """
+        return self._load(owner, fingerprint, hashes, ttl, FIRST_PART_BYTES)
+
+    def _load(
+        self, owner: int, fingerprint: bytes, hashes: Sequence[bytes], ttl: float, first_bytes: float
+    ) -> Generator[tuple[Held, bool]]:
         known = self._books.known(fingerprint)
         keys = self._books.batch_keys(known, hashes)
         (below,) = self._below.find([keys], self._books.are_here)
         deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
+        bringups = self._books.bringups
         with self._books.lock:
             self._books.check_open()
             room = max(0, self._books.room_of(owner, known))
-            run = self._books.bringups.begin(known, keys[: room // frames_for(known.layout.page_bytes)], below)
+            run = bringups.begin(known, keys[: room // frames_for(known.layout.page_bytes)], below)
+        number = 0
         try:
-            sums: dict[int, int] = {}
-            try:
-                sums = self._books.bringups.read(run, self._places_unread(run))
-            finally:
-                with self._books.lock:
-                    if not self._books.namespaces.is_open(known.number):  # cleared meanwhile
-                        sums = {}
-                    self._books.bringups.publish(run, sums)
-                    self._books.give_arena_up()
-            self._books.bringups.wait(run, deadline)
+            readable = set(self._places_unread(run))
+            parts = first_bytes < math.inf and bool(run.own or run.awaited)
+            size = max(1.0, first_bytes / known.layout.page_bytes)
+            while parts or run.own:
+                if parts:
+                    with self._books.lock:
+                        part = self._hand_out(bringups.leading(run), run, owner, number, deadline)
+                    number = part.ticket
+                    if part.frames:
+                        yield part, False
+                if not run.own:
+                    break
+                self._read(known, run, list(run.own)[: int(min(size, len(run.own)))], readable)
+                size = max(size, run.ended)
+            bringups.wait(run, deadline)
+            with self._books.lock:
+                last = bringups.end(run)
+                self._books.count_loaded(known, keys, bytes(run.tiers[: run.told]), len(keys) - run.told)
+                self._write_behind.note_use([slot for slot in run.slots if slot is not None])
+                part = self._hand_out(last, run, owner, number, deadline)
+            yield part, True
         except BaseException:
             with self._books.lock:
-                self._books.bringups.give_up(run)
+                bringups.publish(run, list(run.own), {})
+                bringups.give_up(run)
+                found = self._books.tickets.take_load(number, owner)
+                if found is not None:
+                    self._books.end_holds(found)
+                self._books.give_arena_up()
             raise
-        with self._books.lock:
-            held = self._books.bringups.end(run)
-            tiers = bytes(run.tiers[: len(held)])
-            self._books.count_loaded(known, keys, tiers, len(keys) - len(held))
-            self._write_behind.note_use(held)
-            if not held:
-                return Held(0, b"", [])
-            ticket = self._books.tickets.open_load(owner, held, deadline)
-            return Held(ticket.number, tiers, self._books.frames(held))
+
+    def _read(self, known: KnownNamespace, run: Run, places: Sequence[int], readable: Container[int]) -> None:
+        """Read these places' pages and publish them; where that fails, their slots are free again."""
+        sums: dict[int, int] = {}
+        try:
+            sums = self._books.bringups.read(run, [place for place in places if place in readable])
+        finally:
+            with self._books.lock:
+                if not self._books.namespaces.is_open(known.number):  # cleared meanwhile
+                    sums = {}
+                self._books.bringups.publish(run, places, sums)
+                self._books.give_arena_up()
+
+    def _hand_out(self, slots: list[Slot], run: Run, owner: int, number: int, deadline: float) -> Held:
+        """Give the last of a run's leading pages into an owner's hold; the caller holds the store's lock."""
+        ticket = self._books.tickets.loads.get(number)
+        if ticket is not None:
+            ticket.slots += slots
+        elif not number and slots:
+            ticket = self._books.tickets.open_load(owner, slots, deadline)
+        else:  # none, or the hold is over
+            self._books.catalog.release(slots)
+            return Held(number, b"", [])
+        return Held(ticket.number, bytes(run.tiers[run.told - len(slots) : run.told]), self._books.frames(slots))
 
     def complete_load(self, owner: int, ticket: int) -> bool:
         """End a hold. False: it had lapsed, and the bytes may have changed while they were copied."""

@@ -95,6 +95,7 @@ class Store:
         self.reserve_ahead, self.complete_ahead = storing.reserve_ahead, storing.complete_ahead
         self.take_over_writing = storing.take_over_writing
         self.prepare_load, self.complete_load = loading.prepare_load, loading.complete_load
+        self.load_parts = loading.load_parts
         self.still_held, self.checksums = loading.still_held, loading.checksums
         self.set_rules = self._granting.set_rules
         self.pin, self.unpin = self._keeping.pin, self._keeping.unpin

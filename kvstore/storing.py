@@ -13,7 +13,7 @@ from kvstore.below import Below
 from kvstore.books import Books
 from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.slot import Slot
-from kvstore.tickets import NODE, StoreTicket
+from kvstore.tickets import NODE, Part, StoreTicket
 from kvstore.tiers.tier import PageBytes
 from kvstore.write_behind import WriteBehind
 
@@ -94,18 +94,21 @@ class Storing:
             self._shorten(ticket, outcomes)
         return Reserved(ticket.number * bool(slots), bytes(outcomes), self._books.frames(slots))
 
-    def reserve_ahead(self, owner: int, fingerprint: bytes, pages: int, ttl: float) -> Reserved:
+    def reserve_ahead(self, owner: int, fingerprint: bytes, pages: int, ttl: float, *, evict: bool = False) -> Reserved:
         """Reserve slots for pages that ``complete_ahead`` names: all of them, or none where there is no room.
 
-        They are a guess, so they take at most half of what one owner may have in hand. A durable namespace has none:
-        what may be at risk is scarce. Nor do those of which one reservation takes much of the quota: its pages would
-        leave for pages that may never come.
+        They take at most half of what one owner may have in hand. A durable namespace has none: what may be at risk is
+        scarce. Nor do those of which one reservation takes much of the quota.
 
         Args:
             owner: a client that has the slots' memory before it.
             fingerprint: the namespace.
             pages: at most ``batch_pages`` of it.
             ttl: seconds until the reservation lapses, at most ``LONGEST_TICKET``.
+            evict: whether other pages may leave for them: not for pages that may never come.
+
+        Returns:
+            Slots in the order in which they lie in the arena: those side by side can be written by one copy.
 
         Raises:
             UnknownNamespaceError: the namespace was not opened, or was cleared.
@@ -127,14 +130,18 @@ class Storing:
             room = (self._books.half_frames // 2 - self._books.frames_of(owner)) // frames
             if not pages or room < pages:
                 return Reserved(0, b"", [])
-            while len(slots) < pages and (slot := self._books.residency.reserve(b"", known, owner)) is not None:
+            while len(slots) < pages:
+                slot = self._books.residency.reserve(b"", known, owner, evict=evict)
+                if slot is None:
+                    break
                 slots.append(slot)
             if len(slots) < pages:  # a store like the one that this is for would not fit
                 for slot in slots:
                     self._books.residency.free_written(slot)
                 return Reserved(0, b"", [])
+            slots.sort(key=self._books.slots.frame.__getitem__)
             deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
-            ticket = self._books.tickets.open_store(owner, slots, [], deadline, direct=True)
+            ticket = self._books.tickets.open_store(owner, slots, [], deadline, direct=True, ahead=True)
         if not self._books.unread(slots):
             self._shorten(ticket, bytearray(len(slots)))
         return Reserved(ticket.number * bool(slots), bytes(len(slots)), self._books.frames(slots))
@@ -157,22 +164,31 @@ class Storing:
             return list(map(self._books.residency.view, found.slots))
 
     def complete_store(
-        self, owner: int, ticket: int, *, publish: bool, checksums: Sequence[int] | None = None
+        self,
+        owner: int,
+        ticket: int,
+        *,
+        publish: bool,
+        checksums: Sequence[int] | None = None,
+        part: Part | None = None,
     ) -> Published:
-        """End a reservation: make its pages findable, all at once, or give them up.
+        """End a reservation, or a part of it: make its pages findable, all at once, or give them up.
 
         Args:
             owner: whose ticket it is.
             ticket: the number that ``prepare_store`` gave.
             publish: whether every payload is complete.
             checksums: xxh3_64 of each reserved page, where the writer made them.
+            part: of which slots, in the order of the reservation; the others stay reserved.
+
+        Raises:
+            InvalidRequestError: there is no such part.
         """
         with self._books.lock:
-            found = self._books.tickets.take_store(ticket, owner)
+            found = self._books.tickets.take_store(ticket, owner, part)
             if found is None:
                 return Published(0, 0, 0)
-            named = bool(found.batch)  # else nobody has said which pages these are
-            return self._publish(found, publish=publish and named, checksums=checksums, clean=())
+            return self._publish(found, publish=publish and not found.ahead, checksums=checksums, clean=())
 
     def complete_ahead(
         self,
@@ -182,8 +198,10 @@ class Storing:
         hashes: Sequence[bytes],
         outcomes: bytes,
         parent: bytes = b"",
+        part: Part | None = None,
     ) -> Published:
-        """End a reservation of ``reserve_ahead``: name the pages that were written, and make them findable.
+        """End a reservation of ``reserve_ahead``, or a part of it: name the pages that were written, and make them
+        findable.
 
         Args:
             owner: whose ticket it is.
@@ -193,51 +211,49 @@ class Storing:
             outcomes: one byte a page: ``RESERVED`` for those that were written, into the slots in their order;
                 ``PRESENT`` for those that the writer found here.
             parent: as for ``prepare_store``.
+            part: which slots were written, if others still are.
 
         Returns:
             What became of the written pages: all are refused where the reservation lapsed or the namespace was cleared.
 
         Raises:
-            InvalidRequestError: hashes, outcomes or the namespace do not go with each other or with the ticket. What it
-                had reserved is free.
+            InvalidRequestError: hashes, outcomes, part or the namespace do not go with each other or with the ticket.
+                What was written is free again, or stays reserved where nobody can tell which slots these are.
             LimitExceededError: more than ``batch_pages`` pages.
         """
+        count = outcomes.count(RESERVED)
         known = self._books.namespaces.get(fingerprint)
         if known is None:
-            self.complete_store(owner, ticket, publish=False)
-            return Published(0, 0, outcomes.count(RESERVED))
+            self.complete_store(owner, ticket, publish=False, part=part)
+            return Published(0, 0, count)
         try:
+            _check_outcomes(outcomes, len(hashes), part)
             keys = self._books.batch_keys(known, hashes)
             before = [*(self._books.keys(known, [parent]) if parent else [b""]), *keys]
         except InvalidRequestError:
-            self.complete_store(owner, ticket, publish=False)
+            self.complete_store(owner, ticket, publish=False, part=part)
             raise
-        if len(outcomes) != len(keys) or not set(outcomes) <= {RESERVED, PRESENT}:
-            self.complete_store(owner, ticket, publish=False)
-            raise InvalidRequestError(
-                f"{len(outcomes)} outcomes for {len(keys)} pages, each must be written or present"
-            )
         written = [(key, before[place]) for place, key in enumerate(keys) if outcomes[place] == RESERVED]
         below = self._below.find_own([key for key, _ in written])
         with self._books.lock:
-            found = self._books.tickets.take_store(ticket, owner)
+            found = self._books.tickets.take_store(ticket, owner, part)
             if found is None:
                 return Published(0, 0, 0)
             namespace = self._books.slots.namespace[found.slots[0]]
-            if found.batch or len(written) > len(found.slots) or namespace != known.number:
+            if not found.ahead or count > len(found.slots) or namespace != known.number:
                 self._books.give_up(found)
                 raise InvalidRequestError(
-                    f"{len(written)} pages of namespace {known.number} do not go into a reservation of"
+                    f"{count} pages of namespace {known.number} do not go into a reservation of"
                     f" {len(found.slots)} slots for namespace {namespace}"
                 )
-            for slot in found.slots[len(written) :]:
+            for slot in found.slots[count:]:
                 self._books.residency.free_written(slot)
-            del found.slots[len(written) :]
+            del found.slots[count:]
+            found.batch += keys  # those of its earlier parts are there
             if not found.slots:
                 return Published(0, 0, 0)
             for slot, (key, previous) in zip(found.slots, written, strict=True):
                 self._books.catalog.name(slot, key, previous)
-            found.batch = keys
             self._count(known.number, known.layout.page_bytes, present=outcomes.count(PRESENT))
             clean = {slot for slot, under in zip(found.slots, below, strict=True) if under}
             return self._publish(found, publish=True, checksums=None, clean=clean)
@@ -300,3 +316,16 @@ class Storing:
             for place in reserved[kept:]:
                 outcomes[place] = REFUSED
             del slots[kept:]
+
+
+def _check_outcomes(outcomes: bytes, pages: int, part: Part | None) -> None:
+    """Whether a client's outcomes are those of so many pages, and of this part's slots.
+
+    Raises:
+        InvalidRequestError: they are not.
+    """
+    if len(outcomes) != pages or not set(outcomes) <= {RESERVED, PRESENT}:
+        raise InvalidRequestError(f"{len(outcomes)} outcomes for {pages} pages, each must be written or present")
+    count = outcomes.count(RESERVED)
+    if part is not None and part.slots not in (0, count):
+        raise InvalidRequestError(f"{count} written pages for a part of {part.slots} slots")

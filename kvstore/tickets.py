@@ -5,13 +5,24 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import NamedTuple
 
+from kvstore.errors import InvalidRequestError
 from kvstore.slot import Slot
 
 NODE = 0
 """The owner of tickets that the node's own threads carry out."""
+
+
+class Part(NamedTuple):
+    """The slots of a reservation that are ended before the others."""
+
+    at: int
+    """How many were ended before them."""
+    slots: int
+    """How many these are; 0: all that are left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +38,10 @@ class StoreTicket:
     """Whether the writer has the slots' memory before it: then only its own word, or its death, frees them."""
     batch: list[bytes] = field(default_factory=list)
     """The keys that the writer named, head of the prefix first; those of the slots are among them."""
+    ahead: bool = False
+    """Whether nobody has named its pages yet."""
+    parted: int = 0
+    """Slots that it had before these, and that were ended as parts of it."""
     lapsed: bool = False
     writer: int | None = None
     """The thread of this process that writes the payloads and alone may end the ticket; None: whoever asks."""
@@ -54,10 +69,17 @@ class Tickets:
         self.loads: dict[int, LoadTicket] = {}
 
     def open_store(
-        self, owner: int, slots: list[Slot], batch: list[bytes], deadline: float, *, direct: bool
+        self,
+        owner: int,
+        slots: list[Slot],
+        batch: list[bytes],
+        deadline: float,
+        *,
+        direct: bool,
+        ahead: bool = False,
     ) -> StoreTicket:
         """A new reservation."""
-        ticket = StoreTicket(self._next(), owner, slots, deadline, direct, batch)
+        ticket = StoreTicket(self._next(), owner, slots, deadline, direct, batch, ahead)
         self.stores[ticket.number] = ticket
         return ticket
 
@@ -67,12 +89,26 @@ class Tickets:
         self.loads[ticket.number] = ticket
         return ticket
 
-    def take_store(self, number: int, owner: int) -> StoreTicket | None:
-        """End a reservation; None when this owner has none of this number, or another thread is writing it."""
+    def take_store(self, number: int, owner: int, part: Part | None = None) -> StoreTicket | None:
+        """End a reservation, or a part of it; None when this owner has none of this number, or another thread is
+        writing it.
+
+        Raises:
+            InvalidRequestError: it has no such part. All of it stays as it was.
+        """
         ticket = self.stores.get(number)
         if ticket is None or ticket.owner != owner or ticket.writer not in (None, threading.get_ident()):
             return None
-        return self.stores.pop(number)
+        if part is not None and part.at != ticket.parted:
+            raise InvalidRequestError(f"a part from slot {part.at} on of a reservation that goes on at {ticket.parted}")
+        if part is None or not part.slots:
+            return self.stores.pop(number)
+        if part.slots >= len(ticket.slots):
+            raise InvalidRequestError(f"a part of {part.slots} slots leaves none of the {len(ticket.slots)} there are")
+        taken = replace(ticket, slots=ticket.slots[: part.slots])
+        del ticket.slots[: part.slots]
+        ticket.parted += part.slots
+        return taken
 
     def take_load(self, number: int, owner: int) -> LoadTicket | None:
         """End a hold; None when this owner has none of this number."""

@@ -37,10 +37,19 @@ class Residency:
         """Slots into which clients of an earlier node may still write."""
 
     def reserve(
-        self, key: bytes, known: KnownNamespace, owner: int, parent: bytes = b"", *, below: bool = False
+        self,
+        key: bytes,
+        known: KnownNamespace,
+        owner: int,
+        parent: bytes = b"",
+        *,
+        below: bool = False,
+        evict: bool = True,
     ) -> Slot | None:
-        """A slot for a page that ``owner`` is going to write; None when nothing can leave for it."""
-        slot, removal = self.catalog.reserve(key, known.number, known.layout.page_bytes, owner, parent, below=below)
+        """A slot for a page that ``owner`` is going to write; None when nothing can, or may, leave for it."""
+        slot, removal = self.catalog.reserve(
+            key, known.number, known.layout.page_bytes, owner, parent, below=below, evict=evict
+        )
         self._write_down(removal)
         if slot is not None:
             self._arena.begin_change(self.slots.frame[slot], owner)

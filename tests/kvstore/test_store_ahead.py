@@ -13,7 +13,7 @@ from kvstore.arena.readers import LINE_WORDS, ReadingLine
 from kvstore.errors import InvalidRequestError, LimitExceededError, UnknownNamespaceError
 from kvstore.rules import NamespaceRule
 from kvstore.store import Store
-from kvstore.tickets import NODE
+from kvstore.tickets import NODE, Part
 
 FRAME = 4096
 
@@ -173,6 +173,92 @@ def test_pages_of_a_namespace_that_was_cleared_meanwhile_are_refused(store: Stor
         store.reserve_ahead(client.number, known.fingerprint, 1, 10.0)
 
 
+def test_parts_are_pages_while_the_rest_is_written(store: Store, kv: SimpleNamespace, client) -> None:
+    known = store.open_namespace(kv.layout("a", FRAME))
+    ahead = store.reserve_ahead(client.number, known.fingerprint, 5, 10.0)
+    assert ahead.frames == sorted(ahead.frames)
+    write(store, kv, known, [1, 2], ahead.frames)
+    hashes = kv.hashes_of([1, 2, 3, 4])
+    tell = store.complete_ahead
+    assert tell(client.number, ahead.ticket, known.fingerprint, hashes[:2], bytes(2), part=Part(0, 2)) == (2, 0, 0)
+    assert kv.found(store, known, [1, 2, 3, 4]) == [1, 2]
+    assert kv.get(store, known, [1, 2]) == 2
+    store.check_integrity()
+    write(store, kv, known, [3, 4], ahead.frames[2:])
+    assert kv.put(store, known, [4]) == (1, 0, 0)
+    done = tell(client.number, ahead.ticket, known.fingerprint, hashes[2:], bytes(2), hashes[1], Part(2, 0))
+    assert done == (1, 1, 0)
+    assert kv.get(store, known, [1, 2, 3, 4]) == 4
+    assert store.statistics().arena_used_bytes == 4 * FRAME
+    store.check_integrity()
+
+
+def test_parts_of_a_named_reservation(store: Store, kv: SimpleNamespace, client) -> None:
+    known = store.open_namespace(kv.layout("a", FRAME))
+    hashes = kv.hashes_of([1, 2, 3])
+    reserved = store.prepare_store(client.number, known.fingerprint, hashes, 10.0, direct=True)
+    kv.fill(store, known, hashes, reserved)
+    assert store.complete_store(client.number, reserved.ticket, publish=True, part=Part(0, 2)) == (2, 0, 0)
+    assert kv.found(store, known, [1, 2, 3]) == [1, 2]
+    assert store.complete_store(client.number, reserved.ticket, publish=True, part=Part(2, 0)) == (1, 0, 0)
+    assert kv.get(store, known, [1, 2, 3]) == 3
+    store.check_integrity()
+
+
+@pytest.mark.parametrize("part", [Part(1, 1), Part(0, 3), Part(0, 4), Part(2, 0)])
+def test_what_is_no_part_of_a_reservation_changes_nothing(
+    store: Store, kv: SimpleNamespace, client, part: Part
+) -> None:
+    """Nobody may get a slot that is still being written, and no page the bytes of another one."""
+    known = store.open_namespace(kv.layout("a", FRAME))
+    ahead = store.reserve_ahead(client.number, known.fingerprint, 3, 10.0)
+    numbers = list(range(part.slots or 1))
+    with pytest.raises(InvalidRequestError):
+        store.complete_ahead(
+            client.number, ahead.ticket, known.fingerprint, kv.hashes_of(numbers), bytes(len(numbers)), part=part
+        )
+    assert kv.found(store, known, numbers) == []
+    assert store.statistics().arena_used_bytes == 3 * FRAME
+    assert store.complete_store(client.number, ahead.ticket, publish=False) == (0, 0, 3)
+    store.check_integrity()
+
+
+@pytest.mark.parametrize("what", ["lapsed", "cleared"])
+def test_a_part_that_comes_too_late_leaves_the_rest_to_its_writer(
+    store: Store, kv: SimpleNamespace, client, clock, what: str
+) -> None:
+    known = store.open_namespace(kv.layout("a", FRAME))
+    ahead = store.reserve_ahead(client.number, known.fingerprint, 3, 10.0)
+    if what == "lapsed":
+        clock.now += 11
+        store.sweep()
+    else:
+        store.clear(known.fingerprint)
+    tell = store.complete_ahead
+    numbers = kv.hashes_of([1, 2, 3])
+    assert tell(client.number, ahead.ticket, known.fingerprint, numbers[:2], bytes(2), part=Part(0, 2)) == (0, 0, 2)
+    assert store.statistics().arena_used_bytes == FRAME, "the client is still writing into the last one"
+    assert tell(client.number, ahead.ticket, known.fingerprint, numbers[2:], bytes(1), part=Part(2, 0)) == (0, 0, 1)
+    assert store.statistics().arena_used_bytes == 0
+    store.check_integrity()
+
+
+def test_no_page_leaves_for_a_guess(open_store, kv: SimpleNamespace) -> None:
+    store = open_store(16)
+    known = store.open_namespace(kv.layout("a", FRAME))
+    for number in range(15):
+        kv.put(store, known, [number])
+    client = kv.LocalClient(store.arena.directory)
+    owner = store.owner_of(store.attach(client.name))
+    assert store.reserve_ahead(owner, known.fingerprint, 2, 10.0) == (0, b"", [])
+    assert len(kv.found(store, known, list(range(15)))) == 15
+    assert len(store.reserve_ahead(owner, known.fingerprint, 1, 10.0).frames) == 1
+    assert len(store.reserve_ahead(owner, known.fingerprint, 2, 10.0, evict=True).frames) == 2
+    assert len(kv.found(store, known, list(range(15)))) == 13
+    store.check_integrity()
+    client.die()
+
+
 def test_limits(store: Store, kv: SimpleNamespace, client) -> None:
     known = store.open_namespace(kv.layout("a", FRAME))
     batch = store.batch_pages(known)
@@ -218,7 +304,7 @@ def test_slots_ahead_that_somebody_still_reads_are_no_refused_pages(
     owner = store.owner_of(store.attach(client.name))
     line = ReadingLine(store.arena.lines[owner % MOST_CLIENTS * LINE_WORDS :][:LINE_WORDS], store.arena._epoch)
     line.begin(time.monotonic() + 30)
-    assert store.reserve_ahead(owner, known.fingerprint, 2, 10.0) == (0, b"", [])
+    assert store.reserve_ahead(owner, known.fingerprint, 2, 10.0, evict=True) == (0, b"", [])
     assert counts(store, "refused") == (0,)
     store.check_integrity()
     client.die()
