@@ -30,7 +30,9 @@ from kvstore.service.cache import CacheServicer
 from kvstore.service.console import ConsolePages
 from kvstore.service.events import MOST_WATCHERS, EventsServicer
 from kvstore.service.limits import TENANT_SHARE, LimitsCollector, TenantLimits
+from kvstore.service.local import LocalServer
 from kvstore.service.metrics import CallTimes, NodeCollector, TierTimesCollector, node_registry
+from kvstore.service.page_calls import PageCalls
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.receipts import Receipts
 from kvstore.service.standard import MOST_CHECKS, MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
@@ -132,6 +134,7 @@ class Node:
         self._bulk: BulkServer | None = None
         self.publisher: EventPublisher | None = None
         """Of page events over ZeroMQ, where there is one."""
+        self._local: LocalServer | None = None
         receipts = Receipts()
         self._server = grpc.server(
             self._handlers,
@@ -157,6 +160,7 @@ class Node:
         events_pb2_grpc.add_EventsServicer_to_server(self._events, self._server)  # type: ignore[no-untyped-call]
         try:
             self.port = self._bind(tls, sharers)
+            self._local = self._serve_locally(sharers)
             if config.listen:
                 host, _ = parse_address(config.listen)
                 self._bulk = BulkServer(
@@ -196,6 +200,8 @@ class Node:
         stopped = self._server.stop(self.config.drain_seconds / 2)
         if self._bulk is not None:
             self._bulk.stop(self.config.drain_seconds / 2)
+        if self._local is not None:
+            self._local.stop(max(0.0, deadline - self.config.drain_seconds / 2 - time.monotonic()))
         stopped.wait(max(0.0, deadline - self.config.drain_seconds / 2 - time.monotonic()))
         self._handlers.shutdown(wait=False)
         if self._web is not None:  # until now it said that the node is stopping
@@ -270,6 +276,13 @@ class Node:
     def _status(self) -> Status:
         disk = str(self.config.disk) if self.config.disk_limit else ""
         return status_of(self.store, self.instance, time.monotonic() - self._started, disk)
+
+    def _serve_locally(self, sharers: Sharers) -> LocalServer | None:
+        try:
+            return LocalServer(PageCalls(self.store), self.store.arena.directory, sharers)
+        except ResourceError as error:
+            _log.warning("clients on this host make all of their calls through gRPC: %s", error)
+            return None
 
     def _serve_metrics(self, registry: CollectorRegistry, tls: Tls | None) -> WebServer:
         def metrics(ask: Ask) -> Answer:

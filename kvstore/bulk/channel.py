@@ -52,7 +52,8 @@ class Channel:
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket = connected
         self._plain = not isinstance(connected, ssl.SSLSocket)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._plain:
             connected.setblocking(True)
         self.deadline = deadline

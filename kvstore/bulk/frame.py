@@ -28,11 +28,17 @@ class Kind(enum.IntEnum):
     LOAD = 2
     RESERVE = 3
     PUT = 4
+    PREPARE_STORE = 5
+    COMPLETE_STORE = 6
+    PREPARE_LOAD = 7
+    COMPLETE_LOAD = 8
     READY = 65
     RUN = 66
     RESERVED = 67
     STORED = 68
     FAILED = 69
+    ANSWER = 70
+    PART = 71
 
 
 _KINDS = {kind.value: kind for kind in Kind}

@@ -1,9 +1,8 @@
 """Slots that the node reserves before this client knows what it will store, so that a store starts copying at once.
 
-Behind each large store as many slots are asked for again, in the background, until there are two reservations: one to
-write into while the other one is under way. The next store of that namespace takes one, and names its pages when it
-publishes them: one call, behind the copy. What is not used for a second goes back, so a client that does not store
-keeps no slots.
+Each large store asks for as many slots again before it copies, and has the answer before its own end; where it is one
+batch of several, that is what the next one needs. The next store of that namespace takes them, and names its pages when
+it publishes them. What is not used for a second goes back, so a client that does not store keeps no slots.
 """
 
 from __future__ import annotations
@@ -14,22 +13,21 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-
-import grpc
+from typing import Any
 
 from kvstore.answers import LONGEST_TICKET
 from kvstore.client.attachment import Attachment
-from kvstore.client.control import Connection
+from kvstore.client.lines import Line, Lines, call
 from kvstore.client.path import OpenedNamespace
 from kvstore.errors import DeadlineError, KVStoreError, UnavailableError
 from kvstore.v1 import cache_pb2 as pb
 
-LEAST_BYTES = 4 << 20
-"""Smaller stores cost less than the call is worth."""
+LEAST_BYTES = 1 << 20
+"""Smaller stores cost less than asking is worth."""
 _RESERVATIONS = 2
 """Of each namespace."""
 _ARENA_SHARE = 16
-"""One reservation takes at most this part of the arena."""
+"""One reservation that is a guess takes at most this part of the arena."""
 _IDLE_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 _TIMEOUT = 5.0
@@ -43,7 +41,7 @@ class SlotsAhead:
     ticket: int
     edition: int
     """The arena's: another node does not know the ticket."""
-    offsets: tuple[int, ...]
+    offsets: list[int]
     made: float
     """On the clock of ``time.monotonic``, before the node made it."""
 
@@ -52,11 +50,11 @@ class Ahead:
     """The reservations ahead of one client. Safe for threads.
 
     Args:
-        connection: to the node.
+        lines: to the node.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._slots: dict[bytes, list[SlotsAhead]] = {}
@@ -78,10 +76,34 @@ class Ahead:
                     return slots.pop(place)
         return None
 
-    def refill(self, attachment: Attachment, namespace: OpenedNamespace, pages: int) -> None:
-        """A store of so many pages was published: ask for as many slots, unless there are some. Does not wait."""
+    def ask(
+        self,
+        line: Line,
+        attachment: Attachment,
+        namespace: OpenedNamespace,
+        pages: int,
+        following: int,
+        deadline: float,
+    ) -> None:
+        """A store of so many pages is under way: ask for the slots of the next one, unless there are some. Does not
+        wait; the answer is due on the line.
+
+        Args:
+            line: to the node.
+            attachment: of the store.
+            namespace: of its pages.
+            pages: how many it writes.
+            following: how many will certainly be stored behind it; 0: nobody knows. Other pages may leave for the
+                former, not for a guess.
+            deadline: until when it must be sent.
+
+        Raises:
+            UnavailableError: the node is lost.
+            DeadlineError: it did not take it in time.
+        """
         size = pages * namespace.layout.page_bytes
-        if size < LEAST_BYTES or size * _ARENA_SHARE > attachment.arena.pages.size:
+        guessed = size >= LEAST_BYTES and size * _ARENA_SHARE <= attachment.arena.pages.size
+        if not line.ahead or os.getpid() != self._process or not (following or guessed):
             return
         fingerprint = namespace.fingerprint
         with self._lock:
@@ -93,19 +115,21 @@ class Ahead:
             pages=pb.PageList(fingerprint=fingerprint),
             client=attachment.client,
             ttl_ms=math.ceil(LONGEST_TICKET * 1000),
-            ahead=pages,
+            ahead=following or pages,
+            ahead_evict=following > 0,
         )
         made = time.monotonic()
+
+        def came(answer: Any) -> None:
+            self._came(answer, attachment, namespace, made)
+
         try:
-            with self._connection.errors():
-                future = self._connection.stub.PrepareStore.future(
-                    request, timeout=_TIMEOUT, metadata=self._connection.metadata
-                )
-        except KVStoreError:
-            with self._lock:
-                self._coming[fingerprint] -= 1
-            return
-        future.add_done_callback(lambda done: self._came(done, attachment, namespace, made))
+            line.post(request, came, deadline)
+        except BaseException:
+            came(None)
+            raise
+        if self._thread is None:
+            self._start()
 
     def close(self) -> None:
         """Reserve no more. What is reserved goes back when the client detaches."""
@@ -113,30 +137,24 @@ class Ahead:
         with self._lock:
             self._slots.clear()
 
-    def _came(
-        self,
-        done: grpc.Future,  # type: ignore[type-arg]
-        attachment: Attachment,
-        namespace: OpenedNamespace,
-        made: float,
-    ) -> None:
-        failed = done.cancelled() or done.exception() is not None
-        reply = None if failed else done.result()
+    def _came(self, answer: Any, attachment: Attachment, namespace: OpenedNamespace, made: float) -> None:
         with self._lock:
             self._coming[namespace.fingerprint] -= 1
-            if reply is None:
-                attachment.retire()  # what the node reserved is unknown: it takes all of it back
-                return
-            if not reply.ticket or self._closed.is_set():
-                return
-            slots = SlotsAhead(attachment, reply.ticket, namespace.edition, tuple(reply.offsets), made)
-            self._slots.setdefault(namespace.fingerprint, []).append(slots)
-            if self._thread is None:
+            if isinstance(answer, pb.PrepareStoreReply) and answer.ticket and not self._closed.is_set():
+                slots = SlotsAhead(attachment, answer.ticket, namespace.edition, list(answer.offsets), made)
+                self._slots.setdefault(namespace.fingerprint, []).append(slots)
+        if answer is None:
+            attachment.retire()  # what the node reserved is unknown: it takes all of it back
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._give_back_idle, name="kvstore-slots-ahead", daemon=True)
                 self._thread.start()
 
     def _give_back_idle(self) -> None:
         while not self._closed.wait(_LOOK_SECONDS):
+            self._lines.settle_idle(time.monotonic() + _TIMEOUT)
             with self._lock:
                 used = time.monotonic() - _IDLE_SECONDS
                 leaving = [each for slots in self._slots.values() for each in slots if each.made < used]
@@ -151,9 +169,12 @@ class Ahead:
     def _give_back(self, slots: SlotsAhead) -> None:
         if not slots.attachment.use():
             return  # the node took them back with everything else
+        deadline = time.monotonic() + _TIMEOUT
         try:
             request = pb.CompleteStoreRequest(ticket=slots.ticket, publish=False, client=slots.attachment.client)
-            if not self._connection.call(self._connection.stub.CompleteStore, request, _TIMEOUT).refused:
+            with self._lines.lent(deadline) as line:
+                counts = call(line, request, deadline)
+            if not counts.refused:
                 slots.attachment.retire()  # an earlier node gave them: this one keeps them until the client is gone
         except (UnavailableError, DeadlineError):
             slots.attachment.retire()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,30 @@ Pages = Any
 that has the buffer protocol: bytes, bytearray, memoryview, mmap, NumPy arrays."""
 
 
-def page_arrays(pages: Pages, count: int, page_bytes: int, *, writable: bool) -> list[Bytes]:
+class Rows(Sequence[Bytes]):
+    """Pages that lie one behind the other, as the rows of a table."""
+
+    def __init__(self, table: npt.NDArray[np.uint8]) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __iter__(self) -> Iterator[Bytes]:
+        return iter(self.table)
+
+    @overload
+    def __getitem__(self, place: int) -> Bytes: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Rows: ...
+
+    def __getitem__(self, place: int | slice) -> Bytes | Rows:
+        rows = self.table[place]
+        return Rows(rows) if isinstance(place, slice) else rows
+
+
+def page_arrays(pages: Pages, count: int, page_bytes: int, *, writable: bool) -> Sequence[Bytes]:
     """``pages`` as ``count`` arrays of ``page_bytes`` bytes over the same memory.
 
     Raises:
@@ -36,7 +60,7 @@ def page_arrays(pages: Pages, count: int, page_bytes: int, *, writable: bool) ->
         raise InvalidRequestError(
             f"the buffer of pages has {whole.size} bytes, {count} pages of {page_bytes} have {count * page_bytes}"
         )
-    return [whole[place * page_bytes : (place + 1) * page_bytes] for place in range(count)]
+    return Rows(whole.reshape(count, page_bytes))
 
 
 def _array(buffer: Any, name: str, *, writable: bool) -> Bytes:

@@ -100,6 +100,7 @@ class BulkPath(Path):
         pages: Sequence[Bytes],
         timeout: float,
         parent: bytes = b"",
+        following: int = 0,
     ) -> Callable[[], StoreResult]:
         """Send whole pages by a thread of its own: the next ones may be sent beside them, by another connection."""
         deadline = time.monotonic() + timeout

@@ -379,7 +379,8 @@ class Namespace:
             if end == len(hashes) and not begun:  # nothing is left to be done beside it
                 stored = path.store(opened, hashes[start:end], pages[start:end], left, previous)
                 return end, lambda: stored
-            return end, path.begin_store(opened, hashes[start:end], pages[start:end], left, previous)
+            following = min(opened.batch_pages, len(hashes) - end)
+            return end, path.begin_store(opened, hashes[start:end], pages[start:end], left, previous, following)
 
         failed: KVStoreError | None = None
         try:

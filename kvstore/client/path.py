@@ -102,9 +102,11 @@ class Path(Protocol):
         pages: Sequence[Bytes],
         timeout: float,
         parent: bytes = b"",
+        following: int = 0,
     ) -> Callable[[], StoreResult]:
         """``store`` that may return once ``pages`` are copied. What it returns waits for the rest, raises the errors of
-        that, and says what became of the pages; it is called once."""
+        that, and says what became of the pages; it is called once. ``following``: how many pages the caller stores
+        next, in this namespace."""
         stored = self.store(namespace, hashes, pages, timeout, parent)
         return lambda: stored
 

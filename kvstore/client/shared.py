@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path as FilePath
 from typing import TypeVar
@@ -21,11 +19,15 @@ from kvstore.client.ahead import Ahead
 from kvstore.client.attachment import Attachment
 from kvstore.client.control import Connection
 from kvstore.client.deadline import locked, time_left
-from kvstore.client.mapped import MappedRead
-from kvstore.client.path import OpenedNamespace, Path, copy_in, copy_out, fill_reserved
+from kvstore.client.lines import Line, Lines, call
+from kvstore.client.mapped import MappedRead, copy_bytes
+from kvstore.client.path import OpenedNamespace, Path
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.recency import Recency
+from kvstore.client.reservation import Reservation
 from kvstore.client.results import StoreResult
+from kvstore.client.room import Room
+from kvstore.client.runs import copy_runs, slot_bytes
 from kvstore.errors import (
     DeadlineError,
     NotAttachedError,
@@ -61,18 +63,19 @@ class SharedPath(Path):
     def __init__(self, connection: Connection, directory: FilePath, timeout: float) -> None:
         self._connection = connection
         self._directory = directory
+        self._lines = Lines(connection, directory)
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._closed = threading.Event()
         self._recency = Recency(partial(_report_use, connection))  # not this object's own: they would keep each other
-        self._ahead = Ahead(connection)
-        self._process = os.getpid()
-        self._publisher = ThreadPoolExecutor(1, "kvstore-publish")  # its thread begins with the first work
+        self._ahead = Ahead(self._lines)
         deadline = time.monotonic() + timeout
         try:
-            self._attach(deadline).done()
+            attachment = self._attach(deadline)
         except NotAttachedError:
-            self._attach(deadline).done()
+            attachment = self._attach(deadline)
+        self._room = Room(attachment.arena.pages.size * 3 // 8)
+        attachment.done()
 
     @property
     def pages(self) -> Bytes:
@@ -103,12 +106,16 @@ class SharedPath(Path):
     ) -> PendingStore:
         """Reserve slots, lent as they lie in the arena."""
         deadline = time.monotonic() + timeout
-        return self._operate(partial(self._prepare_store, namespace, hashes, parent, lambda: timeout), deadline)
+        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent, 0)
+        line, reservation = self._operate(reserve, deadline)
+        self._lines.give_back(line)
+        return PendingStore(reservation.views(), reservation.outcomes, partial(self._complete, reservation, timeout))
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
         """Hold slots, lent as they lie in the arena."""
-        deadline = time.monotonic() + timeout
-        return self._operate(partial(self._prepare_load, namespace, hashes, lambda: timeout), deadline)
+        return self._operate(
+            partial(self._prepare_load, namespace, join_hashes(hashes), timeout), time.monotonic() + timeout
+        )
 
     def store(
         self,
@@ -119,9 +126,7 @@ class SharedPath(Path):
         parent: bytes = b"",
     ) -> StoreResult:
         """Copy pages into the arena."""
-        deadline = time.monotonic() + timeout
-        prepare = partial(self._prepare_store, namespace, hashes, parent, partial(time_left, deadline))
-        return copy_in(self._operate(prepare, deadline), pages)
+        return self.begin_store(namespace, hashes, pages, timeout, parent)()
 
     def begin_store(
         self,
@@ -130,37 +135,29 @@ class SharedPath(Path):
         pages: Sequence[Bytes],
         timeout: float,
         parent: bytes = b"",
+        following: int = 0,
     ) -> Callable[[], StoreResult]:
-        """Copy pages into the arena; the call that publishes them goes on behind it."""
-        if os.getpid() != self._process:  # a forked child has none of its parent's threads
-            return super().begin_store(namespace, hashes, pages, timeout, parent)
+        """Copy pages into the arena; they are published behind the copy."""
         deadline = time.monotonic() + timeout
-        prepare = partial(self._prepare_store, namespace, hashes, parent, partial(time_left, deadline))
-        pending = self._operate(prepare, deadline)
-        try:
-            fill_reserved(pending, pages)
-            published = self._publisher.submit(pending.complete)
-        except BaseException as error:
-            pending.abort()
-            if isinstance(error, RuntimeError):  # the publisher takes nothing more
-                raise UnavailableError(f"the client of {self._connection.name} is closed") from error
-            raise
-
-        def told() -> StoreResult:
+        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent, following)
+        with self._room.taken(len(hashes) * slot_bytes(namespace.layout.page_bytes), deadline) as is_tight:
+            line, reservation = self._operate(reserve, deadline)
             try:
-                return published.result(max(0.0, deadline - time.monotonic()))
-            except TimeoutError as error:
-                raise DeadlineError(f"{self._connection.name} did not answer in time") from error
-
-        return told
+                if reservation.ticket:
+                    reservation.write(line, pages, self._recency.take, deadline)
+                    if is_tight():  # then what was written must have left this client's hands before more is begun
+                        line.settle(deadline)
+            except BaseException as error:
+                self._ended(line, reservation, error)
+                raise
+        return lambda: reservation.before + self._told(line, reservation, deadline)
 
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
     ) -> list[str]:
-        """Copy the leading pages out of the arena, held by a call."""
+        """Copy the leading pages out of the arena, held by a call: each as soon as it is there."""
         deadline = time.monotonic() + timeout
-        prepare = partial(self._prepare_load, namespace, hashes, partial(time_left, deadline))
-        return copy_out(self._operate(prepare, deadline), into)
+        return self._operate(partial(self._load, namespace, join_hashes(hashes), into), deadline)
 
     def load_here(
         self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float
@@ -204,7 +201,7 @@ class SharedPath(Path):
         self._closed.set()
         self._recency.close()
         self._ahead.close()
-        self._publisher.shutdown(wait=False)
+        self._lines.close()
         if self._attachment is not None:
             self._attachment.retire()
 
@@ -255,55 +252,53 @@ class SharedPath(Path):
         if good or missed:
             self._recency.note(namespace.fingerprint, hashes[: good * HASH_BYTES], read=True, missed=missed)
 
-    def _prepare_store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        parent: bytes,
-        finish_in: Callable[[], float],
-        deadline: float,
-    ) -> PendingStore:
-        """Reserve slots until ``deadline``; completing them may then take the seconds that ``finish_in`` says."""
+    def _reserve(
+        self, namespace: OpenedNamespace, hashes: bytes, parent: bytes, following: int, deadline: float
+    ) -> tuple[Line, Reservation]:
+        """Slots for the pages that are not here, and the line that they came by."""
         attachment = self._attach(deadline)
+        line: Line | None = None
         try:
             attachment.check_current()
-            joined = join_hashes(hashes)
-            ahead = self._store_ahead(attachment, namespace, joined, parent, finish_in)
-            if ahead is not None:
-                return ahead
-            left = time_left(deadline)
-            request = pb.PrepareStoreRequest(
-                pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=joined),
-                client=attachment.client,
-                ttl_ms=math.ceil(min(left, LONGEST_TICKET) * 1000),
-                parent=parent,
-                used=self._recency.take(),
-            )
-            reply = self._connection.call(self._connection.stub.PrepareStore, request, left)
+            line = self._lines.take(deadline)
+            reservation = self._reserved_ahead(attachment, namespace, hashes, parent)
+            if reservation is None:
+                reservation = self._reserve_now(line, attachment, namespace, hashes, parent, deadline)
+            if reservation.ticket:
+                self._ahead.ask(line, attachment, namespace, reservation.pages, following, deadline)
         except BaseException as error:
             self._failed(attachment, error)
             attachment.done()
+            if line is not None:
+                self._lines.give_back(line)
             raise
-        offsets = iter(reply.offsets)
-        pages = [
-            attachment.view(next(offsets), namespace.layout.page_bytes) if outcome == RESERVED else None
-            for outcome in reply.outcomes
-        ]
-        complete = pb.CompleteStoreRequest(ticket=reply.ticket, publish=True, client=attachment.client)
-        reserved = len(reply.offsets)
-        finish = partial(self._finish_store, attachment, namespace, complete, reserved, finish_in)
-        return PendingStore(pages, reply.outcomes, finish)
+        return line, reservation
 
-    def _store_ahead(
+    def _reserve_now(
         self,
+        line: Line,
         attachment: Attachment,
         namespace: OpenedNamespace,
         hashes: bytes,
         parent: bytes,
-        finish_in: Callable[[], float],
-    ) -> PendingStore | None:
-        """A store into slots that were reserved ahead; None where there are none for it."""
-        arena, page_bytes = attachment.arena, namespace.layout.page_bytes
+        deadline: float,
+    ) -> Reservation:
+        request = pb.PrepareStoreRequest(
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=hashes),
+            client=attachment.client,
+            ttl_ms=_ttl_ms(deadline),
+            parent=parent,
+            used=self._recency.take(),
+        )
+        reply = call(line, request, deadline)
+        offsets = list(reply.offsets)
+        return Reservation(attachment, namespace, hashes, parent, reply.ticket, reply.outcomes, offsets, ahead=False)
+
+    def _reserved_ahead(
+        self, attachment: Attachment, namespace: OpenedNamespace, hashes: bytes, parent: bytes
+    ) -> Reservation | None:
+        """Slots that were reserved ahead; None where there are none for these pages."""
+        arena = attachment.arena
         if arena.is_stale(namespace) or not arena.speaks_of(namespace):
             return None
         here, _ = arena.find(namespace, hashes)
@@ -311,85 +306,116 @@ class SharedPath(Path):
         slots = self._ahead.take(attachment, namespace, wanted) if wanted else None
         if slots is None:
             return None
-        offsets = iter(slots.offsets)
-        pages = [attachment.view(next(offsets), page_bytes) if each == ABSENT else None for each in here]
-        outcomes = here.translate(_OUTCOMES)
-        request = pb.CompleteStoreRequest(
-            ticket=slots.ticket,
-            publish=True,
-            client=attachment.client,
-            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=hashes),
-            outcomes=outcomes,
-            parent=parent,
-        )
-        return PendingStore(
-            pages, outcomes, partial(self._finish_store, attachment, namespace, request, wanted, finish_in)
+        return Reservation(
+            attachment, namespace, hashes, parent, slots.ticket, here.translate(_OUTCOMES), slots.offsets, ahead=True
         )
 
-    def _finish_store(
-        self,
-        attachment: Attachment,
-        namespace: OpenedNamespace,
-        request: pb.CompleteStoreRequest,
-        reserved: int,
-        finish_in: Callable[[], float],
-        publish: bool,
-    ) -> StoreResult:
+    def _complete(self, reservation: Reservation, timeout: float, publish: bool) -> StoreResult:
+        """Publish what a user wrote, or give it up."""
+        deadline = time.monotonic() + timeout
+        line: Line | None = None
         try:
-            if not request.ticket:
-                return StoreResult()
-            if not publish:
-                request = pb.CompleteStoreRequest(ticket=request.ticket, publish=False, client=request.client)
-            elif request.outcomes:
-                request.used.CopyFrom(self._recency.take() or pb.UseReport())
-            counts = self._connection.call(self._connection.stub.CompleteStore, request, finish_in())
-            known = counts.stored + counts.present + counts.refused
-            if known < reserved:
-                # The node does not know the ticket: it was restarted, and keeps the slots until this client is gone.
-                attachment.retire()
-            elif counts.stored:
-                self._ahead.refill(attachment, namespace, reserved)
-            return StoreResult(counts.stored, counts.present, reserved - counts.stored - counts.present)
+            if reservation.ticket:
+                line = self._lines.take(deadline)
+                if publish:
+                    reservation.publish(line, self._recency.take, deadline)
+                else:
+                    reservation.give_up(line, deadline)
         except BaseException as error:
-            self._failed(attachment, error)
+            self._ended(line, reservation, error)
             raise
-        finally:
-            attachment.done()
+        return self._told(line, reservation, deadline)
 
-    def _prepare_load(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], finish_in: Callable[[], float], deadline: float
-    ) -> PendingLoad:
-        """Hold slots until ``deadline``; ending the hold may then take the seconds that ``finish_in`` says."""
+    def _told(self, line: Line | None, reservation: Reservation, deadline: float) -> StoreResult:
+        """What became of a store's pages."""
+        try:
+            if line is not None:
+                line.settle(deadline)
+            result, known = reservation.result()
+            if not known:
+                # The node does not know the ticket: it was restarted, and keeps the slots until this client is gone.
+                reservation.attachment.retire()
+        except BaseException as error:
+            self._ended(line, reservation, error)
+            raise
+        self._ended(line, reservation, None)
+        return result
+
+    def _prepare_load(self, namespace: OpenedNamespace, hashes: bytes, timeout: float, deadline: float) -> PendingLoad:
+        """Hold slots until ``deadline``; ending the hold may then take ``timeout`` seconds."""
         attachment = self._attach(deadline)
         try:
             attachment.check_current()
-            left = time_left(deadline)
-            request = pb.PrepareLoadRequest(
-                pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
-                client=attachment.client,
-                ttl_ms=math.ceil(min(left, LONGEST_TICKET) * 1000),
-                used=self._recency.take(),
-            )
-            reply = self._connection.call(self._connection.stub.PrepareLoad, request, left)
+            with self._lines.lent(deadline) as line:
+                parts = list(line.parts(self._load_request(attachment, namespace, hashes, deadline), deadline))
         except BaseException as error:
             self._failed(attachment, error)
             attachment.done()
             raise
-        pages = [attachment.view(offset, namespace.layout.page_bytes) for offset in reply.offsets]
-        tiers = [TIER_NAMES[tier] or "" for tier in reply.tiers]
-        finish = partial(self._finish_load, attachment, reply.ticket, finish_in)
-        return PendingLoad(_read_only(pages), tiers, lambda: len(pages) * finish())
+        length = namespace.layout.page_bytes
+        pages = [attachment.view(offset, length) for part in parts for offset in part.offsets]
+        tiers = [TIER_NAMES[tier] or "" for part in parts for tier in part.tiers]
 
-    def _finish_load(self, attachment: Attachment, ticket: int, finish_in: Callable[[], float]) -> bool:
+        def finish() -> int:
+            try:
+                end = time.monotonic() + timeout
+                with self._lines.lent(end) as line:
+                    return len(pages) * self._finish_load(line, attachment, parts[-1].ticket, end)
+            except (UnavailableError, DeadlineError):
+                return 0
+            finally:
+                attachment.done()
+
+        return PendingLoad(_read_only(pages), tiers, finish)
+
+    def _load(self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float) -> list[str]:
+        """Hold pages, and copy each as soon as it is there. Returns the tiers of those that stayed until the end."""
+        attachment = self._attach(deadline)
+        length = namespace.layout.page_bytes
+        tiers: list[str] = []
+        ticket = 0
         try:
-            request = pb.CompleteLoadRequest(ticket=ticket, client=attachment.client)
-            return not ticket or self._connection.call(self._connection.stub.CompleteLoad, request, finish_in()).valid
-        except (UnavailableError, DeadlineError) as error:
-            # Nobody can say whether the hold lasted: what was copied counts as missed.
+            attachment.check_current()
+            with self._lines.lent(deadline) as line:
+                for part in line.parts(self._load_request(attachment, namespace, hashes, deadline), deadline):
+                    ticket = part.ticket
+                    some = into[len(tiers) : len(tiers) + len(part.offsets)]
+                    copy_runs(attachment.arena.pages, part.offsets, slot_bytes(length), some, copy_bytes, out=True)
+                    tiers += [TIER_NAMES[tier] or "" for tier in part.tiers]
+                return tiers if self._finish_load(line, attachment, ticket, deadline) else []
+        except BaseException as error:
             self._failed(attachment, error)
-            return False
+            raise
         finally:
             attachment.done()
+
+    def _load_request(
+        self, attachment: Attachment, namespace: OpenedNamespace, hashes: bytes, deadline: float
+    ) -> pb.PrepareLoadRequest:
+        return pb.PrepareLoadRequest(
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=hashes),
+            client=attachment.client,
+            ttl_ms=_ttl_ms(deadline),
+            used=self._recency.take(),
+        )
+
+    def _finish_load(self, line: Line, attachment: Attachment, ticket: int, deadline: float) -> bool:
+        """Whether a hold lasted until now."""
+        try:
+            request = pb.CompleteLoadRequest(ticket=ticket, client=attachment.client)
+            return not ticket or call(line, request, deadline).valid
+        except (UnavailableError, DeadlineError) as error:
+            # Nobody can say whether it did: what was copied counts as missed.
+            self._failed(attachment, error)
+            return False
+
+    def _ended(self, line: Line | None, reservation: Reservation, error: BaseException | None) -> None:
+        """A store is over, one way or the other."""
+        if error is not None:  # what the node still keeps for it is unknown: let it take all of it back
+            reservation.attachment.retire()
+        reservation.attachment.done()
+        if line is not None:
+            self._lines.give_back(line)
 
     def _attach(self, deadline: float) -> Attachment:
         """The attachment in use, made anew where there is none; an operation of it is begun."""
@@ -414,6 +440,10 @@ class SharedPath(Path):
 
 def _report_use(connection: Connection, report: pb.UseReport) -> None:
     connection.call(connection.stub.ReportUse, report, _REPORT_TIMEOUT)
+
+
+def _ttl_ms(deadline: float) -> int:
+    return math.ceil(min(time_left(deadline), LONGEST_TICKET) * 1000)
 
 
 def _read_only(pages: list[Bytes]) -> list[Bytes]:

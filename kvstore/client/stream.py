@@ -83,6 +83,7 @@ class StreamPath(Path):
         pages: Sequence[Bytes],
         timeout: float,
         parent: bytes = b"",
+        following: int = 0,
     ) -> Callable[[], StoreResult]:
         """Send whole pages. What became of the last ones is waited for later, while the next ones are sent."""
         if sum(page.size for page in pages) <= AT_ONCE_BYTES:

@@ -33,10 +33,10 @@ from kvstore.errors import (
 )
 from kvstore.hashing import HASH_BYTES
 from kvstore.service.access import Access
-from kvstore.service.cache import reserve
 from kvstore.service.calls import answering
 from kvstore.service.incoming import incoming
 from kvstore.service.limits import TENANT_SHARE, TenantLimits
+from kvstore.service.page_calls import reserve
 from kvstore.service.receipts import Receipts
 from kvstore.service.tokens import TOKEN_BYTES, OneTimeTokens
 from kvstore.store import Store

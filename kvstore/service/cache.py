@@ -9,15 +9,13 @@ from pathlib import Path
 
 import grpc
 
-from kvstore.answers import MOST_QUERIES, Reserved
-from kvstore.arena.format import FRAME_BYTES
-from kvstore.errors import InvalidRequestError, LimitExceededError
+from kvstore.errors import InvalidRequestError
 from kvstore.layout import Layout
 from kvstore.service.access import Access
 from kvstore.service.calls import answering
+from kvstore.service.page_calls import PageCalls
 from kvstore.status import Status, seen_by
 from kvstore.store import Store
-from kvstore.tickets import NODE
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
 from kvstore.wire import split_hashes
@@ -36,6 +34,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     def __init__(self, store: Store, status: Callable[[], Status], access: Access, socket: Path) -> None:
         self._store = store
         self._access = access
+        self._calls = PageCalls(store)
         arena, folder = store.arena.directory.absolute(), socket.absolute().parent
         self._beside_socket = str(arena.relative_to(folder)) if arena.is_relative_to(folder) else ""
         self._node_status = status
@@ -80,48 +79,22 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def PrepareStore(self, request: pb.PrepareStoreRequest, context: grpc.ServicerContext) -> pb.PrepareStoreReply:
         """Reserve slots."""
-        self._note_use(request.used)
-        owner = self._owner(request.client)
-        if not request.ahead:
-            return reserve(self._store, owner, request)
-        if request.pages.hashes:
-            raise InvalidRequestError("slots are reserved either for the pages that are named, or ahead")
-        return _reply(self._store.reserve_ahead(owner, request.pages.fingerprint, request.ahead, request.ttl_ms / 1000))
+        return self._calls.prepare_store(request)
 
     @answering
     def CompleteStore(self, request: pb.CompleteStoreRequest, context: grpc.ServicerContext) -> pb.StoreCounts:
         """Publish or give up."""
-        owner = self._owner(request.client)
-        self._note_use(request.used)
-        if request.outcomes:
-            pages, hashes = request.pages, split_hashes(request.pages.hashes)
-            done = self._store.complete_ahead(
-                owner, request.ticket, pages.fingerprint, hashes, request.outcomes, request.parent
-            )
-        else:
-            # What a client says it wrote from afar came by the payload stream, or it did not come.
-            publish = request.publish and owner != NODE
-            done = self._store.complete_store(owner, request.ticket, publish=publish)
-        return pb.StoreCounts(stored=done.stored, present=done.present, refused=done.refused)
+        return self._calls.complete_store(request)
 
     @answering
     def PrepareLoad(self, request: pb.PrepareLoadRequest, context: grpc.ServicerContext) -> pb.PrepareLoadReply:
         """Bring pages up and hold them."""
-        owner = self._owner(request.client)
-        self._note_use(request.used)
-        held = self._store.prepare_load(
-            owner, request.pages.fingerprint, split_hashes(request.pages.hashes), request.ttl_ms / 1000
-        )
-        return pb.PrepareLoadReply(
-            ticket=held.ticket,
-            tiers=held.tiers,
-            offsets=[frame * FRAME_BYTES for frame in held.frames],
-        )
+        return self._calls.prepare_load(request)
 
     @answering
     def CompleteLoad(self, request: pb.CompleteLoadRequest, context: grpc.ServicerContext) -> pb.CompleteLoadReply:
         """End a hold."""
-        return pb.CompleteLoadReply(valid=self._store.complete_load(self._owner(request.client), request.ticket))
+        return self._calls.complete_load(request)
 
     @answering
     def Touch(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.PageCount:
@@ -131,7 +104,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def ReportUse(self, request: pb.UseReport, context: grpc.ServicerContext) -> pb.PageCount:
         """Learn what a client read."""
-        return pb.PageCount(pages=self._note_use(request))
+        return pb.PageCount(pages=self._calls.note_use(request))
 
     @answering
     def Evict(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.PageCount:
@@ -178,35 +151,3 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             time=status.time,
             hash_check=status.hash_check,
         )
-
-    def _note_use(self, report: pb.UseReport) -> int:
-        if len(report.uses) > MOST_QUERIES:
-            raise LimitExceededError(f"{len(report.uses)} uses in one report, the limit is {MOST_QUERIES}")
-        return sum(
-            self._store.note_use(use.fingerprint, split_hashes(use.hashes), read=use.read, missed=use.missed)
-            for use in report.uses
-        )
-
-    def _owner(self, client: int) -> int:
-        return self._store.owner_of(client) if client else NODE
-
-
-def reserve(store: Store, owner: int, request: pb.PrepareStoreRequest) -> pb.PrepareStoreReply:
-    """Reserve slots for an owner, by whatever connection the request came."""
-    reserved = store.prepare_store(
-        owner,
-        request.pages.fingerprint,
-        split_hashes(request.pages.hashes),
-        request.ttl_ms / 1000,
-        direct=owner != NODE,
-        parent=request.parent,
-    )
-    return _reply(reserved)
-
-
-def _reply(reserved: Reserved) -> pb.PrepareStoreReply:
-    return pb.PrepareStoreReply(
-        ticket=reserved.ticket,
-        outcomes=reserved.outcomes,
-        offsets=[frame * FRAME_BYTES for frame in reserved.frames],
-    )

@@ -11,7 +11,7 @@ import numpy as np
 from kvstore.answers import PRESENT, RESERVED, Published
 from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.hashing import HASH_BYTES
-from kvstore.service.cache import reserve
+from kvstore.service.page_calls import reserve
 from kvstore.service.receipts import Receipts
 from kvstore.store import Store
 from kvstore.tickets import NODE

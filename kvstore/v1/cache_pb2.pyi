@@ -121,20 +121,22 @@ class ExplainReply(_message.Message):
     def __init__(self, tiers: _Optional[bytes] = ..., absences: _Optional[bytes] = ...) -> None: ...
 
 class PrepareStoreRequest(_message.Message):
-    __slots__ = ("pages", "client", "ttl_ms", "parent", "ahead", "used")
+    __slots__ = ("pages", "client", "ttl_ms", "parent", "ahead", "ahead_evict", "used")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_EVICT_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     pages: PageList
     client: int
     ttl_ms: int
     parent: bytes
     ahead: int
+    ahead_evict: bool
     used: UseReport
-    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., parent: _Optional[bytes] = ..., ahead: _Optional[int] = ..., used: _Optional[_Union[UseReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, pages: _Optional[_Union[PageList, _Mapping]] = ..., client: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., parent: _Optional[bytes] = ..., ahead: _Optional[int] = ..., ahead_evict: bool = ..., used: _Optional[_Union[UseReport, _Mapping]] = ...) -> None: ...
 
 class PrepareStoreReply(_message.Message):
     __slots__ = ("ticket", "outcomes", "offsets")
@@ -147,13 +149,15 @@ class PrepareStoreReply(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CompleteStoreRequest(_message.Message):
-    __slots__ = ("ticket", "publish", "client", "pages", "outcomes", "parent", "used")
+    __slots__ = ("ticket", "publish", "client", "pages", "outcomes", "parent", "part_at", "part_slots", "used")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    PART_AT_FIELD_NUMBER: _ClassVar[int]
+    PART_SLOTS_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     publish: bool
@@ -161,8 +165,10 @@ class CompleteStoreRequest(_message.Message):
     pages: PageList
     outcomes: bytes
     parent: bytes
+    part_at: int
+    part_slots: int
     used: UseReport
-    def __init__(self, ticket: _Optional[int] = ..., publish: bool = ..., client: _Optional[int] = ..., pages: _Optional[_Union[PageList, _Mapping]] = ..., outcomes: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., used: _Optional[_Union[UseReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[int] = ..., publish: bool = ..., client: _Optional[int] = ..., pages: _Optional[_Union[PageList, _Mapping]] = ..., outcomes: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., part_at: _Optional[int] = ..., part_slots: _Optional[int] = ..., used: _Optional[_Union[UseReport, _Mapping]] = ...) -> None: ...
 
 class StoreCounts(_message.Message):
     __slots__ = ("stored", "present", "refused")

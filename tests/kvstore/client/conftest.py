@@ -11,6 +11,8 @@ import pytest
 
 import kvstore
 from kvstore.answers import StoreStatistics
+from kvstore.client.control import Connection
+from kvstore.client.lines import SocketLine
 from kvstore.client.shared import SharedPath
 from kvstore.store import Store
 
@@ -96,6 +98,32 @@ def place(make_place) -> Place:
 @pytest.fixture
 def client(place: Place) -> kvstore.Client:
     return place.connect()
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """The calls that clients make from now on, by either way; what they do in the background is left out: reports, and
+    slots that are reserved ahead or given back."""
+    made: list[str] = []
+
+    def note(request: object) -> None:
+        name = type(request).__name__
+        if name != "UseReport" and not getattr(request, "ahead", 0) and getattr(request, "publish", True):
+            made.append(name)
+
+    def noting(owner: type, name: str, place: int) -> None:
+        original = getattr(owner, name)
+
+        def noted(self, *arguments):
+            note(arguments[place])
+            return original(self, *arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(Connection, "call", 1)
+    noting(SocketLine, "post", 0)
+    noting(SocketLine, "parts", 0)
+    return made
 
 
 @pytest.fixture

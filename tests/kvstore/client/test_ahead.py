@@ -11,7 +11,6 @@ import pytest
 
 import kvstore
 from kvstore.client import ahead
-from kvstore.client.control import Connection
 
 PAGE = 5000
 SLOT = 8192
@@ -31,22 +30,6 @@ def node(start_node):
 def near(node):
     with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
         yield client
-
-
-@pytest.fixture
-def calls(monkeypatch) -> list[str]:
-    """The calls of stores that wait for their answer, from now on."""
-    made: list[str] = []
-    original = Connection.call
-
-    def call(self, method, request, timeout):
-        name = type(request).__name__
-        if "Store" in name and getattr(request, "publish", True):
-            made.append(name)
-        return original(self, method, request, timeout)
-
-    monkeypatch.setattr(Connection, "call", call)
-    return made
 
 
 def there(client: kvstore.Client) -> int:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import kvstore
+from kvstore.answers import Published
 from kvstore.client.shared import SharedPath
 from kvstore.errors import DeadlineError, NotAttachedError, UnavailableError, UnknownNamespaceError
+from kvstore.wire import split_hashes
 
 PAGE_BYTES = 64 << 10
 
@@ -108,22 +110,21 @@ class TestBatchesUnderWay:
         assert np.array_equal(into.reshape(-1), payload(count, page_bytes=PAGE_BYTES).reshape(-1))
 
     def test_a_batch_that_the_node_forgot_is_stored_anew(self, near, hashes, payload, monkeypatch):
-        """The namespace is cleared behind the first batch's copy, before it is published."""
-        _, client = near
+        """As if the node had come back, or the namespace been cleared, behind the copies of the first two batches."""
+        node, client = near
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
         count = 2 * pages.batch_pages
         left = [NotAttachedError("it came back"), UnknownNamespaceError("it was cleared")]
-        finish = SharedPath._finish_store
+        told = SharedPath._told
 
-        def forget(self, attachment, namespace, request, reserved, finish_in, publish):
-            try:
-                error = left.pop()  # two threads come here: one stores the first batch anew beside the second one
-            except IndexError:
-                return finish(self, attachment, namespace, request, reserved, finish_in, publish)
-            finish(self, attachment, namespace, request, reserved, finish_in, False)
-            raise error
+        def forget(self, line, reservation, deadline):
+            result = told(self, line, reservation, deadline)
+            if not left:
+                return result
+            node.store.evict(pages.fingerprint, split_hashes(reservation._hashes))
+            raise left.pop()
 
-        monkeypatch.setattr(SharedPath, "_finish_store", forget)
+        monkeypatch.setattr(SharedPath, "_told", forget)
         assert pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES)) == kvstore.StoreResult(stored=count)
         assert pages.lookup(hashes(count)).prefix == count
 
@@ -132,17 +133,17 @@ class TestBatchesUnderWay:
         _, client = near
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
         batch = pages.batch_pages
-        finish = SharedPath._finish_store
+        told = SharedPath._told
         finished = []
 
         def lose(self, *arguments):
             finished.append(None)
-            result = finish(self, *arguments)
+            result = told(self, *arguments)
             if len(finished) == lost + 1:
                 raise UnavailableError("gone")
             return result
 
-        monkeypatch.setattr(SharedPath, "_finish_store", lose)
+        monkeypatch.setattr(SharedPath, "_told", lose)
         result = pages.store(hashes(3 * batch), payload(3 * batch, page_bytes=PAGE_BYTES))
         assert (result.stored + result.present + result.refused, result.refused >= batch) == (3 * batch, True)
         assert pages.lookup(hashes(3 * batch)).present.count(True) >= result.stored
@@ -150,16 +151,16 @@ class TestBatchesUnderWay:
     def test_a_publication_that_hangs_is_waited_for_until_the_deadline(self, start_node, hashes, payload, monkeypatch):
         node = start_node(arena=16 << 20, disk_limit=0)
         goes_on = threading.Event()
-        finish = SharedPath._finish_store
 
-        def hang(self, *arguments):
+        def hang(*arguments, **options):
             goes_on.wait(60.0)
-            return finish(self, *arguments)
+            return Published(0, 0, 0)
 
         with kvstore.connect(f"unix://{node.config.socket}", timeout=2.0) as client:
             pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
             count = 2 * pages.batch_pages
-            monkeypatch.setattr(SharedPath, "_finish_store", hang)
+            monkeypatch.setattr(node.store, "complete_ahead", hang)
+            monkeypatch.setattr(node.store, "complete_store", hang)
             with pytest.raises(DeadlineError):
                 pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES))
             assert not goes_on.is_set()

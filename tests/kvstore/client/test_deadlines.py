@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 import kvstore
 from kvstore.client.bulk_requests import BulkRequests
 from kvstore.client.control import Connection
+from kvstore.client.lines import SocketLine
 from kvstore.errors import DeadlineError, UnavailableError
 
 TIMEOUT = 0.3
@@ -175,6 +177,15 @@ def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hash
         if scheme == "grpc":
             send = path._stream._store
             path._stream._store = lambda sent, **how: given.append(how["timeout"]) or send(sent, **how)
+        if scheme == "unix":
+            for name in ("post", "parts"):
+                ask_line = getattr(SocketLine, name)
+
+                def asked_line(self, *arguments, ask_line=ask_line):
+                    given.append(arguments[-1] - time.monotonic())
+                    return ask_line(self, *arguments)
+
+                monkeypatch.setattr(SocketLine, name, asked_line)
         monkeypatch.setattr(Connection, "call", call)
         pages.store(hashes(4), payload(4))
         assert len(given) == 2
@@ -200,13 +211,13 @@ def test_one_deadline_for_all_batches_of_a_call(hanging, layout, hashes, payload
             if len(calls) == 2:
                 first[0]()  # it is published
                 node.pause()
-            first.append(original(*arguments))
+            first.append(functools.cache(original(*arguments)))
             return first[-1]
 
         path.begin_store = begin_store
         assert pages.store(hashes(count), payload(count)) == kvstore.StoreResult(
             stored=pages.batch_pages, refused=2 * pages.batch_pages
         )
-        assert len(calls) == 2
+        assert 2 <= len(calls) <= 3, "slots that were reserved ahead are filled without a call"
         assert calls[1] < calls[0] <= 1.0, "what is left of the time"
         node.resume()

@@ -16,7 +16,6 @@ import pytest
 import kvstore
 from kvstore import books as books_module
 from kvstore.client import mapped
-from kvstore.client.control import Connection
 from kvstore.client.recency import MOST_PAGES, MOST_USES, Recency
 from kvstore.errors import UnavailableError
 from kvstore.v1 import cache_pb2 as pb
@@ -38,22 +37,6 @@ def node(start_node):
 def near(node) -> Iterator[kvstore.Client]:
     with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
         yield client
-
-
-@pytest.fixture
-def calls(monkeypatch) -> list[str]:
-    """The calls that clients make, from now on; reports in the background left out."""
-    made: list[str] = []
-    original = Connection.call
-
-    def call(self, method, request, timeout):
-        name = type(request).__name__
-        if name != "UseReport":
-            made.append(name)
-        return original(self, method, request, timeout)
-
-    monkeypatch.setattr(Connection, "call", call)
-    return made
 
 
 def load(pages: kvstore.Namespace, hashes: list[bytes]) -> tuple[int, np.ndarray]:

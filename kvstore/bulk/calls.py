@@ -1,0 +1,108 @@
+"""Calls of clients that share the arena, as frames over a Unix socket in the arena's folder.
+
+They are the calls of ``kvstore.v1.Cache`` that a store or a load makes around its copies, with the same messages; gRPC
+takes several times as long for one. Requests may be sent before earlier ones are answered, and are answered in their
+order::
+
+    client                                     node
+                                           <-  READY    (the connection is good), or FAILED
+    PREPARE_STORE   PrepareStoreRequest    ->
+                                           <-  ANSWER   PrepareStoreReply
+    COMPLETE_STORE  CompleteStoreRequest   ->
+                                           <-  ANSWER   StoreCounts
+    PREPARE_LOAD    PrepareLoadRequest     ->
+                                           <-  PART     PrepareLoadReply: the first pages; any number of times
+                                           <-  ANSWER   PrepareLoadReply: the last ones
+    COMPLETE_LOAD   CompleteLoadRequest    ->
+                                           <-  ANSWER   CompleteLoadReply
+    any of these                           ->
+                                           <-  FAILED   name and text of the error; the connection stays good
+
+The socket is its user's alone, as the node's other one: whoever may connect to one may connect to both. A request that
+does not fit into a frame goes through gRPC.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kvstore.bulk.channel import Channel
+from kvstore.bulk.frame import HEADER_BYTES, MOST_MESSAGE_BYTES, Header, Kind
+from kvstore.errors import DeadlineError, UnavailableError
+from kvstore.v1 import cache_pb2 as pb
+
+SOCKET_NAME = "calls"
+"""Of the file in the arena's folder."""
+CALLS: dict[Kind, tuple[type[Message], type[Message]]] = {
+    Kind.PREPARE_STORE: (pb.PrepareStoreRequest, pb.PrepareStoreReply),
+    Kind.COMPLETE_STORE: (pb.CompleteStoreRequest, pb.StoreCounts),
+    Kind.PREPARE_LOAD: (pb.PrepareLoadRequest, pb.PrepareLoadReply),
+    Kind.COMPLETE_LOAD: (pb.CompleteLoadRequest, pb.CompleteLoadReply),
+}
+"""What is asked, and what is answered."""
+
+
+class Calls(Channel):
+    """One end of such a connection: what came in one piece is received by one system call."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        super().__init__(connected, deadline)
+        self._came = bytearray()
+        self._room = memoryview(bytearray(HEADER_BYTES + MOST_MESSAGE_BYTES))
+
+    def receive(self) -> tuple[Header, bytes]:
+        """The next frame.
+
+        Raises:
+            FormatError: what came is none.
+        """
+        came = self._came
+        while len(came) < HEADER_BYTES:
+            self._fill()
+        header = Header.unpack(came)
+        end = HEADER_BYTES + header.message
+        while len(came) < end:
+            self._fill()
+        message = bytes(came[HEADER_BYTES:end])
+        del came[:end]
+        header.check(message)
+        return header, message
+
+    def wait(self) -> None:
+        """Return when a part of a frame is there."""
+        if not self._came:
+            self._fill()
+
+    def is_quiet(self) -> bool:
+        """Whether nothing came."""
+        return not self._came and super().is_quiet()
+
+    def _fill(self) -> None:
+        try:
+            self._arm(socket.SO_RCVTIMEO)
+            length = self._socket.recv_into(self._room)
+        except (BlockingIOError, TimeoutError) as error:
+            raise DeadlineError("the other end took too long to send") from error
+        except OSError as error:
+            raise UnavailableError(f"the connection broke: {error.strerror or error}") from error
+        if not length:
+            raise UnavailableError("the connection was closed by the other end")
+        self._came += self._room[:length]
+
+
+def at_socket(directory: Path, act: Any) -> None:
+    """Bind or connect a socket (``act``: its method) to the file in an arena's folder, however long the path is.
+
+    Raises:
+        OSError: the folder or the file can't be used.
+    """
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        act(f"/proc/self/fd/{fd}/{SOCKET_NAME}")
+    finally:
+        os.close(fd)

@@ -1,0 +1,339 @@
+"""How the calls around a copy get to a node on this host: over the socket in its arena's folder, or through gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path as FilePath
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError, Message
+
+from kvstore.bulk.calls import CALLS, Calls, at_socket
+from kvstore.bulk.frame import MOST_MESSAGE_BYTES, Kind
+from kvstore.client.control import Connection
+from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
+from kvstore.wire import error_named
+
+MOST_IDLE = 8
+"""Most connections that are kept for later."""
+_FRESH_SECONDS = 0.002
+"""How long a connection is taken to be as good as it was when it was used last: no node restarts that fast."""
+_log = logging.getLogger(__name__)
+_KINDS = {asked: (kind, answered) for kind, (asked, answered) in CALLS.items()}
+Answered = Callable[[Any], object]
+"""Told of an answer, or of the :class:`KVStoreError` that the node gave instead; None: nobody knows what it did."""
+
+
+class Line(Protocol):
+    """One thread's way to the node. Requests are the messages of :data:`kvstore.bulk.calls.CALLS`.
+
+    Attributes:
+        ahead: whether requests are on their way before earlier ones are answered.
+    """
+
+    ahead: bool
+
+    def post(self, request: Message, answered: Answered, deadline: float) -> None:
+        """Send a request whose answer nobody waits for now.
+
+        Raises:
+            UnavailableError: the node is lost.
+            DeadlineError: it did not take it in time.
+        """
+        ...
+
+    def settle(self, deadline: float) -> None:
+        """Wait for all answers that are due, and tell of them. Raises as ``post``."""
+        ...
+
+    def parts(self, request: Message, deadline: float) -> Iterator[Any]:
+        """Send a request, and receive its answer in as many parts as the node makes of it.
+
+        Raises:
+            KVStoreError: what the node answered, or that it did not.
+        """
+        ...
+
+
+def call(line: Line, request: Message, deadline: float) -> Any:
+    """One call.
+
+    Raises:
+        KVStoreError: what the node answered, or that it did not.
+    """
+    answers: list[Any] = []
+    line.post(request, answers.append, deadline)
+    line.settle(deadline)
+    [answer] = answers
+    if isinstance(answer, KVStoreError):
+        raise answer
+    return answer
+
+
+class SocketLine:
+    """A connection to the socket in the arena's folder.
+
+    Args:
+        channel: whose other end is ready.
+        name: of the node, for people.
+        large: for requests that don't fit into a frame.
+    """
+
+    ahead = True
+
+    def __init__(self, channel: Calls, name: str, large: Line) -> None:
+        self.channel = channel
+        self._name = name
+        self._large = large
+        self._due: deque[tuple[type[Message], Answered]] = deque()
+        self._used = time.monotonic()
+        self._process = os.getpid()
+        self.good = True
+        """Whether it can be used again."""
+
+    @property
+    def due(self) -> bool:
+        """Whether answers are to come."""
+        return bool(self._due)
+
+    def is_usable(self) -> bool:
+        """Whether the node has not closed it since it was used last."""
+        if os.getpid() != self._process:  # this is a forked child, and the connection its parent's
+            self._due.clear()
+            return False
+        return self.due or time.monotonic() - self._used < _FRESH_SECONDS or self.channel.is_quiet()
+
+    def post(self, request: Message, answered: Answered, deadline: float) -> None:
+        """Send a request whose answer nobody waits for now."""
+        kind, answer = _KINDS[type(request)]
+        message = request.SerializeToString()
+        if len(message) > MOST_MESSAGE_BYTES:
+            self.settle(deadline)
+            self._large.post(request, answered, deadline)
+            return
+        self.channel.deadline = deadline
+        with self._breaking():
+            self.channel.send(kind, message)
+        self._due.append((answer, answered))
+
+    def settle(self, deadline: float) -> None:
+        """Wait for all answers that are due."""
+        while self._due:
+            self.channel.deadline = deadline
+            with self._breaking():
+                _, answer = self._receive(self._due[0][0])
+            self._due.popleft()[1](answer)
+        self._used = time.monotonic()
+
+    def parts(self, request: Message, deadline: float) -> Iterator[Any]:
+        """Send a request, and receive its answer part by part."""
+        self.settle(deadline)
+        kind, answered = _KINDS[type(request)]
+        message = request.SerializeToString()
+        if len(message) > MOST_MESSAGE_BYTES:
+            yield from self._large.parts(request, deadline)
+            return
+        self.channel.deadline = deadline
+        last = False
+        with self._breaking():
+            self.channel.send(kind, message)
+        self.good = False  # until all of it was received, however this ends
+        while not last:
+            with self._breaking():
+                kind, answer = self._receive(answered)
+            last = kind is not Kind.PART
+            self.good = last
+            if isinstance(answer, KVStoreError):
+                raise answer
+            yield answer
+        self._used = time.monotonic()
+
+    def close(self) -> None:
+        """Close the connection; whoever waits for an answer is told that none comes."""
+        self.good = False
+        self.channel.close()
+        while self._due:
+            self._due.popleft()[1](None)
+
+    def _receive(self, answer: type[Message]) -> tuple[Kind, Any]:
+        header, message = self.channel.receive()
+        if header.kind is Kind.FAILED:
+            reason, _, text = message.decode(errors="replace").partition("\n")
+            return header.kind, error_named(reason, text)
+        if header.kind not in (Kind.ANSWER, Kind.PART):
+            raise FormatError(f"a frame of kind {header.kind.name} is no answer")
+        try:
+            return header.kind, answer.FromString(message)
+        except DecodeError as error:
+            raise FormatError("an answer's message can't be read") from error
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Note that the connection is good for nothing any more when its work fails."""
+        try:
+            yield
+        except DeadlineError as error:
+            self.good = False
+            raise DeadlineError(f"{self._name} did not answer in time") from error
+        except (UnavailableError, FormatError) as error:
+            self.good = False
+            raise UnavailableError(f"{self._name} was lost: {error}") from error
+
+
+class GrpcLine:
+    """Calls through gRPC, each answered before the next."""
+
+    ahead = False
+    good = False
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def post(self, request: Message, answered: Answered, deadline: float) -> None:
+        """Make a call."""
+        try:
+            [answer] = self.parts(request, deadline)
+        except (UnavailableError, DeadlineError):
+            raise
+        except KVStoreError as error:
+            answered(error)
+        else:
+            answered(answer)
+
+    def settle(self, deadline: float) -> None:
+        """Nothing is due."""
+
+    def parts(self, request: Message, deadline: float) -> Iterator[Any]:
+        """Make a call."""
+        method = getattr(self._connection.stub, type(request).DESCRIPTOR.name.removesuffix("Request"))
+        yield self._connection.call(method, request, max(deadline - time.monotonic(), 1e-3))
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """The lines of one client: lent to one operation at a time, made when none is free. Safe for threads.
+
+    Args:
+        connection: to the node, for what can't go over its socket.
+        directory: the arena's folder.
+    """
+
+    def __init__(self, connection: Connection, directory: FilePath) -> None:
+        self._connection = connection
+        self._directory = directory
+        self._grpc = GrpcLine(connection)
+        self._lock = threading.Lock()
+        self._idle: list[SocketLine] = []
+        self._channels: set[Calls] = set()
+        """Of all connections that are open."""
+        self._closed = False
+        self._told = False
+
+    @contextmanager
+    def lent(self, deadline: float) -> Iterator[Line]:
+        """A line for one operation. Raises as :meth:`take`."""
+        line = self.take(deadline)
+        try:
+            yield line
+        finally:
+            self.give_back(line)
+
+    def take(self, deadline: float) -> Line:
+        """The line that was used last, or a new one. Answers that were due are settled.
+
+        Raises:
+            UnavailableError: the client is closed.
+            DeadlineError: the node does not answer in time.
+        """
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise UnavailableError(f"the client of {self._connection.name} is closed")
+                line = self._idle.pop() if self._idle else None
+            if line is None:
+                return self._open(deadline)
+            if line.is_usable():
+                try:
+                    line.settle(deadline)
+                except UnavailableError:  # it was lost; the node need not be
+                    self._discard(line)
+                    continue
+                except BaseException:
+                    self._discard(line)
+                    raise
+                return line
+            self._discard(line)
+
+    def give_back(self, line: Line) -> None:
+        """Keep a line for later if it is good."""
+        if not isinstance(line, SocketLine):
+            return
+        with self._lock:
+            kept = line.good and not self._closed and len(self._idle) < MOST_IDLE
+            if kept:
+                self._idle.append(line)
+        if not kept:
+            self._discard(line)
+
+    def settle_idle(self, deadline: float) -> None:
+        """Receive what is due on lines that nobody uses."""
+        with self._lock:
+            due = [line for line in self._idle if line.due]
+            self._idle = [line for line in self._idle if not line.due]
+        for line in due:
+            with contextlib.suppress(KVStoreError):
+                line.settle(deadline)
+            self.give_back(line)
+
+    def close(self) -> None:
+        """Close everything; calls under way fail."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for channel in self._channels:
+                channel.cut()
+        for line in idle:
+            self._discard(line)
+
+    def _discard(self, line: SocketLine) -> None:
+        with self._lock:
+            self._channels.discard(line.channel)
+        line.close()
+
+    def _open(self, deadline: float) -> Line:
+        name = self._connection.name
+        connected = socket.socket(socket.AF_UNIX)
+        channel = Calls(connected, deadline)
+        try:
+            with self._lock:
+                self._channels.add(channel)
+            connected.settimeout(max(deadline - time.monotonic(), 1e-3))
+            at_socket(self._directory, connected.connect)
+            connected.setblocking(True)
+            header, message = channel.receive()
+            if header.kind is not Kind.READY:
+                raise ResourceError(message.decode(errors="replace"))
+        except (OSError, FormatError) as error:
+            with self._lock:
+                self._channels.discard(channel)
+                closed, first, self._told = self._closed, not self._told, True
+            channel.close()
+            if closed:
+                raise UnavailableError(f"the client of {name} is closed") from error
+            if isinstance(error, TimeoutError):  # DeadlineError is one
+                raise DeadlineError(f"{name} did not answer in time") from error
+            if first:
+                _log.info("%s: calls go through gRPC: %s", name, error)
+            return self._grpc
+        self._told = False
+        return SocketLine(channel, name, self._grpc)

@@ -1,0 +1,148 @@
+"""A store's slots: written by this client, and published while later ones are still being written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.answers import PRESENT, REFUSED, RESERVED
+from kvstore.client.attachment import Attachment
+from kvstore.client.lines import Line
+from kvstore.client.path import OpenedNamespace
+from kvstore.client.results import StoreResult
+from kvstore.client.runs import copy_runs, slot_bytes
+from kvstore.errors import KVStoreError
+from kvstore.hashing import HASH_BYTES
+from kvstore.v1 import cache_pb2 as pb
+
+Bytes = npt.NDArray[np.uint8]
+Used = Callable[[], pb.UseReport | None]
+"""What was read without a call, for the next one to take along."""
+LEAST_PART_BYTES = 1 << 20
+"""Least that is published before the rest, unless it is one page."""
+
+
+class Reservation:
+    """Slots for the pages of one batch that are not here. Not safe for threads.
+
+    Args:
+        attachment: to the arena; an operation of it was begun for this.
+        namespace: of the pages.
+        hashes: of all pages of the batch, joined.
+        parent: hash of the page before them; empty where nobody knows.
+        ticket: the node's; 0: nothing is reserved.
+        outcomes: one byte a page.
+        offsets: where each reserved page goes.
+        ahead: whether the node does not know yet which pages these are.
+    """
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        namespace: OpenedNamespace,
+        hashes: bytes,
+        parent: bytes,
+        ticket: int,
+        outcomes: bytes,
+        offsets: list[int],
+        *,
+        ahead: bool,
+    ) -> None:
+        self.attachment = attachment
+        self.namespace = namespace
+        self.outcomes = outcomes
+        self.ticket = ticket
+        self._hashes = hashes
+        self._parent = parent
+        self._offsets = offsets
+        self._ahead = ahead
+        self._answers: list[Any] = []
+
+    @property
+    def pages(self) -> int:
+        """How many are to be written."""
+        return self.outcomes.count(RESERVED)
+
+    @property
+    def before(self) -> StoreResult:
+        """What became of the other pages."""
+        return StoreResult(present=self.outcomes.count(PRESENT), refused=self.outcomes.count(REFUSED))
+
+    def views(self) -> list[Bytes | None]:
+        """For each page of the batch where it goes, or None."""
+        offsets = iter(self._offsets)
+        length = self.namespace.layout.page_bytes
+        return [
+            self.attachment.view(next(offsets), length) if outcome == RESERVED else None for outcome in self.outcomes
+        ]
+
+    def write(self, line: Line, pages: Sequence[Bytes], used: Used, deadline: float) -> None:
+        """Copy pages in, part by part, and post each part as soon as it is copied. Raises as :meth:`Line.post`."""
+        places = [place for place, outcome in enumerate(self.outcomes) if outcome == RESERVED]
+        whole = len(places) == len(pages)
+        length = self.namespace.layout.page_bytes
+        start = behind = 0
+        for end in part_ends(len(places), length) if line.ahead else (len(places),):
+            some = pages[start:end] if whole else [pages[place] for place in places[start:end]]
+            offsets = self._offsets[start:end]
+            copy_runs(self.attachment.arena.pages, offsets, slot_bytes(length), some, np.copyto, out=False)
+            last = end == len(places)
+            self._post(line, behind, len(self.outcomes) if last else places[end], start, end - start, used, deadline)
+            start, behind = end, places[end] if not last else 0
+
+    def publish(self, line: Line, used: Used, deadline: float) -> None:
+        """Post everything at once: it was written already."""
+        self._post(line, 0, len(self.outcomes), 0, self.pages, used, deadline)
+
+    def give_up(self, line: Line, deadline: float) -> None:
+        """Post that nothing is written any more."""
+        request = pb.CompleteStoreRequest(ticket=self.ticket, publish=False, client=self.attachment.client)
+        line.post(request, self._answers.append, deadline)
+
+    def result(self) -> tuple[StoreResult, bool]:
+        """What became of the written pages, behind all answers, and whether the node knew of all of them.
+
+        Raises:
+            KVStoreError: what the node answered instead.
+        """
+        for answer in self._answers:
+            if isinstance(answer, KVStoreError):
+                raise answer
+        stored, present, refused = (
+            sum(getattr(answer, field) for answer in self._answers) for field in ("stored", "present", "refused")
+        )
+        written = self.pages
+        return StoreResult(stored, present, written - stored - present), stored + present + refused >= written
+
+    def _post(self, line: Line, first: int, behind: int, at: int, slots: int, used: Used, deadline: float) -> None:
+        """Publish the slots from ``at`` on, which are those of the pages from ``first`` to ``behind``."""
+        last = behind == len(self.outcomes)
+        request = pb.CompleteStoreRequest(
+            ticket=self.ticket,
+            publish=True,
+            client=self.attachment.client,
+            part_at=at,
+            part_slots=0 if last else slots,
+        )
+        if self._ahead:
+            request.pages.fingerprint = self.namespace.fingerprint
+            request.pages.hashes = self._hashes[first * HASH_BYTES : behind * HASH_BYTES]
+            request.outcomes = self.outcomes[first:behind]
+            request.parent = self._hashes[(first - 1) * HASH_BYTES : first * HASH_BYTES] if first else self._parent
+            if last and (report := used()) is not None:
+                request.used.CopyFrom(report)
+        line.post(request, self._answers.append, deadline)
+
+
+def part_ends(pages: int, page_bytes: int) -> Iterator[int]:
+    """Where the parts of so many pages end: each is half of what is left, so that little is left behind the last copy,
+    and few calls are made."""
+    least = max(1, LEAST_PART_BYTES // page_bytes)
+    end = 0
+    while end < pages:
+        left = pages - end
+        end += left if left < 2 * least else max(least, left // 2)
+        yield end

@@ -1,0 +1,114 @@
+"""The calls that a client makes around its copies, whichever way they come."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+
+from kvstore.answers import MOST_QUERIES, Held, Reserved
+from kvstore.arena.format import FRAME_BYTES
+from kvstore.errors import InvalidRequestError, LimitExceededError
+from kvstore.store import Store
+from kvstore.tickets import NODE, Part
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire import split_hashes
+
+
+class PageCalls:
+    """Answers them from a store.
+
+    Every method raises the store's errors.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def prepare_store(self, request: pb.PrepareStoreRequest) -> pb.PrepareStoreReply:
+        """Reserve slots."""
+        self.note_use(request.used)
+        owner = self._owner(request.client)
+        if not request.ahead:
+            return reserve(self._store, owner, request)
+        if request.pages.hashes:
+            raise InvalidRequestError("slots are reserved either for the pages that are named, or ahead")
+        reserved = self._store.reserve_ahead(
+            owner, request.pages.fingerprint, request.ahead, request.ttl_ms / 1000, evict=request.ahead_evict
+        )
+        return _reserved(reserved)
+
+    def complete_store(self, request: pb.CompleteStoreRequest) -> pb.StoreCounts:
+        """Publish or give up."""
+        owner = self._owner(request.client)
+        self.note_use(request.used)
+        part = Part(request.part_at, request.part_slots) if request.publish else None
+        if request.outcomes:
+            pages, hashes = request.pages, split_hashes(request.pages.hashes)
+            done = self._store.complete_ahead(
+                owner, request.ticket, pages.fingerprint, hashes, request.outcomes, request.parent, part
+            )
+        else:
+            # What a client says it wrote from afar came by the payload stream, or it did not come.
+            publish = request.publish and owner != NODE
+            done = self._store.complete_store(owner, request.ticket, publish=publish, part=part)
+        return pb.StoreCounts(stored=done.stored, present=done.present, refused=done.refused)
+
+    def prepare_load(self, request: pb.PrepareLoadRequest) -> pb.PrepareLoadReply:
+        """Bring pages up and hold them."""
+        owner = self._owner(request.client)
+        self.note_use(request.used)
+        return _held(
+            self._store.prepare_load(
+                owner, request.pages.fingerprint, split_hashes(request.pages.hashes), request.ttl_ms / 1000
+            )
+        )
+
+    def load_parts(self, request: pb.PrepareLoadRequest) -> Generator[tuple[pb.PrepareLoadReply, bool]]:
+        """Likewise, in parts as they come up. Yields also whether it is the last one."""
+        owner = self._owner(request.client)
+        self.note_use(request.used)
+        hashes = split_hashes(request.pages.hashes)
+        with closing(self._store.load_parts(owner, request.pages.fingerprint, hashes, request.ttl_ms / 1000)) as parts:
+            for part, last in parts:
+                yield _held(part), last
+
+    def complete_load(self, request: pb.CompleteLoadRequest) -> pb.CompleteLoadReply:
+        """End a hold."""
+        return pb.CompleteLoadReply(valid=self._store.complete_load(self._owner(request.client), request.ticket))
+
+    def note_use(self, report: pb.UseReport) -> int:
+        """Learn what a client read."""
+        if len(report.uses) > MOST_QUERIES:
+            raise LimitExceededError(f"{len(report.uses)} uses in one report, the limit is {MOST_QUERIES}")
+        return sum(
+            self._store.note_use(use.fingerprint, split_hashes(use.hashes), read=use.read, missed=use.missed)
+            for use in report.uses
+        )
+
+    def _owner(self, client: int) -> int:
+        return self._store.owner_of(client) if client else NODE
+
+
+def reserve(store: Store, owner: int, request: pb.PrepareStoreRequest) -> pb.PrepareStoreReply:
+    """Reserve slots for an owner, by whatever connection the request came."""
+    reserved = store.prepare_store(
+        owner,
+        request.pages.fingerprint,
+        split_hashes(request.pages.hashes),
+        request.ttl_ms / 1000,
+        direct=owner != NODE,
+        parent=request.parent,
+    )
+    return _reserved(reserved)
+
+
+def _reserved(reserved: Reserved) -> pb.PrepareStoreReply:
+    return pb.PrepareStoreReply(
+        ticket=reserved.ticket,
+        outcomes=reserved.outcomes,
+        offsets=[frame * FRAME_BYTES for frame in reserved.frames],
+    )
+
+
+def _held(held: Held) -> pb.PrepareLoadReply:
+    offsets = [frame * FRAME_BYTES for frame in held.frames]
+    return pb.PrepareLoadReply(ticket=held.ticket, tiers=held.tiers, offsets=offsets)

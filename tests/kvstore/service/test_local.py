@@ -1,0 +1,249 @@
+"""The socket in the arena's folder, and peers on it that break the rules, or stand still."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import numpy as np
+import pytest
+import xxhash
+
+import kvstore
+from kvstore.bulk.calls import CALLS, SOCKET_NAME
+from kvstore.bulk.frame import CHECKSUM, HEADER, HEADER_BYTES, MAGIC, MOST_MESSAGE_BYTES, Header, Kind, pack_frame
+from kvstore.service import local
+from kvstore.v1 import cache_pb2 as pb
+
+PAGE = 5000
+LAYOUT = kvstore.Layout(model="near", block_size=16, page_bytes=PAGE)
+PATIENCE = 30.0
+
+
+class Peer:
+    """One connection, byte by byte. A context manager."""
+
+    def __init__(self, node: Any) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(PATIENCE)
+        self.socket.connect(str(node.store.arena.directory / SOCKET_NAME))
+
+    @classmethod
+    def welcome(cls, node: Any) -> Peer:
+        peer = cls(node)
+        assert peer.receive()[0] is Kind.READY
+        return peer
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def ask(self, request: Any) -> Any:
+        """The answer to a request, or the text of the error."""
+        kind = next(kind for kind, (asked, _) in CALLS.items() if isinstance(request, asked))
+        self.send(pack_frame(kind, request.SerializeToString()))
+        answered, message = self.receive()
+        return message.decode() if answered is Kind.FAILED else CALLS[kind][1].FromString(message)
+
+    def receive(self) -> tuple[Kind, bytes]:
+        header = Header.unpack(self.read(HEADER_BYTES))
+        return header.kind, self.read(header.message)
+
+    def read(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            piece = self.socket.recv(length - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+    def is_closed(self) -> bool:
+        try:
+            return not self.socket.recv(1)
+        except ConnectionError:
+            return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+
+def raw(*fields: object) -> bytes:
+    """A header with any fields, and their checksum."""
+    packed = HEADER.pack(*fields)
+    return packed + CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed))
+
+
+def names(count: int, first: int = 0) -> list[bytes]:
+    return [number.to_bytes(32, "big") for number in range(first, first + count)]
+
+
+@pytest.fixture
+def node(start_node: Callable[..., Any]) -> Any:
+    return start_node(disk_limit=0)
+
+
+@pytest.fixture
+def near(node: Any) -> Iterator[kvstore.Namespace]:
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
+        yield client.namespace(LAYOUT)
+
+
+def test_it_is_its_users_alone_and_goes_with_the_node(start_node: Callable[..., Any], shm_folder: Any) -> None:
+    node = start_node(disk_limit=0)
+    path = node.store.arena.directory / SOCKET_NAME
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    node.stop()
+    assert not path.exists()
+    path.write_text("what a killed node, or anybody, left there")
+    with Peer.welcome(start_node(disk_limit=0)):
+        pass
+
+
+def test_an_error_is_answered_and_the_connection_stays_good(node: Any, near: kvstore.Namespace) -> None:
+    near.store(names(2), np.zeros((2, PAGE), np.uint8))
+    client = near._opened[1]._attachment.client
+    with Peer.welcome(node) as peer:
+        pages = pb.PageList(fingerprint=near.fingerprint, hashes=b"".join(names(2)))
+        for request, reason in (
+            (pb.PrepareStoreRequest(pages=pages, client=77), "NotAttachedError"),
+            (pb.PrepareStoreRequest(pages=pb.PageList(fingerprint=bytes(32)), client=client), "UnknownNamespaceError"),
+            (pb.PrepareLoadRequest(pages=pages, client=77), "NotAttachedError"),
+            (pb.PrepareLoadRequest(pages=pb.PageList(hashes=b"x"), client=client), "InvalidRequestError"),
+            (pb.CompleteLoadRequest(client=77), "NotAttachedError"),
+            (pb.CompleteStoreRequest(client=77), "NotAttachedError"),
+        ):
+            assert peer.ask(request).startswith(reason + "\n")
+        held = peer.ask(pb.PrepareLoadRequest(pages=pages, client=client, ttl_ms=10_000))
+        assert len(held.offsets) == 2
+        assert peer.ask(pb.CompleteLoadRequest(client=client, ticket=held.ticket)).valid
+        assert not peer.ask(pb.CompleteLoadRequest(client=client, ticket=held.ticket)).valid
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        raw(b"KVB2", Kind.PREPARE_LOAD, 0, 10, 0),
+        raw(b"GET ", Kind.PREPARE_LOAD, 0, 10, 0),
+        raw(MAGIC, 99, 0, 10, 0),
+        raw(MAGIC, Kind.LOAD, 0, 0, 0),
+        raw(MAGIC, Kind.HELLO, 0, 0, 0),
+        raw(MAGIC, Kind.ANSWER, 0, 0, 0),
+        raw(MAGIC, Kind.COMPLETE_STORE, 0, 0xFFFF_FFFF, 0),
+        raw(MAGIC, Kind.COMPLETE_STORE, 0, MOST_MESSAGE_BYTES + 1, 0),
+        raw(MAGIC, Kind.COMPLETE_STORE, 0, 10, 1),
+        pack_frame(Kind.COMPLETE_LOAD, b"a message")[:-1] + b"E",
+        *(pack_frame(kind, b"\xff" * 50) for kind in CALLS),
+    ],
+)
+def test_what_is_no_request_ends_the_connection(node: Any, data: bytes) -> None:
+    with Peer.welcome(node) as peer, Peer.welcome(node) as other:
+        peer.send(data)
+        assert peer.is_closed()
+        assert other.ask(pb.CompleteLoadRequest(client=1)).startswith("NotAttachedError")
+
+
+@pytest.mark.parametrize("sent", [0, 1, HEADER_BYTES, HEADER_BYTES + 3])
+def test_silence_ends_the_connection(node: Any, sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "MESSAGE_SECONDS", 0.2)
+    monkeypatch.setattr(local, "IDLE_SECONDS", 0.2)
+    with Peer.welcome(node) as peer:
+        peer.send(pack_frame(Kind.COMPLETE_LOAD, b"a message")[:sent])
+        assert peer.is_closed()
+
+
+def test_there_are_so_many_connections_and_who_gets_none_has_grpc(
+    node: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(local, "MOST_CONNECTIONS", 2)
+    with Peer.welcome(node), Peer.welcome(node):
+        with Peer(node) as third:
+            kind, message = third.receive()
+            assert (kind, message) == (Kind.FAILED, b"LimitExceededError\n2 connections are open, the limit")
+            assert third.is_closed()
+        with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
+            pages = client.namespace(LAYOUT)
+            assert pages.store(names(2), np.ones((2, PAGE), np.uint8)).stored == 2
+            assert not client._path._lines._idle
+    eventually(lambda: node._local.connections == 0)
+
+
+def test_garbage_costs_nobody_else_anything(
+    node: Any, near: kvstore.Namespace, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(local, "MESSAGE_SECONDS", 2.0)
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    choose = random.Random(seed)
+    near.store(names(4), np.full((4, PAGE), 7, np.uint8))
+    client = near._opened[1]._attachment.client
+    pages = pb.PageList(fingerprint=near.fingerprint, hashes=b"".join(names(4)))
+    requests = [
+        pack_frame(Kind.PREPARE_STORE, pb.PrepareStoreRequest(pages=pages, client=client).SerializeToString()),
+        pack_frame(Kind.PREPARE_LOAD, pb.PrepareLoadRequest(pages=pages, client=client).SerializeToString()),
+        pack_frame(Kind.COMPLETE_STORE, pb.CompleteStoreRequest(ticket=5, publish=True).SerializeToString()),
+    ]
+    for _ in range(100):
+        data = bytearray(choose.choice([*requests, choose.randbytes(100)]))
+        for _ in range(choose.randrange(4)):
+            data[choose.randrange(len(data))] ^= choose.randint(1, 255)
+        with Peer.welcome(node) as peer, contextlib.suppress(OSError):
+            peer.send(bytes(data[: choose.randrange(len(data) + 1)]))
+    into = np.zeros((4, PAGE), np.uint8)
+    with near.prepare_load(names(4)) as held:
+        assert [bytes(page) for page in held.pages] == [bytes([7]) * PAGE] * 4
+    assert near.load(names(4), into) == 4
+    eventually(lambda: node._local.connections <= 1)
+    node.store.check_integrity()
+
+
+def test_a_client_that_goes_in_the_middle_of_a_load_holds_nothing(
+    start_node: Callable[..., Any], eventually: Callable[..., None]
+) -> None:
+    """It closes its connection while pages are still being read for it."""
+    node = start_node()
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
+        pages = client.namespace(LAYOUT)
+        pages.store(names(3), np.ones((3, PAGE), np.uint8))
+        node.store.flush()
+        with node.store._books.lock:
+            for name in names(3)[1:]:
+                node.store._books.residency.drop(node.store._catalog.find(pages.fingerprint + name))
+        [tier] = node.store.below.own
+        read, goes_on = tier.read, threading.Event()
+        tier.read = lambda keys, into: goes_on.wait(PATIENCE) and read(keys, into)
+        request = pb.PrepareLoadRequest(
+            pages=pb.PageList(fingerprint=pages.fingerprint, hashes=b"".join(names(3))),
+            client=client._path._attachment.client,
+            ttl_ms=60_000,
+        )
+        with Peer.welcome(node) as peer:
+            peer.send(pack_frame(Kind.PREPARE_LOAD, request.SerializeToString()))
+            kind, part = peer.receive()
+            assert kind is Kind.PART
+            assert len(pb.PrepareLoadReply.FromString(part).offsets) == 1
+            assert node.store._books.tickets.loads
+        goes_on.set()
+        eventually(lambda: not node.store._books.tickets.loads)
+        del tier.read
+        with node.store.write_behind.writing:
+            node.store.check_integrity()
+        assert pages.load(names(3), np.zeros((3, PAGE), np.uint8)) == 3
+
+
+def test_no_thread_is_left_when_the_node_stops(start_node: Callable[..., Any]) -> None:
+    node = start_node(disk_limit=0)
+    with Peer.welcome(node) as peer:
+        begun = time.monotonic()
+        node.stop()
+        assert peer.is_closed()
+        assert time.monotonic() - begun < PATIENCE
+    assert not [thread for thread in threading.enumerate() if thread.name == "kvstore-local"]
