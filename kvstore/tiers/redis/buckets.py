@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from kvstore.tiers.redis.quotas import FULL_CHUNK, Share, share_of
 from kvstore.tiers.redis.resp import Reply
 from kvstore.tiers.redis.servers import Servers
 
+_log = logging.getLogger(__name__)
 BUCKET_CHUNKS = 16
 """As many chunks of full size fit into every bucket."""
 
@@ -49,6 +51,8 @@ class Buckets:
         self._own_number = max(1, min(names.MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * FULL_CHUNK)))
         self._number = self._own_number
         self._quotas: dict[bytes, int] = {}
+        self.newer = 0
+        """The format of what is in Redis, where it is newer than this version's: nothing may be changed then."""
         self.books = Books()
 
     # -- what they may hold ------------------------------------------------------------------------------------------
@@ -59,16 +63,31 @@ class Buckets:
         return self._limit_bytes // self._number
 
     def agreement(self) -> list[Request]:
-        """Requests that say how many buckets there are, unless somebody has, and ask for it; see :meth:`agreed`."""
-        slot = self._servers.slot(names.BUCKETS)
+        """Requests that say how many buckets there are, and of which format, unless somebody has, and ask for both.
+
+        :meth:`agreed` takes the replies, or those of the last two requests, which only ask.
+        """
+        slot, other = self._servers.slot(names.BUCKETS), self._servers.slot(names.FORMAT)
         return [
             Request(slot, [b"SET", names.BUCKETS, b"%d" % self._own_number, b"NX"]),
+            Request(other, [b"SET", names.FORMAT, b"%d" % names.FORMAT_VERSION, b"NX"]),
+            Request(other, [b"GET", names.FORMAT]),
             Request(slot, [b"GET", names.BUCKETS]),
         ]
 
     def agreed(self, replies: Sequence[Reply]) -> None:
-        """Take the number of buckets that stands in Redis; it stays what it was where nobody says."""
-        number = replies[-1]
+        """Take what stands in Redis; it stays what it was where nobody says."""
+        found, number = replies[-2:]
+        if isinstance(found, bytes) and found.isdigit() and len(found) < 10:
+            newer = int(found) if int(found) > names.FORMAT_VERSION else 0
+            if newer and not self.newer:
+                _log.error(
+                    "Redis has pages of format %d; this version of kvstore reads up to %d: it shares nothing, and"
+                    " changes nothing there. Upgrade this node, or give it another Redis",
+                    newer,
+                    names.FORMAT_VERSION,
+                )
+            self.newer = newer
         if isinstance(number, bytes) and number.isdigit() and 1 <= int(number) <= names.MOST_BUCKETS:
             self._number = int(number)
 
@@ -160,7 +179,7 @@ class Buckets:
     def look(self, timeout: float) -> None:
         """Ask all buckets what they hold: other nodes change them as well."""
         deadline = time.monotonic() + timeout
-        self.agreed(self._servers.exchange(self.agreement()[1:], deadline))
+        self.agreed(self._servers.exchange(self.agreement()[2:], deadline))
         number = self._number
         asked = self.books.now
         replies = self._servers.exchange([self._books_of(bucket) for bucket in range(number)], deadline)

@@ -2,6 +2,8 @@
 
 ====================================  ========  ===================================================================
 ``kvstore:buckets``                   string    how many buckets there are; the first node says it
+``kvstore:format``                    string    the newest format of what is here; the first node says it, and whoever
+                                                writes a newer one
 ``kvstore:page:PAGE KEY``             string    where a page is (:mod:`kvstore.tiers.redis.entry`)
 ``kvstore:{B}:order``                 zset      bucket B's chunks by last use
 ``kvstore:{B}:order:NAMESPACE``       zset      of these, the ones of a namespace
@@ -17,6 +19,10 @@ bucket's keys lie in one slot, so that one script can change them together.
 from __future__ import annotations
 
 BUCKETS = b"kvstore:buckets"
+FORMAT = b"kvstore:format"
+FORMAT_VERSION = 1
+"""Of entries, chunks and books together. Where a newer one stands, a node writes and removes nothing: it might take a
+newer node's keys for damaged ones."""
 PAGE_PREFIX = b"kvstore:page:"
 NAMESPACE_FIELD = b"bytes:"
 NONCE_BYTES = 16

@@ -175,6 +175,8 @@ class RedisTier:
             ResourceError: some pages may still be here, since their servers did not answer: the message says how many.
                 All others are gone.
         """
+        if self._buckets.newer:
+            raise ResourceError(f"Redis has pages of format {self._buckets.newer}, which this version does not change")
         removed = self._remover.remove(keys)
         self._events.removed(self.name, keys)
         return removed

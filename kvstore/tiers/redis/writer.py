@@ -105,6 +105,8 @@ class Writer:
         asked = [*keys, *dict.fromkeys(page.parent for page in wanted if page.parent and page.parent not in keys)]
         raw, agreed = self._entries.seen(asked, deadline, *self._buckets.agreement())
         self._buckets.agreed(agreed)
+        if self._buckets.newer:
+            return _Seen({}, {}, {}, set(asked))  # as if no server had answered: nothing is written
         entries = {key: entry for key, value in zip(asked, raw, strict=True) if (entry := decode(value)) is not None}
         silent = {key for key, value in zip(asked, raw, strict=True) if isinstance(value, ServerError)}
         if silent:

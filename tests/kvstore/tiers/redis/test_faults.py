@@ -367,6 +367,28 @@ def test_a_foreign_number_of_buckets(server: Any, open_redis: Open) -> None:
         assert all(read_pages(tier, PAGES))
 
 
+def test_a_newer_format_is_left_alone_with_words(server: Any, open_redis: Open, caplog) -> None:
+    """A node that is downgraded, or not upgraded yet: neither a page nor a key of the newer one goes."""
+    tier = open_redis(server.url, LIMIT)
+    assert all(tier.write(PAGES[:10]))
+    assert server.client.get("kvstore:format") == b"1"
+    server.client.set("kvstore:format", "2")
+    for page in PAGES[:5]:  # what this version can't read
+        name = b"kvstore:page:" + page.key
+        server.client.set(name, b"\x02" + server.client.get(name)[1:])
+    before = {key: server.client.dump(key) for key in server.client.scan_iter() if server.client.type(key) == b"string"}
+    with caplog.at_level("ERROR"):
+        later = open_redis(server.url, LIMIT)
+        assert later.write(PAGES) == [False] * len(PAGES)
+    assert "Redis has pages of format 2; this version of kvstore reads up to 1" in caplog.text
+    assert read_pages(later, PAGES[:10]) == [False] * 5 + [True] * 5, "what is as before is read as before"
+    with pytest.raises(ResourceError, match="pages of format 2, which this version does not change"):
+        later.remove([page.key for page in PAGES])
+    assert {key: server.client.dump(key) for key in before} == before
+    server.client.set("kvstore:format", "1")
+    assert all(later.write(PAGES[10:])), "and when that is over it goes on by itself"
+
+
 def test_namespaces_do_not_see_each_other(server: Any, open_redis: Open) -> None:
     tier = open_redis(server.url, LIMIT)
     page = make_page(1, 1000)
