@@ -76,30 +76,38 @@ def ends(arena: int, memory: int) -> Iterator[Ends]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-bench-")))
         shm = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir="/dev/shm"))
         flags = ["--socket", f"{folder}/s", "--listen", "0", "--arena", str(arena), "--arena-dir", f"{shm}/arena"]
-        node, ready = _started(stack, ["kvstore.cli", "serve", *flags, "--disk-limit", "0"])
+        errors = folder / "errors"
+        node, ready = _started(stack, ["kvstore.cli", "serve", *flags, "--disk-limit", "0"], errors)
         port = re.search(r" port (\d+)", ready)
         if port is None:
-            raise ResourceError("the benchmark's node does not start")
-        peer, line = _started(stack, ["kvstore.bench.path_peer", str(memory)])
+            raise ResourceError(f"the benchmark's node does not start: {_last_line(errors)}")
+        peer, line = _started(stack, ["kvstore.bench.path_peer", str(memory)], errors)
+        if not line:
+            raise ResourceError(f"what paths are measured beside does not start: {_last_line(errors)}")
         tcp_port, grpc_port = map(int, line.split())
         yield Ends(node, folder / "s", int(port[1]), peer, tcp_port, grpc_port)
 
 
-def _started(stack: ExitStack, arguments: Sequence[str]) -> tuple[int, str]:
-    """A process of this Python, ended with the stack, and its first line."""
+def _started(stack: ExitStack, arguments: Sequence[str], errors: Path) -> tuple[int, str]:
+    """A process of this Python, ended with the stack, and its first line. What it complains of goes to a file."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
-    process = subprocess.Popen(  # noqa: S603 - this very program
-        [sys.executable, "-m", *arguments],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    with errors.open("w") as complaints:
+        process = subprocess.Popen(  # noqa: S603 - this very program
+            [sys.executable, "-m", *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+        )
     stack.enter_context(process)
     stack.callback(process.terminate)
     assert process.stdout is not None
     return process.pid, process.stdout.readline()
+
+
+def _last_line(errors: Path) -> str:
+    return (errors.read_text(errors="replace").strip().splitlines() or ["it does not say why"])[-1]
 
 
 class KVStoreSide:

@@ -26,8 +26,8 @@ WORKS = ("lookup", "load", "store")
 _EPILOG = """\
 A node in a process of its own holds pages of 4 KiB; each client is a process too, on the same host. All of them do the
 same work at once for a while: "lookup" asks for a prompt of 512 pages, "load" takes 64 pages a call, "store" brings 64
-new ones, for which as many others leave. "of 1" is what all clients did together over what one did alone: it can't
-pass the number of cores, of which the node needs some too.
+new ones, for which as many others leave. "speedup" is what all clients did together over what the fewest of the table
+did (one, if it was asked for): it can't pass the number of cores, of which the node needs some too.
 
 exit codes:
   0  done
@@ -45,7 +45,7 @@ class Figure:
     work: str
     pages_a_second: float
     """Of all clients: found by lookups, loaded, or stored."""
-    of_one: float
+    speedup: float
     """That, over what the fewest clients of this table did."""
     p50_us: float
     """Of a call."""
@@ -182,12 +182,12 @@ def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
         raise ConfigError(f"{flag} is {text!r}, it must be numbers with commas between") from error
     if min(numbers) < least or max(numbers) > most:
         raise ConfigError(f"{flag} is {text!r}, each must be from {least} to {most}")
-    return numbers
+    return sorted(set(numbers))
 
 
 def _print(figures: Sequence[Figure]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("pages indexed", "work", "clients", "pages/s", "of 1", "p50 µs", "p99 µs"):
+    for column in ("pages indexed", "work", "clients", "pages/s", "speedup", "p50 µs", "p99 µs"):
         table.add_column(column, justify="left" if column == "work" else "right")
     for figure in figures:
         table.add_row(
@@ -195,7 +195,7 @@ def _print(figures: Sequence[Figure]) -> None:
             figure.work,
             str(figure.clients),
             f"{figure.pages_a_second:,.0f}",
-            f"{figure.of_one:.2f}",
+            f"{figure.speedup:.2f}",
             f"{figure.p50_us:,.0f}",
             f"{figure.p99_us:,.0f}",
         )

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from kvstore import cli
-from kvstore.bench.path_sides import PATHS
+from kvstore.bench.path_sides import PATHS, ends
+from kvstore.errors import ResourceError
 
 
 def test_every_path_is_measured_beside_its_limit(capsys):
@@ -39,3 +40,10 @@ def test_a_table_and_a_plot_for_people(capsys, tmp_path):
 def test_flags_that_cannot_be_right(flags, capsys):
     assert cli.main(["bench", "path", *flags]) == 2
     assert "kvstore bench" in capsys.readouterr().err
+
+
+def test_a_node_or_a_peer_that_does_not_start_says_why():
+    with pytest.raises(ResourceError, match=r"the benchmark's node does not start: .*arena"), ends(1, 1 << 20):
+        pytest.fail("it started")
+    with pytest.raises(ResourceError, match="measured beside does not start: "), ends(1 << 20, 0):
+        pytest.fail("it started")
