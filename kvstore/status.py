@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -88,13 +89,19 @@ class Status:
 
 def seen_by(status: Status, grant: Grant) -> Status:
     """What of a status a caller may see: whoever has one tenant's token is told of that tenant's pages, and of tiers
-    only what these take of the arena."""
+    only what these take of the arena, and what became of them since the node started."""
     if grant.every:
         return status
     own = tuple(each for each in status.namespaces if grant.sees(Layout.from_json(each.layout).tenant))
     arena = status.tiers[0]
     used, pages = sum(each.used_bytes.get(arena.name, 0) for each in own), sum(each.arena_pages for each in own)
-    tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, {}),)
+    counts: Counter[str] = Counter()
+    for each in own:
+        counts.update(each.counters)
+    hit = counts["arena"] + counts["disk"] + counts["redis"]
+    counters = {name: counts[name] for name in ("missed", "stored", "present", "refused")}
+    counters |= {"asked": hit + counts["missed"], "hit": hit}
+    tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, counters),)
     return dataclasses.replace(status, tiers=tiers, namespaces=own, clients=0, arena_directory="", disk_directory="")
 
 

@@ -231,7 +231,7 @@ def _rates(before: Status, now: Status, seconds: float) -> Group:
 
 def _rates_of(before: TierStatus, now: TierStatus, seconds: float) -> list[str]:
     def moved(counter: str) -> int:
-        return now.counters[counter] - before.counters[counter]
+        return now.counters.get(counter, 0) - before.counters.get(counter, 0)  # of a tenant's there are fewer
 
     asked = moved("asked")
     return [

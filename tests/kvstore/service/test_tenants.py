@@ -251,13 +251,15 @@ class TestWhatIsThere:
             after = other.status()
             for status in (before, after):
                 assert [each.fingerprint for each in status.namespaces] == [ours.fingerprint]
-                assert [(tier.name, tier.used_bytes, tier.pages, tier.counters) for tier in status.tiers] == [
-                    ("arena", 0, 0, {})
-                ]
+                assert [(tier.name, tier.used_bytes, tier.pages) for tier in status.tiers] == [("arena", 0, 0)]
+                assert set(status.tier("arena").counters.values()) == {0}
                 assert (status.clients, status.arena_directory, status.disk_directory) == (0, "", "")
             ours.store(hashes_of(3), DATA[:3])
             [arena] = other.status().tiers
             assert (arena.used_bytes, arena.pages) == (3 * 8192, 3)
+            ours.load([*hashes_of(3), b"no" * 16], np.zeros_like(DATA))
+            [arena] = other.status().tiers
+            assert (arena.counters["stored"], arena.counters["asked"], arena.counters["hit"]) == (3, 4, 3)
             with pytest.raises(PermissionDeniedError, match="Flush needs a token of every tenant"):
                 other.flush()
 
@@ -275,7 +277,7 @@ class TestWhatIsThere:
             assert ("process_cpu_seconds" in text) == (name in ("monitor", "operator"))
         assert 'kvstore_tier_pages{tier="arena"} 3.0' in texts["b"]
         assert 'kvstore_tier_pages{tier="arena"} 0.0' in texts["c"]
-        assert "kvstore_pages_total{" not in texts["b"]
+        assert 'kvstore_pages_total{event="stored",tier="arena"} 3.0' in texts["b"]
         for path in ("/console", "/console/data"):
             with pytest.raises(urllib.error.HTTPError) as caught:
                 tenants.get("b", path)
