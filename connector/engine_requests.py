@@ -4,6 +4,7 @@ their blocks, and which blocks are stored when. The engine's request objects are
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ class EngineRequests:
         tickets: for prefill and decode on different engines.
         announcements: told of blocks that are stored or gone; None: nobody listens.
         event_block_size: tokens between two of the engine's own hashes, by which listeners know blocks.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class EngineRequests:
         tickets: RequestTickets,
         announcements: Announcements | None = None,
         event_block_size: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._groups = tuple(groups)
@@ -67,7 +70,7 @@ class EngineRequests:
         # A load may cover a prompt to its last token only where all of the blocks before it are there afterwards.
         self._keeps_all = all(group.keeps for group in groups)
         self._requests: dict[str, Tracked] = {}
-        self._speeds = Speeds()
+        self._speeds = Speeds(clock)
         self._seconds_saved = 0.0
         self._loads_declined = 0
 

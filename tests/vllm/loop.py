@@ -35,7 +35,14 @@ from vllm.v1.core.kv_cache_utils import (
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -76,8 +83,9 @@ class Loop:
         model: a folder of :mod:`tests.vllm.model`: only its configuration is read.
         transfer: ``kv_transfer_config``; None is vLLM without a connector.
         num_blocks: of the KV cache, the null block included.
-        kind: of the layers: "full"; "hybrid", every other one with a window; "window", all of them; "states", every
-            other one recurrent; "recurrent", all of them.
+        kind: of the layers: "full"; "mla", full with one latent head; "hybrid", every other one with a window;
+            "window", all of them; "states", every other one recurrent; "recurrent", all of them.
+        overlap: a step is planned before the one in front of it has ended, as vLLM does it by default.
         arguments: others of ``EngineArgs``, such as ``max_num_batched_tokens``.
     """
 
@@ -88,8 +96,13 @@ class Loop:
         *,
         num_blocks: int = 64,
         kind: str = "full",
+        overlap: bool = False,
         **arguments: Any,
     ) -> None:
+        self.overlap = overlap
+        self._in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
+        self._tables: dict[str, tuple[list[int], ...]] = {}  # of the step that is planned
+        arguments["async_scheduling"] = overlap
         if kind in ("states", "recurrent"):
             arguments.setdefault("prefix_cache_retention_interval", None)  # each block's state, not the prompt's alone
         self.config = _engine_config(model, transfer, num_blocks, arguments)
@@ -131,6 +144,7 @@ class Loop:
         self.computed: dict[str, int] = {}
         """Tokens that the model computed for each request, again after a preemption."""
         self._doubtful: dict[str, list[str]] = {}
+        self._discarded: set[str] = set()
         self.load_failures = 0
         """Blocks, or requests, that the worker half reported as not loaded."""
 
@@ -183,7 +197,10 @@ class Loop:
     def schedule(self) -> SchedulerOutput:
         """The first half of a step."""
         with _current(self.config):
-            return self.scheduler.schedule()
+            step = self.scheduler.schedule()
+        # Whoever ends while this step is in flight has blocks no more.
+        self._tables = {name: tuple(map(list, self.blocks_of(name))) for name in step.num_scheduled_tokens}
+        return step
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """What a worker does in a step, in vLLM's order."""
@@ -203,8 +220,19 @@ class Loop:
 
     def step(self) -> SchedulerOutput:
         step = self.schedule()
-        self.update(step, self.execute(step))
+        if not self.overlap:
+            self.update(step, self.execute(step))
+            return step
+        self.catch_up()
+        self._in_flight = step, self.execute(step)
         return step
+
+    def catch_up(self) -> None:
+        """The step in flight ends."""
+        if self._in_flight is not None:
+            step, output = self._in_flight
+            self._in_flight = None
+            self.update(step, output)
 
     def reset_prefix_cache(self) -> None:
         """Forget the engine's own cached blocks."""
@@ -299,13 +327,14 @@ class Loop:
         for name, count in step.num_scheduled_tokens.items():
             tokens = list(self.requests[name].all_token_ids)
             first, end = started[name], started[name] + count
+            tokens += [0] * (end - len(tokens))  # planned before its load was known to have failed
             self.computed[name] += count
             numbers = numbers_of(tokens[:end])
             if wrong := list(self._wrong(name, numbers, first)):
                 self._doubtful[name] = wrong
                 numbers = [-1] * end  # as in a real model: what attends to rubbish is rubbish
             for group, spec in enumerate(self.kv_cache_config.kv_cache_groups):
-                table = self.blocks_of(name)[group]
+                table = self._tables[name][group]
                 for layer in spec.layer_names:
                     if isinstance(spec.kv_cache_spec, MambaSpec):
                         self._state(layer, table, end)[:] = float(numbers[-1])
@@ -319,7 +348,7 @@ class Loop:
         """Where tokens from ``first`` on attend to KV that is not that of their prefix."""
         for group, spec in enumerate(self.kv_cache_config.kv_cache_groups):
             sees = WINDOW if isinstance(spec.kv_cache_spec, SlidingWindowSpec) else None
-            table = self.blocks_of(name)[group]
+            table = self._tables[name][group]
             for layer in spec.layer_names:
                 if isinstance(spec.kv_cache_spec, MambaSpec):
                     if first and not bool((self._state(layer, table, first) == float(numbers[first - 1])).all()):
@@ -332,9 +361,11 @@ class Loop:
     def _check_doubtful(self, transfer: KVConnectorOutput | None) -> None:
         """Rubbish is no fault where the connector says in the same step that its load has failed."""
         for name, wrong in self._doubtful.items():
-            blocks = {block for group in self.blocks_of(name) for block in group}
+            blocks = {block for group in self._tables[name] for block in group}
             told = transfer is not None and (name in transfer.failed_recving or blocks & transfer.invalid_block_ids)
-            assert told, f"{name} attends to wrong KV: {wrong[0]}, and {len(wrong) - 1} more"
+            # A step that was planned before vLLM was told: what it computes for the request is thrown away.
+            assert told or name in self._discarded, f"{name} attends to wrong KV: {wrong[0]}, and {len(wrong) - 1} more"
+        self._discarded = set(self._doubtful) if self.overlap else set()
         self._doubtful = {}
 
     def _state(self, layer: str, table: Sequence[int], num_tokens: int) -> torch.Tensor:
@@ -362,6 +393,7 @@ def run_until(loop: Loop, condition: Any, *, seconds: float = 30.0) -> None:
         assert time.monotonic() < end, f"it did not happen; {loop.finished}, {loop.left_over()}"
         loop.step()
         time.sleep(0.0005)
+    loop.catch_up()
 
 
 def run_all(loop: Loop, *, seconds: float = 60.0) -> None:
@@ -401,6 +433,7 @@ def _one_worker() -> None:
 def _specs(kind: str) -> dict[str, KVCacheSpec]:
     size = {"block_size": BLOCK_SIZE, "num_kv_heads": _KV_HEADS, "head_size": _HEAD_SIZE, "dtype": torch.float32}
     full = FullAttentionSpec(**size)
+    latent = MLAAttentionSpec(**(size | {"head_size": 2 * _HEAD_SIZE}))  # keys and values in one
     window = SlidingWindowSpec(**size, sliding_window=WINDOW)
     state = MambaSpec(
         block_size=BLOCK_SIZE,
@@ -411,6 +444,7 @@ def _specs(kind: str) -> dict[str, KVCacheSpec]:
     )
     of = {
         "full": (full, full),
+        "mla": (latent, latent),
         "hybrid": (full, window),
         "window": (window, window),
         "states": (full, state),

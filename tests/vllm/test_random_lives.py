@@ -95,6 +95,7 @@ class Life:
     def lose_pages(self) -> None:
         """Between the plan of a step and its execution; of a request that is to load some, if there is one."""
         step = self.loop.schedule()
+        self.loop.catch_up()
         if self.serves:
             loading = [r for r in self.loop.requests.values() if r.status.name == "WAITING_FOR_REMOTE_KVS"]
             tokens = self.random.choice(loading).prompt_token_ids if loading else self.random.choice(self.trunks)
@@ -152,13 +153,14 @@ def make_loop(models: Callable[[str], Path], tmp_path: Path) -> Iterator[Callabl
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)
 
-    def make(node: Any, kind: str, async_load: bool, caching: bool) -> Loop:
+    def make(node: Any, kind: str, async_load: bool, caching: bool, overlap: bool) -> Loop:
         loops.append(
             Loop(
                 models("llama"),
                 transfer_config(node.url, async_load=async_load, ticket_key_file=str(key), **DEADLINES),
                 num_blocks=26,
                 kind=kind,
+                overlap=overlap,
                 enable_prefix_caching=caching,
                 max_num_batched_tokens=96,
                 max_num_seqs=6,
@@ -172,17 +174,23 @@ def make_loop(models: Callable[[str], Path], tmp_path: Path) -> Iterator[Callabl
 
 
 @pytest.mark.parametrize("seed", range(LIVES))
-@pytest.mark.parametrize("async_load", [True, False], ids=["async", "sync"])
-@pytest.mark.parametrize("kind", ["full", "hybrid", "states"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "one by one"])
+@pytest.mark.parametrize(
+    ("kind", "async_load"),
+    [("full", True), ("full", False), ("hybrid", True), ("states", True)],
+    ids=["full-async", "full-sync", "hybrid", "states"],
+)
 def test_every_answer_is_right_and_nothing_is_left(
     node_process: Callable[..., Any],
     make_loop: Callable[..., Loop],
     kind: str,
     async_load: bool,
+    overlap: bool,
     seed: int,
 ) -> None:
     node = node_process(arena="3MiB")
-    life = Life(seed, node, lambda: make_loop(node, kind, async_load, caching=bool(seed % 2)))
+    caching = kind == "states" or bool(seed % 2)  # vLLM keeps no states without it
+    life = Life(seed, node, lambda: make_loop(node, kind, async_load, caching, overlap))
     try:
         life.run()
     finally:

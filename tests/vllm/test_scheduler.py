@@ -5,6 +5,7 @@ Each test ends with nothing held: every block free, nothing in a dictionary of s
 
 from __future__ import annotations
 
+import copy
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ PATIENT = 20_000
 """Milliseconds that never pass in a test."""
 
 KINDS = pytest.mark.parametrize("kind", ["full", "hybrid", "states"])
-ALL_KINDS = pytest.mark.parametrize("kind", ["full", "hybrid", "window", "states", "recurrent"])
+ALL_KINDS = pytest.mark.parametrize("kind", ["full", "mla", "hybrid", "window", "states", "recurrent"])
 WAYS = pytest.mark.parametrize("async_load", [True, False], ids=["async", "sync"])
 
 
@@ -602,3 +603,33 @@ def test_what_a_failed_load_left_in_shared_blocks_is_stored_by_nobody(
     assert loop.load_failures > 0
     assert loop.tokens["loads"] == loop.tokens["shares"] == right_answer(tokens, 4)
     assert answer(start_loop(node, extra=extra), "again", tokens) < 203  # what it loads is right
+
+
+def test_of_ranks_that_hold_the_same_one_stores(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    node, tokens = node_process(), prompt(200)
+    loop = start_loop(node, kind="mla")
+    monkeypatch.setattr(loop.config.parallel_config, "tensor_parallel_size", 2)
+    replicated = copy.copy(loop.kv_cache_config)
+    replicated.kv_tp_replicas = 2
+    described = []
+    for rank, stored in ((1, False), (0, True)):
+        monkeypatch.setattr("connector.vllm._tp_rank", lambda rank=rank: rank)
+        loop.worker.shutdown()
+        loop.worker = KVConnectorFactory.create_connector(loop.config, KVConnectorRole.WORKER, replicated)
+        loop.worker.register_kv_caches(loop.caches)
+        described.append(loop.worker.get_handshake_metadata())
+        loop.reset_prefix_cache()
+        answer(loop, f"by rank {rank}", tokens)
+        other = start_loop(node, kind="mla")
+        found = answer(other, "again", tokens, params={"kvstore_store": False}) < 203
+        assert found is stored
+        assert loop.left_over() == other.left_over() == []
+    assert described[0] == described[1] is not None
