@@ -39,10 +39,10 @@ class Removal:
 
     left: list[int] = field(default_factory=list)
     """The first frame of each. Their headers must say that they are gone before anything else is written."""
-    keys: list[bytes] = field(default_factory=list)
-    """Of each."""
     overrun: int = 0
     """Of these: dirty ones, which no tier below has."""
+    keys: list[bytes] = field(default_factory=list, compare=False)
+    """Of each that left."""
 
 
 class Catalog:
