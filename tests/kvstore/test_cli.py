@@ -375,6 +375,10 @@ class TestStatus:
                 "durability": "",
                 "pinned_pages": 0,
                 "layout": LAYOUT.to_json(),
+                "counters": {
+                    **dict.fromkeys(("arena", "disk", "redis", "missed", "present", "refused"), 0),
+                    "stored": 2,
+                },
             }
         ]
 
