@@ -155,7 +155,8 @@ class Catalog:
             return None, removal
         if namespace in self._quotas and not self._make_quota(namespace, frames, removal, evict=evict):
             return None, removal
-        if namespace in self._tenant_of and not self._make_tenant_quota(self._tenant_of[namespace], frames, removal):
+        tenant = self._tenant_of.get(namespace)
+        if tenant is not None and not self._make_tenant_quota(tenant, frames, removal, evict=evict):
             return None, removal
         frame = self._slabs.allocate(frames)
         while frame is None and evict and self._make_room(frames, removal):
@@ -364,11 +365,11 @@ class Catalog:
             self._retire(victim, removal, lost=True)
         return True
 
-    def _make_tenant_quota(self, tenant: str, frames: int, removal: Removal) -> bool:
+    def _make_tenant_quota(self, tenant: str, frames: int, removal: Removal, *, evict: bool) -> bool:
         """The same for all of a tenant's namespaces: that page leaves first which was used longest ago."""
         namespaces = [namespace for namespace, whose in self._tenant_of.items() if whose == tenant]
         while sum(map(self.frames_of, namespaces)) + frames > self._tenant_quotas[tenant]:
-            victim = self._orders.first_of_any(namespaces)
+            victim = self._orders.first_of_any(namespaces) if evict else None
             if victim is None:
                 return False
             self._retire(victim, removal, lost=True)

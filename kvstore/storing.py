@@ -188,7 +188,9 @@ class Storing:
             found = self._books.tickets.take_store(ticket, owner, part)
             if found is None:
                 return Published(0, 0, 0)
-            return self._publish(found, publish=publish and not found.ahead, checksums=checksums, clean=())
+            last = part is None or not part.slots
+            publish = publish and not found.ahead
+            return self._publish(found, publish=publish, checksums=checksums, clean=(), last=last)
 
     def complete_ahead(
         self,
@@ -256,7 +258,8 @@ class Storing:
                 self._books.catalog.name(slot, key, previous)
             self._count(known.number, known.layout.page_bytes, present=outcomes.count(PRESENT))
             clean = {slot for slot, under in zip(found.slots, below, strict=True) if under}
-            return self._publish(found, publish=True, checksums=None, clean=clean)
+            last = part is None or not part.slots
+            return self._publish(found, publish=True, checksums=None, clean=clean, last=last)
 
     def lapse(self, ticket: StoreTicket) -> None:
         """A reservation is past its deadline: it can't be published any more. The caller holds the lock."""
@@ -270,9 +273,16 @@ class Storing:
             self._books.catalog.lapse(slot)
 
     def _publish(
-        self, ticket: StoreTicket, *, publish: bool, checksums: Sequence[int] | None, clean: Container[Slot]
+        self,
+        ticket: StoreTicket,
+        *,
+        publish: bool,
+        checksums: Sequence[int] | None,
+        clean: Container[Slot],
+        last: bool,
     ) -> Published:
-        """End a ticket that was taken; the caller holds the lock. ``clean``: slots of pages that are below already."""
+        """End a ticket that was taken, or a part of one; the caller holds the lock. ``clean``: slots of pages that are
+        below already. ``last``: no parts are left."""
         slots, pages = ticket.slots, len(ticket.slots)
         namespace, page_bytes = self._books.slots.namespace[slots[0]], self._books.slots.length[slots[0]]
         if ticket.lapsed or not publish or not self._books.namespaces.is_open(namespace):
@@ -283,8 +293,8 @@ class Storing:
         own = bool(self._below.own)
         dirty = [own and slot not in clean for slot in slots]
         stored = self._books.residency.publish(slots, checksums or [None] * pages, dirty)
-        # With what was here before: a prefix's old head must not count as older than its new tail.
-        self._books.catalog.touch(self._books.catalog.find_here(ticket.batch))
+        if last:  # with what was here before: a prefix's old head must not count as older than its new tail
+            self._books.catalog.touch(self._books.catalog.find_here(ticket.batch))
         self._count(namespace, page_bytes, stored=stored, present=pages - stored)
         self._write_behind.add(slots)
         self._books.give_arena_up()

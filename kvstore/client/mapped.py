@@ -21,6 +21,7 @@ from kvstore.arena.clients import MOST_CLIENTS
 from kvstore.arena.index import FEW_KEYS, IndexReader
 from kvstore.arena.readers import CAN_READ, LINE_BYTES, LINE_WORDS, READERS_BYTES, ReadingLine
 from kvstore.client.path import OpenedNamespace
+from kvstore.client.runs import copy_runs, slot_bytes
 from kvstore.errors import NotAttachedError, ResourceError
 from kvstore.hashing import HASH_BYTES
 
@@ -165,9 +166,12 @@ class MappedRead:
     def copy(self, into: Sequence[Bytes]) -> int:
         """Copy them, without the interpreter lock. Returns how many leading copies are whole and right."""
         pages, length = self._arena.pages, self.length
-        for frame, target in zip(self.frames, into, strict=False):
-            start = frame * fmt.FRAME_BYTES
-            copy_bytes(target, pages[start : start + length])
+        if len(self.frames) == 1:
+            start = self.frames[0] * fmt.FRAME_BYTES
+            copy_bytes(into[0], pages[start : start + length])
+        else:
+            offsets = [frame * fmt.FRAME_BYTES for frame in self.frames]
+            copy_runs(pages, offsets, slot_bytes(length), into, copy_bytes, out=True)
         return self._arena.unchanged(self)
 
 

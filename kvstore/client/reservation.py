@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class Reservation:
         whole = len(places) == len(pages)
         length = self.namespace.layout.page_bytes
         start = behind = 0
-        for end in part_ends(len(places), length) if line.ahead else (len(places),):
+        for end in part_ends(len(places), length) if line.ahead else [len(places)]:
             some = pages[start:end] if whole else [pages[place] for place in places[start:end]]
             offsets = self._offsets[start:end]
             copy_runs(self.attachment.arena.pages, offsets, slot_bytes(length), some, np.copyto, out=False)
@@ -137,12 +137,10 @@ class Reservation:
         line.post(request, self._answers.append, deadline)
 
 
-def part_ends(pages: int, page_bytes: int) -> Iterator[int]:
-    """Where the parts of so many pages end: each is half of what is left, so that little is left behind the last copy,
-    and few calls are made."""
+def part_ends(pages: int, page_bytes: int) -> list[int]:
+    """Where the parts of so many pages end: at the half, so that the node begins early, before the last eighth, so that
+    little is left behind the last copy, and at the end. Each further one would be a call more."""
     least = max(1, LEAST_PART_BYTES // page_bytes)
-    end = 0
-    while end < pages:
-        left = pages - end
-        end += left if left < 2 * least else max(least, left // 2)
-        yield end
+    last = pages - max(least, pages // 8)
+    ends = [pages // 2, last, pages] if pages // 2 >= least else [last, pages]
+    return [end for end, before in zip(ends, [0, *ends], strict=False) if end > before]

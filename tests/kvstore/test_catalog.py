@@ -73,7 +73,7 @@ class Pages:
         return removal
 
     def by_number(self, removal: Removal) -> Removal:
-        return Removal([self.numbers[frame] for frame in removal.left], removal.overrun)
+        return Removal([self.numbers[frame] for frame in removal.left], overrun=removal.overrun)
 
     def put(self, number: int, frames: int = 1, *, dirty: bool = False, namespace: int = 1) -> Removal:
         slot, removal = self.reserve(number, frames, namespace)

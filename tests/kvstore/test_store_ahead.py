@@ -259,6 +259,19 @@ def test_no_page_leaves_for_a_guess(open_store, kv: SimpleNamespace) -> None:
     client.die()
 
 
+def test_no_page_leaves_a_quota_for_a_guess(open_store, kv: SimpleNamespace) -> None:
+    store = open_store(64, rules=[NamespaceRule(arena=32 * FRAME)])
+    known = store.open_namespace(kv.layout("a", FRAME))
+    for number in range(31):
+        kv.put(store, known, [number])
+    client = kv.LocalClient(store.arena.directory)
+    owner = store.owner_of(store.attach(client.name))
+    assert store.reserve_ahead(owner, known.fingerprint, 2, 10.0) == (0, b"", [])
+    assert len(kv.found(store, known, list(range(31)))) == 31
+    assert len(store.reserve_ahead(owner, known.fingerprint, 1, 10.0).frames) == 1
+    client.die()
+
+
 def test_limits(store: Store, kv: SimpleNamespace, client) -> None:
     known = store.open_namespace(kv.layout("a", FRAME))
     batch = store.batch_pages(known)

@@ -60,7 +60,7 @@ def test_a_store_is_published_while_it_is_copied(start_node, hashes, payload, as
         for name in (0, 1):  # the second one has slots already
             asked.clear()
             assert pages.store(hashes(8, name), payload(8, seed=name)) == kvstore.StoreResult(stored=8)
-            assert asked == ["PrepareStore"] * (2 - name) + ["CompleteStore"] * 4
+            assert asked == ["PrepareStore"] * (2 - name) + ["CompleteStore"] * 3
         asked.clear()
         more = [*hashes(8, 0)[:3], *hashes(5, 77)[3:], *hashes(8, 0)[5:6]]
         assert pages.store(more, payload(6, seed=5)) == kvstore.StoreResult(stored=2, present=4)
@@ -78,13 +78,16 @@ def test_a_store_is_published_while_it_is_copied(start_node, hashes, payload, as
     ("pages", "page_bytes", "ends"),
     [
         (1, 2 << 20, [1]),
-        (8, 2 << 20, [4, 6, 7, 8]),
+        (2, 2 << 20, [1, 2]),
+        (8, 2 << 20, [4, 7, 8]),
+        (32, 512 << 10, [16, 28, 32]),
         (64, 64 << 10, [32, 48, 64]),
-        (20, 64 << 10, [20]),
-        (0, 4096, []),
+        (32, 64 << 10, [16, 32]),
+        (20, 64 << 10, [4, 20]),
+        (16, 64 << 10, [16]),
     ],
 )
-def test_each_part_is_half_of_what_is_left(pages, page_bytes, ends):
+def test_the_first_part_is_half_and_the_last_one_small(pages, page_bytes, ends):
     assert list(part_ends(pages, page_bytes)) == ends
 
 

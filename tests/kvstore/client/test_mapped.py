@@ -408,7 +408,7 @@ def copy(target, source):
     middle = len(target) // 2
     target[:middle] = source[:middle]
     copied += 1
-    if copied == 2:
+    if copied == 1:  # the first two of the pages are there, or half of one
         if action == "announce":
             print("in the middle", flush=True)
             sys.stdin.readline()
@@ -425,7 +425,7 @@ sys.stdout.flush()
 
 
 class ReaderProcess:
-    """Loads four pages, and does something to itself in the middle of the second one."""
+    """Loads four pages, and does something to itself in the middle of them."""
 
     def __init__(self, url: str, action: str, timeout: float = 20.0, count: int = 4) -> None:
         self.process = subprocess.Popen(
