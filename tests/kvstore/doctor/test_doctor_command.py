@@ -179,9 +179,11 @@ class TestEngine:
         path = tmp_path / "s"
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(path))
-            code = "import sys; sys.stdin.read()"
+            code = "import sys; print('runs', flush=True); sys.stdin.read()"
             command = [sys.executable, "-c", code, "--kv-transfer-config", self.flags()]
-            with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+                assert child.stdout is not None
+                assert child.stdout.readline() == b"runs\n"  # until then its command line may be empty
                 assert [each.level for each in engine.look_at_flags(engine.command_of(child.pid), SOCKET)] == [OK]
                 assert engine.look_at_process(child.pid, path).level == OK
                 child.communicate()
