@@ -3,6 +3,8 @@ else a call on a thread of its own."""
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ QUEUED_LOOKUPS = 256
 REMEMBERED = 4096
 """Most answers, and most misses, that are kept. Beyond it the oldest goes: engines may ask and never come back."""
 
+_log = logging.getLogger("kvstore.connector")
 SHUTDOWN_WAIT = 5.0
 """Seconds for which :meth:`Lookups.shutdown` waits for a call under way."""
 
@@ -149,6 +152,8 @@ class Lookups:
         Returns:
             By group, one bool a page; shorter, or empty, for a miss. None: not known yet, ask again.
         """
+        if _log.isEnabledFor(logging.DEBUG) and request_id not in self._answers:
+            self._say(request_id, hashes)
         with self._changed:
             now = self._clock()
             answer = self._answers.get(request_id)
@@ -227,6 +232,12 @@ class Lookups:
         self._count("asked")
         self._changed.notify()
         return None
+
+    def _say(self, request_id: str, hashes: Sequence[Sequence[bytes]]) -> None:
+        """Log what is asked for, as ``kvstore doctor --why`` reads it."""
+        for namespace, of_group in zip(self._ranks[0], hashes, strict=True):
+            asked = {"layout": json.loads(namespace.layout.to_json()), "hashes": [each.hex() for each in of_group]}
+            _log.debug("request %s asks for %s", request_id, json.dumps(asked))
 
     @property
     def _most_hashes(self) -> int:

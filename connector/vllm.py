@@ -471,6 +471,8 @@ def _log_as_vllm_does() -> None:
     if not ours.handlers:
         ours.handlers = list(logging.getLogger("vllm").handlers)
         ours.propagate = False
+    if logging.getLogger("vllm").getEffectiveLevel() <= logging.DEBUG:
+        ours.setLevel(logging.DEBUG)
 
 
 def _tp_rank() -> int:

@@ -12,6 +12,7 @@ from connector.health import BACKOFF
 from connector.lookups import LookupStatistics
 from connector.plan import LoadPlan, StepPlan, StorePlan
 from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
+from kvstore.doctor.prompt import read_prompt
 from kvstore.errors import InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
 
@@ -65,6 +66,17 @@ def answer(ask, settled):
 
 
 class TestMatching:
+    def test_what_is_asked_for_is_in_the_log_as_the_doctor_reads_it(self, client, answer, hashes, caplog, tmp_path):
+        with caplog.at_level("DEBUG", "kvstore.connector"):
+            answer("r1")
+            answer("r1")
+        [line] = [record.getMessage() for record in caplog.records if "asks for" in record.getMessage()]
+        file = tmp_path / "asked.json"
+        file.write_text(line.partition("asks for ")[2])
+        prompt = read_prompt(file)
+        assert prompt.given_hashes == tuple(hashes[:11])
+        assert prompt.layout is not None
+
     def test_the_first_ask_is_answered_later_and_never_waits(self, client, ask, settled, hashes):
         client.pages.update(hashes[:3])
         client.gate.close()
