@@ -9,9 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import kvstore
 import kvstore.namespaces
+from kvstore.node import Node
 from kvstore.rules import parse_rules
 from kvstore.store import Store
 
@@ -125,3 +128,20 @@ def test_a_register_of_an_older_version_is_read_as_new(open_store: OpenStore, kv
     [usage] = open_store(64, [], life=DAY).statistics().namespaces
     assert usage.idle_seconds < 60
     assert usage.age_seconds < 60
+
+
+def test_a_client_that_was_idle_goes_on_with_a_namespace_that_was_dropped(start_node: Callable[..., Node]) -> None:
+    node = start_node(disk_limit=0)
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=30.0) as client:
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=5000))
+        hashes = [bytes([number]) * 32 for number in range(4)]
+        assert pages.store(hashes, np.ones((4, 5000), np.uint8)).stored == 4
+        assert pages.lookup(hashes).prefix == 4
+        node.store.set_rules((), 1e-6)
+        assert node.store.expiring.expire(NEVER) == 4
+        node.store.set_rules((), 0.0)
+        assert pages.load(hashes, np.zeros((4, 5000), np.uint8)) == 0
+        assert pages.store(hashes, np.full((4, 5000), 7, np.uint8)).stored == 4
+        into = np.zeros((4, 5000), np.uint8)
+        assert pages.load(hashes, into) == 4
+        assert (into == 7).all()
