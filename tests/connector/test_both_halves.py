@@ -32,6 +32,8 @@ from connector.plan import StepPlan
 from connector.scheduler import SchedulerConnector
 from connector.worker import WorkerConnector
 from gpu.pages import PagedKV
+from kvstore.errors import LimitExceededError
+from kvstore.rules import TenantRule
 
 BLOCK_SIZE = 4
 HEAD_SIZE = 8
@@ -462,3 +464,26 @@ class TestGroups:
         second = new_engine(FULL, WINDOW)
         second.run(TinyRequest("b", SECOND_TURN))
         assert second.tokens_loaded == 88
+
+
+def test_a_tenant_beyond_its_limits_computes_and_nothing_fails(start_node, tmp_path):
+    """Whatever is refused is a miss; when there is room again, pages are loaded again."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("engine:token-of-the-engine tenant=\n")
+    tokens.chmod(0o600)
+    node = start_node(token_file=tokens)
+    with kvstore.connect(f"kv://127.0.0.1:{node.port}", timeout=20.0, token_file=tokens) as client:
+        first, second, third = (TinyEngine(client) for _ in range(3))
+        first.run(TinyRequest("a", FIRST_TURN))
+        node.limits.replace([TenantRule(name="", requests_per_second=1)])
+        with pytest.raises(LimitExceededError, match="limit of 1 requests a second"):
+            while True:
+                client.status()
+        second.run(TinyRequest("b", SECOND_TURN))
+        assert second.tokens_computed + second.tokens_loaded == len(SECOND_TURN)
+        assert node.limits.refused()["", "requests"] > 1
+        node.limits.replace([])
+        third.run(TinyRequest("c", FIRST_TURN))
+        assert third.tokens_loaded == 60
+        for engine in (first, second, third):
+            engine.shutdown()
