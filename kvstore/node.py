@@ -100,6 +100,7 @@ class Node:
             config.tenant,
             calls=_HANDLERS // TENANT_SHARE,
             streams=MOST_STREAMS // TENANT_SHARE,
+            others=MOST_WATCHERS // TENANT_SHARE,
             connections=MOST_CONNECTIONS // TENANT_SHARE,
         )
         gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits)] if access.asks else []

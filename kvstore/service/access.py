@@ -256,7 +256,7 @@ class Gate(grpc.ServerInterceptor):
     def _guarded(self, behavior: Any, method: str, *, whole: bool) -> Callable[[Iterator[Any], Any], Any]:
         def call(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
             try:
-                with self._admitted(method, context) as grant:
+                with self._admitted(method, context, "payload streams" if whole else "") as grant:
                     return behavior(self._request(grant, method, requests, whole=whole), context)
             except KVStoreError as error:
                 abort(context, error)
@@ -264,9 +264,11 @@ class Gate(grpc.ServerInterceptor):
         return call
 
     def _guarded_stream(self, behavior: Any, method: str, *, whole: bool) -> Callable[[Iterator[Any], Any], Any]:
+        stream = "payload streams" if method == LOAD_STREAM else "other streams"
+
         def call(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                with self._admitted(method, context) as grant:
+                with self._admitted(method, context, stream) as grant:
                     answers = behavior(self._request(grant, method, requests, whole=whole), context)
                     yield from self._counted(grant, answers) if method == LOAD_STREAM else answers
             except KVStoreError as error:
@@ -275,7 +277,7 @@ class Gate(grpc.ServerInterceptor):
         return call
 
     @contextmanager
-    def _admitted(self, method: str, context: grpc.ServicerContext) -> Iterator[Grant]:
+    def _admitted(self, method: str, context: grpc.ServicerContext, stream: str) -> Iterator[Grant]:
         """Whoever may make a call, as one of those that are under way.
 
         Raises:
@@ -283,7 +285,7 @@ class Gate(grpc.ServerInterceptor):
         """
         grant = self._access.caller(context)
         self._access.check_right(grant, method)
-        with self._limits.call(grant, stream=method in _PAYLOADS):
+        with self._limits.call(grant, stream):
             yield grant
 
     def _request(self, grant: Grant, method: str, requests: Iterator[Any], *, whole: bool) -> Any:
@@ -304,9 +306,6 @@ class Gate(grpc.ServerInterceptor):
         for message in messages:
             self._limits.spend(grant, len(message))
             yield message
-
-
-_PAYLOADS = (LOAD_STREAM, STORE_STREAM)
 
 
 def _pass_of(token: str) -> bytes:

@@ -48,6 +48,7 @@ class TenantLimits:
         rules: of tenants by name.
         calls: most calls at once of one tenant.
         streams: most payload streams at once.
+        others: most streams of other kinds at once.
         connections: most bulk connections, and tokens for such, at once.
         clock: seconds that only grow.
     """
@@ -58,10 +59,16 @@ class TenantLimits:
         *,
         calls: int = 1,
         streams: int = 1,
+        others: int = 1,
         connections: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most = {"calls": calls, "payload streams": streams, "bulk connections": connections}
+        self._most = {
+            "calls": calls,
+            "payload streams": streams,
+            "other streams": others,
+            "bulk connections": connections,
+        }
         self._clock = clock
         self._lock = threading.Lock()
         self._open: Counter[tuple[str, str]] = Counter()
@@ -79,8 +86,8 @@ class TenantLimits:
             self._bytes = _buckets({rule.name: rule.bytes_per_second for rule in rules}, now)
 
     @contextmanager
-    def call(self, grant: Grant, *, stream: bool = False) -> Iterator[None]:
-        """One call of a caller, or one request on a bulk connection.
+    def call(self, grant: Grant, stream: str = "") -> Iterator[None]:
+        """One call of a caller. ``stream``: which kind of stream it is; empty: none.
 
         Raises:
             LimitExceededError: it is one too many.
@@ -93,7 +100,7 @@ class TenantLimits:
             if not stream:
                 yield
                 return
-            with self.place(grant, "payload streams"):
+            with self.place(grant, stream):
                 yield
 
     def begin(self, grant: Grant) -> None:
@@ -124,7 +131,7 @@ class TenantLimits:
 
     @contextmanager
     def place(self, grant: Grant, kind: str) -> Iterator[None]:
-        """One of a tenant's places for calls, payload streams or bulk connections.
+        """One of a tenant's places for calls, streams or bulk connections.
 
         Raises:
             LimitExceededError: it has as many as it may.

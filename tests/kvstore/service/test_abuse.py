@@ -22,6 +22,9 @@ from node_process import NodeProcess
 import kvstore
 from kvstore.bulk.frame import HEADER_BYTES, Header, Kind
 from kvstore.errors import LimitExceededError
+from kvstore.service.bulk import MOST_CONNECTIONS
+from kvstore.service.limits import TENANT_SHARE
+from kvstore.service.pages import MOST_STREAMS
 from kvstore.v1 import bulk_pb2
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.bulk_pb2_grpc import BulkStub
@@ -165,11 +168,11 @@ class TestStrangers:
             for call in calls:
                 assert call.code() in (grpc.StatusCode.UNAUTHENTICATED, EXHAUSTED)
 
-    def test_health_checks_that_never_say_what_they_want(self, victim, channel):
+    def test_health_checks_that_never_say_what_they_want(self, victim, channel, eventually):
         with Silence() as silence:
             calls = [channel.stream_stream("/grpc.health.v1.Health/Check")(silence.requests()) for _ in range(100)]
             victim.serves()
-            assert any(call.code() is grpc.StatusCode.UNAVAILABLE for call in calls if call.done())
+            eventually(lambda: any(call.done() and call.code() is grpc.StatusCode.UNAVAILABLE for call in calls))
             for call in calls:
                 call.cancel()
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -218,16 +221,31 @@ def in_the_end(ask: Callable[[], str]) -> str:
 
 
 class TestTenants:
-    def test_payload_streams_that_stand_still(self, victim, channel):
+    def test_payload_streams_that_stand_still(self, victim, channel, eventually):
         store = channel.stream_unary("/kvstore.v1.Pages/Store", response_deserializer=pb.StoreCounts.FromString)
         with Silence() as silence:
             calls = [store.future(silence.requests(), **how("rude")) for _ in range(100)]
             victim.serves()
+            eventually(lambda: sum(call.done() for call in calls) >= 100 - MOST_STREAMS // TENANT_SHARE)
             refused = [call for call in calls if call.done()]
-            assert len(refused) >= 100 - 32
             assert all(call.code() is EXHAUSTED for call in refused)
-            assert any("has 32 payload streams open, the limit" in call.details() for call in refused)
+            assert any("payload streams open, the limit" in call.details() for call in refused)
         assert 'kvstore_tenant_refused_total{limit="payload streams",tenant="rude"}' in victim.refused()
+
+    @pytest.mark.parametrize(
+        "method", ["kvstore.v1.Events/Watch", "grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
+    )
+    def test_streams_that_nobody_reads(self, victim, channel, eventually, method):
+        with Silence() as silence:
+            requests = silence.requests if "reflection" in method else lambda: iter([b""])
+            calls = [channel.stream_stream(f"/{method}")(requests(), **how("rude")) for _ in range(30)]
+            other = channel.stream_stream(f"/{method}")(iter([b""]), **how("honest"))
+            assert next(other) is not None
+            victim.serves()
+            eventually(lambda: sum(call.done() for call in calls) >= 30 - 4)
+            assert all(call.code() is EXHAUSTED for call in calls if call.done())
+            for call in (*calls, other):
+                call.cancel()
 
     def test_reservations_that_are_never_filled(self, victim, rude):
         """A tenant has a quarter of the arena in hand at most; the rest is refused as it is where there is no room."""
@@ -264,21 +282,15 @@ class TestTenants:
         with kvstore.connect(victim.kv_url, timeout=SECONDS, token_file=victim.token_file) as client:
             client.namespace(layout_of("honest", "another"))
 
-    def test_bulk_connections_and_tokens_for_them(self, victim, channel):
-        bulk = BulkStub(channel)
-        tokens = []
-        text = refusal(lambda: [tokens.append(bulk.Open(bulk_pb2.OpenBulkRequest(), **how("rude")).token)
-                                for _ in range(300)])  # fmt: skip
-        assert "wait to be used, the limit" in text
-        assert len(tokens) == 128
-        answers = []
+    def test_bulk_connections_that_are_kept(self, victim, channel):
+        answers, most = [], MOST_CONNECTIONS // TENANT_SHARE
         with ExitStack() as connections:
-            for token in tokens[:60]:
+            for _ in range(most + 8):
+                token = BulkStub(channel).Open(bulk_pb2.OpenBulkRequest(), **how("rude")).token
                 peer = connections.enter_context(socket.create_connection(("127.0.0.1", victim.bulk_port), SECONDS))
                 peer.sendall(frame(Kind.HELLO, token))
                 answers.append(Header.unpack(peer.recv(HEADER_BYTES, socket.MSG_WAITALL)).kind)
-            assert answers.count(Kind.READY) <= 32
-            assert answers.count(Kind.FAILED) >= 60 - 32
+            assert answers == [Kind.READY] * most + [Kind.FAILED] * 8
             victim.serves()
         assert 'kvstore_tenant_refused_total{limit="bulk connections",tenant="rude"}' in victim.refused()
 

@@ -205,6 +205,15 @@ class TestWhatIsThere:
         caller("a").save(iter([whole, DATA[0].tobytes()]), **caller("a").how)
         assert tenants.node.store.statistics().arena_pages == 1
 
+    def test_tokens_for_bulk_connections_are_left_for_others(self, tenants, caller):
+        tenants.node._bulk.tokens.seconds = 600.0
+        a, b = caller("a"), caller("b")
+        for _ in range(128):
+            a.bulk.Open(bulk_pb2.OpenBulkRequest(), **a.how)
+        code, text = a.answer(lambda: a.bulk.Open(bulk_pb2.OpenBulkRequest(), **a.how))
+        assert (code, text[:8]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "128 toke")
+        assert b.bulk.Open(bulk_pb2.OpenBulkRequest(), **b.how).token
+
     def test_two_tenants_have_the_same_model_and_other_pages(self, tenants):
         with tenants.client("a") as first, tenants.client("b") as second:
             ours, theirs = first.namespace(layout_of("a")), second.namespace(layout_of("b"))
