@@ -165,17 +165,17 @@ class Books:
     def room_of(self, owner: int, known: KnownNamespace) -> int:
         """Frames that an owner may take in hand for pages of a namespace; the caller holds the lock.
 
-        Clients from afar are one owner. Of its half of the arena one tenant gets half, so that nobody else's stores and
-        loads are refused for that tenant's reservations and holds.
+        Clients from afar are one owner. Of its half of the arena a tenant gets half of what all others leave: so there
+        is always some left, and nobody's stores and loads are refused for what others reserve and hold.
         """
-        room = self.half_frames - self.frames_of(owner)
+        in_hand = self.frames_of(owner)
         tenant = known.layout.tenant
         if owner != NODE or not tenant:
-            return room
+            return self.half_frames - in_hand
         numbers = {each.number for each in self.namespaces.known() if each.layout.tenant == tenant}
         slots = self.slots
-        taken = sum(slots.frames[slot] for slot in self.tickets.slots_of(NODE) if slots.namespace[slot] in numbers)
-        return min(room, self.half_frames // 2 - taken)
+        own = sum(slots.frames[slot] for slot in self.tickets.slots_of(NODE) if slots.namespace[slot] in numbers)
+        return (self.half_frames - (in_hand - own)) // 2 - own
 
     def give_up(self, ticket: StoreTicket) -> None:
         """Free a ticket's slots: nobody writes into them any more. The caller holds the lock."""
