@@ -55,6 +55,11 @@ class Calls(Channel):
         self._came = bytearray()
         self._room = memoryview(bytearray(HEADER_BYTES + MOST_MESSAGE_BYTES))
 
+    def send_frames(self, frames: bytes) -> None:
+        """Send frames without payload, as :func:`kvstore.bulk.frame.pack_frame` makes them."""
+        if frames:
+            self._send([memoryview(frames)])
+
     def receive(self) -> tuple[Header, bytes]:
         """The next frame.
 

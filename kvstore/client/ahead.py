@@ -1,8 +1,8 @@
 """Slots that the node reserves before this client knows what it will store, so that a store starts copying at once.
 
-Each large store asks for as many slots again before it copies, and has the answer before its own end; where it is one
-batch of several, that is what the next one needs. The next store of that namespace takes them, and names its pages when
-it publishes them. What is not used for a second goes back, so a client that does not store keeps no slots.
+Each large store asks for as many slots again with its first part, and has the answer before its own end; where it is
+one batch of several, that is what the next one needs. The next store of that namespace takes them, and names its pages
+when it publishes them. What is not used for a second goes back, so a client that does not store keeps no slots.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from kvstore.answers import LONGEST_TICKET
 from kvstore.client.attachment import Attachment
-from kvstore.client.lines import Line, Lines, call
+from kvstore.client.lines import Line, Lines, Packed, call
 from kvstore.client.path import OpenedNamespace
 from kvstore.errors import DeadlineError, KVStoreError, UnavailableError
 from kvstore.v1 import cache_pb2 as pb
@@ -77,16 +77,10 @@ class Ahead:
         return None
 
     def ask(
-        self,
-        line: Line,
-        attachment: Attachment,
-        namespace: OpenedNamespace,
-        pages: int,
-        following: int,
-        deadline: float,
-    ) -> None:
-        """A store of so many pages is under way: ask for the slots of the next one, unless there are some. Does not
-        wait; the answer is due on the line.
+        self, line: Line, attachment: Attachment, namespace: OpenedNamespace, pages: int, following: int
+    ) -> list[Packed]:
+        """A store of so many pages is under way: what asks for the slots of the next one, unless there are some. To be
+        posted in any case.
 
         Args:
             line: to the node.
@@ -95,21 +89,16 @@ class Ahead:
             pages: how many it writes.
             following: how many will certainly be stored behind it; 0: nobody knows. Other pages may leave for the
                 former, not for a guess.
-            deadline: until when it must be sent.
-
-        Raises:
-            UnavailableError: the node is lost.
-            DeadlineError: it did not take it in time.
         """
         size = pages * namespace.layout.page_bytes
         guessed = size >= LEAST_BYTES and size * _ARENA_SHARE <= attachment.arena.pages.size
         if not line.ahead or os.getpid() != self._process or not (following or guessed):
-            return
+            return []
         fingerprint = namespace.fingerprint
         with self._lock:
             there = len(self._slots.get(fingerprint, ())) + self._coming[fingerprint]
             if self._closed.is_set() or there >= _RESERVATIONS:
-                return
+                return []
             self._coming[fingerprint] += 1
         request = pb.PrepareStoreRequest(
             pages=pb.PageList(fingerprint=fingerprint),
@@ -123,13 +112,9 @@ class Ahead:
         def came(answer: Any) -> None:
             self._came(answer, attachment, namespace, made)
 
-        try:
-            line.post(request, came, deadline)
-        except BaseException:
-            came(None)
-            raise
         if self._thread is None:
             self._start()
+        return [line.pack(request, came)]
 
     def close(self) -> None:
         """Reserve no more. What is reserved goes back when the client detaches."""

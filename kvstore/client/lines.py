@@ -9,15 +9,15 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path as FilePath
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError, Message
 
 from kvstore.bulk.calls import CALLS, Calls, at_socket
-from kvstore.bulk.frame import MOST_MESSAGE_BYTES, Kind
+from kvstore.bulk.frame import MOST_MESSAGE_BYTES, Kind, pack_frame
 from kvstore.client.control import Connection
 from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
 from kvstore.wire import error_named
@@ -32,6 +32,15 @@ Answered = Callable[[Any], object]
 """Told of an answer, or of the :class:`KVStoreError` that the node gave instead; None: nobody knows what it did."""
 
 
+class Packed(NamedTuple):
+    """A request that is ready to be sent."""
+
+    request: Message
+    answered: Answered
+    frame: bytes
+    """As it travels; empty: it goes through gRPC."""
+
+
 class Line(Protocol):
     """One thread's way to the node. Requests are the messages of :data:`kvstore.bulk.calls.CALLS`.
 
@@ -41,12 +50,16 @@ class Line(Protocol):
 
     ahead: bool
 
-    def post(self, request: Message, answered: Answered, deadline: float) -> None:
-        """Send a request whose answer nobody waits for now.
+    def pack(self, request: Message, answered: Answered) -> Packed:
+        """Make a request ready. Beside copies, which sweep the caches, each line of code takes a microsecond."""
+        ...
+
+    def post(self, packed: Sequence[Packed], deadline: float) -> None:
+        """Send requests whose answers nobody waits for now.
 
         Raises:
             UnavailableError: the node is lost.
-            DeadlineError: it did not take it in time.
+            DeadlineError: it did not take them in time.
         """
         ...
 
@@ -70,7 +83,7 @@ def call(line: Line, request: Message, deadline: float) -> Any:
         KVStoreError: what the node answered, or that it did not.
     """
     answers: list[Any] = []
-    line.post(request, answers.append, deadline)
+    line.post([line.pack(request, answers.append)], deadline)
     line.settle(deadline)
     [answer] = answers
     if isinstance(answer, KVStoreError):
@@ -111,18 +124,23 @@ class SocketLine:
             return False
         return self.due or time.monotonic() - self._used < _FRESH_SECONDS or self.channel.is_quiet()
 
-    def post(self, request: Message, answered: Answered, deadline: float) -> None:
-        """Send a request whose answer nobody waits for now."""
-        kind, answer = _KINDS[type(request)]
+    def pack(self, request: Message, answered: Answered) -> Packed:
+        """Make a request ready."""
         message = request.SerializeToString()
-        if len(message) > MOST_MESSAGE_BYTES:
-            self.settle(deadline)
-            self._large.post(request, answered, deadline)
-            return
+        fits = len(message) <= MOST_MESSAGE_BYTES
+        return Packed(request, answered, pack_frame(_KINDS[type(request)][0], message) if fits else b"")
+
+    def post(self, packed: Sequence[Packed], deadline: float) -> None:
+        """Send requests whose answers nobody waits for now."""
+        small = [each for each in packed if each.frame]
+        self._due.extend((_KINDS[type(each.request)][1], each.answered) for each in small)
         self.channel.deadline = deadline
         with self._breaking():
-            self.channel.send(kind, message)
-        self._due.append((answer, answered))
+            self.channel.send_frames(b"".join([each.frame for each in small]))
+        for each in packed:
+            if not each.frame:
+                self.settle(deadline)
+                self._large.post([each], deadline)
 
     def settle(self, deadline: float) -> None:
         """Wait for all answers that are due."""
@@ -197,16 +215,21 @@ class GrpcLine:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def post(self, request: Message, answered: Answered, deadline: float) -> None:
-        """Make a call."""
-        try:
-            [answer] = self.parts(request, deadline)
-        except (UnavailableError, DeadlineError):
-            raise
-        except KVStoreError as error:
-            answered(error)
-        else:
-            answered(answer)
+    def pack(self, request: Message, answered: Answered) -> Packed:
+        """Nothing is to be done."""
+        return Packed(request, answered, b"")
+
+    def post(self, packed: Sequence[Packed], deadline: float) -> None:
+        """Make calls."""
+        for each in packed:
+            try:
+                [answer] = self.parts(each.request, deadline)
+            except (UnavailableError, DeadlineError):
+                raise
+            except KVStoreError as error:
+                each.answered(error)
+            else:
+                each.answered(answer)
 
     def settle(self, deadline: float) -> None:
         """Nothing is due."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvstore.answers import PRESENT, REFUSED, RESERVED
 from kvstore.client.attachment import Attachment
-from kvstore.client.lines import Line
+from kvstore.client.lines import Line, Packed
 from kvstore.client.path import OpenedNamespace
 from kvstore.client.results import StoreResult
 from kvstore.client.runs import copy_runs, slot_bytes
@@ -79,28 +79,49 @@ class Reservation:
             self.attachment.view(next(offsets), length) if outcome == RESERVED else None for outcome in self.outcomes
         ]
 
-    def write(self, line: Line, pages: Sequence[Bytes], used: Used, deadline: float) -> None:
-        """Copy pages in, part by part, and post each part as soon as it is copied. Raises as :meth:`Line.post`."""
+    def write(self, line: Line, pages: Sequence[Bytes], also: Sequence[Packed], used: Used, deadline: float) -> None:
+        """Copy pages in, part by part, and post each part as soon as it is copied.
+
+        Args:
+            line: to the node.
+            pages: of the batch.
+            also: what is posted with the first part.
+            used: see above.
+            deadline: of all of it.
+
+        Raises:
+            UnavailableError: the node is lost.
+            DeadlineError: it did not take a part in time.
+        """
         places = [place for place, outcome in enumerate(self.outcomes) if outcome == RESERVED]
-        whole = len(places) == len(pages)
         length = self.namespace.layout.page_bytes
-        start = behind = 0
-        for end in part_ends(len(places), length) if line.ahead else [len(places)]:
-            some = pages[start:end] if whole else [pages[place] for place in places[start:end]]
-            offsets = self._offsets[start:end]
-            copy_runs(self.attachment.arena.pages, offsets, slot_bytes(length), some, np.copyto, out=False)
-            last = end == len(places)
-            self._post(line, behind, len(self.outcomes) if last else places[end], start, end - start, used, deadline)
-            start, behind = end, places[end] if not last else 0
+        starts = [0, *(part_ends(len(places), length) if line.ahead else [len(places)])]
+        bounds = [0, *(places[end] for end in starts[1:-1]), len(self.outcomes)]
+        parts = [
+            (start, end, [*also, packed] if not start else [packed])
+            for start, end, first, behind in zip(starts, starts[1:], bounds, bounds[1:], strict=False)
+            for packed in [self._part(line, first, behind, start, end - start, used)]
+        ]
+        wanted = pages if len(places) == len(pages) else [pages[place] for place in places]
+        arena, stride = self.attachment.arena.pages, slot_bytes(length)
+        posted = False
+        try:
+            for start, end, packed in parts:
+                copy_runs(arena, self._offsets[start:end], stride, wanted[start:end], np.copyto, out=False)
+                posted = True
+                line.post(packed, deadline)
+        finally:
+            for each in () if posted else also:
+                each.answered(None)
 
     def publish(self, line: Line, used: Used, deadline: float) -> None:
         """Post everything at once: it was written already."""
-        self._post(line, 0, len(self.outcomes), 0, self.pages, used, deadline)
+        line.post([self._part(line, 0, len(self.outcomes), 0, self.pages, used)], deadline)
 
     def give_up(self, line: Line, deadline: float) -> None:
         """Post that nothing is written any more."""
         request = pb.CompleteStoreRequest(ticket=self.ticket, publish=False, client=self.attachment.client)
-        line.post(request, self._answers.append, deadline)
+        line.post([line.pack(request, self._answers.append)], deadline)
 
     def result(self) -> tuple[StoreResult, bool]:
         """What became of the written pages, behind all answers, and whether the node knew of all of them.
@@ -117,8 +138,8 @@ class Reservation:
         written = self.pages
         return StoreResult(stored, present, written - stored - present), stored + present + refused >= written
 
-    def _post(self, line: Line, first: int, behind: int, at: int, slots: int, used: Used, deadline: float) -> None:
-        """Publish the slots from ``at`` on, which are those of the pages from ``first`` to ``behind``."""
+    def _part(self, line: Line, first: int, behind: int, at: int, slots: int, used: Used) -> Packed:
+        """What publishes the slots from ``at`` on, which are those of the pages from ``first`` to ``behind``."""
         last = behind == len(self.outcomes)
         request = pb.CompleteStoreRequest(
             ticket=self.ticket,
@@ -134,13 +155,11 @@ class Reservation:
             request.parent = self._hashes[(first - 1) * HASH_BYTES : first * HASH_BYTES] if first else self._parent
             if last and (report := used()) is not None:
                 request.used.CopyFrom(report)
-        line.post(request, self._answers.append, deadline)
+        return line.pack(request, self._answers.append)
 
 
 def part_ends(pages: int, page_bytes: int) -> list[int]:
-    """Where the parts of so many pages end: at the half, so that the node begins early, before the last eighth, so that
-    little is left behind the last copy, and at the end. Each further one would be a call more."""
-    least = max(1, LEAST_PART_BYTES // page_bytes)
-    last = pages - max(least, pages // 8)
-    ends = [pages // 2, last, pages] if pages // 2 >= least else [last, pages]
-    return [end for end, before in zip(ends, [0, *ends], strict=False) if end > before]
+    """Where the parts of so many pages end: before the last quarter, so that little is left behind the last copy, and
+    at the end. Sending one costs as much as copying half a MiB, so there are no more."""
+    last = pages - max(LEAST_PART_BYTES // page_bytes, pages // 4, 1)
+    return [last, pages] if last > 0 else [pages]

@@ -19,7 +19,7 @@ from kvstore.client.ahead import Ahead
 from kvstore.client.attachment import Attachment
 from kvstore.client.control import Connection
 from kvstore.client.deadline import locked, time_left
-from kvstore.client.lines import Line, Lines, call
+from kvstore.client.lines import Line, Lines, Packed, call
 from kvstore.client.mapped import MappedRead, copy_bytes
 from kvstore.client.path import OpenedNamespace, Path
 from kvstore.client.pending import PendingLoad, PendingStore
@@ -106,8 +106,13 @@ class SharedPath(Path):
     ) -> PendingStore:
         """Reserve slots, lent as they lie in the arena."""
         deadline = time.monotonic() + timeout
-        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent, 0)
+        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent)
         line, reservation = self._operate(reserve, deadline)
+        try:
+            line.post(self._next(line, reservation, 0), deadline)
+        except BaseException as error:
+            self._ended(line, reservation, error)
+            raise
         self._lines.give_back(line)
         return PendingStore(reservation.views(), reservation.outcomes, partial(self._complete, reservation, timeout))
 
@@ -139,12 +144,13 @@ class SharedPath(Path):
     ) -> Callable[[], StoreResult]:
         """Copy pages into the arena; they are published behind the copy."""
         deadline = time.monotonic() + timeout
-        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent, following)
+        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent)
         with self._room.taken(len(hashes) * slot_bytes(namespace.layout.page_bytes), deadline) as is_tight:
             line, reservation = self._operate(reserve, deadline)
             try:
                 if reservation.ticket:
-                    reservation.write(line, pages, self._recency.take, deadline)
+                    also = self._next(line, reservation, following)
+                    reservation.write(line, pages, also, self._recency.take, deadline)
                     if is_tight():  # then what was written must have left this client's hands before more is begun
                         line.settle(deadline)
             except BaseException as error:
@@ -253,7 +259,7 @@ class SharedPath(Path):
             self._recency.note(namespace.fingerprint, hashes[: good * HASH_BYTES], read=True, missed=missed)
 
     def _reserve(
-        self, namespace: OpenedNamespace, hashes: bytes, parent: bytes, following: int, deadline: float
+        self, namespace: OpenedNamespace, hashes: bytes, parent: bytes, deadline: float
     ) -> tuple[Line, Reservation]:
         """Slots for the pages that are not here, and the line that they came by."""
         attachment = self._attach(deadline)
@@ -264,8 +270,6 @@ class SharedPath(Path):
             reservation = self._reserved_ahead(attachment, namespace, hashes, parent)
             if reservation is None:
                 reservation = self._reserve_now(line, attachment, namespace, hashes, parent, deadline)
-            if reservation.ticket:
-                self._ahead.ask(line, attachment, namespace, reservation.pages, following, deadline)
         except BaseException as error:
             self._failed(attachment, error)
             attachment.done()
@@ -273,6 +277,12 @@ class SharedPath(Path):
                 self._lines.give_back(line)
             raise
         return line, reservation
+
+    def _next(self, line: Line, reservation: Reservation, following: int) -> list[Packed]:
+        """What asks for the slots of the store behind this one."""
+        if not reservation.ticket:
+            return []
+        return self._ahead.ask(line, reservation.attachment, reservation.namespace, reservation.pages, following)
 
     def _reserve_now(
         self,

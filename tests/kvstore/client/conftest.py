@@ -107,6 +107,10 @@ def calls(monkeypatch) -> list[str]:
     made: list[str] = []
 
     def note(request: object) -> None:
+        if isinstance(request, list):
+            for packed in request:
+                note(packed.request)
+            return
         name = type(request).__name__
         if name != "UseReport" and not getattr(request, "ahead", 0) and getattr(request, "publish", True):
             made.append(name)

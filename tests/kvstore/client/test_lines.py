@@ -39,7 +39,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             original = getattr(owner, name)
 
             def noted(self, request, *rest, original=original, mark=mark):
-                made.append(mark + type(request).__name__.removesuffix("Request"))
+                for each in [packed.request for packed in request] if isinstance(request, list) else [request]:
+                    made.append(mark + type(each).__name__.removesuffix("Request"))
                 return original(self, request, *rest)
 
             monkeypatch.setattr(owner, name, noted)
@@ -60,7 +61,7 @@ def test_a_store_is_published_while_it_is_copied(start_node, hashes, payload, as
         for name in (0, 1):  # the second one has slots already
             asked.clear()
             assert pages.store(hashes(8, name), payload(8, seed=name)) == kvstore.StoreResult(stored=8)
-            assert asked == ["PrepareStore"] * (2 - name) + ["CompleteStore"] * 3
+            assert asked == ["PrepareStore"] * (2 - name) + ["CompleteStore"] * 2
         asked.clear()
         more = [*hashes(8, 0)[:3], *hashes(5, 77)[3:], *hashes(8, 0)[5:6]]
         assert pages.store(more, payload(6, seed=5)) == kvstore.StoreResult(stored=2, present=4)
@@ -79,15 +80,14 @@ def test_a_store_is_published_while_it_is_copied(start_node, hashes, payload, as
     [
         (1, 2 << 20, [1]),
         (2, 2 << 20, [1, 2]),
-        (8, 2 << 20, [4, 7, 8]),
-        (32, 512 << 10, [16, 28, 32]),
-        (64, 64 << 10, [32, 48, 64]),
-        (32, 64 << 10, [16, 32]),
+        (8, 2 << 20, [6, 8]),
+        (32, 512 << 10, [24, 32]),
+        (64, 64 << 10, [48, 64]),
         (20, 64 << 10, [4, 20]),
         (16, 64 << 10, [16]),
     ],
 )
-def test_the_first_part_is_half_and_the_last_one_small(pages, page_bytes, ends):
+def test_the_last_part_is_small(pages, page_bytes, ends):
     assert list(part_ends(pages, page_bytes)) == ends
 
 
@@ -247,7 +247,7 @@ class TestKilled:
 
         return arm
 
-    @pytest.mark.parametrize("call", [0, 2, 4, 6])
+    @pytest.mark.parametrize("call", [0, 1, 3, 4])
     def test_in_a_store(self, node_process, hashes, payload, kill_at, monkeypatch, eventually, call):
         monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
         monkeypatch.setattr("kvstore.client.reservation.LEAST_PART_BYTES", PAGE)
