@@ -79,7 +79,15 @@ class Reservation:
             self.attachment.view(next(offsets), length) if outcome == RESERVED else None for outcome in self.outcomes
         ]
 
-    def write(self, line: Line, pages: Sequence[Bytes], also: Sequence[Packed], used: Used, deadline: float) -> None:
+    def write(
+        self,
+        line: Line,
+        pages: Sequence[Bytes],
+        also: Sequence[Packed],
+        used: Used,
+        before: Callable[[], None],
+        deadline: float,
+    ) -> None:
         """Copy pages in, part by part, and post each part as soon as it is copied.
 
         Args:
@@ -87,6 +95,7 @@ class Reservation:
             pages: of the batch.
             also: what is posted with the first part.
             used: see above.
+            before: called before anything is published.
             deadline: of all of it.
 
         Raises:
@@ -108,6 +117,8 @@ class Reservation:
         try:
             for start, end, packed in parts:
                 copy_runs(arena, self._offsets[start:end], stride, wanted[start:end], np.copyto, out=False)
+                if not posted:
+                    before()
                 posted = True
                 line.post(packed, deadline)
         finally:

@@ -69,6 +69,8 @@ class SharedPath(Path):
         self._closed = threading.Event()
         self._recency = Recency(partial(_report_use, connection))  # not this object's own: they would keep each other
         self._ahead = Ahead(self._lines)
+        self._begun = threading.local()
+        """``line``: of the last store that this thread began and was not told of yet."""
         deadline = time.monotonic() + timeout
         try:
             attachment = self._attach(deadline)
@@ -150,7 +152,9 @@ class SharedPath(Path):
             try:
                 if reservation.ticket:
                     also = self._next(line, reservation, following)
-                    reservation.write(line, pages, also, self._recency.take, deadline)
+                    before = partial(self._settle_begun, deadline)
+                    reservation.write(line, pages, also, self._recency.take, before, deadline)
+                    self._begun.line = line
                     if is_tight():  # then what was written must have left this client's hands before more is begun
                         line.settle(deadline)
             except BaseException as error:
@@ -336,6 +340,12 @@ class SharedPath(Path):
             raise
         return self._told(line, reservation, deadline)
 
+    def _settle_begun(self, deadline: float) -> None:
+        """Wait for the answers to the store that this thread began before: the pages of this one come behind its."""
+        line: Line | None = getattr(self._begun, "line", None)
+        if line is not None:
+            line.settle(deadline)
+
     def _told(self, line: Line | None, reservation: Reservation, deadline: float) -> StoreResult:
         """What became of a store's pages."""
         try:
@@ -425,6 +435,8 @@ class SharedPath(Path):
             reservation.attachment.retire()
         reservation.attachment.done()
         if line is not None:
+            if getattr(self._begun, "line", None) is line:
+                self._begun.line = None
             self._lines.give_back(line)
 
     def _attach(self, deadline: float) -> Attachment:
