@@ -27,6 +27,9 @@ CHUNK = 32 << 20
 
 THREADS = 4
 
+PATIENCE = 600.0
+"""Seconds for which another process that reads the same files is waited for."""
+
 SETTLED = 5.0
 """Seconds after which a file that was written counts as finished: what was found of it is remembered."""
 
@@ -112,11 +115,23 @@ class _Memory:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._path.parent.stat().st_uid == os.geteuid():
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                self._wait(self._descriptor)
                 known = os.pread(self._descriptor, 64, 0).decode("ascii", "replace")
                 if re.fullmatch("[0-9a-f]{32}", known):
                     self._known = self.fingerprint = known
         return self
+
+    @staticmethod
+    def _wait(descriptor: int) -> None:
+        """Until nobody else reads these files, or for :data:`PATIENCE`: then they are read twice."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+            else:
+                return
 
     def __exit__(self, *error: object) -> None:
         if self._descriptor is None:

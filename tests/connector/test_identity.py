@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from dataclasses import replace
@@ -91,6 +92,18 @@ def test_files_that_may_still_be_written_are_read_each_time(folder: Path, tmp_pa
     memory = tmp_path / "memory"
     assert weights_fingerprint(folder, memory) == weights_fingerprint(folder, memory)
     assert [each.read_bytes() for each in memory.iterdir()] == [b""]
+
+
+def test_another_process_that_reads_the_same_files_is_waited_for_but_not_for_ever(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "memory"
+    before = weights_fingerprint(folder, memory)
+    (lock,) = memory.iterdir()
+    monkeypatch.setattr(weights, "PATIENCE", 0.1)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert weights_fingerprint(folder, memory) == before
 
 
 def test_without_a_place_to_remember_it_is_read(folder: Path, tmp_path: Path) -> None:
