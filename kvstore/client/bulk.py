@@ -27,7 +27,7 @@ from kvstore.client.deadline import time_left
 from kvstore.client.path import OpenedNamespace, Path
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
-from kvstore.client.stream import LOAD_BATCHES, StreamPath, new_ticket, settle, store_request
+from kvstore.client.stream import LOAD_BATCHES, StreamPath, knows, new_ticket, settle, store_request
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError, UnknownNamespaceError
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import AT_ONCE_BYTES, join_hashes
@@ -86,7 +86,7 @@ class BulkPath(Path):
     ) -> StoreResult:
         """Store whole pages, sent from where they are."""
         deadline = time.monotonic() + timeout
-        if sum(page.size for page in pages) <= AT_ONCE_BYTES:
+        if self._stream.at_once and sum(page.size for page in pages) <= AT_ONCE_BYTES:
             return self._store_at_once(namespace, hashes, pages, deadline, parent)
         reply = self._reserve(namespace, hashes, deadline, parent)
         wanted = [page for page, outcome in zip(pages, reply.outcomes, strict=True) if outcome == RESERVED]
@@ -104,7 +104,7 @@ class BulkPath(Path):
     ) -> Callable[[], StoreResult]:
         """Send whole pages by a thread of its own: the next ones may be sent beside them, by another connection."""
         deadline = time.monotonic() + timeout
-        if sum(page.size for page in pages) <= AT_ONCE_BYTES:
+        if self._stream.at_once and sum(page.size for page in pages) <= AT_ONCE_BYTES:
             self._await(namespace, parent, deadline)
             return super().begin_store(namespace, hashes, pages, time_left(deadline), parent)
         reply = self._reserve(namespace, hashes, deadline, parent)
@@ -210,6 +210,9 @@ class BulkPath(Path):
                 if not settled.stored and settled.present != len(pages):
                     continue
                 counts = pb.StoreCounts(stored=settled.stored, present=settled.present)
+            elif not knows(counts):
+                self._stream.at_once = False
+                return self.store(namespace, hashes, pages, time_left(deadline), parent)
             return StoreResult(counts.stored, counts.present, len(pages) - counts.stored - counts.present)
         return self._stream.store(namespace, hashes, pages, time_left(deadline), parent)
 

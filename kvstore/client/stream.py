@@ -42,6 +42,8 @@ class StreamPath(Path):
         self._store: grpc.StreamUnaryMultiCallable[bytes, pb.StoreCounts] = connection.channel.stream_unary(
             STORE_STREAM, request_serializer=None, response_deserializer=pb.StoreCounts.FromString
         )
+        self.at_once = True
+        """Whether the node knows stores that reserve for themselves, as far as is known."""
 
     def load_pages(self, namespace: OpenedNamespace) -> int:
         """Several batches, one behind the other in one stream."""
@@ -67,9 +69,18 @@ class StreamPath(Path):
     ) -> StoreResult:
         """Store whole pages, sent from where they are."""
         deadline = time.monotonic() + timeout
-        if sum(page.size for page in pages) <= AT_ONCE_BYTES:
+        if self.at_once and sum(page.size for page in pages) <= AT_ONCE_BYTES:
             request = pb.StorePages(ticket=new_ticket(), request=store_request(namespace, hashes, deadline, parent))
-            return self._finish(request, len(pages), lambda: self._send(request, pages, deadline), deadline)
+            counts: list[pb.StoreCounts] = []
+
+            def send() -> pb.StoreCounts:
+                counts.append(self._send(request, pages, deadline))
+                return counts[0]
+
+            result = self._finish(request, len(pages), send, deadline)
+            if not counts or knows(counts[0]):
+                return result
+            self.at_once = False
         ticket, outcomes = self._reserve(namespace, hashes, deadline, parent)
         wanted = [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
         return PendingStore(
@@ -86,7 +97,7 @@ class StreamPath(Path):
         following: int = 0,
     ) -> Callable[[], StoreResult]:
         """Send whole pages. What became of the last ones is waited for later, while the next ones are sent."""
-        if sum(page.size for page in pages) <= AT_ONCE_BYTES:
+        if self.at_once and sum(page.size for page in pages) <= AT_ONCE_BYTES:
             return super().begin_store(namespace, hashes, pages, timeout, parent)
         deadline = time.monotonic() + timeout
         ticket, outcomes = self._reserve(namespace, hashes, deadline, parent)
@@ -190,6 +201,11 @@ class StreamPath(Path):
         if told != pages:
             raise UnavailableError(f"{self._connection.name} lost the reservation")
         return StoreResult(counts.stored, counts.present, counts.refused)
+
+
+def knows(counts: pb.StoreCounts) -> bool:
+    """Whether a node that was sent pages with the request that stores them knew it: an older one counts nothing."""
+    return bool(counts.stored or counts.present or counts.refused)
 
 
 def store_request(
