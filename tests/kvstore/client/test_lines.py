@@ -197,22 +197,20 @@ def test_two_threads_with_long_prompts_share_a_small_arena(start_node, hashes, p
         spaces = [client.namespace(kvstore.Layout(model=name, block_size=16, page_bytes=PAGE)) for name in "ab"]
         assert spaces[0].batch_pages == 16
         begin = threading.Barrier(2)
-        failures: list[Any] = []
 
         def work(pages: kvstore.Namespace) -> None:
             for name in range(8):
                 begin.wait(PATIENCE)
-                result = pages.store(hashes(32, name), payload(32))
-                if result.refused:
-                    failures.append(result)
+                pages.store(hashes(32, name), payload(32))
 
         threads = [threading.Thread(target=work, args=(pages,)) for pages in spaces]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert node.store.statistics().counters["refused"] == 0
-        assert not failures
+        # Pages may leave again for the other thread's: nothing is refused a slot.
+        counters = node.store.statistics().counters
+        assert (counters["refused"], counters["stored"]) == (0, 2 * 8 * 32)
 
 
 def test_room_is_taken_and_given_back():
