@@ -50,6 +50,7 @@ def model_of(config: Any) -> Model:
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         "load_format": str(config.load_config.load_format),
+        "loader": str(config.load_config.model_loader_extra_config),  # it may name other weights than the folder's
         "kv_cache_dtype": str(config.cache_config.cache_dtype),
         "lora_dtype": str(getattr(config.lora_config, "lora_dtype", "")),
     }

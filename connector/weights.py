@@ -2,7 +2,8 @@
 
 Every byte counts: who adds a token to a vocabulary changes one row of one tensor. Files are read once, by several
 threads, at about the speed of memory when they have just been loaded, or of the disk. What was found is remembered by
-the files' identity (inode, size, times), so that the other ranks of an engine, and its next start, read nothing.
+the files' identity (inode, size, times), so that the other ranks of an engine, and its next start, read nothing; where
+a file system makes times up, nothing is remembered.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ class _Memory:
             for file, each in zip(files, told, strict=True)
         ]
         newest = max(max(each.st_mtime, each.st_ctime) for each in told)
-        self._settled = time.time() - newest > SETTLED  # or a change in the same tick of the clock is not seen
+        settled = time.time() - newest > SETTLED  # or a change in the same tick of the clock is not seen
+        # Images and mounted object stores make times up, in whole seconds: other weights may have the same.
+        self._may_remember = settled and all(each.st_ctime_ns % 1_000_000_000 for each in told)
         self._path = folder / hashlib.sha256(repr(identity).encode()).hexdigest()
         self._descriptor: int | None = None
         self._known: str | None = None
@@ -136,7 +139,7 @@ class _Memory:
     def __exit__(self, *error: object) -> None:
         if self._descriptor is None:
             return
-        if self._settled and self.fingerprint is not None and self._known is None:
+        if self._may_remember and self.fingerprint is not None and self._known is None:
             with suppress(OSError):
                 os.pwrite(self._descriptor, self.fingerprint.encode(), 0)
         os.close(self._descriptor)

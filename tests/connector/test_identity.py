@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,6 +93,24 @@ def test_files_that_may_still_be_written_are_read_each_time(folder: Path, tmp_pa
     memory = tmp_path / "memory"
     assert weights_fingerprint(folder, memory) == weights_fingerprint(folder, memory)
     assert [each.read_bytes() for each in memory.iterdir()] == [b""]
+
+
+def test_files_whose_times_are_whole_seconds_are_read_each_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image, where other weights may have the same."""
+    memory, stat = tmp_path / "memory", Path.stat
+
+    def stat_in_image(path: Path, **how: bool) -> SimpleNamespace:
+        told = stat(path, **how)
+        fields = {name: getattr(told, name) for name in dir(told) if name.startswith("st_")}
+        return SimpleNamespace(**(fields | {"st_mtime_ns": 0, "st_ctime_ns": 0, "st_mtime": 0.0, "st_ctime": 0.0}))
+
+    monkeypatch.setattr(Path, "stat", stat_in_image)
+    before = weights_fingerprint(folder, memory)
+    data = (folder / "a.safetensors").read_bytes()
+    (folder / "a.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert weights_fingerprint(folder, memory) != before
 
 
 def test_another_process_that_reads_the_same_files_is_waited_for_but_not_for_ever(

@@ -94,7 +94,7 @@ def config(tmp_path: Path) -> SimpleNamespace:
     )
     return SimpleNamespace(
         model_config=model,
-        load_config=SimpleNamespace(download_dir=None, load_format="auto"),
+        load_config=SimpleNamespace(download_dir=None, load_format="auto", model_loader_extra_config={}),
         cache_config=SimpleNamespace(cache_dtype="auto"),
         lora_config=None,
         speculative_config=None,
@@ -117,6 +117,7 @@ def config(tmp_path: Path) -> SimpleNamespace:
         ("model_config", "multimodal_config", SimpleNamespace(mm_processor_kwargs=None, video_pruning_rate=0.5)),
         ("model_config", "hf_config", SimpleNamespace(to_dict=lambda: {"architectures": ["B"]})),
         ("load_config", "load_format", "dummy"),
+        ("load_config", "model_loader_extra_config", {"tensorizer_uri": "s3://bucket/other"}),
         ("cache_config", "cache_dtype", "fp8"),
     ],
 )
