@@ -21,7 +21,7 @@ class Runtime:
         self.status = 0
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         return self.status
 
     def cudaHostUnregister(self, address: int) -> int:
@@ -103,7 +103,7 @@ def test_one_that_is_over_before_it_is_registered_is_unregistered_then(
 
     runtime.go_on.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
 
     assert threads
     assert not is_pinned(client.arena)

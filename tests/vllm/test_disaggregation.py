@@ -208,7 +208,7 @@ def test_decode_computes_those_that_do_not_come(
     tokens = prompt(256)
     ticket = give(start_loop(node), tokens)
     lose(node, tokens, 3)
-    decode = start_loop(node, extra={"load_deadline_ms": 300})
+    decode = start_loop(node, extra={"load_deadline_ms": 1500})
     assert take(decode, tokens, ticket) == 256 - 3 * 32 + MAX_TOKENS - 1
     assert decode.load_failures == 5
 
