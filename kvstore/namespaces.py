@@ -88,9 +88,9 @@ class Namespaces:
         return len(self._by_fingerprint)
 
     def known(self) -> list[KnownNamespace]:
-        """Every namespace."""
-        with self._lock:
-            return list(self._by_fingerprint.values())
+        """Every namespace. Waits for nobody: the caller may have the store's lock, which opening one takes in its own,
+        and a namespace that is being opened may wait for a disk."""
+        return list(self._by_fingerprint.values())
 
     def get(self, fingerprint: bytes) -> KnownNamespace | None:
         """The namespace with this fingerprint."""
@@ -200,9 +200,9 @@ class Namespaces:
             self._small_files.replace(path, text.encode())
 
     def close(self) -> None:
-        """Write to the folders no more: they may be another node's from now on."""
-        with self._lock:
-            self._closed = True
+        """Write to the folders no more: they may be another node's from now on. The caller may have the store's lock,
+        so this waits for nobody either; what is being saved now ends with the small files."""
+        self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from kvstore.errors import ConfigError
 from kvstore.layout import Layout
 from kvstore.rules import NamespaceRule, TenantRule, parse_tenants
 from kvstore.store import Store
+from kvstore.tickets import NODE
 
 FRAME = 4096
 
@@ -145,3 +147,18 @@ def test_a_quota_counts_for_the_pages_of_an_earlier_node(open_store, kv, shm):
 def test_rules_that_cannot_be_right(value, message):
     with pytest.raises(ConfigError, match=message):
         parse_tenants(value)
+
+
+def test_a_tenants_store_and_a_namespace_that_is_opened_do_not_wait_for_each_other(open_store, eventually):
+    store = open_store()
+    known = opened(store, "a")
+    opening = threading.Thread(target=opened, args=(store, "a", "another"), daemon=True)
+    asking = threading.Thread(target=store._books.room_of, args=(NODE, known), daemon=True)
+    with store._books.lock:  # as a store has it when it asks
+        opening.start()
+        eventually(store.namespaces._lock.locked)  # and now it wants the other one
+        asking.start()
+        asking.join(30)
+        assert not asking.is_alive()
+    opening.join(30)
+    assert not opening.is_alive()
