@@ -147,6 +147,7 @@ def is_locked(fd: int) -> bool:
 
 def _open(path: Path) -> int | None:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # A pipe that somebody of the group put there must not be waited at.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, PermissionError):  # of another user, who has not let the group in, or never will
         return None

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,3 +166,15 @@ def test_a_folder_that_was_given_up_is_not_touched(folder: Path, kv: SimpleNames
     assert names(folder) == {str(number), other.name}
     client.die()
     other.die()
+
+
+def test_a_pipe_in_the_folder_is_not_waited_at(folder: Path) -> None:
+    """Whoever shares the arena may write there."""
+    attached = Clients(folder / "clients")
+    os.mkfifo(folder / "clients" / "new-pipe")
+    os.utime(folder / "clients" / "new-pipe", (0, 0))
+    looking = threading.Thread(target=attached.remove_abandoned, daemon=True)
+    looking.start()
+    looking.join(30)
+    assert not looking.is_alive()
+    assert names(folder) == set()
