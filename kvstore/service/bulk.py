@@ -366,7 +366,6 @@ class BulkServer:
                 if request.HasField("request"):  # a reservation's was looked at when it was made
                     self._access.check_pages(grant, request.request.pages.fingerprint, WRITE)
                     self._limits.begin(grant)
-                    self._limits.begin(grant)
                 arrival = stack.enter_context(incoming(self._store, self._receipts, request, channel.cut))
             except KVStoreError as error:
                 if payload > _most_payload(request):

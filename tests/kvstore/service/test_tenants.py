@@ -19,6 +19,7 @@ from kvstore.bulk.frame import Kind
 from kvstore.checksum import checksum_of
 from kvstore.errors import ConfigError, PermissionDeniedError, UnauthenticatedError, UnknownNamespaceError
 from kvstore.node import Node
+from kvstore.rules import TenantRule
 from kvstore.secret_files import read_tokens
 from kvstore.service.methods import NEEDS
 from kvstore.service.standard import STANDARD_FILES
@@ -451,6 +452,23 @@ class TestRotation:
         with Peer(tenants.node, frame(Kind.HELLO, late)) as peer:
             assert peer.failed().startswith("UnauthenticatedError")
         eventually(lambda: tenants.node._bulk.connections == 0)
+
+
+def test_a_store_whose_pages_come_with_it_is_one_request(tenants, caller):
+    with tenants.client("a") as client:
+        pages = client.namespace(layout_of("a"))
+    given = caller("a").bulk.Open(bulk_pb2.OpenBulkRequest(), **caller("a").how).token
+    sent = payload_of(DATA[:1])
+    tenants.node.limits._clock = lambda: 0.0  # nothing is given back meanwhile
+    tenants.node.limits.replace([TenantRule(name="a", requests_per_second=4)])
+    with Peer(tenants.node, frame(Kind.HELLO, given)) as peer:
+        assert peer.receive()[0].kind is Kind.READY
+        for _ in range(4):
+            listed = pb.PageList(fingerprint=pages.fingerprint, hashes=hashes_of(1)[0])
+            peer.send(frame(Kind.PUT, at_once(listed), payload=len(sent)) + sent)
+            assert peer.receive()[0].kind is Kind.STORED
+        peer.send(frame(Kind.PUT, at_once(listed), payload=len(sent)) + sent)
+        assert peer.failed().startswith("LimitExceededError")
 
 
 class TestTheFile:
