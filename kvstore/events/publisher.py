@@ -181,6 +181,8 @@ class EventPublisher:
                 case [peer, b"", start] if len(start) == _REQUEST_BYTES:
                     try:
                         for topic, number, batch in self._replay(int.from_bytes(start, "big")):
+                            if self._stopping.is_set():
+                                return
                             self._replayer.send_multipart((peer, b"", topic, number, batch))
                     except self._zmq.ZMQError as error:  # it went away, or does not read
                         _log.debug("events: a replay was given up: %s", error)
