@@ -162,7 +162,7 @@ class TestStopping:
         assert np.array_equal(into, payload_of(4))
 
     def test_a_peer_that_stands_still_does_not_keep_pages_from_the_disk(self, start_node):
-        node = start_node(arena=64 << 20, drain_seconds=2.0)
+        node = start_node(arena=64 << 20, drain_seconds=8.0)  # half of them for the peer, half for the disk
         node._upkeep.stop()  # nothing is written back before the node stops
         large = kvstore.Layout(model="large", block_size=16, page_bytes=4 << 20)
         with kvstore.connect(f"kv://127.0.0.1:{node.port}") as client:

@@ -156,7 +156,7 @@ class TestBatchesUnderWay:
             goes_on.wait(60.0)
             return Published(0, 0, 0)
 
-        with kvstore.connect(f"unix://{node.config.socket}", timeout=2.0) as client:
+        with kvstore.connect(f"unix://{node.config.socket}", timeout=5.0) as client:
             pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
             count = 2 * pages.batch_pages
             monkeypatch.setattr(node.store, "complete_ahead", hang)

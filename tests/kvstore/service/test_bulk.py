@@ -472,7 +472,7 @@ class TestAtOnce:
 
 
 def test_a_stopping_node_ends_idle_connections_at_once_and_busy_ones_in_time(start_node, connect, payload, eventually):
-    wire = connect(start_node(arena=64 << 20, drain_seconds=2.0))
+    wire = connect(start_node(arena=64 << 20, drain_seconds=8.0))
     space = wire.open(page_bytes=LARGE)
     wire.put(space, payload(8, page_bytes=LARGE))
     with Peer.welcome(wire.node) as idle, Peer.welcome(wire.node) as busy, Peer(wire.node) as stranger:

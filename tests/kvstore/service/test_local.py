@@ -155,9 +155,12 @@ def test_what_is_no_request_ends_the_connection(node: Any, data: bytes) -> None:
 def test_silence_ends_the_connection(node: Any, sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MESSAGE_SECONDS", 0.2)
     monkeypatch.setattr(local, "IDLE_SECONDS", 0.2)
-    with Peer.welcome(node) as peer:
-        peer.send(pack_frame(Kind.COMPLETE_LOAD, b"a message")[:sent])
-        assert peer.is_closed()
+    with Peer(node) as peer:
+        with contextlib.suppress(ConnectionError):  # a late node's time may be over by now
+            peer.send(pack_frame(Kind.COMPLETE_LOAD, b"a message")[:sent])
+        with pytest.raises((EOFError, ConnectionError)):
+            while peer.receive():
+                pass
 
 
 def test_there_are_so_many_connections_and_who_gets_none_has_grpc(
@@ -179,7 +182,7 @@ def test_there_are_so_many_connections_and_who_gets_none_has_grpc(
 def test_garbage_costs_nobody_else_anything(
     node: Any, near: kvstore.Namespace, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(local, "MESSAGE_SECONDS", 2.0)
+    monkeypatch.setattr(local, "MESSAGE_SECONDS", PATIENCE)
     seed = random.randrange(1 << 32)
     print("seed", seed)
     choose = random.Random(seed)

@@ -146,7 +146,7 @@ class TestReflection:
 
 
 def test_idle_reflection_streams_do_not_keep_the_node_from_stopping(start_node, connect):
-    wire = connect(start_node(drain_seconds=2.0))
+    wire = connect(start_node(drain_seconds=8.0))
     method = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
     waiting = threading.Event()
 
