@@ -17,10 +17,10 @@ from redis.exceptions import RedisError
 
 from kvstore.errors import ConfigError, UnavailableError
 from kvstore.tiers.redis.address import Kind, parse_address
+from kvstore.tiers.redis.names import BUCKETS, FORMAT
 
 _START_SECONDS = 10.0
 _AHEAD = 2
-_OURS = b"kvstore:buckets"
 
 
 class BareClient:
@@ -50,7 +50,7 @@ class BareClient:
 
     def is_used(self) -> bool:
         """Whether a kvstore's pages are there."""
-        return bool(self._number(b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(_OURS), _OURS)))
+        return bool(self._number(b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(BUCKETS), BUCKETS)))
 
     def server_cpu_seconds(self) -> float:
         """Processor time that the server has used since its start, all of its threads, for whomever."""
@@ -62,7 +62,7 @@ class BareClient:
 
     def clear(self) -> None:
         """Delete what a tier leaves when all its pages are removed."""
-        self.remove([_OURS])
+        self.remove([BUCKETS, FORMAT])
 
     def remove(self, names: Sequence[bytes]) -> None:
         """Delete values."""
