@@ -225,14 +225,14 @@ class Node:
     def reload(self, config: NodeConfig) -> tuple[list[str], list[str]]:
         """Take over what can change while the node runs: limits, rules, and the tokens in the token file.
 
-        Calls under way go on. A limit that is smaller than what is used lets pages leave before this returns.
+        Calls under way go on. A limit that is smaller than what is used lets pages leave before this returns; where
+        they can't, that is logged, and they leave later.
 
         Returns:
             The settings that are others now, and those that differ and need a restart.
 
         Raises:
-            ConfigError: the token file can't be used, or a limit; nothing was changed.
-            ResourceError: a tier can't be made smaller now; limits before it in order were changed.
+            ConfigError: the token file can't be used, or a limit; nothing was changed but for limits before that one.
         """
         differ = [
             field.name
@@ -244,7 +244,10 @@ class Node:
         for tier in self.store.below.all():
             limit = config.redis_limit if tier is self.store.below.shared else config.disk_limit
             if f"{tier.name}_limit" in taken:
-                tier.set_limit(limit)
+                try:
+                    tier.set_limit(limit)
+                except ResourceError as error:  # it holds for what comes, and a token that was removed can't wait
+                    _log.error("%s", error)
         if "disk_write_limit" in taken:
             for own in self.store.below.own:
                 own.set_write_limit(config.disk_write_limit)

@@ -6,7 +6,7 @@ import os
 import secrets
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -469,6 +469,20 @@ def test_a_store_whose_pages_come_with_it_is_one_request(tenants, caller):
             assert peer.receive()[0].kind is Kind.STORED
         peer.send(frame(Kind.PUT, at_once(listed), payload=len(sent)) + sent)
         assert peer.failed().startswith("LimitExceededError")
+
+
+def test_a_token_is_refused_also_when_the_disk_cannot_be_made_smaller(tenants, monkeypatch):
+    def fail(*given: object, **named: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    node = tenants.node
+    monkeypatch.setattr(node.store.below.own[0]._room, "make", fail)
+    write_tokens(tenants.file, {name: grant for name, grant in TOKENS.items() if name != "a"})
+    limit = node.config.disk_limit // 2
+    assert node.reload(replace(node.config, disk_limit=limit)) == (["disk_limit"], [])
+    assert node.config.disk_limit == limit
+    assert node.access.accept(f"Bearer {token_of('a')}") is None
+    assert node.access.accept(f"Bearer {token_of('b')}") is not None
 
 
 class TestTheFile:
