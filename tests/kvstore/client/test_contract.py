@@ -404,8 +404,11 @@ class TestPending:
         assert loading.complete() == 0
 
     def test_a_store_past_its_deadline_cannot_be_published(self, place, layout, hashes, eventually):
-        pages = place.connect(timeout=0.2).namespace(layout)
+        client = place.connect()
+        pages = client.namespace(layout)
+        client.timeout = 0.5
         storing = pages.prepare_store(hashes(4))
+        client.timeout = 10.0
         eventually(lambda: place.counter("lapsed") == 4)
         assert storing.complete() == kvstore.StoreResult(refused=4)
         assert place.connect().namespace(layout).lookup(hashes(4)).prefix == 0
@@ -413,8 +416,10 @@ class TestPending:
         assert pages.statistics().refused == 4
 
     def test_a_hold_past_its_deadline_counts_as_missed(self, place, layout, hashes, payload, eventually):
-        pages = place.connect(timeout=0.2).namespace(layout)
+        client = place.connect()
+        pages = client.namespace(layout)
         pages.store(hashes(4), payload(4))
+        client.timeout = 0.5
         loading = pages.prepare_load(hashes(4))
         eventually(lambda: not place.store._books.tickets.loads)
         # Over streams the pages are this process's own copies, whole and verified.

@@ -50,12 +50,13 @@ def methods(client: kvstore.Client, pages: kvstore.Namespace, hashes, payload) -
 
 def test_every_method_raises_in_time_and_works_again(hanging, layout, hashes, payload, eventually):
     node, url = hanging
-    with kvstore.connect(url) as patient, kvstore.connect(url, timeout=TIMEOUT) as client:
+    with kvstore.connect(url) as patient, kvstore.connect(url) as client:
         pages = patient.namespace(layout)
         pages.store(hashes(4), payload(4))
         hasty = client.namespace(layout)
         hasty.lookup(hashes(4))
         calls = methods(client, hasty, hashes, payload)
+        client.timeout = TIMEOUT
         node.pause()
         if url.startswith("unix:"):  # what is in the arena needs no node
             assert [answer.prefix for answer in calls.pop("client.lookup")()] == [4, 2]
@@ -67,6 +68,7 @@ def test_every_method_raises_in_time_and_works_again(hanging, layout, hashes, pa
                 call()
             assert time.monotonic() - started < MUCH_LATER, name
         node.resume()
+        client.timeout = patient.timeout
         into = np.zeros((4, 5000), np.uint8)
         assert pages.load(hashes(4), into) == 4
         assert np.array_equal(into, payload(4))
