@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from connector.health import NodeHealth
 from connector.lookups import of_all_parts
+from kvstore.answers import MOST_LOOKUP_PAGES
 from kvstore.errors import FormatError
 
 if TYPE_CHECKING:
@@ -112,11 +113,13 @@ class Arrivals:
         self._thread: threading.Thread | None = None
 
     def expect(self, request_id: str, arrival: Arrival) -> None:
-        """Begins to wait. Where that is of no use the arrival is settled at once, with nothing there."""
+        """Begins to wait. Where that is of no use, or one lookup can't ask for so many pages, the arrival is settled at
+        once, with nothing there."""
         arrival.present = [[False] * len(hashes) for hashes in arrival.hashes]
         arrival.tiers = [[None] * len(hashes) for hashes in arrival.hashes]
+        too_long = sum(map(len, arrival.hashes)) * len(self._ranks) > MOST_LOOKUP_PAGES
         with self._changed:
-            if self._stopped or len(self._waiting) >= MOST_WAITING or not self._health.available():
+            if self._stopped or too_long or len(self._waiting) >= MOST_WAITING or not self._health.available():
                 arrival.settled = True
                 return
             self._waiting[request_id] = arrival

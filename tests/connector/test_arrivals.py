@@ -142,11 +142,10 @@ def test_who_waits_is_bounded_and_who_is_forgotten_is_asked_for_no_more(arrivals
     assert expect(arrivals, clock, "one more").settled
     for number in range(MOST_WAITING):
         arrivals.forget(str(number))
-    last = expect(arrivals, clock, "last")
+    last = Arrival((PAGES[:1],), (False,), clock() + 10)
+    arrivals.expect("last", last)
     assert not last.settled
-    calls = len(client.calls)
-    eventually(lambda: len(client.calls) > calls + MOST_WAITING + 3)
-    assert client.calls[-1] == [PAGES]
+    eventually(lambda: client.calls[-3:] == 3 * [[PAGES[:1]]])
 
 
 def test_a_page_is_there_when_each_rank_has_its_part(client, namespace, clock, eventually):
@@ -172,3 +171,14 @@ def test_nothing_is_waited_for_behind_the_end(client, namespace, clock):
     arrivals.shutdown()
     assert arrivals.look("r", arrival)
     assert expect(arrivals, clock, "next").settled
+
+
+def test_more_pages_than_a_lookup_can_name_are_not_waited_for(arrivals, client, clock, eventually, monkeypatch):
+    monkeypatch.setattr("connector.arrivals.MOST_LOOKUP_PAGES", len(PAGES) - 1)
+    assert expect(arrivals, clock, "long").settled
+    assert client.calls == []
+    monkeypatch.undo()
+    client.pages.update(PAGES)
+    other = expect(arrivals, clock, "other")
+    eventually(lambda: arrivals.look("other", other))
+    assert other.offered(0, 0) == PAGES[0]
