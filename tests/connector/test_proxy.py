@@ -23,7 +23,7 @@ from connector.proxy_instances import Instances
 from kvstore import cli
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30.0
+PATIENCE = 60.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
