@@ -32,8 +32,9 @@ class Direction:
 
     @property
     def resting(self) -> bool:
-        """Whether a call now would be answered without trying."""
-        return self._health.resting
+        """Whether a call now would be answered without trying. Who only asks this is no trial, and need not say how it
+        went: the next write, or read, is."""
+        return self._threads.all_hang or self._health.resting
 
     def may_try(self) -> bool:
         """Whether to try an I/O now."""

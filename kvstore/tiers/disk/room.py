@@ -58,7 +58,7 @@ class Room:
             hidden = self._pages.to_be_hidden(segment, behind_unread=self._behind_unread(segment))
             if self._pages.are_in(number) or self._log.missing(ChunkSize(len(hidden), 0)) > 0:
                 continue
-            if not self._logged.device.writing.may_try():
+            if self._logged.device.writing.resting:
                 return
             try:
                 self._reclaim(segment, segment, carry=False)

@@ -88,7 +88,7 @@ class Writing:
         Raises:
             ResourceError: the system refuses, or is late, or is not asked for now.
         """
-        if not self._device.writing.may_try():
+        if self._device.writing.resting:
             raise ResourceError(f"what was written may not survive a loss of power: {RESTING}")
         doubtful = [segment for segment in self._log.segments if segment.doubtful]
         try:

@@ -343,6 +343,18 @@ def test_a_full_disk_that_gets_no_room_loses_one_segment_and_no_more(
         assert sum(read_pages(tier, pages)) == 20 - counts.evicted
 
 
+def test_a_flush_leaves_the_trial_to_the_write_behind_it(tmp_path: Path, clock: Clock, files: FaultyFiles) -> None:
+    """A disk that was set aside is tried by one write; a flush, which may have nothing to do, is no such trial."""
+    with opened(tmp_path, clock, 4 * MIB, segment_bytes=MIB // 2) as tier:
+        files.fail(errno.EIO, "open")  # so that nothing is written, and nothing has to be forgotten
+        for n in range(8):
+            assert tier.write([make_page(n, 5000)]) == [False]
+        files.heal()
+        clock.now += 100
+        tier.flush()
+        assert tier.write([make_page(9, 5000)]) == [True]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_any_faults_at_all(tmp_path: Path, clock: Clock, files: FaultyFiles, seed: int) -> None:
     """Whatever fails: no wrong bytes, the limit, what was removed stays away, and all is well afterwards."""
