@@ -94,7 +94,7 @@ def test_an_older_client_on_another_host(
 
     for version in ("new", "old"):
         exchange("node1", version)
+        for one in (old, new, clients[0]):  # back behind the restart
+            wait_until(lambda one=one: goes_over(one, one), f"{one.where}, {version} node")
         for here, there in ((old, new), (new, old), (old, clients[0]), (clients[0], old)):
-            wait_until(
-                lambda here=here, there=there: goes_over(here, there), f"{here.where} → {there.where}, {version} node"
-            )
+            assert goes_over(here, there), f"{here.where} → {there.where}, {version} node"
