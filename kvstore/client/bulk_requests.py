@@ -80,12 +80,12 @@ class BulkRequests:
             before_last: called before the last page is sent; until then none of them is published.
         """
         head = self._head(Kind.PUT, request.SerializeToString(), deadline, pages)
-        if before_last is not None and len(pages) > 1:
+        if before_last is None:
+            self._send(pages, head)
+        else:
             self._send(pages[:-1], head)
             before_last()
             self._send(pages[-1:])
-        else:
-            self._send(pages, head)
 
     def stored(self) -> pb.StoreCounts:
         """What became of them: the answer to ``put``."""

@@ -101,15 +101,26 @@ def test_a_prefix_of_many_batches_is_stored_head_first(node, hashes, payload, mo
         return publish(slots, *rest)
 
     monkeypatch.setattr(residency, "publish", note)
-    held_up = []
+    waiting: list[bytes] = []
+    await_before = kvstore.client.bulk.BulkPath._await
+
+    def note_waiting(self, namespace, parent, deadline):
+        waiting.append(parent)
+        await_before(self, namespace, parent, deadline)
+
+    monkeypatch.setattr(kvstore.client.bulk.BulkPath, "_await", note_waiting)
+    whole: list[int] = []
     original = Channel.send_pages
 
     def send_slowly(self, sent, *checksums, **head):
-        if sent and not held_up and not at_once:  # the first batch: the second one is under way before it is
-            held_up.append(sent)
+        """The last page of a batch goes when the batch behind it waits for that, or has overtaken it."""
+        if len(sent) == 1 and not at_once and len(whole) < 3:
+            whole.append(len(sent))
+            behind = len(whole) * pages.batch_pages
             end = time.monotonic() + 30.0
-            while node._bulk.connections < 2 and time.monotonic() < end:
-                time.sleep(0.005)
+            while hashes(count)[behind - 1] not in waiting and hashes(count)[behind] not in published:
+                assert time.monotonic() < end, "the batch behind it was never begun"
+                time.sleep(0.001)
         yield from original(self, sent, *checksums, **head)
 
     monkeypatch.setattr(Channel, "send_pages", send_slowly)
