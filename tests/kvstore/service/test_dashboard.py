@@ -67,10 +67,11 @@ def test_it_asks_for_metrics_that_are_documented():
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool is installed")
-def test_the_alerts_are_rules():
-    assert PROMTOOL is not None
-    checked = subprocess.run([PROMTOOL, "check", "rules", str(ALERTS)], capture_output=True, text=True, timeout=60)
+def test_the_configuration_is_one_and_the_alerts_are_rules():
+    command = [str(PROMTOOL), "check", "config", str(DEPLOY / "prometheus.yml")]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr
+    assert "1 rule files found" in checked.stdout
 
 
 class Prometheus:
