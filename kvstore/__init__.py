@@ -8,7 +8,8 @@ loaded = pages.load(hashes, buffer)
 """
 
 from kvstore import errors
-from kvstore.client.client import Client, Namespace, connect
+from kvstore.client.client import Client, Namespace
+from kvstore.client.connecting import connect
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
 from kvstore.errors import KVStoreError

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path as FilePath
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.answers import ABSENT, ARENA, EVICTED, MOST_LOOKUP_PAGES, TIER_NAMES
 from kvstore.client.buffers import Pages, page_arrays
-from kvstore.client.bulk import BulkPath
-from kvstore.client.bulk_pool import BulkPool
-from kvstore.client.control import Connection, RemoteControl
-from kvstore.client.credentials import Credentials
 from kvstore.client.deadline import locked, time_left
-from kvstore.client.embedded import EmbeddedStore
 from kvstore.client.path import Control, OpenedNamespace, Path
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
-from kvstore.client.shared import SharedPath
-from kvstore.client.stream import StreamPath
-from kvstore.client.url import parse_url
-from kvstore.config import NodeConfig
 from kvstore.errors import (
     DeadlineError,
     InvalidRequestError,
     KVStoreError,
     LimitExceededError,
     NotAttachedError,
-    PermissionDeniedError,
-    ResourceError,
     UnavailableError,
     UnknownNamespaceError,
 )
@@ -46,98 +33,15 @@ from kvstore.layout import Layout
 from kvstore.status import Status
 from kvstore.wire import join_hashes
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
 Bytes = npt.NDArray[np.uint8]
 Answer = TypeVar("Answer")
-LONGEST_TIMEOUT = 86400.0
 _ARENA = TIER_NAMES[ARENA] or ""
 _REOPENINGS = 8
 """How often one call opens a namespace again: it may be cleared once more in between."""
-_log = logging.getLogger(__name__)
-
-
-def connect(
-    url: str,
-    *,
-    timeout: float = 5.0,
-    ca: FilePath | str | None = None,
-    cert: FilePath | str | None = None,
-    key: FilePath | str | None = None,
-    token_file: FilePath | str | None = None,
-    traces: TracerProvider | None = None,
-) -> Client:
-    """A client of the node at ``url``.
-
-    ``unix:///run/kvstore.sock`` is a node on this host, whose arena is mapped; ``kv://host:port`` one elsewhere,
-    ``kvs://host:port`` one with TLS; ``embedded:///folder?arena=256MiB&disk_limit=4GiB`` a store inside this process.
-
-    A node need not run yet: it is connected to by the first call, and again whenever it comes back.
-
-    Args:
-        url: where the pages are.
-        timeout: seconds that any one method may take before it raises :class:`DeadlineError`; a day at most.
-        ca: PEM file of the authorities that may have signed the node's certificate; by default those of the system.
-        cert: PEM file of this client's certificate, where the node asks for one.
-        key: PEM file of its private key, which nobody else may read.
-        token_file: a file with the token that the node asks for: the first one in it, ``token`` or ``name:token``.
-        traces: OpenTelemetry's provider that gets spans of what the client does, and whose traces go on in the node;
-            needs the extra ``tracing``.
-
-    Raises:
-        InvalidRequestError: not such a URL, or a timeout out of its range.
-        InUseError: an embedded folder that another process has open.
-        ResourceError: an embedded folder that can't be used.
-        ConfigError: a file that can't be used.
-    """
-    if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
-        raise InvalidRequestError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {timeout!r}")
-    where = parse_url(url)
-    files = (FilePath(file) if file is not None else None for file in (ca, cert, key, token_file))
-    credentials = Credentials(*files)
-    if isinstance(where, NodeConfig):
-        if credentials:
-            raise InvalidRequestError(f"{url}: an embedded store has neither TLS nor tokens")
-        store = EmbeddedStore(where)
-        return _client(url, store, timeout, lambda directory, left: store, traces)
-    credentials.check(where, url)
-    context = credentials.context() if where.tls else None
-    connection = Connection(
-        where.target,
-        url,
-        credentials.channel_credentials() if where.tls else None,
-        credentials.metadata(),
-        traced=traces is not None,
-    )
-    control = RemoteControl(connection, where.arena_folder)
-
-    def make_path(directory: str, left: float) -> Path:
-        if where.local and not directory:  # this token's tenant is not the arena's
-            return StreamPath(connection)
-        if where.local:
-            try:
-                return SharedPath(connection, FilePath(directory), left)
-            except (ResourceError, PermissionDeniedError) as error:
-                _log.warning("pages go through the socket instead of shared memory: %s", error)
-            return StreamPath(connection)
-        return BulkPath(connection, BulkPool(connection, where.host, context))
-
-    return _client(url, control, timeout, make_path, traces)
-
-
-def _client(
-    url: str, control: Control, timeout: float, make_path: Callable[[str, float], Path], traces: TracerProvider | None
-) -> Client:
-    if traces is None:
-        return Client(url, control, timeout, make_path)
-    from kvstore.client.traced import TracedClient
-
-    return TracedClient(url, control, timeout, make_path, traces)
 
 
 class Client:
-    """A node, as :func:`connect` gives it. Blocking, safe for threads, a context manager."""
+    """A node, as :func:`kvstore.connect` gives it. Blocking, safe for threads, a context manager."""
 
     def __init__(self, url: str, control: Control, timeout: float, make_path: Callable[[str, float], Path]) -> None:
         self.url = url

@@ -6,7 +6,8 @@ import argparse
 import os
 from collections.abc import Mapping
 
-from kvstore.client.client import Client, connect
+from kvstore.client.client import Client
+from kvstore.client.connecting import connect
 from kvstore.client.url import socket_url
 from kvstore.config import CONNECT_PREFIX, load_config
 from kvstore.errors import InvalidRequestError
