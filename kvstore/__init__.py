@@ -8,8 +8,9 @@ loaded = pages.load(hashes, buffer)
 """
 
 from kvstore import errors
-from kvstore.client.client import Client, Namespace
+from kvstore.client.client import Client
 from kvstore.client.connecting import connect
+from kvstore.client.namespace import Namespace
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
 from kvstore.errors import KVStoreError

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.bytesize import format_size
-from kvstore.client.client import Client, Namespace
+from kvstore.client.client import Client
 from kvstore.client.environment import add_url_to, connect_to_node
+from kvstore.client.namespace import Namespace
 from kvstore.duration import parse_duration
 from kvstore.errors import ConfigError, InvalidRequestError
 from kvstore.hashing import parse_hashes

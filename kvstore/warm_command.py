@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from kvstore.answers import MOST_LOOKUP_PAGES
 from kvstore.bytesize import format_size
-from kvstore.client.client import Namespace
 from kvstore.client.environment import add_url_to, connect_to_node
+from kvstore.client.namespace import Namespace
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import hash_blocks, parse_hashes
 from kvstore.page_commands import find_namespace, words_of

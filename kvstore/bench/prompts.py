@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import kvstore
 
 if TYPE_CHECKING:
-    from kvstore.client.client import Namespace
+    from kvstore.client.namespace import Namespace
 
 PROMPT_PAGES = 512
 PAGE_BYTES = 4096

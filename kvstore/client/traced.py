@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvstore.client.buffers import Pages
-from kvstore.client.client import Client, Namespace
+from kvstore.client.client import Client
+from kvstore.client.handle import Handle
+from kvstore.client.namespace import Namespace
 from kvstore.client.path import Control, Path
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import Lookup, StoreResult
-from kvstore.layout import Layout
 from kvstore.tracing import ClientSpans
 
 if TYPE_CHECKING:
@@ -43,14 +44,21 @@ class TracedClient(Client):
             span.set_attribute("kvstore.pages.found", sum(each.prefix for each in found))
             return found
 
-    def _make_namespace(self, layout: Layout, durability: str) -> Namespace:
-        return _TracedNamespace(self, layout, durability, self._spans)
+    def _make_namespace(self, handle: Handle) -> Namespace:
+        return _TracedNamespace(handle, self._spans)
 
 
 class _TracedNamespace(Namespace):
-    def __init__(self, client: Client, layout: Layout, durability: str, spans: ClientSpans) -> None:
-        super().__init__(client, layout, durability)
+    def __init__(self, handle: Handle, spans: ClientSpans) -> None:
+        super().__init__(handle)
         self._spans = spans
+
+    def lookup(self, hashes: Sequence[bytes]) -> Lookup:
+        """As of :class:`Namespace`."""
+        with self._spans.span("kvstore lookup", len(hashes)) as span:
+            found = super().lookup(hashes)
+            span.set_attribute("kvstore.pages.found", found.prefix)
+            return found
 
     def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
         """As of :class:`Namespace`."""

@@ -117,7 +117,7 @@ class TestTls:
         node = start_node(**files.tls)
         with kvstore.connect(f"kvs://127.0.0.1:{node.port}", ca=files.ca) as client:
             client.status()
-            connection = client._control._connection
+            connection = client._session.control._connection
             pool = BulkPool(connection, "127.0.0.1", None)  # has a token, and no TLS
             reply = BulkStub(connection.channel).Open(bulk_pb2.OpenBulkRequest(), timeout=SECONDS)
             with pytest.raises((kvstore.KVStoreError, OSError)):

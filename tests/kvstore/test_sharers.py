@@ -171,7 +171,7 @@ def test_an_arena_in_the_sockets_folder_is_found_wherever_that_is_mounted(
     elsewhere.symlink_to(shm_folder)
     with kvstore.connect(f"unix://{elsewhere}/s") as client:
         client.namespace(LAYOUT)
-        assert client._directory == f"{elsewhere}/arena"
+        assert client._session.directory == f"{elsewhere}/arena"
         assert node.store.statistics().clients == 1
 
 
@@ -183,7 +183,7 @@ def test_an_arena_that_is_mounted_apart_is_named_in_the_url(
     elsewhere.symlink_to(shm_folder / "arena")
     with kvstore.connect(f"unix://{short_folder}/s?arena_dir={elsewhere}") as client:
         client.namespace(LAYOUT)
-        assert client._directory == str(elsewhere)
+        assert client._session.directory == str(elsewhere)
         assert node.store.statistics().clients == 1
 
 

@@ -38,7 +38,7 @@ class Place:
 
     def snapshot(self) -> StoreStatistics:
         """Everything that the store counts, at rest: a change means that something was done."""
-        for path in (client._path for client in self.opened):
+        for path in (client._session.path for client in self.opened):
             report = path._recency.take() if isinstance(path, SharedPath) else None
             if report is not None:  # what it has read without a call
                 path._recency._report(report)
@@ -62,7 +62,7 @@ def _place(url: str, start_node, short_folder: Path, shm_folder: Path, **setting
         query = "&".join(f"{name}={value}" for name, value in options.items())
         address = f"embedded://{short_folder}/e?arena_dir={shm_folder}/e&{query}"
         client = kvstore.connect(address, timeout=10.0)
-        return Place(address, client._control._store, [client])
+        return Place(address, client._session.control._store, [client])
     node = start_node(**settings)
     if url == "grpc":
         node._bulk.stop(0.0)  # then a client has only the streams

@@ -34,7 +34,7 @@ def near(node):
 
 def there(client: kvstore.Client) -> int:
     """Reservations that the client has."""
-    slots = client._path._ahead
+    slots = client._session.path._ahead
     with slots._lock:
         return sum(map(len, slots._slots.values()))
 
@@ -79,7 +79,9 @@ def test_a_forked_child_does_not_write_into_its_parents_slots(near, hashes, even
     if not child:
         status = 1
         with suppress(BaseException):
-            status = int(near._path._ahead.take(near._path._attachment, pages._opened[0], 4) is not None)
+            status = int(
+                near._session.path._ahead.take(near._session.path._attachment, pages._handle.current[0], 4) is not None
+            )
         os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -99,7 +101,7 @@ def test_slots_that_are_not_used_go_back(node, near, hashes, eventually):
     eventually(lambda: there(near) == 1)
     assert node.store.statistics().arena_used_bytes == 8 * SLOT
     eventually(lambda: node.store.statistics().arena_used_bytes == 4 * SLOT)
-    eventually(lambda: near._path._ahead._thread is None)
+    eventually(lambda: near._session.path._ahead._thread is None)
     assert store(pages, hashes(4, 1), 2) == kvstore.StoreResult(stored=4)
     eventually(lambda: there(near) == 1)  # it begins anew
 

@@ -65,7 +65,7 @@ def test_a_long_prefix_that_was_loaded_leaves_from_its_tail(pages, hashes, paylo
 
 
 def test_all_calls_of_one_store_share_its_deadline(pages, hashes, payload, monkeypatch):
-    control = pages._client._control
+    control = pages._handle.session.control
     given = []
 
     def recording(call):

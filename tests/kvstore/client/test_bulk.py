@@ -82,7 +82,7 @@ def test_a_load_that_ends_early_keeps_its_connections(node, layout, hashes, payl
         for asked in (count, 2 * pages.batch_pages, len(data)):
             assert pages.load(hashes(asked), into[:asked]) == len(data)
             assert np.array_equal(into[: len(data)], data)
-            idle = set(pages._opened[1]._pool._idle)
+            idle = set(pages._handle.current[1]._pool._idle)
             assert kept <= idle
             kept = idle
         assert node._bulk.connections <= 2
@@ -329,7 +329,7 @@ class TestFallingBack:
             pages.store(hashes(4), payload(4))
             proxy.heal()
             into = np.zeros((4, 5000), np.uint8)
-            pool = pages._opened[1]._pool
+            pool = pages._handle.current[1]._pool
             eventually(lambda: pages.load(hashes(4), into) == 4 and pool._idle)
             no_streams(monkeypatch)
             assert pages.load(hashes(4), into) == 4

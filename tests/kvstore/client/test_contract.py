@@ -331,10 +331,10 @@ class TestSeveralNamespaces:
         if method == "load":
             pages.store(keys, data)
         other = place.connect().namespace(pages.layout)
-        path = pages._opened[1]
+        path = pages._handle.current[1]
         mapped_load = method == "load" and place.url.startswith("unix:") and mapped.CAN_READ
         hooked = "begin_store" if method == "store" else "load_here" if mapped_load else method
-        at_once = mapped_load or (method == "load" and path.load_pages(pages._opened[0]) >= count)
+        at_once = mapped_load or (method == "load" and path.load_pages(pages._handle.current[0]) >= count)
         original, calls = getattr(path, hooked), []
 
         def then_cleared(*arguments: object) -> object:

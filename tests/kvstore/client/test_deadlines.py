@@ -166,7 +166,7 @@ def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hash
 
     with kvstore.connect(url, timeout=20.0) as client:
         pages = client.namespace(layout)
-        path = pages._opened[1]
+        path = pages._handle.current[1]
         pages.store(hashes(1, name=7), payload(1))  # its connection is made
         if scheme == "kv":
             head = BulkRequests._head
@@ -204,7 +204,7 @@ def test_one_deadline_for_all_batches_of_a_call(hanging, layout, hashes, payload
     with kvstore.connect(url, timeout=1.0) as client:
         pages = client.namespace(layout)
         count = 3 * pages.batch_pages
-        path = pages._opened[1]
+        path = pages._handle.current[1]
         original, calls = path.begin_store, []
         first: list[Callable[[], kvstore.StoreResult]] = []
 

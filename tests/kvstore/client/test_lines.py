@@ -113,8 +113,8 @@ def test_a_request_that_fits_into_no_frame_goes_through_grpc(start_node, space, 
     with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
         pages = client.namespace(space)
         assert pages.store(hashes(4), payload(4)).stored == 4
-        client._path._recency._thread = object()  # none: what was read goes with a call
-        client._path._recency.note(pages.fingerprint, b"".join(hashes(4)) * 1000, read=True)
+        client._session.path._recency._thread = object()  # none: what was read goes with a call
+        client._session.path._recency.note(pages.fingerprint, b"".join(hashes(4)) * 1000, read=True)
         asked.clear()
         assert pages.store(hashes(4, 1), payload(4)).stored == 4
         assert "gRPC PrepareStore" in asked
@@ -165,10 +165,10 @@ def test_a_guess_that_fails_costs_nothing_else(start_node, hashes, payload, monk
     monkeypatch.setattr(node.store, "reserve_ahead", refuse)
     with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
-        attachment = client._path._attachment
+        attachment = client._session.path._attachment
         for name in range(3):
             assert pages.store(hashes(4, name), payload(4)).stored == 4
-        assert client._path._attachment is attachment
+        assert client._session.path._attachment is attachment
         assert not attachment.is_over
 
 
@@ -177,7 +177,7 @@ def test_a_forked_child_has_connections_of_its_own(start_node, space, hashes, pa
     with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
         pages = client.namespace(space)
         assert pages.store(hashes(4), payload(4)).stored == 4
-        lines = client._path._lines
+        lines = client._session.path._lines
         parents = lines._idle[0]
         child = os.fork()
         if not child:

@@ -104,8 +104,8 @@ class TestWithoutACall:
             mixed = [h for h, tier in zip(hashes(24), everything, strict=True) if tier == "arena"][:2]
             mixed += [h for h, tier in zip(hashes(24), everything, strict=True) if tier == "disk"][:2]
             asked = []
-            lookup = client._control.lookup
-            monkeypatch.setattr(client._control, "lookup", lambda q, left: asked.append(q) or lookup(q, left))
+            lookup = client._session.control.lookup
+            monkeypatch.setattr(client._session.control, "lookup", lambda q, left: asked.append(q) or lookup(q, left))
             assert pages.lookup(mixed).tiers == ("arena",) * 2 + ("disk",) * 2
             assert asked == [[(pages.fingerprint, mixed[2:])]]
             calls.clear()

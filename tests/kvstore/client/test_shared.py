@@ -44,7 +44,7 @@ def test_an_arena_that_goes_away_later_is_unavailable_until_it_is_back(node, nea
     pages = near.namespace(layout)
     pages.store(hashes(1), payload(1))
     directory = node.store.arena.directory
-    near._path._attachment.retire()
+    near._session.path._attachment.retire()
     hidden = directory.with_name("hidden")
     directory.rename(hidden)
     with pytest.raises(UnavailableError, match="no arena there"):
@@ -83,7 +83,7 @@ def test_an_empty_file_where_the_pages_should_be(node, near, layout, hashes, pay
     """A node that is making its files may be met in the middle."""
     pages = near.namespace(layout)
     file = node.store.arena.directory / "pages"
-    near._path._attachment.retire()
+    near._session.path._attachment.retire()
     file.rename(file.with_name("aside"))
     file.touch()
     with pytest.raises(UnavailableError):

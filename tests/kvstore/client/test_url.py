@@ -109,7 +109,7 @@ def test_an_embedded_store_is_given_up_behind_the_last_call_under_way(short_fold
     client = kvstore.connect(url)
     pages = client.namespace(layout)
     under_way, go_on = threading.Event(), threading.Event()
-    store = client._control._store
+    store = client._session.control._store
     original = store.evict
 
     def slow(*arguments: object) -> int:

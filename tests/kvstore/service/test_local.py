@@ -110,7 +110,7 @@ def test_it_is_its_users_alone_and_goes_with_the_node(start_node: Callable[..., 
 
 def test_an_error_is_answered_and_the_connection_stays_good(node: Any, near: kvstore.Namespace) -> None:
     near.store(names(2), np.zeros((2, PAGE), np.uint8))
-    client = near._opened[1]._attachment.client
+    client = near._handle.current[1]._attachment.client
     with Peer.welcome(node) as peer:
         pages = pb.PageList(fingerprint=near.fingerprint, hashes=b"".join(names(2)))
         for request, reason in (
@@ -175,7 +175,7 @@ def test_there_are_so_many_connections_and_who_gets_none_has_grpc(
         with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
             pages = client.namespace(LAYOUT)
             assert pages.store(names(2), np.ones((2, PAGE), np.uint8)).stored == 2
-            assert not client._path._lines._idle
+            assert not client._session.path._lines._idle
     eventually(lambda: node._local.connections == 0)
 
 
@@ -187,7 +187,7 @@ def test_garbage_costs_nobody_else_anything(
     print("seed", seed)
     choose = random.Random(seed)
     near.store(names(4), np.full((4, PAGE), 7, np.uint8))
-    client = near._opened[1]._attachment.client
+    client = near._handle.current[1]._attachment.client
     pages = pb.PageList(fingerprint=near.fingerprint, hashes=b"".join(names(4)))
     requests = [
         pack_frame(Kind.PREPARE_STORE, pb.PrepareStoreRequest(pages=pages, client=client).SerializeToString()),
@@ -225,7 +225,7 @@ def test_a_client_that_goes_in_the_middle_of_a_load_holds_nothing(
         tier.read = lambda keys, into: goes_on.wait(PATIENCE) and read(keys, into)
         request = pb.PrepareLoadRequest(
             pages=pb.PageList(fingerprint=pages.fingerprint, hashes=b"".join(names(3))),
-            client=client._path._attachment.client,
+            client=client._session.path._attachment.client,
             ttl_ms=60_000,
         )
         with Peer.welcome(node) as peer:

@@ -101,8 +101,8 @@ def test_pages_are_counted_with_their_denominators(node, client):
 
 def test_calls_are_timed_and_their_failures_counted(node, client):
     with pytest.raises(InvalidRequestError):
-        client._control._connection.call(
-            client._control._connection.stub.Touch, kvstore_page_list(b"no such namespace", b"odd"), 10.0
+        client._session.control._connection.call(
+            client._session.control._connection.stub.Touch, kvstore_page_list(b"no such namespace", b"odd"), 10.0
         )
     client.status()
     text = get(node.metrics_port)

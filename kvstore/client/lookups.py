@@ -1,0 +1,74 @@
+"""Lookups in several namespaces of one node: what the mapping tells, and by one call the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.answers import ABSENT, MOST_LOOKUP_PAGES
+from kvstore.client.deadline import time_left
+from kvstore.client.handle import REOPENINGS, Handle
+from kvstore.client.limits import check_count
+from kvstore.client.results import Lookup
+from kvstore.client.session import Session
+from kvstore.errors import NotAttachedError, UnknownNamespaceError
+from kvstore.wire import join_hashes
+
+Queries = Sequence[tuple[Handle, Sequence[bytes]]]
+"""Namespaces of one client, each with the block hashes to look up."""
+
+
+def look_up(session: Session, queries: Queries, deadline: float) -> list[Lookup]:
+    """One answer for each query.
+
+    Raises:
+        Exception: as :meth:`kvstore.Client.lookup`.
+    """
+    joined = [join_hashes(hashes) for _, hashes in queries]
+    check_count(sum(len(hashes) for _, hashes in queries), MOST_LOOKUP_PAGES)
+    for _ in range(REOPENINGS):
+        try:
+            answers = _look_up(session, queries, joined, deadline, mapped=True)
+        except (UnknownNamespaceError, NotAttachedError):
+            for handle, _ in queries:
+                handle.open_again(deadline)
+        else:
+            for handle, _ in queries:
+                handle.refresh(deadline)
+            return answers
+    return _look_up(session, queries, joined, deadline, mapped=False)  # others clear namespaces all the time
+
+
+def look_here(queries: Queries) -> list[Lookup] | None:
+    """The same as far as the mapping has the answer: no call is made, nothing waits. None: only a call can tell."""
+    answers = []
+    for handle, hashes in queries:
+        if handle.current is None:
+            return None
+        opened, path = handle.current
+        here, complete = path.find(opened, join_hashes(hashes)) or (b"", False)
+        if not complete:
+            return None
+        answers.append(Lookup.of(here))
+    return answers
+
+
+def _look_up(
+    session: Session, queries: Queries, joined: Sequence[bytes], deadline: float, *, mapped: bool
+) -> list[Lookup]:
+    """One lookup: what can be told without a call (if ``mapped``), and by one call the rest."""
+    answers: list[bytes] = []
+    asked: list[tuple[bytes, Sequence[bytes]]] = []
+    open_answers: list[int] = []
+    for (handle, hashes), keys in zip(queries, joined, strict=True):
+        opened, path = handle.now(deadline)
+        here, complete = (path.find(opened, keys) if mapped else None) or (bytes(len(hashes)), False)
+        if not complete and hashes:
+            open_answers.append(len(answers))
+            absent = [each for each, tier in zip(hashes, here, strict=True) if tier == ABSENT]
+            asked.append((handle.fingerprint, absent))
+        answers.append(here)
+    if asked:
+        told = session.control.lookup(asked, time_left(deadline))
+        for place, rest in zip(open_answers, map(iter, told), strict=True):
+            answers[place] = bytes(tier or next(rest, ABSENT) for tier in answers[place])
+    return [Lookup.of(tiers) for tiers in answers]

@@ -1,0 +1,211 @@
+"""The pages of one layout at one node, as a client's caller sees them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kvstore.answers import MOST_LOOKUP_PAGES
+from kvstore.client import batches
+from kvstore.client.buffers import Pages, page_arrays
+from kvstore.client.handle import Handle
+from kvstore.client.limits import check_hashes
+from kvstore.client.lookups import look_up
+from kvstore.client.path import Control
+from kvstore.client.pending import PendingLoad, PendingStore
+from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
+from kvstore.errors import UnknownNamespaceError
+from kvstore.wire import join_hashes
+
+
+class Namespace:
+    """Pages of one layout at one node. Made by :meth:`kvstore.Client.namespace`; safe for threads."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.layout = handle.layout
+        self.durability = handle.durability
+        """What it was asked for with."""
+        self.fingerprint = handle.fingerprint
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._loaded: dict[str, int] = {}
+        self._moved = StoreResult()
+
+    @property
+    def batch_pages(self) -> int:
+        """Most pages that ``prepare_store`` and ``prepare_load`` take; less when the node comes back smaller."""
+        return self._handle.now(self._deadline())[0].batch_pages
+
+    def lookup(self, hashes: Sequence[bytes]) -> Lookup:
+        """Which pages are here. Errors as :meth:`kvstore.Client.lookup`."""
+        return look_up(self._handle.session, [(self._handle, hashes)], self._deadline())[0]
+
+    def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
+        """Store pages that follow each other in their chain, head of the prefix first.
+
+        Args:
+            hashes: block hashes, 32 bytes each.
+            pages: for each hash its payload of ``layout.page_bytes`` bytes: a list or tuple of buffers, or one
+                contiguous buffer of all of them.
+            parent: block hash of the page before the first one; empty: it is the head, or nobody knows. It lets tiers
+                lay the pages of one prefix side by side.
+
+        Returns:
+            How many pages were stored, were here before, and were refused: these add up to ``len(hashes)``. What had
+            to leave again for later pages of the same call counts as refused and, when the node is lost on the way,
+            what it had not confirmed.
+
+        Raises:
+            InvalidRequestError: hashes or pages of a wrong length or number; nothing was stored.
+            UnavailableError: the node could not be reached at all.
+            DeadlineError: it did not answer in time.
+        """
+        join_hashes([*hashes, *([parent] if parent else [])])
+        arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
+        result = batches.store(self._handle, hashes, arrays, parent, self._deadline())
+        self._count_stored(result)
+        return result
+
+    def load(self, hashes: Sequence[bytes], into: Pages) -> int:
+        """Load the leading pages that are here.
+
+        Args:
+            hashes: block hashes, 32 bytes each.
+            into: where the payloads go: a list or tuple of writable buffers of ``layout.page_bytes`` bytes, or one
+                writable contiguous buffer for all of them. Behind the pages loaded, its content is undefined.
+
+        Returns:
+            How many leading pages were loaded, whole and unchanged.
+
+        Raises:
+            InvalidRequestError: hashes or buffers of a wrong length or number.
+            UnavailableError: the node could not be reached at all.
+            DeadlineError: it did not answer in time.
+        """
+        joined = join_hashes(hashes)
+        arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
+        tiers = batches.load(self._handle, hashes, joined, arrays, self._deadline())
+        self._count_loaded(tiers)
+        return len(tiers)
+
+    def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> PendingStore:
+        """Reserve pages that are not here, to be written in place.
+
+        Args:
+            hashes: at most ``batch_pages`` block hashes of 32 bytes.
+            parent: as in :meth:`store`.
+
+        Raises:
+            InvalidRequestError: a hash that has not 32 bytes.
+            LimitExceededError: more than ``batch_pages`` hashes.
+            UnavailableError: the node can't be reached.
+            DeadlineError: it did not answer in time.
+        """
+        check_hashes(hashes, self.batch_pages)
+        join_hashes([parent] if parent else [])
+        pending = self._handle.move(
+            lambda opened, path, left: path.prepare_store(opened, hashes, left, parent), self._deadline()
+        )
+        pending.observe(self._count_stored)
+        return pending
+
+    def prepare_load(self, hashes: Sequence[bytes]) -> PendingLoad:
+        """Bring the leading pages up, and hold them to be copied from where they are.
+
+        Args:
+            hashes: at most ``batch_pages`` block hashes of 32 bytes.
+
+        Raises:
+            InvalidRequestError: a hash that has not 32 bytes.
+            LimitExceededError: more than ``batch_pages`` hashes.
+            UnavailableError: the node can't be reached.
+            DeadlineError: it did not answer in time.
+        """
+        check_hashes(hashes, self.batch_pages)
+        pending = self._handle.move(
+            lambda opened, path, left: path.prepare_load(opened, hashes, left), self._deadline()
+        )
+        pending.observe(self._count_loaded)
+        return pending
+
+    def borrow(self, hashes: Sequence[bytes]) -> PendingLoad:
+        """As :meth:`prepare_load`, for a reader that copies at once: without a call where the pages are in the arena
+        of this host. They are not held for it: its copies are good if ``complete`` says so behind them.
+
+        Raises:
+            Exception: as :meth:`prepare_load`.
+        """
+        check_hashes(hashes, self.batch_pages)
+        deadline = self._deadline()
+        pending = self._handle.move(lambda opened, path, left: path.borrow(opened, hashes, left), deadline)
+        pending.observe(self._count_loaded)
+        return pending
+
+    def touch(self, hashes: Sequence[bytes]) -> int:
+        """Mark pages as used, head of the prefix first: 131,072 at most. Returns how many are in the arena."""
+        check_hashes(hashes, MOST_LOOKUP_PAGES)
+        return self._handle.control(
+            lambda control, left: control.touch(self.fingerprint, hashes, left), self._deadline()
+        )
+
+    def evict(self, hashes: Sequence[bytes]) -> int:
+        """Drop pages from every tier: 131,072 at most. Returns how many were somewhere."""
+        check_hashes(hashes, MOST_LOOKUP_PAGES)
+        return self._handle.control(
+            lambda control, left: control.evict(self.fingerprint, hashes, left), self._deadline()
+        )
+
+    def pin(self, hashes: Sequence[bytes], seconds: int) -> int:
+        """Bring the leading pages up and keep them in the arena, whatever else wants their room; also over a restart.
+
+        Args:
+            hashes: block hashes, head of the prefix first: 131,072 at most.
+            seconds: how long, from now; a longer pin of the same page stays.
+
+        Returns:
+            How many leading pages are pinned: fewer than asked for when one is nowhere, or when pinned pages take a
+            quarter of the arena.
+
+        Raises:
+            InvalidRequestError: a time that is not above 0 and at most 366 days.
+        """
+        check_hashes(hashes, MOST_LOOKUP_PAGES)
+        return self._handle.control(
+            lambda control, left: control.pin(self.fingerprint, hashes, seconds, left), self._deadline()
+        )
+
+    def unpin(self, hashes: Sequence[bytes]) -> int:
+        """End pins: of 131,072 pages at most. Returns how many there were."""
+        check_hashes(hashes, MOST_LOOKUP_PAGES)
+        return self._handle.control(
+            lambda control, left: control.unpin(self.fingerprint, hashes, left), self._deadline()
+        )
+
+    def clear(self) -> int:
+        """Drop the namespace with all its pages. Returns how many these were."""
+        try:
+            return self._controlled(lambda control, left: control.clear(self.fingerprint, left))
+        except UnknownNamespaceError:  # somebody else clears it, again and again: nothing is left to do
+            return 0
+
+    def statistics(self) -> NamespaceStatistics:
+        """What this object has moved so far."""
+        with self._lock:
+            moved = self._moved
+            return NamespaceStatistics(dict(self._loaded), moved.stored, moved.present, moved.refused)
+
+    def _controlled(self, call: Callable[[Control, float], int]) -> int:
+        return self._handle.control(call, self._deadline())
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._handle.session.timeout
+
+    def _count_stored(self, result: StoreResult) -> None:
+        with self._lock:
+            self._moved += result
+
+    def _count_loaded(self, tiers: Sequence[str]) -> None:
+        with self._lock:
+            for tier in set(tiers):
+                self._loaded[tier] = self._loaded.get(tier, 0) + tiers.count(tier)
