@@ -51,8 +51,12 @@ class SmallFiles:
                 return
             self._wanted[path] = content
             if not self._running:
+                try:
+                    threading.Thread(target=self._run, name="kvstore-small-files", daemon=True).start()
+                except RuntimeError as error:
+                    _log.warning("%s is written with the next change: %s", path, error)
+                    return
                 self._running = True
-                threading.Thread(target=self._run, name="kvstore-small-files", daemon=True).start()
             self._changed.wait_for(lambda: path not in self._wanted and self._writing != path, PATIENCE_SECONDS)
 
     def close(self) -> None:
@@ -74,6 +78,8 @@ class SmallFiles:
                 self._write(path, content)
             except OSError as error:
                 _log.warning("%s can't be written, what is new in it is lost at a restart: %s", path, error)
+            except Exception:  # noqa: BLE001 - the next file may be written
+                _log.exception("%s can't be written, what is new in it is lost at a restart", path)
             finally:
                 with self._changed:
                     self._writing = None

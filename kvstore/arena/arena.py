@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.arena import format as fmt
+from kvstore.arena.clients import remove_lock_file
 from kvstore.arena.index import IndexReader, IndexWriter
 from kvstore.arena.numa import Placement
 from kvstore.arena.readers import LINE_WORDS, READERS_BYTES
@@ -355,7 +356,7 @@ class Arena:
         for name in ("pages", "headers", "readers", "namespaces.json"):
             (self.directory / name).unlink(missing_ok=True)
         for path in (self.directory / "clients").iterdir():
-            path.unlink(missing_ok=True)
+            remove_lock_file(path)
 
 
 def _own_directory(directory: Path, sharers: Sharers) -> ProcessLock:

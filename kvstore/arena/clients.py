@@ -8,10 +8,12 @@ so a node that takes an arena over knows which clients of the earlier one still 
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
+import logging
 import os
 import re
+import stat
 import threading
 import time
 from pathlib import Path
@@ -23,6 +25,14 @@ MOST_CLIENTS = 1024
 _LAST_NUMBER = 0xFFFF
 _ABANDONED_SECONDS = 10.0
 _LOCK_NAME = re.compile(r"new-[0-9a-f]{32}")
+_NUMBER = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
+_NO_LOCK_FILE = (
+    errno.ENOENT,
+    errno.EACCES,  # of another user, who has not let the group in, or never will
+    errno.ENXIO,  # a socket
+    errno.ELOOP,  # a symbolic link
+)
+_log = logging.getLogger(__name__)
 
 
 class Clients:
@@ -38,8 +48,8 @@ class Clients:
         for path in directory.iterdir():
             fd = _open(path)
             if fd is None or not is_locked(fd):
-                path.unlink(missing_ok=True)
-            elif path.name.isdigit():
+                remove_lock_file(path)
+            elif _NUMBER.fullmatch(path.name) and int(path.name) <= _LAST_NUMBER:
                 self._files[int(path.name)] = fd
                 continue
             if fd is not None:
@@ -97,6 +107,8 @@ class Clients:
                 path.rename(self._directory / str(number))
             except FileNotFoundError as error:  # its client gave up in this moment
                 raise InvalidRequestError(f"lock file {path.name!r} is gone") from error
+            except OSError as error:  # a folder has this number's name; another attempt gets the next number
+                raise UnavailableError(f"lock file {path.name!r} can't be taken in: {error.strerror}") from error
             self._files[number] = fd
             return number
 
@@ -110,7 +122,7 @@ class Clients:
         with self._lock:
             fd = self._files.pop(number, None)
             if fd is not None and not self._closed:
-                (self._directory / str(number)).unlink(missing_ok=True)
+                remove_lock_file(self._directory / str(number))
         if fd is not None:
             os.close(fd)
 
@@ -118,11 +130,15 @@ class Clients:
         """Delete lock files whose clients died before they were taken in."""
         now = time.time()
         for path in self._directory.glob("new-*"):
-            with contextlib.suppress(FileNotFoundError):
+            fd = None
+            try:
                 fd = _open(path)
                 # Young ones are left alone: their clients have yet to lock them.
-                if (fd is None or not is_locked(fd)) and now - path.stat().st_mtime > _ABANDONED_SECONDS:
+                if (fd is None or not is_locked(fd)) and now - path.lstat().st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
+            except OSError:  # gone, or a folder, of which the next start tells
+                pass
+            finally:
                 if fd is not None:
                     os.close(fd)
 
@@ -145,9 +161,26 @@ def is_locked(fd: int) -> bool:
     return False
 
 
-def _open(path: Path) -> int | None:
+def remove_lock_file(path: Path) -> None:
+    """Delete what lies in the clients' folder. What can't be deleted stays: members of the group may put folders there,
+    and a node must start all the same."""
     try:
-        # A pipe that somebody of the group put there must not be waited at.
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (FileNotFoundError, PermissionError):  # of another user, who has not let the group in, or never will
-        return None
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("%s is no client's lock file, and can't be removed: %s", path, error.strerror)
+
+
+def _open(path: Path) -> int | None:
+    """A descriptor of a lock file; None: it is none, or nobody's any more. Other failures are raised: a client may live
+    behind them."""
+    try:
+        # Anything may lie there that a member of the group can make: a pipe must not be waited at.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in _NO_LOCK_FILE:
+            return None
+        raise
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None

@@ -7,6 +7,7 @@ when it publishes them. What is not used for a second goes back, so a client tha
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -31,6 +32,7 @@ _ARENA_SHARE = 16
 _IDLE_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 _TIMEOUT = 5.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,22 +136,34 @@ class Ahead:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._give_back_idle, name="kvstore-slots-ahead", daemon=True)
-                self._thread.start()
-
-    def _give_back_idle(self) -> None:
-        while not self._closed.wait(_LOOK_SECONDS):
-            self._lines.settle_idle(time.monotonic() + _TIMEOUT)
-            with self._lock:
-                used = time.monotonic() - _IDLE_SECONDS
-                leaving = [each for slots in self._slots.values() for each in slots if each.made < used]
-                kept = {key: [each for each in slots if each.made >= used] for key, slots in self._slots.items()}
-                self._slots = {key: slots for key, slots in kept.items() if slots}
-                if not leaving and not self._slots and not self._coming.total():
+                self._thread = threading.Thread(target=self._run, name="kvstore-slots-ahead", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no more threads: the next store asks for one again
                     self._thread = None
+
+    def _run(self) -> None:
+        while not self._closed.wait(_LOOK_SECONDS):
+            try:
+                if not self._give_back_idle():
                     return
-            for slots in leaving:
-                self._give_back(slots)
+            except Exception:  # noqa: BLE001 - or slots would stay reserved as long as this client lives
+                _log.exception("slots that are not used can't be given back; it is tried again")
+
+    def _give_back_idle(self) -> bool:
+        """Give back what is not used. False: there is nothing more to look after, and the thread ends."""
+        self._lines.settle_idle(time.monotonic() + _TIMEOUT)
+        with self._lock:
+            used = time.monotonic() - _IDLE_SECONDS
+            leaving = [each for slots in self._slots.values() for each in slots if each.made < used]
+            kept = {key: [each for each in slots if each.made >= used] for key, slots in self._slots.items()}
+            self._slots = {key: slots for key, slots in kept.items() if slots}
+            if not leaving and not self._slots and not self._coming.total():
+                self._thread = None
+                return False
+        for slots in leaving:
+            self._give_back(slots)
+        return True
 
     def _give_back(self, slots: SlotsAhead) -> None:
         if not slots.attachment.use():
@@ -165,5 +179,8 @@ class Ahead:
             slots.attachment.retire()
         except KVStoreError:
             pass  # the node does not know this client any more, and so not its slots
+        except Exception:  # noqa: BLE001 - the others go back all the same
+            _log.exception("%d slots can't be given back", len(slots.offsets))
+            slots.attachment.retire()
         finally:
             slots.attachment.done()

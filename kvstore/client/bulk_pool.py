@@ -105,8 +105,8 @@ class BulkPool:
                 raise UnavailableError(f"the client of {self._connection.name} is closed")
             if self._rest:
                 if not self._trying and time.monotonic() >= self._rest_until:
-                    self._trying = True
                     threading.Thread(target=self._try_later, name="kvstore-bulk-connect", daemon=True).start()
+                    self._trying = True
                 return None
         return self._open(deadline)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +18,7 @@ MOST_USES = 1024
 MOST_PAGES = 1 << 16
 """Most pages in one report; of more, the latest uses go."""
 _IDLE_SECONDS = 10.0
+_log = logging.getLogger(__name__)
 
 
 class Recency:
@@ -63,7 +64,10 @@ class Recency:
         with self._lock:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="kvstore-report-use", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no more threads: what waits goes with a call
+                    self._thread = None
 
     def _run(self) -> None:
         quiet = 0.0
@@ -71,6 +75,10 @@ class Recency:
             report = self.take()
             quiet = 0.0 if report is not None else quiet + REPORT_SECONDS
             if report is not None:
-                with contextlib.suppress(KVStoreError):  # nobody is there: recency is lost, nothing else
+                try:
                     self._report(report)
+                except KVStoreError:
+                    pass  # nobody is there: recency is lost, nothing else
+                except Exception:  # noqa: BLE001 - the next report may go
+                    _log.exception("the node can't be told which pages were used")
         self._thread = None  # what is noted from now on starts another one

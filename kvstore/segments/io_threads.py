@@ -7,12 +7,14 @@ file that it uses stay its own until it comes back.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class LateError(OSError):
@@ -131,9 +133,9 @@ class IoThreads:
         with self._lock:
             waiting = self._queue.qsize() + 1
             if waiting > self._idle and self._alive - self._hanging < self._threads:
-                self._alive += 1
                 # Daemons: a thread that hangs must not keep the process from ending.
                 threading.Thread(target=self._work, name="kvstore-disk", daemon=True).start()
+                self._alive += 1
         self._queue.put(job)  # type: ignore[arg-type]
         return job
 
@@ -175,4 +177,7 @@ class IoThreads:
                 if job is None:
                     self._alive -= 1
                     return
-            job.do()
+            try:
+                job.do()
+            except Exception:  # noqa: BLE001 - what follows a late call failed; the thread does others
+                _log.exception("the end of a call that was late failed")

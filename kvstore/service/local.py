@@ -92,10 +92,10 @@ class LocalServer:
         while not self._stopping.is_set():
             try:
                 connected, _ = self._listener.accept()
-            except OSError:  # no descriptors left, or the end
+                channel = Calls(connected, time.monotonic() + MESSAGE_SECONDS)
+            except (OSError, MemoryError):  # no descriptors or memory left, or the end
                 self._stopping.wait(0.05)
                 continue
-            channel = Calls(connected, time.monotonic() + MESSAGE_SECONDS)
             thread = threading.Thread(target=self._serve, args=(channel,), name="kvstore-local", daemon=True)
             with self._lock:
                 full = len(self._open) >= MOST_CONNECTIONS

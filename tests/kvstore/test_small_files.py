@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,38 @@ def test_a_disk_that_hangs_is_not_waited_for_and_gets_the_newest(
     assert written.acquire(timeout=20) and written.acquire(timeout=20)
     assert (tmp_path / "a").read_bytes() == b"4"
     assert not written.acquire(blocking=False), "what lay between was never written"
+
+
+def test_an_error_that_nobody_thought_of_costs_one_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    def leave_room(size: int) -> None:
+        if size > 4096:
+            raise ValueError("unforeseen")
+
+    files = SmallFiles(tmp_path, leave_room)
+    files.replace(tmp_path / "a", b"x" * 5000)
+    files.replace(tmp_path / "b", b"y")
+    eventually(lambda: (tmp_path / "b").exists())
+    assert not (tmp_path / "a").exists()
+    assert "a can't be written, what is new in it is lost at a restart" in caplog.text
+    assert "unforeseen" in caplog.text
+
+
+def test_where_no_thread_can_be_had_a_file_is_written_with_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    files = SmallFiles()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        files.replace(tmp_path / "a", b"x")
+    assert not (tmp_path / "a").exists()
+    files.replace(tmp_path / "b", b"y")
+    eventually(lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists())
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_behind_the_end_nothing_is_written(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Who is attached, and who of them lives: the kernel says so."""
 
 import errno
+import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -178,3 +180,51 @@ def test_a_pipe_in_the_folder_is_not_waited_at(folder: Path) -> None:
     looking.join(30)
     assert not looking.is_alive()
     assert names(folder) == set()
+
+
+def test_what_is_no_lock_file_keeps_no_node_from_starting(
+    folder: Path, kv: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members of the group may put anything there."""
+    client = kv.LocalClient(folder)
+    assert Clients(folder / "clients").attach(client.name) == 1
+    monkeypatch.chdir(folder / "clients")  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("7")
+    Path("new-folder").mkdir()
+    Path("2").mkdir()
+    os.mkfifo("8")
+    Path("9").symlink_to(folder)
+    for name in ("²", "0", "99999"):
+        Path(name).touch()
+    with caplog.at_level(logging.WARNING):
+        attached = Clients(folder / "clients")
+    assert attached.numbers() == [1]
+    assert names(folder) == {"1", "2", "new-folder"}
+    assert sorted(record.args[0].name for record in caplog.records) == ["2", "new-folder"]
+
+    other, third = kv.LocalClient(folder), kv.LocalClient(folder)
+    with pytest.raises(UnavailableError, match="can't be taken in"):
+        attached.attach(other.name)
+    assert attached.attach(third.name) == 3, "the folder is in the way once"
+    os.utime("new-folder", (0, 0))
+    attached.remove_abandoned()
+    for each in (client, other, third):
+        each.die()
+
+
+def test_what_can_not_be_opened_for_lack_of_descriptors_is_not_given_up(
+    folder: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = kv.LocalClient(folder)
+    Clients(folder / "clients").attach(client.name)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(OSError, match="Too many"):
+            Clients(folder / "clients")
+    assert names(folder) == {"1"}
+    client.die()

@@ -106,6 +106,23 @@ def test_slots_that_are_not_used_go_back(node, near, hashes, eventually):
     eventually(lambda: there(near) == 1)  # it begins anew
 
 
+def test_an_error_that_nobody_thought_of_keeps_no_slots(node, near, hashes, eventually, monkeypatch, caplog):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    failing = [True]
+    settle = near._path._lines.settle_idle
+
+    def settle_idle(deadline: float) -> None:
+        if failing.pop() if failing else False:
+            raise ValueError("unforeseen")
+        settle(deadline)
+
+    monkeypatch.setattr(near._path._lines, "settle_idle", settle_idle)
+    store(pages, hashes(4), 1)
+    eventually(lambda: not failing)
+    eventually(lambda: node.store.statistics().arena_used_bytes == 4 * SLOT)
+    assert "unforeseen" in caplog.text
+
+
 def test_slots_of_a_node_that_was_restarted_are_not_written(start_node, hashes, eventually):
     node = start_node(arena=256 * SLOT, disk_limit=0)
     with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:

@@ -261,6 +261,32 @@ class TestWhatTheNodeLearns:
         thread.join(10)
         assert not thread.is_alive()
 
+    def test_an_error_that_nobody_thought_of_is_logged_and_the_next_report_goes(self, eventually, caplog):
+        sent: list[pb.UseReport] = []
+
+        def report(uses: pb.UseReport) -> None:
+            sent.append(uses)
+            if len(sent) == 1:
+                raise ValueError("unforeseen")
+
+        recency = Recency(report)
+        for turn in range(2):
+            recency.note(b"f" * 32, bytes(32), read=True)
+            eventually(lambda turn=turn: len(sent) == turn + 1)
+        recency.close()
+        assert "unforeseen" in caplog.text
+
+    def test_where_no_thread_can_be_had_a_use_waits_for_the_next_call(self, monkeypatch):
+        def no_thread(thread: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        recency = Recency(lambda uses: None)
+        with monkeypatch.context() as patch:
+            patch.setattr("threading.Thread.start", no_thread)
+            recency.note(b"f" * 32, bytes(32), read=True)
+        assert len(recency.take().uses) == 1
+        assert recency._thread is None
+
     def test_a_client_that_reads_nothing_for_a_while_has_no_thread(self, monkeypatch, eventually):
         monkeypatch.setattr("kvstore.client.recency.REPORT_SECONDS", 0.01)
         monkeypatch.setattr("kvstore.client.recency._IDLE_SECONDS", 0.03)
