@@ -18,7 +18,7 @@ _UNITS = {
     "gb": 10**9,
     "tb": 10**12,
 }
-_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_FORM = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str | int) -> int:
@@ -31,7 +31,10 @@ def parse_size(text: str | int) -> int:
     if isinstance(text, bool) or match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"not a size: {text!r}; write it as 512MiB, 64GiB or a number of bytes")
     unit = _UNITS[match[2].lower()]
-    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    if size >= 1 << 63:
+        raise ConfigError(f"a size is below 8 EiB, got {text!r}")
+    return size
 
 
 def format_size(size: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import grp
 import hashlib
 import ipaddress
@@ -19,7 +18,7 @@ from typing import Any
 from kvstore.bytesize import format_size, parse_size
 from kvstore.duration import format_duration, parse_duration
 from kvstore.errors import ConfigError
-from kvstore.rules import NamespaceRule, TenantRule, parse_rules, parse_tenants
+from kvstore.rules import NamespaceRule, TenantRule, did_you_mean, parse_rules, parse_tenants
 from kvstore.sharers import Sharers
 
 DEFAULT_PORT = 7420
@@ -309,10 +308,12 @@ def load_settings(
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(CONNECT_PREFIX):
             continue
         if key in _FIELDS:
+            if _FIELDS[key].startswith("tuple"):
+                raise ConfigError(f"{name}: {key} is given in the file only, as [[{key}]]")
             given[key] = Setting(_convert(key, text, name), name)
         else:
             # Not an error: orchestrators set variables of their own after the name of a service.
-            _log.warning("the environment's %s is no setting of kvstore%s", name, _nearest(key))
+            _log.warning("the environment's %s is no setting of kvstore%s", name, did_you_mean(key, _FIELDS))
     for key, value in (flags or {}).items():
         flag = "--" + key.replace("_", "-")
         given[key] = Setting(_convert(key, value, flag), flag)
@@ -336,15 +337,20 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text())
     except OSError as error:
         raise ConfigError(f"{file} can't be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(f"{file} is not valid TOML: brackets in brackets, too many") from error
+    except ValueError as error:  # no TOML, no UTF-8, or a number with thousands of digits
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
 
 
 def _convert(key: str, value: object, origin: str) -> object:
     """A setting in its field's type."""
     if key not in _FIELDS:
-        raise ConfigError(f"{origin}: unknown key {key!r}{_nearest(key)}")
+        near = did_you_mean(key, _FIELDS) or f"; known keys: {', '.join(_FIELDS)}"
+        raise ConfigError(f"{origin}: unknown key {key!r}{near}")
     kind = _FIELDS[key]
+    if isinstance(value, str | Path) and "\0" in str(value):
+        raise ConfigError(f"{origin}: {key} can't be {str(value)!r}: there is a zero byte in it")
     try:
         if kind == "int" and isinstance(value, int | str):
             return parse_size(value)
@@ -355,7 +361,7 @@ def _convert(key: str, value: object, origin: str) -> object:
         if kind.startswith("Path") and isinstance(value, str | Path) and str(value):
             return Path(value).expanduser()
         if kind == "float" and isinstance(value, int | float | str) and not isinstance(value, bool):
-            return float(value)
+            return _seconds(value)
         if kind == "bool" and str(value).lower() in ("true", "false", "1", "0"):
             return str(value).lower() in ("true", "1")
         if kind == "str" and isinstance(value, str | int) and not isinstance(value, bool):
@@ -365,7 +371,8 @@ def _convert(key: str, value: object, origin: str) -> object:
     raise ConfigError(f"{origin}: {key} can't be {value!r}")
 
 
-def _nearest(key: str) -> str:
-    """A hint at the known key that is most like this one."""
-    near = difflib.get_close_matches(key, _FIELDS, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(_FIELDS)}"
+def _seconds(value: float | str) -> float:
+    try:
+        return float(value)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"not a number of seconds: {value!r}") from error

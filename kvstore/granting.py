@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
@@ -40,8 +41,9 @@ class Granting:
         self._life = life
         self._tenants = TenantQuotas(tenants)
         """The books' lock guards it."""
-        for known in books.namespaces.known():
-            self._grant(known)
+        self._below_in_step = threading.Lock()
+        """Quotas below are worked out and set in one order. Behind the register's lock, before the books'."""
+        books.namespaces.grant_all(self._grant)
 
     def open_namespace(self, layout: Layout, durability: str = "") -> KnownNamespace:
         """The namespace of a layout, new or known.
@@ -77,11 +79,12 @@ class Granting:
 
     def forget(self, known: KnownNamespace) -> None:
         """A namespace was dropped with its pages: the others of its tenant may have what it had below."""
-        with self._books.lock:
-            self._books.catalog.forget_namespace(known.number)
-            self._books.usage.forget(known.number)
-            others = self._tenants.remove(known)
-        self._set_quotas_below(others)
+        with self._below_in_step:
+            with self._books.lock:
+                self._books.catalog.forget_namespace(known.number)
+                self._books.usage.forget(known.number)
+                others = self._tenants.remove(known)
+            self._set_quotas_below(others)
 
     def life_of(self, known: KnownNamespace) -> float:
         """Seconds after which a namespace that nobody uses is dropped; 0: never."""
@@ -102,25 +105,26 @@ class Granting:
         self._rules, self._life = tuple(rules), life
         with self._books.lock:
             self._tenants.set_rules(tenants)
-        for known in self._books.namespaces.known():
-            self._grant(known)
+        self._books.namespaces.grant_all(self._grant)
 
     def _grant(self, known: KnownNamespace) -> None:
         """Let a namespace have what its rule says: before anybody finds it, and again when its durability changes."""
         own = rule_for(self._rules, known.layout.name).quotas
-        with self._books.lock:
-            if known.durability == "disk":
-                self._books.catalog.set_durable(known.number)
-            self._books.catalog.set_quota(known.number, own["arena"] // FRAME_BYTES if "arena" in own else None)
-            together = self._tenants.arena(known)
-            self._books.catalog.set_tenant_quota(
-                known.number, known.layout.tenant, together // FRAME_BYTES if together is not None else None
-            )
-            others = self._tenants.add(known)
+        with self._below_in_step:
+            with self._books.lock:
+                if known.durability == "disk":
+                    self._books.catalog.set_durable(known.number)
+                self._books.catalog.set_quota(known.number, own["arena"] // FRAME_BYTES if "arena" in own else None)
+                together = self._tenants.arena(known)
+                self._books.catalog.set_tenant_quota(
+                    known.number, known.layout.tenant, together // FRAME_BYTES if together is not None else None
+                )
+                others = self._tenants.add(known)
+            self._set_quotas_below(others)
         warn_of_quotas_below_a_page(rule_for(self._rules, known.layout.name), known.layout)
-        self._set_quotas_below(others)
 
     def _set_quotas_below(self, namespaces: Sequence[KnownNamespace]) -> None:
+        """The caller has the lock that keeps them in step."""
         with self._books.lock:
             quotas = [self.quotas(known) for known in namespaces]
         for known, each in zip(namespaces, quotas, strict=True):

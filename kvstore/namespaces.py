@@ -96,6 +96,13 @@ class Namespaces:
         """The namespace with this fingerprint."""
         return self._by_fingerprint.get(fingerprint)
 
+    def grant_all(self, grant: Callable[[KnownNamespace], None]) -> None:
+        """Call ``grant`` with every namespace: none of them is dropped, and none is opened, while it is."""
+        for known in self.known():
+            with self._lock:
+                if (current := self._by_number.get(known.number)) is not None:
+                    grant(current)
+
     def note_use(self, known: KnownNamespace) -> None:
         """Somebody uses it now."""
         self._used[known.number] = time.monotonic()

@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 
 from kvstore.arena.arena import Progress
 from kvstore.config import NodeConfig, is_loopback, parse_address
-from kvstore.errors import InUseError, ResourceError
+from kvstore.errors import ConfigError, InUseError, ResourceError
 from kvstore.events.publisher import EventPublisher
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
@@ -232,7 +232,7 @@ class Node:
             The settings that are others now, and those that differ and need a restart.
 
         Raises:
-            ConfigError: the token file can't be used, or a limit; nothing was changed but for limits before that one.
+            ConfigError: the token file can't be used, or a limit; nothing was changed.
         """
         differ = [
             field.name
@@ -241,13 +241,17 @@ class Node:
         ]
         taken = [key for key in differ if key in _RELOADED and _may_reload(key, self.config, config)]
         tokens = read_tokens(self.config.token_file) if self.config.token_file is not None else None
-        for tier in self.store.below.all():
-            limit = config.redis_limit if tier is self.store.below.shared else config.disk_limit
-            if f"{tier.name}_limit" in taken:
-                try:
-                    tier.set_limit(limit)
-                except ResourceError as error:  # it holds for what comes, and a token that was removed can't wait
-                    _log.error("%s", error)
+        if "redis_limit" in taken and self.store.below.shared is not None:  # first: no page leaves by that yet
+            self.store.below.shared.set_limit(config.redis_limit)
+        try:
+            for own in self.store.below.own if "disk_limit" in taken else ():
+                own.set_limit(config.disk_limit)
+        except ResourceError as error:  # it holds for what comes, and a token that was removed can't wait
+            _log.error("%s", error)
+        except ConfigError:
+            if "redis_limit" in taken and self.store.below.shared is not None:
+                self.store.below.shared.set_limit(self.config.redis_limit)
+            raise
         if "disk_write_limit" in taken:
             for own in self.store.below.own:
                 own.set_write_limit(config.disk_write_limit)

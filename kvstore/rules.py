@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import logging
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from kvstore.bytesize import format_size, parse_size
 from kvstore.duration import parse_duration
 from kvstore.errors import ConfigError
 from kvstore.layout import Layout
+from kvstore.tenants import check_name
 
 DURABILITIES = ("", "disk")
 """``disk``: a store is refused rather than that a page leaves the arena before it is on disk."""
@@ -144,8 +146,9 @@ def _parse_tenant(number: int, table: object) -> TenantRule:
         raise ConfigError(f"rule {number}: a rule is a table, not {table!r}")
     try:
         values = _parse_values(table, TenantRule)
-        if not values.get("name"):
+        if "name" not in values:
             raise ConfigError("name is missing")
+        check_name("name", values["name"])
         return TenantRule(**values)
     except ValueError as error:
         raise ConfigError(f"rule {number}: {error}") from error
@@ -173,8 +176,11 @@ def _parse_values(table: Mapping[str, object], kind: type[NamespaceRule | Tenant
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            raise ConfigError(f"unknown key {key!r}; known: {', '.join(known)}")
-        if known[key] == "int":
+            near = did_you_mean(key, known) or f"; known: {', '.join(known)}"
+            raise ConfigError(f"unknown key {key!r}{near}")
+        if key == "requests_per_second":
+            values[key] = _requests(value)
+        elif known[key] == "int":
             values[key] = _size(key, value)
         elif key == "expire":
             values[key] = _life(value)
@@ -183,6 +189,18 @@ def _parse_values(table: Mapping[str, object], kind: type[NamespaceRule | Tenant
         else:
             raise ConfigError(f"{key} must be a string, got {value!r}")
     return values
+
+
+def did_you_mean(key: str, known: Iterable[str]) -> str:
+    """A hint at the known key that is most like this one; empty: none is."""
+    near = difflib.get_close_matches(key, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _requests(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"requests_per_second must be a whole number, at least 0 (any number), got {value!r}")
+    return value
 
 
 def _life(value: object) -> float:

@@ -236,6 +236,10 @@ def _reload(node: Node, options: argparse.Namespace) -> None:
     except KVStoreError as error:
         _log.error("SIGHUP: nothing was reloaded: %s", error)
         return
+    except Exception as error:  # noqa: BLE001 - a node that serves must not end by a mistake in a file
+        _log.error("SIGHUP: not everything was reloaded, the node goes on: %r", error)
+        _log.debug("SIGHUP", exc_info=True)
+        return
     log_to_stderr(config.log_level, config.log_format)
     _log.info(
         "SIGHUP: log level, limits, quotas and tokens were reloaded%s",

@@ -37,7 +37,8 @@ class TenantQuotas:
     def remove(self, known: KnownNamespace) -> list[KnownNamespace]:
         """A namespace is gone. Returns those of its tenant that are left."""
         own = self._namespaces[known.layout.tenant]
-        own.pop(known.fingerprint, None)
+        if own.get(known.fingerprint, known).number == known.number:  # else it was opened anew meanwhile
+            own.pop(known.fingerprint, None)
         return list(own.values()) if known.layout.tenant in self._rules else []
 
     def arena(self, known: KnownNamespace) -> int | None:

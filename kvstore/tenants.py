@@ -69,14 +69,14 @@ def parse_grant(name: str, words: list[str]) -> Grant:
         given[key] = value
     tenant = given.get(_TENANT, EVERY_TENANT)
     if tenant not in ("", EVERY_TENANT):
-        _check_name(_TENANT, tenant)
+        check_name(_TENANT, tenant)
     rights = given[_RIGHTS].split(",") if _RIGHTS in given else RIGHTS
     for right in rights:
         if right not in RIGHTS:
             raise ConfigError(f"{right!r} is no right; there are {', '.join(RIGHTS)}")
     shares = given[_SHARE].split(",") if _SHARE in given else []
     for share in shares:
-        _check_name(_SHARE, share)
+        check_name(_SHARE, share)
     if shares and tenant == EVERY_TENANT:
         raise ConfigError("a token of every tenant sees all namespaces: share is for tokens of one tenant")
     return Grant(name=name, tenant=tenant, rights=frozenset(rights), shares=frozenset(shares))
@@ -97,7 +97,12 @@ def check_together(grants: list[Grant]) -> None:
             )
 
 
-def _check_name(key: str, name: str) -> None:
+def check_name(key: str, name: str) -> None:
+    """Whether a tenant may have this name. ``key``: what it is given as.
+
+    Raises:
+        ConfigError: it may not.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{key}={name}: a name has 1 to 64 letters, digits, dots, dashes or underscores, a letter or digit first"

@@ -96,6 +96,31 @@ def test_a_file_that_cannot_be_read_is_refused(file: Path) -> None:
         load_config(file)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("arena = " + "[" * 5000, "is not valid TOML: brackets in brackets"),
+        ("arena = " + "9" * 5000, "is not valid TOML: "),
+        (f'arena = "{"9" * 5000}"', "arena: not a size"),
+        ('arena = "9999999999TiB"', "arena: a size is below 8 EiB, got '9999999999TiB'"),
+        ('arena = "٣GiB"', "arena: not a size"),
+        (f'expire_namespaces = "{"9" * 400}d"', "expire_namespaces: not a time"),
+        ("drain_seconds = " + "9" * 400, "drain_seconds: not a number of seconds"),
+        ('socket = "/tmp/\\u0000"', "socket can't be .*a zero byte"),
+        ('listen = "a\\u0000:1"', "listen can't be .*a zero byte"),
+    ],
+)
+def test_nothing_in_a_file_ends_a_node_that_reads_it_again(file: Path, text: str, says: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_config(file)
+
+
+def test_rules_are_for_the_file_alone() -> None:
+    with pytest.raises(ConfigError, match=r"KVSTORE_TENANT: tenant is given in the file only, as \[\[tenant\]\]"):
+        load_config(None, {"KVSTORE_TENANT": "search"})
+
+
 def test_errors_are_the_callers() -> None:
     assert issubclass(ConfigError, InvalidRequestError)
     assert issubclass(ConfigError, ValueError)

@@ -74,7 +74,7 @@ def test_the_first_rule_that_matches_counts() -> None:
     [
         ("arena=1", r"\[\[namespace\]\]"),
         ([3], "rule 1: a rule is a table"),
-        ([{}, {"arnea": 3}], "rule 2: unknown key 'arnea'"),
+        ([{}, {"arnea": 3}], "rule 2: unknown key 'arnea'; did you mean 'arena'"),
         ([{}, {"match": "a*", "disk": "many"}], r"rule 2 \(match = 'a\*'\): disk: not a size: 'many'"),
         ([{"arena": True}], "rule 1: arena can't be True"),
         ([{"arena": 1.5}], "rule 1: arena can't be 1.5"),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ import pytest
 from node_process import ROOT, NodeProcess
 
 import kvstore
-from kvstore import cli
-from kvstore.errors import UnauthenticatedError
+from kvstore import cli, serve_command
+from kvstore.errors import ConfigError, UnauthenticatedError
 
 OLD, NEW = "a-token-of-some-length", "another-token-of-some-length"
 
@@ -153,6 +154,24 @@ class TestHangup:
         assert (waiting["level"], waiting["message"]) == ("warning", "SIGHUP: only a restart changes arena")
         [refused] = [line for message, line in said.items() if "nothing was reloaded" in message]
         assert "the least is 16777216, two of its segments" in refused["message"]
+
+    def test_an_error_that_nobody_thought_of_does_not_end_the_node(self, start_node, monkeypatch, caplog) -> None:
+        node = start_node()
+
+        def fail(config: object) -> None:
+            raise ValueError("unforeseen")
+
+        monkeypatch.setattr(node, "reload", fail)
+        serve_command._reload(node, cli._parser().parse_args(["serve"]))
+        [said] = caplog.records
+        assert said.getMessage() == ("SIGHUP: not everything was reloaded, the node goes on: ValueError('unforeseen')")
+
+    def test_a_limit_that_can_not_be_takes_no_other_with_it(self, start_node) -> None:
+        node = start_node(redis="redis://127.0.0.1:1", redis_limit=64 << 20)
+        with pytest.raises(ConfigError, match="two of its segments"):
+            node.reload(replace(node.config, redis_limit=32 << 20, disk_limit=1 << 20))
+        assert node.store.statistics().below["redis"].limit_bytes == 64 << 20
+        assert node.config.redis_limit == 64 << 20
 
 
 class TestTop:

@@ -121,6 +121,40 @@ def test_rules_change_while_pages_are_there(open_store, kv, tier):
     store.check_integrity()
 
 
+def test_a_namespace_that_is_dropped_while_rules_change_has_no_part_any_more(open_store, kv, tier, monkeypatch):
+    store = open_store([tier])
+    one, two = opened(store, "a"), opened(store, "a", "two")
+    register = store.namespaces
+    known = register.known
+
+    def then_dropped() -> Any:
+        listed = known()
+        monkeypatch.setattr(register, "known", known)
+        store.clear(two.fingerprint)
+        return listed
+
+    monkeypatch.setattr(register, "known", then_dropped)
+    store.set_rules((), 0.0, [TenantRule(name="a", arena=4 * FRAME, disk=4 * FRAME)])
+    assert known() == [one]
+    assert tier.quotas[one.fingerprint] == 4 * FRAME
+    store.check_integrity()
+
+
+def test_a_namespace_that_is_opened_anew_while_it_is_dropped_keeps_its_part(open_store, kv, tier, monkeypatch):
+    store = open_store([tier], tenants=[TenantRule(name="a", disk=4 * FRAME)])
+    one, two = opened(store, "a"), opened(store, "a", "two")
+    contains = tier.contains
+
+    def opened_anew(keys: Any) -> Any:
+        monkeypatch.setattr(tier, "contains", contains)
+        assert opened(store, "a", "two").number != two.number
+        return contains(keys)
+
+    monkeypatch.setattr(tier, "contains", opened_anew)
+    store.clear(two.fingerprint)
+    assert tier.quotas[one.fingerprint] == tier.quotas[two.fingerprint] == 2 * FRAME
+
+
 def test_a_quota_counts_for_the_pages_of_an_earlier_node(open_store, kv, shm):
     store = open_store()
     one = opened(store, "a")
@@ -138,6 +172,10 @@ def test_a_quota_counts_for_the_pages_of_an_earlier_node(open_store, kv, shm):
         ("a", r"\[\[tenant\]\]"),
         ([1], "rule 1: a rule is a table"),
         ([{"arena": 1}], "rule 1: name is missing"),
+        ([{"name": ""}], "rule 1: name=: a name has"),
+        ([{"name": "a "}], "rule 1: name=a : a name has"),
+        ([{"name": "a", "request_per_second": 1}], "did you mean 'requests_per_second'"),
+        ([{"name": "a", "requests_per_second": "1KiB"}], "requests_per_second must be a whole number"),
         ([{"name": "a"}, {"name": "a"}], "rule 2: tenant 'a' has one already"),
         ([{"name": "a", "aren": 1}], "rule 1: unknown key 'aren'"),
         ([{"name": "a", "arena": "x"}], "rule 1: arena"),
