@@ -109,14 +109,14 @@ def test_slots_that_are_not_used_go_back(node, near, hashes, eventually):
 def test_an_error_that_nobody_thought_of_keeps_no_slots(node, near, hashes, eventually, monkeypatch, caplog):
     pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
     failing = [True]
-    settle = near._path._lines.settle_idle
+    settle = near._session.path._lines.settle_idle
 
     def settle_idle(deadline: float) -> None:
         if failing.pop() if failing else False:
             raise ValueError("unforeseen")
         settle(deadline)
 
-    monkeypatch.setattr(near._path._lines, "settle_idle", settle_idle)
+    monkeypatch.setattr(near._session.path._lines, "settle_idle", settle_idle)
     store(pages, hashes(4), 1)
     eventually(lambda: not failing)
     eventually(lambda: node.store.statistics().arena_used_bytes == 4 * SLOT)
