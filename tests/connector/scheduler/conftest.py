@@ -1,0 +1,54 @@
+"""A scheduler half, and the ways to ask it. Blocks hold 4 tokens."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from connector.scheduler import SchedulerConnector
+
+LATER = (None, False)
+TOKENS = 47  # eleven full blocks and some
+
+
+@pytest.fixture
+def connector(client, namespace, clock) -> Iterator[SchedulerConnector]:
+    connector = SchedulerConnector(client, [namespace], clock=clock)
+    yield connector
+    client.gate.open()
+    connector.shutdown()
+
+
+@pytest.fixture
+def ask(connector, hashes):
+    """Asks for a request's tokens beyond those computed, as the engine's scheduler does."""
+
+    def run(request_id="a", *, num_tokens=TOKENS, num_computed_tokens=0, block_hashes=None):
+        return connector.get_num_new_matched_tokens(
+            request_id, hashes if block_hashes is None else block_hashes, num_tokens, num_computed_tokens
+        )
+
+    return run
+
+
+@pytest.fixture
+def settled(connector):
+    """Waits until the lookup thread has nothing to do."""
+
+    def run():
+        state = connector._lookups
+        with state._changed:
+            assert state._changed.wait_for(lambda: not state._queue and state._call_started is None, 20)
+
+    return run
+
+
+@pytest.fixture
+def answer(ask, settled):
+    """Asks until there is an answer."""
+
+    def run(request_id="a", **arguments):
+        first = ask(request_id, **arguments)
+        settled()
+        return first if first != LATER else ask(request_id, **arguments)
+
+    return run
