@@ -2,17 +2,10 @@ import errno
 import threading
 
 import pytest
+from disk_tiers import Clock
 
 from kvstore.segments.health import Health, RareLines
 from kvstore.segments.io_threads import IoThreads, LateError
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_calls_return_and_raise() -> None:

@@ -14,23 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from disk_tiers import MIB, Clock, bytes_on_disk
 from faulty_files import FaultyFiles
 
 from kvstore.errors import ResourceError
 from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import CheckReport, DiskTier
 
-MIB = 1 << 20
 DEADLINE = 2.0
 """Seconds that a segment which is to be deleted waits for a reader that hangs; other deadlines pass by events."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -59,10 +51,6 @@ def wait_for(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < end
         time.sleep(0.001)
-
-
-def bytes_on_disk(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.iterdir())
 
 
 def test_a_read_that_hangs_is_a_miss_and_never_writes_into_the_array_later(

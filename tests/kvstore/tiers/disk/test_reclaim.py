@@ -6,16 +6,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from disk_tiers import MIB, bytes_on_disk, opened
 
 from kvstore.testing import make_page, read_pages
-from kvstore.tiers.disk import DiskTier
-
-MIB = 1 << 20
 
 
 @pytest.fixture
@@ -25,21 +21,8 @@ def tmp_path() -> Iterator[Path]:
         yield Path(name)
 
 
-@contextmanager
-def opened(directory: Path, limit_bytes: int, **options: Any) -> Iterator[DiskTier]:
-    tier = DiskTier(directory, limit_bytes, **options)
-    try:
-        yield tier
-    finally:
-        tier.close()
-
-
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("*.segment"))
-
-
-def bytes_on_disk(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.iterdir())
 
 
 def test_pages_that_are_read_outlive_many_times_the_limit(tmp_path: Path) -> None:
