@@ -3,20 +3,19 @@
 What may happen to a slot is said in :mod:`kvstore.slot`, what is known of it kept in :mod:`kvstore.slot_table`. A
 resident page is *dirty* until the tiers below have it. A dirty page that is evicted is counted as overrun.
 
-Eviction (:mod:`kvstore.orders`) passes over pages that are held; pages that are *pinned*, and dirty ones of a *durable*
-namespace, are in no order at all. A namespace with a quota makes room for its pages with its pages.
+Eviction (:mod:`kvstore.evicting`, :mod:`kvstore.orders`) passes over pages that are held; pages that are *pinned*, and
+dirty ones of a *durable* namespace, are in no order at all.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
-from kvstore.arena.slabs import Slab, Slabs
+from kvstore.arena.slabs import Slabs
+from kvstore.evicting import Evicting, Removal
 from kvstore.eviction import EvictionPolicy
 from kvstore.key_table import Found, KeyTable
 from kvstore.orders import Orders
@@ -27,22 +26,6 @@ from kvstore.slot_table import SlotTable
 _RESIDENT, _RETIRED = int(SlotState.RESIDENT), int(SlotState.RETIRED)
 _DURABLE_SHARE = 4
 """Durable pages that no tier below has yet take at most this part of the arena."""
-_SLOTS_TRIED = 1 << 14
-"""Slots looked at, in the coldest runs of slabs first, for a run that can be emptied."""
-_EVICTIONS_A_LOOK = 64
-"""Evictions of one size, for each of its slabs, from a look that found no colder slab of another size to the next."""
-
-
-@dataclass(slots=True)
-class Removal:
-    """Pages that left the arena, and slots that became free with them."""
-
-    left: list[int] = field(default_factory=list)
-    """The first frame of each. Their headers must say that they are gone before anything else is written."""
-    overrun: int = 0
-    """Of these: dirty ones, which no tier below has."""
-    keys: list[bytes] = field(default_factory=list, compare=False)
-    """Of each that left."""
 
 
 class Catalog:
@@ -54,6 +37,7 @@ class Catalog:
         self.slots = SlotTable()
         """What is known of each slot; changed here only."""
         self._orders = Orders(policy, self.slots)
+        self._evicting = Evicting(slabs, self.slots, self._orders, self.frames_of, self._evict)
         self._resident = KeyTable(self.slots)
         self._dirty = SlotQueue()
         self._entered: Slot = 0
@@ -62,15 +46,10 @@ class Catalog:
         """Namespace → resident pages."""
         self._frames_of: dict[int, int] = {}
         """Namespace → frames of its slots in use."""
-        self._quotas: dict[int, int] = {}
-        self._tenant_of: dict[int, str] = {}
-        """Namespace → the tenant that has a quota for all of its namespaces together."""
-        self._tenant_quotas: dict[str, int] = {}
         self._durable: set[int] = set()
         self._durable_frames = 0
         """Frames of slots that are ``at_risk``."""
         self.pinned_pages = 0
-        self._evictions_to_look: dict[int, int] = {}
         self.used_frames = 0
         """Frames in slots that are in use, padding included."""
 
@@ -153,13 +132,10 @@ class Catalog:
         at_risk = namespace in self._durable and not below
         if at_risk and self._durable_frames + frames > self._slabs.units * self._slabs.unit_frames // _DURABLE_SHARE:
             return None, removal
-        if namespace in self._quotas and not self._make_quota(namespace, frames, removal, evict=evict):
-            return None, removal
-        tenant = self._tenant_of.get(namespace)
-        if tenant is not None and not self._make_tenant_quota(tenant, frames, removal, evict=evict):
+        if not self._evicting.make_quota(namespace, frames, removal, evict=evict):
             return None, removal
         frame = self._slabs.allocate(frames)
-        while frame is None and evict and self._make_room(frames, removal):
+        while frame is None and evict and self._evicting.make_room(frames, removal):
             frame = self._slabs.allocate(frames)
         if frame is None:
             return None, removal
@@ -276,21 +252,16 @@ class Catalog:
 
         The first quota of a namespace that has pages moves all of these into an order of their own.
         """
-        if frames is None:
-            self._quotas.pop(namespace, None)
-            return
-        self._give_own_order(namespace)
-        self._quotas[namespace] = frames
+        if frames is not None:
+            self._give_own_order(namespace)
+        self._evicting.set_quota(namespace, frames)
 
     def set_tenant_quota(self, namespace: int, tenant: str, frames: int | None) -> None:
         """Most frames that the slots of all of a tenant's namespaces take from now on, this one's among them; None: as
         many as there are."""
-        if frames is None:
-            self._tenant_of.pop(namespace, None)
-            return
-        self._give_own_order(namespace)
-        self._tenant_of[namespace] = tenant
-        self._tenant_quotas[tenant] = frames
+        if frames is not None:
+            self._give_own_order(namespace)
+        self._evicting.set_tenant_quota(namespace, tenant, frames)
 
     def _give_own_order(self, namespace: int) -> None:
         if not self._orders.has_own(namespace):
@@ -319,8 +290,7 @@ class Catalog:
 
     def quota_of(self, namespace: int) -> int | None:
         """Most frames that a namespace's slots may take, where that is said for it or its tenant."""
-        quotas = [self._quotas.get(namespace), self._tenant_quotas.get(self._tenant_of.get(namespace, ""))]
-        return min((quota for quota in quotas if quota is not None), default=None)
+        return self._evicting.quota_of(namespace)
 
     def set_durable(self, namespace: int) -> None:
         """From now on this namespace's pages don't leave before a tier below has them."""
@@ -335,8 +305,7 @@ class Catalog:
 
     def forget_namespace(self, namespace: int) -> None:
         """It was dropped with its pages, and its number is never used again."""
-        self._quotas.pop(namespace, None)
-        self._tenant_of.pop(namespace, None)
+        self._evicting.forget_namespace(namespace)
         self._durable.discard(namespace)
         self._orders.drop(namespace)
         if not self._frames_of.get(namespace):
@@ -356,62 +325,8 @@ class Catalog:
         self._retire(slot, removal, lost=False)
         return removal
 
-    def _make_quota(self, namespace: int, frames: int, removal: Removal, *, evict: bool) -> bool:
-        """Let pages of a namespace leave until one more fits into its quota. False: too few can, or none may."""
-        while self.frames_of(namespace) + frames > self._quotas[namespace]:
-            victim = self._orders.first_of(namespace, frames) if evict else None
-            if victim is None:
-                return False
-            self._retire(victim, removal, lost=True)
-        return True
-
-    def _make_tenant_quota(self, tenant: str, frames: int, removal: Removal, *, evict: bool) -> bool:
-        """The same for all of a tenant's namespaces: that page leaves first which was used longest ago."""
-        namespaces = [namespace for namespace, whose in self._tenant_of.items() if whose == tenant]
-        while sum(map(self.frames_of, namespaces)) + frames > self._tenant_quotas[tenant]:
-            victim = self._orders.first_of_any(namespaces) if evict else None
-            if victim is None:
-                return False
-            self._retire(victim, removal, lost=True)
-        return True
-
-    def _make_room(self, frames: int, removal: Removal) -> bool:
-        """Let one page of this slot size leave, or empty slabs of other sizes that are colder. False: nothing can."""
-        victim = self._orders.first(frames)
-        to_look = self._evictions_to_look.get(frames, 0)
-        if victim is None or to_look <= 0:
-            if self._take_slabs(frames, victim, removal):
-                return True
-            # Looking walks over all slabs: only now and then while this size's own pages are the coldest.
-            to_look = _EVICTIONS_A_LOOK * self._slabs.slabs_of_size(frames)
-        if victim is None:
-            return False
-        self._evictions_to_look[frames] = to_look - 1
-        self._retire(victim, removal, lost=True)
-        return True
-
-    def _take_slabs(self, frames: int, rival: Slot | None, removal: Removal) -> bool:
-        """Empty the coldest run of other sizes' slabs, if all of it is colder than ``rival``."""
-        before = self.slots.used[rival] if rival is not None else self._clock + 1
-        windows: list[tuple[int, int, list[Slab]]] = []
-        for window in self._slabs.windows(frames):
-            if window and all(slab.slot_frames != frames for slab in window):
-                used = max(slab.used for slab in window)
-                if used < before:
-                    windows.append((used, len(windows), window))
-        heapq.heapify(windows)
-        to_try = _SLOTS_TRIED
-        while windows and to_try > 0:
-            window = heapq.heappop(windows)[2]
-            slots = [slot for slab in window for slot in slab.in_use()]
-            to_try -= len(slots)
-            if all(self.slots.may_leave(slot) and not self.slots.holds[slot] for slot in slots):
-                for slot in slots:
-                    self._retire(slot, removal, lost=True)
-                for slab in window:
-                    self._slabs.release(slab)
-                return True
-        return False
+    def _evict(self, slot: Slot, removal: Removal) -> None:
+        self._retire(slot, removal, lost=True)
 
     def _retire(self, slot: Slot, removal: Removal, *, lost: bool) -> None:
         slots = self.slots

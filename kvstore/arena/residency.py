@@ -15,8 +15,9 @@ from kvstore.arena.arena import Arena, FoundSlot
 from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.arena.slabs import Slabs
-from kvstore.catalog import Catalog, Removal
+from kvstore.catalog import Catalog
 from kvstore.events.ring import EventRing
+from kvstore.evicting import Removal
 from kvstore.eviction import ExpectedReuse
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.slot import Slot, SlotState

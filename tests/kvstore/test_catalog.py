@@ -7,7 +7,8 @@ import pytest
 
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.arena.slabs import Slabs
-from kvstore.catalog import Catalog, Removal
+from kvstore.catalog import Catalog
+from kvstore.evicting import Removal
 from kvstore.eviction import LeastRecentlyUsed
 from kvstore.slot import Event, Slot, SlotState
 from kvstore.slot_table import SlotTable
