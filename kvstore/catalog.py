@@ -19,6 +19,7 @@ from kvstore.evicting import Evicting, Removal
 from kvstore.eviction import EvictionPolicy
 from kvstore.key_table import Found, KeyTable
 from kvstore.orders import Orders
+from kvstore.regrouping import Regrouping
 from kvstore.slot import Event, Slot, SlotState
 from kvstore.slot_queue import SlotQueue
 from kvstore.slot_table import SlotTable
@@ -46,6 +47,8 @@ class Catalog:
         """Namespace → resident pages."""
         self._frames_of: dict[int, int] = {}
         """Namespace → frames of its slots in use."""
+        self._to_regroup: list[int] = []
+        """Namespaces with a first quota whose pages are in the common order yet."""
         self._durable: set[int] = set()
         self._durable_frames = 0
         """Frames of slots that are ``at_risk``."""
@@ -250,7 +253,8 @@ class Catalog:
     def set_quota(self, namespace: int, frames: int | None) -> None:
         """Most frames that a namespace's slots take from now on; None: as many as there are.
 
-        The first quota of a namespace that has pages moves all of these into an order of their own.
+        The first quota of a namespace that has pages counts once these are in an order of their own: see
+        ``take_regrouping``.
         """
         if frames is not None:
             self._give_own_order(namespace)
@@ -265,28 +269,17 @@ class Catalog:
 
     def _give_own_order(self, namespace: int) -> None:
         if not self._orders.has_own(namespace):
-            moved = self._leaving_of(namespace)
-            for slot in moved:
-                self._orders.leave(slot, lost=False)
-            self._orders.give_own(namespace)
-            for slot in moved:
-                self._orders.enter(slot, self._find_parent(slot))
+            moving = bool(self.pages_of(namespace))
+            self._orders.give_own(namespace, moving=moving)
+            if moving:
+                self._to_regroup.append(namespace)
 
-    def _leaving_of(self, namespace: int) -> list[Slot]:
-        """The slots of a namespace that may leave, those used longest ago first, but each behind its parent."""
-        slots = self.slots
-        found = [s for s in self._resident.all() if slots.namespace[s] == namespace and slots.may_leave(s)]
-        waiting = dict.fromkeys(sorted(found, key=slots.used.__getitem__))
-        ordered: list[Slot] = []
-        for slot in list(waiting):
-            chain: list[Slot] = []
-            at: Slot | None = slot
-            while at is not None and at in waiting:
-                del waiting[at]
-                chain.append(at)
-                at = self._resident.find(parent) if (parent := slots.parent(at)) else None
-            ordered += reversed(chain)
-        return ordered
+    def take_regrouping(self) -> Regrouping | None:
+        """A namespace whose pages are still to move into their own order, each of which is given out once. Until all
+        are there its quotas wait."""
+        if not self._to_regroup:
+            return None
+        return Regrouping(self._to_regroup.pop(), self.slots, self._orders, self._find_parent)
 
     def quota_of(self, namespace: int) -> int | None:
         """Most frames that a namespace's slots may take, where that is said for it or its tenant."""

@@ -87,8 +87,12 @@ class Evicting:
 
     def make_quota(self, namespace: int, frames: int, removal: Removal, *, evict: bool) -> bool:
         """Let pages leave until one more of a namespace fits into its quota and its tenant's. False: too few can, or
-        none may."""
-        if namespace in self._quotas and not self._make_own_quota(namespace, frames, removal, evict=evict):
+        none may. A quota waits for pages that are on their way into the order of their namespace."""
+        if (
+            namespace in self._quotas
+            and not self._orders.is_moving(namespace)
+            and not self._make_own_quota(namespace, frames, removal, evict=evict)
+        ):
             return False
         tenant = self._tenant_of.get(namespace)
         return tenant is None or self._make_tenant_quota(tenant, frames, removal, evict=evict)
@@ -143,6 +147,8 @@ class Evicting:
     def _make_tenant_quota(self, tenant: str, frames: int, removal: Removal, *, evict: bool) -> bool:
         """The same for all of a tenant's namespaces: that page leaves first which was used longest ago."""
         namespaces = [namespace for namespace, whose in self._tenant_of.items() if whose == tenant]
+        if any(map(self._orders.is_moving, namespaces)):
+            return True
         while sum(map(self._frames_of, namespaces)) + frames > self._tenant_quotas[tenant]:
             victim = self._orders.first_of_any(namespaces) if evict else None
             if victim is None:

@@ -15,6 +15,9 @@ from kvstore.namespaces import KnownNamespace
 from kvstore.rules import DURABILITIES, NamespaceRule, TenantRule, rule_for, warn_of_quotas_below_a_page
 from kvstore.tenant_quotas import TenantQuotas
 
+_PAUSE_SECONDS = 0.001
+"""Between two steps that need the store's lock, so that others have it, too."""
+
 
 class Granting:
     """The rules of a store, carried out. Safe for threads.
@@ -97,8 +100,17 @@ class Granting:
         lives = [rule.expire for rule in self._rules if rule.expire] + [self._life] * bool(self._life)
         return min(lives, default=0.0)
 
-    def set_rules(self, rules: Sequence[NamespaceRule], life: float, tenants: Sequence[TenantRule] = ()) -> None:
+    def set_rules(
+        self,
+        rules: Sequence[NamespaceRule],
+        life: float,
+        tenants: Sequence[TenantRule] = (),
+        stop: threading.Event | None = None,
+    ) -> None:
         """Other rules from now on. A quota that is smaller than what is used takes effect with the next pages.
+
+        The first quota of a namespace counts when this returns: its pages are put into an order of their own, which
+        takes up to a minute for a million. Once ``stop`` is set that is left undone.
 
         A durability that a namespace was opened with stays; a new rule's counts when it is opened again.
         """
@@ -106,6 +118,21 @@ class Granting:
         with self._books.lock:
             self._tenants.set_rules(tenants)
         self._books.namespaces.grant_all(self._grant)
+        self._regroup(stop or threading.Event())
+
+    def _regroup(self, stop: threading.Event) -> None:
+        while True:
+            with self._books.lock:
+                regrouping = self._books.catalog.take_regrouping()
+            if regrouping is None:
+                return
+            for step in regrouping.steps():
+                with self._books.lock:
+                    if self._books.closed:
+                        return
+                    step()
+                if stop.wait(_PAUSE_SECONDS):
+                    return
 
     def _grant(self, known: KnownNamespace) -> None:
         """Let a namespace have what its rule says: before anybody finds it, and again when its durability changes."""

@@ -222,11 +222,12 @@ class Node:
         self._socket_lock.release()
         return not closing.is_alive() and self._written_back
 
-    def reload(self, config: NodeConfig) -> tuple[list[str], list[str]]:
+    def reload(self, config: NodeConfig, stop: threading.Event | None = None) -> tuple[list[str], list[str]]:
         """Take over what can change while the node runs: limits, rules, and the tokens in the token file.
 
         Calls under way go on. A limit that is smaller than what is used lets pages leave before this returns; where
-        they can't, that is logged, and they leave later.
+        they can't, that is logged, and they leave later. The first quota of a namespace with many pages takes longest,
+        up to a minute, and comes last; once ``stop`` is set it is left undone.
 
         Returns:
             The settings that are others now, and those that differ and need a restart.
@@ -255,11 +256,11 @@ class Node:
         if "disk_write_limit" in taken:
             for own in self.store.below.own:
                 own.set_write_limit(config.disk_write_limit)
-        self.store.set_rules(config.namespace, config.expire_namespaces, config.tenant)
         self.limits.replace(config.tenant)
         if tokens is not None:
             self.access.replace(tokens)
         self.config = dataclasses.replace(self.config, **{key: getattr(config, key) for key in taken})
+        self.store.set_rules(config.namespace, config.expire_namespaces, config.tenant, stop)
         return taken, [key for key in differ if key not in taken]
 
     @property

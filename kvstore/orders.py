@@ -1,5 +1,7 @@
 """Which page leaves next: orders of eviction by slot size, one for each namespace with a quota and one for all others.
 
+The pages of a namespace that gets its first quota move from the one to the other (:mod:`kvstore.regrouping`).
+
 An order holds the pages that may leave. A policy knows nothing of holds and dirty pages; here, held ones are passed
 over, and a clean page nearly as old goes before a dirty one. A walk over a policy's order proposes a few pages for the
 next evictions at once: pages that are held for long at its front must not cost each eviction a walk over all of them.
@@ -45,7 +47,7 @@ class Orders:
 
     Args:
         new_policy: makes a policy.
-        slots: what is known of each slot; the column ``rank`` is changed here only.
+        slots: what is known of each slot; the columns ``rank`` and ``apart`` are changed here only.
     """
 
     def __init__(self, new_policy: Callable[[], EvictionPolicy], slots: SlotTable) -> None:
@@ -54,10 +56,23 @@ class Orders:
         self._orders: dict[int, dict[int, _Order]] = {}
         """Slot size in frames → number → order."""
         self._own: set[int] = set()
+        self._moving: set[int] = set()
+        """Of these: namespaces with pages in the common order, too."""
 
-    def give_own(self, namespace: int) -> None:
-        """From now on, while none of its pages is in an order, this namespace's are in one of their own."""
+    def give_own(self, namespace: int, *, moving: bool) -> None:
+        """From now on this namespace's pages come into an order of their own. ``moving``: it has pages in the common
+        one, which ``move`` brings there."""
         self._own.add(namespace)
+        if moving:
+            self._moving.add(namespace)
+
+    def end_move(self, namespace: int) -> None:
+        """None of its pages is in the common order any more."""
+        self._moving.discard(namespace)
+
+    def is_moving(self, namespace: int) -> bool:
+        """Whether some of its pages may be in the common order, though it has an order of its own."""
+        return namespace in self._moving
 
     def has_own(self, namespace: int) -> bool:
         """Whether this namespace's pages are in an order of their own."""
@@ -66,14 +81,16 @@ class Orders:
     def drop(self, namespace: int) -> None:
         """The namespace has no pages any more, and never will."""
         self._own.discard(namespace)
+        self._moving.discard(namespace)
         for orders in self._orders.values():
             if namespace in orders and not orders[namespace].pages:
                 del orders[namespace]
 
     def enter(self, slot: Slot, parent: Slot | None) -> None:
         """A page may leave from now on. ``parent``: of the same namespace, the page before it, if that is here."""
-        order = self._of(slot)
         slots = self._slots
+        slots.apart[slot] = slots.namespace[slot] in self._own
+        order = self._of(slot)
         if order.free:
             number = order.free.pop()
             order.slots[number] = slot
@@ -81,7 +98,11 @@ class Orders:
             number = len(order.slots)
             order.slots.append(slot)
         slots.rank[slot] = number
-        if parent is not None and not (slots.frames[parent] == slots.frames[slot] and slots.may_leave(parent)):
+        if parent is not None and not (
+            slots.frames[parent] == slots.frames[slot]
+            and slots.apart[parent] == slots.apart[slot]
+            and slots.may_leave(parent)
+        ):
             parent = None
         order.policy.insert(number, slots.key(slot), slots.rank[parent] if parent is not None else None)
 
@@ -92,6 +113,11 @@ class Orders:
         order.policy.remove(number, lost=lost)
         order.free.append(number)
 
+    def move(self, slot: Slot, parent: Slot | None) -> None:
+        """From the common order into its namespace's own; the rest as in ``enter``."""
+        self.leave(slot, lost=False)
+        self.enter(slot, parent)
+
     def remembers(self, key: bytes, namespace: int, frames: int) -> bool:
         """Whether a page with slots of this size is known to have left to make room."""
         order = self._orders.get(frames, {}).get(namespace if namespace in self._own else 0)
@@ -99,11 +125,13 @@ class Orders:
 
     def touch(self, slots: Sequence[Slot]) -> None:
         """Pages of a prefix were stored or are wanted, head first."""
-        self._of(slots[0]).policy.touch(self._ranks(slots))
+        for policy, ranks in self._ranks(slots):
+            policy.touch(ranks)
 
     def use(self, slots: Sequence[Slot]) -> None:
         """A load read these pages of a prefix, head first."""
-        self._of(slots[0]).policy.use(self._ranks(slots))
+        for policy, ranks in self._ranks(slots):
+            policy.use(ranks)
 
     def first_of(self, namespace: int, frames: int) -> Slot | None:
         """The page that leaves next for another one of a namespace with an order of its own."""
@@ -135,18 +163,28 @@ class Orders:
                 yield from map(order.slots.__getitem__, order.policy.victims())
 
     def _of(self, slot: Slot) -> _Order:
-        frames, namespace = self._slots.frames[slot], self._slots.namespace[slot]
-        number = namespace if namespace in self._own else 0
+        """The order of a slot that is in one, or enters one."""
+        slots = self._slots
+        return self._order(slots.frames[slot], slots.namespace[slot] if slots.apart[slot] else 0)
+
+    def _order(self, frames: int, number: int) -> _Order:
         try:
             return self._orders[frames][number]
         except KeyError:
             order = self._orders.setdefault(frames, {})[number] = _Order(self._new_policy())
             return order
 
-    def _ranks(self, slots: Sequence[Slot]) -> list[int]:
-        """Their numbers in their order, but for those that are in none."""
-        rank, may_leave = self._slots.rank, self._slots.may_leave
-        return [rank[slot] for slot in slots if may_leave(slot)]
+    def _ranks(self, slots: Sequence[Slot]) -> list[tuple[EvictionPolicy, list[int]]]:
+        """Pages of one size and namespace, but for those that are in no order: their numbers in their order, or two."""
+        rank, may_leave, apart = self._slots.rank, self._slots.may_leave, self._slots.apart
+        frames, namespace = self._slots.frames[slots[0]], self._slots.namespace[slots[0]]
+        if namespace not in self._moving:
+            number = namespace if namespace in self._own else 0
+            return [(self._order(frames, number).policy, [rank[slot] for slot in slots if may_leave(slot)])]
+        ranks: dict[int, list[int]] = {0: [], namespace: []}
+        for slot in filter(may_leave, slots):
+            ranks[namespace if apart[slot] else 0].append(rank[slot])
+        return [(self._order(frames, number).policy, some) for number, some in ranks.items() if some]
 
     def _first(self, order: _Order) -> Slot | None:
         slots = self._slots

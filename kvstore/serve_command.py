@@ -187,7 +187,7 @@ def _serve(options: argparse.Namespace) -> int:
     while not stop.is_set():
         if reload.is_set():
             reload.clear()  # before: a signal that comes meanwhile counts again
-            _reload(node, options)
+            _reload(node, options, stop)
         else:
             os.read(arrived, 1024)
     with contextlib.suppress(OSError):  # the terminal may be gone
@@ -228,11 +228,14 @@ def _say_how_it_ended(node: Node, *, clean: bool) -> None:
         sys.stderr.flush()
 
 
-def _reload(node: Node, options: argparse.Namespace) -> None:
-    """Read the settings again, and take over what a running node can change; on a mistake nothing changes."""
+def _reload(node: Node, options: argparse.Namespace, stop: threading.Event | None = None) -> None:
+    """Read the settings again, and take over what a running node can change; on a mistake nothing changes.
+
+    Once ``stop`` is set, what takes long is left undone.
+    """
     try:
         config = load_config(*_sources(options))
-        taken, ignored = node.reload(config)
+        taken, ignored = node.reload(config, stop)
     except KVStoreError as error:
         _log.error("SIGHUP: nothing was reloaded: %s", error)
         return

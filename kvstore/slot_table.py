@@ -45,6 +45,8 @@ class SlotTable:
         """A hash of its key that differs from process to process, so that nobody chooses keys which collide."""
         self.rank = array("I")
         """Its number in its order of eviction, where it may leave; see :mod:`kvstore.orders`."""
+        self.apart = array("B")
+        """Whether that order is its namespace's own. 0 or 1."""
         self.block_hashes = bytearray()
         """The second half of each key, ``HASH_BYTES`` each; the first is the fingerprint of its namespace."""
         self._parents = bytearray()
@@ -53,7 +55,8 @@ class SlotTable:
         self._fingerprints: dict[int, bytes] = {}
         self._columns: tuple[array[int], ...] = (
             *(self.frame, self.frames, self.length, self.namespace, self.owner, self.state, self.holds, self.used),
-            *(self.dirty, self.pinned, self.at_risk, self.key_hash, self.rank, self._serial),
+            *(self.dirty, self.pinned, self.at_risk, self.key_hash, self.rank, self.apart),
+            self._serial,
         )
         self._free = array("I")
 
