@@ -158,7 +158,7 @@ class TestHangup:
     def test_an_error_that_nobody_thought_of_does_not_end_the_node(self, start_node, monkeypatch, caplog) -> None:
         node = start_node()
 
-        def fail(config: object) -> None:
+        def fail(config: object, stop: object) -> None:
             raise ValueError("unforeseen")
 
         monkeypatch.setattr(node, "reload", fail)
