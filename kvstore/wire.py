@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -54,10 +55,11 @@ def join_hashes(hashes: Sequence[bytes]) -> bytes:
     """
     if not isinstance(hashes, Sequence):
         raise errors.InvalidRequestError(f"hashes must be a list or tuple of bytes, got {type(hashes).__name__}")
-    count = len(hashes)
-    # Many times faster than the loop below.
-    if [*map(type, hashes)].count(bytes) == count == [*map(len, hashes)].count(HASH_BYTES):
-        return b"".join(hashes)
+    with contextlib.suppress(TypeError):
+        joined = b"".join(hashes)  # first, since it is the fastest at what is not in the caches
+        # Many times faster than the loop below.
+        if {*map(type, hashes)} <= {bytes} and {*map(len, hashes)} <= {HASH_BYTES}:
+            return joined
     for place, block_hash in enumerate(hashes):
         if not isinstance(block_hash, bytes) or len(block_hash) != HASH_BYTES:
             got = f"{len(block_hash)} bytes" if isinstance(block_hash, bytes) else repr(type(block_hash).__name__)

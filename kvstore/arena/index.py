@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -61,7 +62,6 @@ _NP_FINAL = np.uint64(_FINAL_FACTOR)
 _NP_32 = np.uint64(32)
 _NP_ONE = np.uint64(1)
 _NP_IN_MEMORY = np.uint32(_IN_MEMORY)
-_NP_FRAME = np.uint32(_FRAME_MASK)
 
 
 class Found(NamedTuple):
@@ -248,52 +248,39 @@ class IndexReader:
         return generation if self._header_words[start // 8] == generation else 0
 
     def _find_many(self, namespace: int, length: int, hashes: bytes) -> Found:
+        # Few steps on purpose: with cold caches most of their time is the code, not the memory that they look into.
         keys = np.frombuffer(hashes, np.uint64).reshape(-1, HASH_BYTES // 8)
         homes, uppers = _places(namespace, keys, len(self._reach))
+        rows = self._buckets.take(homes, axis=0, mode="clip").view(np.uint32)
+        hits = (rows[:, 1::2] == uppers[:, None]).reshape(-1).nonzero()[0]
+        candidates = rows.reshape(-1).take(hits * 2).astype(np.int64)
+        np.minimum(candidates, self._frames - 1, out=candidates)  # of rubbish; the header there decides
+        before = self.generations(candidates)
+        headers = self._headers.take(candidates, axis=0, mode="clip")
+        after = self.generations(candidates)
+        last = description(namespace, length)
+        if (  # the usual case: each key's bucket names one slot, which holds it
+            headers[:, 1:5].tobytes() == hashes
+            and headers[:, 7].tobytes() == last.to_bytes(8, sys.byteorder) * len(keys)
+            and before.tobytes() == after.tobytes()
+            and not np.bitwise_or.reduce(before) & _NP_ONE
+        ):
+            return Found(candidates, before)
+        owners = hits >> 3
+        good = (headers[:, 1:5] == keys.take(owners, axis=0)).all(axis=1)
+        good &= headers[:, 7] == last
+        good &= before & _NP_ONE == 0
+        good &= after == before
         frames = np.full(len(keys), -1, np.int64)
         generations = np.zeros(len(keys), np.uint64)
-        pending = self._probe(homes, uppers, hashes, keys, description(namespace, length), frames, generations)
+        frames[owners[good]] = candidates[good]  # a page lies in one slot
+        generations[owners[good]] = before[good]
         # Rare: keys whose home bucket was full when they came.
-        for place_ in pending.tolist():
+        further = self._reach.take(homes, mode="clip") > (frames >= 0) * MOST_REACH
+        for place_ in further.nonzero()[0].tolist():
             block_hash = hashes[place_ * HASH_BYTES : (place_ + 1) * HASH_BYTES]
             frames[place_], generations[place_] = self.find_one(namespace, length, block_hash)
         return Found(frames, generations)
-
-    def _probe(
-        self,
-        homes: npt.NDArray[np.int64],
-        uppers: npt.NDArray[np.uint32],
-        hashes: bytes,
-        keys: Words,
-        last: int,
-        frames: npt.NDArray[np.int64],
-        generations: Words,
-    ) -> npt.NDArray[np.int64]:
-        """Look into each key's home bucket; fills ``frames`` and ``generations``. Returns who must look further."""
-        rows = self._buckets.take(homes, axis=0, mode="clip").view(np.uint32)
-        hits = (rows[:, 1::2] == uppers[:, None]).reshape(-1).nonzero()[0]
-        candidates = (rows.reshape(-1).take(hits * 2) & _NP_FRAME).astype(np.int64)
-        inside = candidates < self._frames
-        np.minimum(candidates, self._frames - 1, out=candidates)
-        before = self.generations(candidates)
-        headers = self._headers.take(candidates, axis=0, mode="clip")
-        owners = hits >> 3
-        if headers[:, 1:5].tobytes() == hashes:  # the usual case: each key's bucket names one slot, which holds it
-            good = headers[:, 7] == last
-        else:
-            good = (headers[:, 1:5] == keys.take(owners, axis=0)).all(axis=1)
-            good &= headers[:, 7] == last
-        good &= inside
-        good &= before & _NP_ONE == 0
-        good &= self.generations(candidates) == before
-        if not good.all():
-            owners, candidates, before = owners[good], candidates[good], before[good]
-        frames[owners] = candidates
-        generations[owners] = before
-        if len(owners) == len(keys):  # a page lies in one slot
-            return np.empty(0, np.int64)
-        further: npt.NDArray[np.bool_] = self._reach.take(homes, mode="clip") > (frames >= 0) * MOST_REACH
-        return further.nonzero()[0]
 
 
 def _places(namespace: int, keys: Words, buckets: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:

@@ -26,6 +26,8 @@ MOST_IDLE = 8
 """Most connections that are kept for later."""
 _FRESH_SECONDS = 0.002
 """How long a connection is taken to be as good as it was when it was used last: no node restarts that fast."""
+_LOOK_SECONDS = 0.0003
+"""How long an answer is looked for without sleeping."""
 _log = logging.getLogger(__name__)
 _KINDS = {asked: (kind, answered) for kind, (asked, answered) in CALLS.items()}
 Answered = Callable[[Any], object]
@@ -147,6 +149,7 @@ class SocketLine:
         while self._due:
             self.channel.deadline = deadline
             with self._breaking():
+                self.channel.look(_LOOK_SECONDS)
                 _, answer = self._receive(self._due[0][0])
             self._due.popleft()[1](answer)
         self._used = time.monotonic()

@@ -16,8 +16,10 @@ import pytest
 import xxhash
 
 import kvstore
-from kvstore.bulk.calls import CALLS, SOCKET_NAME
+from kvstore.bulk import calls
+from kvstore.bulk.calls import CALLS, SOCKET_NAME, Calls
 from kvstore.bulk.frame import CHECKSUM, HEADER, HEADER_BYTES, MAGIC, MOST_MESSAGE_BYTES, Header, Kind, pack_frame
+from kvstore.errors import UnavailableError
 from kvstore.service import local
 from kvstore.v1 import cache_pb2 as pb
 
@@ -250,3 +252,39 @@ def test_no_thread_is_left_when_the_node_stops(start_node: Callable[..., Any]) -
         assert peer.is_closed()
         assert time.monotonic() - begun < PATIENCE
     assert not [thread for thread in threading.enumerate() if thread.name == "kvstore-local"]
+
+
+def test_an_end_that_looks_without_sleeping_takes_what_comes_and_sees_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_MAY_LOOK", True)
+    near, far = socket.socketpair(socket.AF_UNIX)
+    with near, far:
+        channel = Calls(near, time.monotonic() + PATIENCE)
+        channel.look(0.01)  # nothing came: nothing is said of it
+        frame = pack_frame(Kind.READY, b"here")
+        sender = threading.Timer(0.05, far.sendall, [frame[:30]])
+        sender.start()
+        channel.look(PATIENCE)
+        sender.join()
+        far.sendall(frame[30:])
+        assert channel.receive()[1] == b"here"
+        far.close()
+        with pytest.raises(UnavailableError, match="closed by the other end"):
+            channel.look(PATIENCE)
+
+
+def test_others_are_answered_while_the_rest_of_a_store_is_looked_for(
+    node: Any, near: kvstore.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_LOOK_SECONDS", PATIENCE)
+    near.store(names(1), np.zeros((1, PAGE), np.uint8))
+    client = near._handle.current[1]._attachment.client
+    with Peer.welcome(node) as first, Peer.welcome(node) as second:
+        for number, peer in ((10, first), (20, second), (30, second)):  # nobody completes the first one meanwhile
+            pages = pb.PageList(fingerprint=near.fingerprint, hashes=b"".join(names(2, number)))
+            ticket = peer.ask(pb.PrepareStoreRequest(pages=pages, client=client, ttl_ms=30_000)).ticket
+            part = pb.CompleteStoreRequest(ticket=ticket, publish=True, client=client, part_slots=1)
+            assert peer.ask(part).stored == 1
+            if peer is second:
+                assert peer.ask(part).startswith("InvalidRequestError")
+                part.part_at, part.part_slots = 1, 0
+                assert peer.ask(part).stored == 1
