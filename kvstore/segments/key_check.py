@@ -38,7 +38,9 @@ def check_key(path: Path, found: RecoveredSegment, cipher: Cipher | None) -> Non
     if found.key_check is None and not len(encrypted):
         return
     if cipher is None:
-        raise ConfigError(f"{path} is encrypted: give the key that it was written with. Nothing was changed")
+        raise ConfigError(
+            f"{path} is encrypted: give the key that it was written with (disk_key_file). Nothing was changed"
+        )
     if not _is_of(path, found, encrypted, cipher):
         raise ConfigError(f"{path} is encrypted with another key. Nothing was changed")
 

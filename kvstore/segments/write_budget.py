@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.bytesize import format_size
 from kvstore.segments.blockfile import Patience
 from kvstore.segments.record import BLOCK
 
@@ -17,6 +19,7 @@ FILE_BYTES = 2 * BLOCK
 """What the file counts against the disk limit: itself, and the next one while that takes its place."""
 _SECONDS_A_DAY = 86_400
 _STEPS = 64
+_log = logging.getLogger(__name__)
 _LINE = re.compile(rb"day (\d{1,9}) bytes (\d{1,18})\n")
 
 
@@ -46,6 +49,8 @@ class WriteBudget:
         self._now = now
         self._day, self._written = self._read()
         self._granted = self._written
+        self._told = (0, 0)
+        """On which day it was last said that which limit is reached."""
 
     @property
     def file_bytes(self) -> int:
@@ -73,6 +78,7 @@ class WriteBudget:
         self._turn_of_the_day()
         total = self._written + size
         if total > self.limit_bytes and not must:
+            self._tell()
             return False
         if total > self._granted:
             grant = max(total, min(total + self.limit_bytes // _STEPS, self.limit_bytes))
@@ -90,6 +96,17 @@ class WriteBudget:
         if self.limit_bytes and self._granted != self._written:
             with suppress(OSError):
                 self._write(self._written)
+
+    def _tell(self) -> None:
+        """Once a day: it holds until the day is over, and writers try again and again."""
+        if self._told != (self._day, self.limit_bytes):
+            self._told = (self._day, self.limit_bytes)
+            _log.warning(
+                "%s: %s were written today, the limit is %s: no more pages go there before 00:00 UTC",
+                self._path.parent,
+                format_size(self._written),
+                format_size(self.limit_bytes),
+            )
 
     def _turn_of_the_day(self) -> None:
         today = self._today()

@@ -138,7 +138,15 @@ class DiskTier:
             ) from error
         self._pages.used_bytes = self._log.used_bytes
         if self.recovery.cut_bytes or self.recovery.unreadable:
-            _log.warning("%s was not closed in order: %s", directory, self.recovery)
+            _log.warning(
+                "%s was not closed in order: %d of %d segments can't be read, %d bytes of torn tails were cut off, and"
+                " %d records are there. `kvstore check` says more, when no node has it open",
+                directory,
+                self.recovery.unreadable,
+                self.recovery.segments,
+                self.recovery.cut_bytes,
+                self.recovery.records,
+            )
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Which pages are here. Answers from memory, without I/O. While reads are set aside, none is."""

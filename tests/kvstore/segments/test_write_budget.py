@@ -92,6 +92,19 @@ def test_what_can_not_be_written_down_is_not_granted(tmp_path: Path, now: Now, m
     assert budget.take(10)
 
 
+def test_a_limit_that_is_reached_is_told_once_a_day(tmp_path: Path, now: Now, caplog: pytest.LogCaptureFixture) -> None:
+    budget = WriteBudget(tmp_path, 1 << 20, now=now)
+    assert budget.take(1 << 20)
+    assert not caplog.messages
+    assert [budget.take(1) for _ in range(3)] == [False] * 3
+    [line] = caplog.messages
+    assert "1 MiB were written today, the limit is 1 MiB" in line
+    now.now += DAY
+    assert budget.take(1 << 20)
+    assert not budget.take(1)
+    assert len(caplog.messages) == 2
+
+
 def test_the_tier_refuses_beyond_its_day_and_over_restarts(tmp_path: Path, now: Now) -> None:
     written: list[int] = []
     real = os.pwritev
