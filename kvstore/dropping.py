@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvstore.below import Below
 from kvstore.books import Books
@@ -12,6 +13,17 @@ from kvstore.keeping import Keeping
 from kvstore.namespaces import KnownNamespace
 from kvstore.tiers.tier import Tier
 from kvstore.write_behind import WriteBehind
+
+
+class Expired(NamedTuple):
+    """What was dropped of a namespace that nobody uses."""
+
+    pages: int
+    """Of this node."""
+    shared: int | None
+    """Pages of the shared tier; None: it keeps them, or may."""
+    why: str
+    """Why that can't be said; empty where they are in use."""
 
 
 class Dropping:
@@ -54,29 +66,51 @@ class Dropping:
         self._books.check_open()
         return self._clear(self._books.known(fingerprint), self._below.all())
 
-    def expire(self, known: KnownNamespace) -> int:
-        """Drop a namespace that nobody has used for long from what is this node's own. Returns how many pages it had.
+    def expire(self, known: KnownNamespace, seconds: float) -> Expired:
+        """Drop a namespace that this node has not used for so long: from what is its own, and from the shared tier
+        unless another node has used it there within that time.
 
-        Errors are those of ``clear``.
+        It stays known while the shared tier may have some of it: to be looked at again, or nobody would.
+
+        Raises:
+            UnknownNamespaceError: it was cleared just now.
         """
         self._books.check_open()
-        pages = self._clear(known, self._below.own)
+        shared: int | None = 0
+        why = ""
+        if self._below.shared is not None:
+            try:
+                with self._write_behind.sharing:
+                    shared = self._below.shared.expire(known.fingerprint, seconds)
+            except ResourceError as error:
+                shared, why = None, str(error)
+        if shared is None:
+            keys, _ = self._keys_of(known, self._below.own)
+            pages = self._drop(sorted(keys), self._below.own)
+        else:
+            pages = self._clear(known, self._below.own)
         with self._books.lock:
             self._books.count("expired", pages)
-        return pages
+        return Expired(pages, shared, why)
 
-    def _clear(self, known: KnownNamespace, tiers: Sequence[Tier]) -> int:
-        self._books.namespaces.forget(known)
-        self._books.arena.new_edition()
+    def _keys_of(self, known: KnownNamespace, tiers: Sequence[Tier]) -> tuple[set[bytes], ResourceError | None]:
+        """The keys of a namespace's pages here and in these tiers, and why some of them are not known."""
         with self._books.lock:
             keys = set(self._books.catalog.keys_of(known.number))
-            pinned = self._keeping.keys(known.fingerprint)
         failed: ResourceError | None = None
         for tier in tiers:
             try:
                 keys.update(tier.keys(known.fingerprint))
             except ResourceError as error:
                 failed = error
+        return keys, failed
+
+    def _clear(self, known: KnownNamespace, tiers: Sequence[Tier]) -> int:
+        self._books.namespaces.forget(known)
+        self._books.arena.new_edition()
+        keys, failed = self._keys_of(known, tiers)
+        with self._books.lock:
+            pinned = self._keeping.keys(known.fingerprint)
         if self._keeping.end(pinned):
             self._keeping.save()
         dropped = 0

@@ -1,6 +1,7 @@
 """Expiring: namespaces that nobody has used for long are dropped, so that a model that changed leaves nothing behind.
 
-What they have in a tier that nodes share stays: another node may use it, and it goes by its own time to live.
+A tier that nodes share knows when any of them used a namespace there last. What is in use there stays, and so does what
+it can't tell of; the namespace then stays known here, without pages, and is looked at again.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import threading
 import time
 
 from kvstore.books import Books
-from kvstore.dropping import Dropping
+from kvstore.dropping import Dropping, Expired
 from kvstore.duration import format_duration
 from kvstore.errors import KVStoreError, UnknownNamespaceError
 from kvstore.granting import Granting
 from kvstore.keeping import Keeping
+from kvstore.namespaces import KnownNamespace
 
 _LONGEST_WAIT = 60.0
 _SHORTEST_WAIT = 0.25
@@ -39,6 +41,8 @@ class Expiring:
         self._keeping = keeping
         self._dropping = dropping
         self._saved = time.monotonic()
+        self._unsure: set[int] = set()
+        """Numbers of namespaces of which the shared tier could not tell, when it was asked last."""
 
     @property
     def wait_seconds(self) -> float:
@@ -47,9 +51,10 @@ class Expiring:
         return max(_SHORTEST_WAIT, min(_LONGEST_WAIT, shortest / 8)) if shortest else _LONGEST_WAIT
 
     def expire(self, stop: threading.Event) -> int:
-        """Drop what is overdue. Returns how many pages that were; they are counted as ``expired``."""
+        """Drop what is overdue. Returns how many pages of this node that were; they are counted as ``expired``."""
         dropped = 0
         namespaces = self._books.namespaces
+        self._unsure = {number for number in self._unsure if namespaces.is_open(number)}
         for known in namespaces.known():
             life = self._granting.life_of(known)
             idle = namespaces.idle_seconds(known)
@@ -60,21 +65,29 @@ class Expiring:
             if pinned:
                 continue
             try:
-                pages = self._dropping.expire(known)
+                done = self._dropping.expire(known, life)
             except UnknownNamespaceError:  # cleared just now
                 continue
             except KVStoreError as error:
                 _log.warning("namespace %r can't be dropped: %s", known.layout.name, error)
                 continue
-            dropped += pages
-            _log.info(
-                "namespace %r was not used for %s, its rule allows %s: it is dropped, with %d pages of this node",
-                known.layout.name,
-                format_duration(idle),
-                format_duration(life),
-                pages,
-            )
+            dropped += done.pages
+            self._tell(known, idle, life, done)
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self._saved = time.monotonic()
             namespaces.save()
         return dropped
+
+    def _tell(self, known: KnownNamespace, idle: float, life: float, done: Expired) -> None:
+        if done.why and known.number not in self._unsure:
+            _log.warning("namespace %r is overdue, but %s; it is tried again", known.layout.name, done.why)
+        (self._unsure.add if done.why else self._unsure.discard)(known.number)
+        if done.pages or done.shared is not None:
+            _log.info(
+                "namespace %r was not used for %s, its rule allows %s: dropped, with %d pages of this node%s",
+                known.layout.name,
+                format_duration(idle),
+                format_duration(life),
+                done.pages,
+                f" and {done.shared} in the shared tier" if done.shared else "",
+            )

@@ -13,7 +13,7 @@ from kvstore.secret_files import read_key_file
 from kvstore.small_files import SmallFiles
 from kvstore.store import Store
 from kvstore.tiers.disk import DiskTier
-from kvstore.tiers.tier import Tier
+from kvstore.tiers.tier import SharedTier, Tier
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
                     format_size(config.disk_limit),
                     format_size(room),
                 )
-        shared: Tier | None = None
+        shared: SharedTier | None = None
         if config.redis:
             from kvstore.tiers.redis import RedisTier  # an engine's side is without redis and lz4
 

@@ -109,7 +109,7 @@ def _add_settings(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--expire-namespaces",
         metavar="TIME",
-        help="drop what nobody used for so long from arena and disk, as 30d (default: never)",
+        help="drop namespaces that nobody used for so long, as 30d (default: never)",
     )
     serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: info)")
     serve.add_argument("--log-format", metavar="FORMAT", help="text, or json: one JSON object a line (default: text)")

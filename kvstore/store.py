@@ -39,7 +39,7 @@ from kvstore.rules import NamespaceRule, TenantRule
 from kvstore.small_files import SmallFiles
 from kvstore.storing import Storing
 from kvstore.sweeping import Sweeping
-from kvstore.tiers.tier import Tier
+from kvstore.tiers.tier import SharedTier, Tier
 from kvstore.usage import Activity
 from kvstore.write_behind import WriteBehind
 
@@ -63,7 +63,7 @@ class Store:
         arena: Arena,
         tiers: Sequence[Tier],
         namespace_directories: Sequence[Path],
-        shared: Tier | None = None,
+        shared: SharedTier | None = None,
         rules: Sequence[NamespaceRule] = (),
         small_files: SmallFiles | None = None,
         life: float = 0.0,

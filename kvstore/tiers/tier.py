@@ -178,3 +178,24 @@ class Tier(Protocol):
     def close(self) -> None:
         """Flush and release. No method may be called after it."""
         ...
+
+
+class SharedTier(Tier, Protocol):
+    """A tier that several nodes share."""
+
+    def expire(self, prefix: bytes, seconds: float) -> int | None:
+        """Forget all pages of a namespace, unless some node has used one of them within the last ``seconds``.
+
+        What a node has used is what it read or wrote here, or told by ``touch``.
+
+        Args:
+            prefix: the namespace's fingerprint, 32 bytes.
+            seconds: on the clock of whoever keeps the pages.
+
+        Returns:
+            How many pages were forgotten, also 0; None: the namespace is in use, and nothing was forgotten.
+
+        Raises:
+            ResourceError: nobody knows whether it is used, or some pages may still be there.
+        """
+        ...

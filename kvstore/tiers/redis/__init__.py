@@ -12,13 +12,14 @@ the first node said, each large enough for 16 full chunks.
     touch      renew entries │ touch chunks                                          two
     read       MGET entries │ GETRANGE chunks, touch them                            two
     remove     MGET entries │ delete entries │ MGET entries                          three, more while others merge
+    expire     ask all buckets │ drop chunks │ delete entries                        two for each 64 buckets, and more
     write      MGET entries │ (touch chunks) │ admit, SET parts │ SET entries        three, four if some are here
 
 ::
 
-    tier ──► reader · remover · writer ──► rows ──► reader
-                                 │           │
-                                 └─► admitting · making · planning · merging
+    tier ──► reader · remover · expiring · writer ──► rows ──► reader
+                                            │           │
+                                            └─► admitting · making · planning · merging
     entries ──► buckets ──► books · quotas · scripts ──► servers ──► node ──► resp · crew
 
 A row of short chunks that a write fills to its end is written anew as one chunk; its entries are pointed there, and the
@@ -43,7 +44,8 @@ The parts of all buckets are the quota. A small quota is divided over fewer buck
 or the whole quota, and one of less than four chunks gets smaller chunks (:mod:`.quotas`). A quota that is set later
 counts from the next write of a node that was told: what lies elsewhere, or is too much, leaves along with it.
 
-**Who may delete what.** A chunk goes by its bucket's scripts only: as the oldest, or when no entry names it any more.
+**Who may delete what.** A chunk goes by its bucket's scripts only: as the oldest, when no entry names it any more, or
+with a namespace that no node uses (:mod:`.expiring`).
 An entry is deleted, or replaced, by whoever knows that its chunk is gone, and only if it still names that chunk.
 Names are never used twice (a chunk has 16 random bytes), so an entry that is late can't hit another chunk. Keys that
 do not begin with ``kvstore:`` are never touched.

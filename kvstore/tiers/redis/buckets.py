@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kvstore.errors import InvalidRequestError
+from kvstore.errors import FormatError, InvalidRequestError, ResourceError
 from kvstore.tiers.redis import names, scripts
+from kvstore.tiers.redis.batches import runs
 from kvstore.tiers.redis.books import Books
+from kvstore.tiers.redis.chunk import decode_header
 from kvstore.tiers.redis.entry import PageEntry
 from kvstore.tiers.redis.new_chunk import NewChunk
 from kvstore.tiers.redis.node import Request
@@ -21,6 +23,8 @@ from kvstore.tiers.redis.servers import Servers
 _log = logging.getLogger(__name__)
 BUCKET_CHUNKS = 16
 """As many chunks of full size fit into every bucket."""
+LEAVE_AT_ONCE = 16
+"""Chunks that leave a bucket in one step where many are to: the server serves nobody else meanwhile."""
 
 Pages = Mapping[tuple[int, bytes], int]
 """Numbers of pages by bucket and nonce of their chunks."""
@@ -33,6 +37,15 @@ class Left(NamedTuple):
     nonce: bytes
     pages: int
     header: bytes
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Of its pages. None where nobody can say which: whoever reads an entry of one finds out."""
+        try:
+            header = decode_header(self.header)
+        except FormatError:
+            return []
+        return [header.key(place) for place in range(len(header.hashes))]
 
 
 class Buckets:
@@ -139,6 +152,26 @@ class Buckets:
                 if limit is not None and size > limit:
                     found.append((bucket, self._script(bucket, scripts.TRIM, namespace, b"%d" % limit)))
         return found
+
+    def expiry(self, bucket: int, namespace: bytes, seconds: float) -> Request:
+        """A request that lets ``LEAVE_AT_ONCE`` chunks of a namespace go that were not used for so long."""
+        arguments = namespace, b"%d" % int(seconds * 1e6), b"%d" % LEAVE_AT_ONCE
+        return self._script(bucket, scripts.EXPIRE, *arguments)
+
+    def idle_seconds(self, namespace: bytes, timeout: float) -> Iterator[tuple[int, float]]:
+        """For each bucket that has chunks of a namespace, for how long none of them was used there.
+
+        Raises:
+            ResourceError: a server did not answer.
+        """
+        for batch in runs(range(self._number)):
+            asked = [self._script(bucket, scripts.IDLE, namespace) for bucket in batch]
+            replies = self._servers.exchange(asked, time.monotonic() + timeout)
+            for bucket, reply in zip(batch, replies, strict=True):
+                if not isinstance(reply, int):
+                    raise ResourceError("redis: not every server said when it was used last")
+                if reply >= 0:
+                    yield bucket, reply / 1e6
 
     def touch(self, bucket: int, nonces: Collection[bytes]) -> Request:
         """A request that marks chunks as used, the first as the newest."""

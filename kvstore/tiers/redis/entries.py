@@ -6,10 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvstore.errors import FormatError
 from kvstore.tiers.redis import names, scripts
 from kvstore.tiers.redis.buckets import Buckets, Left
-from kvstore.tiers.redis.chunk import decode_header
 from kvstore.tiers.redis.entry import PageEntry, decode, reference
 from kvstore.tiers.redis.new_chunk import NewChunk
 from kvstore.tiers.redis.node import Request
@@ -130,11 +128,7 @@ class Entries:
     def deletions(self, left: Iterable[Left]) -> Iterable[Request]:
         """Requests that delete the entries of chunks that made room."""
         for gone in left:
-            try:
-                header = decode_header(gone.header)
-            except FormatError:
-                continue  # it never had any, or nobody can say which: whoever reads one finds out
-            found = [names.page_name(header.key(index)) for index in range(len(header.hashes))]
+            found = [names.page_name(key) for key in gone.keys]
             for slot, places in self._by_slot(found).items():
                 some = [found[place] for place in places]
                 yield Request(slot, scripts.call(scripts.FORGET, some, reference(gone.bucket, gone.nonce)))

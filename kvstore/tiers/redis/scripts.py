@@ -1,7 +1,7 @@
 """The scripts: all that ever changes a bucket's books, each in one atomic step.
 
-``admit``, ``touch``, ``trim`` and ``release`` get a bucket's order, chunks and books as their first keys. A chunk's
-line in ``chunks`` is ``charge:live pages:header bytes:parts:namespace``.
+``admit``, ``touch``, ``trim``, ``idle``, ``expire`` and ``release`` get a bucket's order, chunks and books as their
+first keys. A chunk's line in ``chunks`` is ``charge:live pages:header bytes:parts:namespace``.
 
 A server beyond its ``maxmemory`` refuses a script's *first* write if that could take memory, and none after it. So each
 script begins with the write that may be refused, or with one that never is: it does all or nothing.
@@ -152,6 +152,27 @@ return left
 """
 )
 
+_IDLE = (
+    _BUCKET
+    + """
+local newest = redis.call('ZREVRANGE', order .. ':' .. ARGV[1], 0, 0, 'WITHSCORES')[2]
+if not newest then return -1 end
+return math.max(0, now() - newest)
+"""
+)
+
+_EXPIRE = (
+    _BUCKET
+    + """
+local of, before, left = order .. ':' .. ARGV[1], now() - tonumber(ARGV[2]), {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', of, '-inf', string.format('%.0f', before), 'LIMIT', 0, ARGV[3])) do
+  left[#left + 1] = drop(id)
+  redis.call('ZREM', of, id)
+end
+return left
+"""
+)
+
 _RENEW = """
 local found = {}
 for place, name in ipairs(KEYS) do
@@ -206,7 +227,7 @@ end
 return table.concat(done)
 """
 
-ALL = (_ADMIT, _TOUCH, _RELEASE, _TRIM, _RENEW, _FORGET, _REPOINT, _PLACE)
+ALL = (_ADMIT, _TOUCH, _RELEASE, _TRIM, _IDLE, _EXPIRE, _RENEW, _FORGET, _REPOINT, _PLACE)
 
 
 def call(script: bytes, keys: Sequence[bytes], *arguments: bytes) -> list[Argument]:
@@ -235,6 +256,12 @@ Arguments: nonce, how many."""
 TRIM = _digest(_TRIM)
 """Let a namespace's oldest chunks leave until it has no more than some bytes. Keys: the bucket. Arguments: namespace,
 bytes. Answers the chunks that left, as ``ADMIT`` does."""
+IDLE = _digest(_IDLE)
+"""For how many microseconds no chunk of a namespace was used; -1: there is none. Keys: the bucket. Argument:
+namespace."""
+EXPIRE = _digest(_EXPIRE)
+"""Let a namespace's chunks leave that were not used for some microseconds, oldest first. Keys: the bucket. Arguments:
+namespace, microseconds, most chunks. Answers the chunks that left, as ``ADMIT`` does."""
 RENEW = _digest(_RENEW)
 """What stands in entries; they live on. Keys: entries. Argument: milliseconds to live."""
 FORGET = _digest(_FORGET)

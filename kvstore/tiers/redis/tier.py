@@ -18,6 +18,7 @@ from kvstore.tiers.redis.chunk import CHUNK_BYTES
 from kvstore.tiers.redis.counts import Counts
 from kvstore.tiers.redis.entries import Entries
 from kvstore.tiers.redis.entry import decode
+from kvstore.tiers.redis.expiring import Expirer
 from kvstore.tiers.redis.making import Maker
 from kvstore.tiers.redis.periodic import Periodic
 from kvstore.tiers.redis.reader import Reader
@@ -85,6 +86,7 @@ class RedisTier:
         rows = Rows(servers, entries, buckets, reader, maker, admission, timeout)
         self._writer = Writer(servers, entries, buckets, maker, admission, rows, counts, timeout)
         self._remover = Remover(entries, timeout)
+        self._expirer = Expirer(servers, buckets, entries, timeout)
         self._look = Periodic(lambda: buckets.look(timeout), refresh, "kvstore-redis-books")
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -175,11 +177,23 @@ class RedisTier:
             ResourceError: some pages may still be here, since their servers did not answer: the message says how many.
                 All others are gone.
         """
-        if self._buckets.newer:
-            raise ResourceError(f"Redis has pages of format {self._buckets.newer}, which this version does not change")
+        self._check_format()
         removed = self._remover.remove(keys)
         self._events.removed(self.name, keys)
         return removed
+
+    def expire(self, prefix: bytes, seconds: float) -> int | None:
+        """Forget a namespace that no node has used for so long; see :class:`kvstore.tiers.tier.SharedTier`."""
+        self._check_format()
+        gone = self._expirer.expire(prefix, seconds)
+        if gone is None:
+            return None
+        self._events.removed(self.name, [key for chunk in gone for key in chunk.keys])
+        return sum(chunk.pages for chunk in gone)
+
+    def _check_format(self) -> None:
+        if self._buckets.newer:
+            raise ResourceError(f"Redis has pages of format {self._buckets.newer}, which this version does not change")
 
     def flush(self) -> None:
         """Nothing is held back here: what was answered as stored is in Redis, as durable as that is set up to be."""

@@ -1,0 +1,69 @@
+"""Expiring: a namespace that no node uses any more leaves.
+
+When a namespace was used last stands in Redis already, by the servers' own clocks: each bucket keeps its chunks in the
+order of their last use, and every node tells what it uses in its arena. So nodes need no clock in common, and nothing
+is kept for this.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kvstore.errors import ResourceError
+from kvstore.tiers.redis.buckets import Buckets, Left, left_of
+from kvstore.tiers.redis.entries import Entries
+from kvstore.tiers.redis.servers import Servers
+
+_BUCKETS_AT_ONCE = 64
+_LONGEST = 10.0
+"""Seconds for one call; what is still there then is left to the next one."""
+
+
+class Expirer:
+    """Safe for threads, and for several nodes at once.
+
+    Args:
+        servers: where the buckets are.
+        buckets: of chunks.
+        entries: of pages.
+        timeout: seconds for each request.
+    """
+
+    def __init__(self, servers: Servers, buckets: Buckets, entries: Entries, timeout: float) -> None:
+        self._servers = servers
+        self._buckets = buckets
+        self._entries = entries
+        self._timeout = timeout
+
+    def expire(self, namespace: bytes, seconds: float) -> list[Left] | None:
+        """Let a namespace's chunks leave, unless any node used one of them within the last ``seconds``.
+
+        One that is used while this goes on stays; the others go.
+
+        Returns:
+            The chunks that left; None: the namespace is in use, and nothing was changed.
+
+        Raises:
+            ResourceError: not every server answered, or it took too long: some chunks may still be there.
+        """
+        end = time.monotonic() + _LONGEST
+        idle = dict(self._buckets.idle_seconds(namespace, self._timeout))
+        if any(each < seconds for each in idle.values()):
+            return None
+        holding = list(idle)
+        gone: list[Left] = []
+        while holding:
+            some, holding = holding[:_BUCKETS_AT_ONCE], holding[_BUCKETS_AT_ONCE:]
+            deadline = time.monotonic() + self._timeout
+            requests = [self._buckets.expiry(bucket, namespace, seconds) for bucket in some]
+            replies = self._buckets.change(requests, some, deadline, writing=True)
+            left = {bucket: left_of(bucket, reply) for bucket, reply in zip(some, replies, strict=True)}
+            chunks = [chunk for each in left.values() for chunk in each]
+            self._servers.exchange(list(self._entries.deletions(chunks)), deadline)
+            gone += chunks
+            if not all(isinstance(reply, list) for reply in replies):
+                raise ResourceError("redis: not every server answered: it may still have pages of the namespace")
+            holding += [bucket for bucket, each in left.items() if each]
+            if holding and time.monotonic() > end:
+                raise ResourceError(f"redis: still {len(holding)} buckets with pages of the namespace")
+        return gone
