@@ -219,6 +219,7 @@ class WorkerConnector:
             blocks any more.
         """
         received: set[str] = set()
+        self._failed = set()  # most engines never ask for them
         for load in [load for lane in self._load_lanes for load in lane.take_ended()]:
             request_id = load.plan.request_id
             missing = load.plan.block_ids[load.pages_done :]
@@ -246,9 +247,9 @@ class WorkerConnector:
         return errors
 
     def get_requests_with_load_errors(self) -> set[str]:
-        """Requests that these blocks belong to, for engines in which a block's number is one of several groups'."""
-        failed, self._failed = self._failed, set()
-        return failed
+        """Of the requests that the last :meth:`get_finished` reported, those of which something was not loaded: for
+        engines in which a block's number is one of several groups'."""
+        return set(self._failed)
 
     def take_load_timings(self) -> list[LoadTiming]:
         """How long loads from one tier alone took, since the last call."""

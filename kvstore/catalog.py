@@ -301,8 +301,6 @@ class Catalog:
         self._evicting.forget_namespace(namespace)
         self._durable.discard(namespace)
         self._orders.drop(namespace)
-        if not self._frames_of.get(namespace):
-            self.slots.forget_namespace(namespace)
 
     def defer(self, slot: Slot) -> None:
         """The tiers below would not take the page now: let the others go first."""
@@ -324,7 +322,10 @@ class Catalog:
     def _retire(self, slot: Slot, removal: Removal, *, lost: bool) -> None:
         slots = self.slots
         self._resident.remove(slot)
-        self._namespaces[slots.namespace[slot]] -= 1
+        namespace = slots.namespace[slot]
+        self._namespaces[namespace] -= 1
+        if not self._namespaces[namespace]:
+            del self._namespaces[namespace]
         if slots.may_leave(slot):
             self._orders.leave(slot, lost=lost)
         self.pinned_pages -= slots.pinned[slot]
@@ -402,9 +403,12 @@ class Catalog:
         self._order(slot, before=False)
 
     def _forget(self, slot: Slot) -> None:
-        frames = self.slots.frames[slot]
+        frames, namespace = self.slots.frames[slot], self.slots.namespace[slot]
         self.used_frames -= frames
-        self._frames_of[self.slots.namespace[slot]] -= frames
+        self._frames_of[namespace] -= frames
+        if not self._frames_of[namespace]:
+            del self._frames_of[namespace]
+            self.slots.forget_namespace(namespace)
         self._slabs.free(self.slots.frame[slot])
         self.slots.remove(slot)
 

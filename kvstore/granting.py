@@ -85,9 +85,12 @@ class Granting:
         with self._below_in_step:
             with self._books.lock:
                 self._books.catalog.forget_namespace(known.number)
-                self._books.usage.forget(known.number)
+                self._books.usage.forget(known.number, known.fingerprint)
                 others = self._tenants.remove(known)
+                anew = self._tenants.has(known.fingerprint, known.layout.tenant)
             self._set_quotas_below(others)
+            for tier in () if anew else self._below.all():
+                tier.set_quota(known.fingerprint, 0)
 
     def life_of(self, known: KnownNamespace) -> float:
         """Seconds after which a namespace that nobody uses is dropped; 0: never."""

@@ -94,6 +94,7 @@ class Pins:
         for key in ended:
             self._frames -= self._until.pop(key)[1]
             self._pages_of[key[:-HASH_BYTES]] -= 1
+        self._pages_of += Counter()  # drops those at zero
         return ended
 
     def end_overdue(self, now: float) -> list[bytes]:

@@ -101,7 +101,7 @@ class SlotTable:
         self._free.append(slot)
 
     def forget_namespace(self, namespace: int) -> None:
-        """It has no slots any more, and never will."""
+        """It has no slots any more."""
         self._fingerprints.pop(namespace, None)
 
     def apply(self, slot: Slot, event: Event) -> None:

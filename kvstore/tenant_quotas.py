@@ -39,7 +39,13 @@ class TenantQuotas:
         own = self._namespaces[known.layout.tenant]
         if own.get(known.fingerprint, known).number == known.number:  # else it was opened anew meanwhile
             own.pop(known.fingerprint, None)
+        if not own:
+            del self._namespaces[known.layout.tenant]
         return list(own.values()) if known.layout.tenant in self._rules else []
+
+    def has(self, fingerprint: bytes, tenant: str) -> bool:
+        """Whether a namespace of this tenant is there."""
+        return fingerprint in self._namespaces.get(tenant, ())
 
     def arena(self, known: KnownNamespace) -> int | None:
         """Most bytes in the arena for all of the tenant's namespaces together; None: any."""

@@ -62,13 +62,12 @@ class Usage:
 
     def of(self, namespace: int) -> NamespaceCounts:
         """The counts of a namespace, by its number."""
-        if namespace not in self._namespaces:
-            self._namespaces[namespace] = NamespaceCounts()
-        return self._namespaces[namespace]
+        return self._namespaces.get(namespace) or NamespaceCounts()
 
-    def forget(self, namespace: int) -> None:
+    def forget(self, namespace: int, fingerprint: bytes) -> None:
         """It was dropped, and its number is never used again."""
         self._namespaces.pop(namespace, None)
+        self._prefixes = {each: loads for each, loads in self._prefixes.items() if not each[0].startswith(fingerprint)}
 
     def loaded(self, namespace: int, keys: Sequence[bytes], tiers: bytes, missed: int, page_bytes: int) -> None:
         """A load.
@@ -80,7 +79,7 @@ class Usage:
             missed: how many more were asked for.
             page_bytes: of each.
         """
-        for counts in (self.of(namespace), self.total):
+        for counts in (self._counts(namespace), self.total):
             counts.arena += tiers.count(ARENA)
             counts.disk += tiers.count(DISK)
             counts.redis += tiers.count(REDIS)
@@ -92,7 +91,7 @@ class Usage:
 
     def stored(self, namespace: int, page_bytes: int, *, stored: int = 0, present: int = 0, refused: int = 0) -> None:
         """Pages were offered."""
-        for counts in (self.of(namespace), self.total):
+        for counts in (self._counts(namespace), self.total):
             counts.stored += stored
             counts.present += present
             counts.refused += refused
@@ -102,6 +101,9 @@ class Usage:
         """The prefixes that brought most pages."""
         hottest = sorted(self._prefixes.items(), key=lambda each: each[1] * each[0][1], reverse=True)[:most]
         return [HotPrefix(key[:32], key[32:], depth, loads) for (key, depth), loads in hottest]
+
+    def _counts(self, namespace: int) -> NamespaceCounts:
+        return self._namespaces.setdefault(namespace, NamespaceCounts())
 
     def _heat(self, key: bytes, depth: int) -> None:
         prefix = key, depth

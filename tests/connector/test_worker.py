@@ -122,6 +122,16 @@ class TestLoads:
         assert worker.statistics().pages_not_loaded == 3
         assert worker.statistics().load_failures == 0
 
+    def test_requests_whose_load_failed_are_those_of_the_last_report(self, worker, load, settled, hashes):
+        """Whoever never asks must not make it remember them all."""
+        for request_id in "abc":
+            load(request_id)
+            settled()
+            assert outcome(worker) == ({request_id}, {20, 21, 22})
+            assert worker.get_requests_with_load_errors() == {request_id}
+        worker.get_finished()
+        assert worker.get_requests_with_load_errors() == set()
+
     @pytest.mark.parametrize("size", [1, 5])
     def test_a_node_that_comes_back_with_another_batch_size_skips_no_page(
         self, worker, load, settled, stocked, hashes, kv, size

@@ -29,7 +29,7 @@ def test_pages_add_up_to_those_that_were_asked_for_and_offered(counted):
     counted.stored(1, 100, stored=3, present=2, refused=1)
     assert counted.of(1) == counted.total == NamespaceCounts(1, 1, 1, 1, 3, 2, 1)
     assert (counted.loaded_bytes, counted.stored_bytes) == (300, 300)
-    counted.forget(1)
+    counted.forget(1, A)
     assert counted.of(1) == NamespaceCounts() and counted.total.stored == 3
 
 

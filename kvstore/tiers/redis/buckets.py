@@ -114,7 +114,10 @@ class Buckets:
             raise InvalidRequestError(f"a fingerprint has {len(namespace)} bytes, it must have {names.NAMESPACE_BYTES}")
         if limit_bytes < 0:
             raise InvalidRequestError(f"a quota is {limit_bytes} bytes, the least is 0 (no quota)")
-        self._quotas[namespace] = limit_bytes
+        if limit_bytes:
+            self._quotas[namespace] = limit_bytes
+        else:
+            self._quotas.pop(namespace, None)
 
     def share_of(self, namespace: bytes) -> Share:
         """Where a namespace's chunks may lie, and how much of them."""
