@@ -8,7 +8,7 @@ VLLM_VERSION ?= $(NEWEST_VLLM)
 VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERSION))
 
 .DEFAULT_GOAL := help
-.PHONY: redis-server help demo test test-compose test-kill soak test-vllm test-cuda lint format proto bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
+.PHONY: redis-server help demo test test-random test-compose test-kill soak test-vllm test-cuda lint format proto bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,8 +16,14 @@ help: ## what there is to make
 demo: $(VENV)/.engine ## the main job, end to end: engines come and go, their KV pages stay
 	@$(BIN)/kvstore demo
 
-test: $(VENV)/.dev redis-server ## the whole test suite, on every core
-	$(BIN)/pytest -n auto --dist worksteal
+test: $(VENV)/.dev redis-server ## the whole test suite, on every core, with the same dice each time
+	PYTHONHASHSEED=0 $(BIN)/pytest -n auto --dist worksteal
+
+MINUTES ?= 10
+test-random: $(VENV)/.dev redis-server ## what throws dice, with fresh ones, again and again (MINUTES=10)
+	@end=$$(($$(date +%s) + 60 * $(MINUTES))); while [ $$(date +%s) -lt $$end ]; do \
+		$(BIN)/pytest -n auto --dist worksteal -m "hypothesis or dice" --hypothesis-profile random || exit 1; \
+	done
 
 COMPOSE_TESTS ?= tests/compose
 test-compose: $(VENV)/.dev ## two nodes, engines and Redis in containers, and what breaks between them (needs Docker)
@@ -28,11 +34,11 @@ test-compose: $(VENV)/.dev ## two nodes, engines and Redis in containers, and wh
 	fi
 
 test-kill: $(VENV)/.dev ## SIGKILL a node a hundred times while it stores
-	KILLS=100 $(BIN)/pytest -m kill --timeout 1800
+	KILLS=100 $(BIN)/pytest -m kill --timeout 1800 --hypothesis-profile random
 
 SECONDS ?= 1200
 soak: $(VENV)/.dev redis-server ## kill nodes, clients and Redis under load, for 20 minutes (SECONDS=1200)
-	SOAK_SECONDS=$(SECONDS) $(BIN)/pytest -m soak -s
+	SOAK_SECONDS=$(SECONDS) $(BIN)/pytest -m soak -s --hypothesis-profile random
 
 # The block manager is compared with the newest one.
 BESIDE_VLLM := tests/connector/blocks/test_beside_vllm.py tests/connector/blocks/test_grouping_beside_vllm.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -13,16 +14,22 @@ from pathlib import Path
 import pytest
 from node_process import NodeProcess
 
+import kvstore
+import kvstore.client.bulk_pool
 from kvstore.config import NodeConfig
 from kvstore.node import Node
+from kvstore.tiers.redis import RedisTier
 
 with suppress(ImportError):  # tests without generated examples run without it
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("untimed", deadline=None)  # right or wrong, however busy the machine is
-    settings.load_profile("untimed")
+    untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
+    # A change is right or wrong by what it changes, not by the dice of the day; `make test-random` throws fresh ones.
+    settings.register_profile("repeatable", untimed, derandomize=True)
+    settings.register_profile("random", untimed, print_blob=True)
+    settings.load_profile("repeatable")
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which a test gives up on something that takes milliseconds."""
 
 
@@ -35,14 +42,46 @@ def _in_shared_memory() -> set[Path]:
     return set(_SHARED_MEMORY.glob(f"kvstore-{os.geteuid()}/*"))
 
 
+def _is_random(config: pytest.Config) -> bool:
+    return config.getoption("--hypothesis-profile", None) == "random"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_before] = _in_shared_memory()
+    # Healthy answers take long on a busy machine. Tests of deadlines say their own.
+    kvstore.connect.__kwdefaults__["timeout"] = PATIENCE / 2
+    kvstore.client.bulk_pool.CONNECT_SECONDS = PATIENCE / 2
+    RedisTier.__init__.__kwdefaults__.update(timeout=PATIENCE / 2, lookup_timeout=PATIENCE / 2)
+    config.addinivalue_line("markers", "dice: throws dice of its own (fixture seed); make test-random runs these, too")
+    if not _is_random(config):
+        with suppress(ImportError):
+            from hypothesis.internal.conjecture import providers
+
+            # Or numbers out of the modules that this process has loaded by now would be among the examples.
+            providers._get_local_constants = lambda: providers._local_constants
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if "seed" in getattr(item, "fixturenames", ()) and "seed" not in parameters:
+            item.add_marker("dice")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name what is new in shared memory: a test forgot ``shm_folder``, or somebody else works here, too."""
     for folder in sorted(_in_shared_memory() - config.stash[_before]):
         terminalreporter.write_line(f"new in shared memory since the start: {folder}", yellow=True)
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """For a test's own dice: the same each time, but with ``make test-random``. Shown when a test fails; TEST_SEED
+    throws those again."""
+    fresh = secrets.randbits(32) if _is_random(request.config) else 0
+    chosen = int(os.environ.get("TEST_SEED", fresh))
+    print(f"TEST_SEED={chosen}")
+    return chosen
 
 
 @pytest.fixture

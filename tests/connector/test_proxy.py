@@ -180,10 +180,15 @@ def test_a_prefill_that_gives_no_ticket_costs_no_request(instance, proxy, mode):
     assert front.metric('prefills_total{outcome="ticket"}') == 0
 
 
+def noticed_by(mode: str) -> float:
+    """A deadline: what hangs costs all of it, and who is well must answer in it on a busy machine."""
+    return 3 if mode.startswith("hang") else PATIENCE
+
+
 @pytest.mark.parametrize("mode", ["hang", "die", "status:503", "garbage", "cut"])
 def test_another_prefill_gives_the_ticket(instance, proxy, mode):
     bad, good, decode = instance("bad", mode), instance("good"), instance("d")
-    front = proxy([bad, good], [decode], prefill_deadline=1)
+    front = proxy([bad, good], [decode], prefill_deadline=noticed_by(mode))
     assert front.text() == expected()
     assert decode.seen()[0]["body"]["kv_transfer_params"]["ticket"] == {"by": "good"}
     assert good.seen()[0]["headers"]["x-request-id"].endswith("-prefill2")
@@ -192,7 +197,7 @@ def test_another_prefill_gives_the_ticket(instance, proxy, mode):
 @pytest.mark.parametrize("mode", ["hang", "die", "status:500", "status:429", "garbage", "no-json", "cut"])
 def test_another_decode_answers_with_the_same_ticket(instance, proxy, mode):
     bad, good = instance("bad", mode), instance("good")
-    front = proxy([instance("p")], [bad, good], decode_deadline=1)
+    front = proxy([instance("p")], [bad, good], decode_deadline=noticed_by(mode))
     assert front.text() == expected()
     assert good.seen()[0]["body"]["kv_transfer_params"]["ticket"] == {"by": "p"}
     assert good.seen()[0]["headers"]["x-request-id"].endswith("-retry1")
@@ -200,7 +205,7 @@ def test_another_decode_answers_with_the_same_ticket(instance, proxy, mode):
 
 @pytest.mark.parametrize("mode", ["hang", "die", "die-after:1", "error-after:1", "end-after:1", "hang-after:1"])
 def test_a_stream_that_is_lost_before_its_first_token_comes_from_elsewhere(instance, proxy, mode):
-    front = proxy([instance("p")], [instance("bad", mode), instance("good")], decode_deadline=1)
+    front = proxy([instance("p")], [instance("bad", mode), instance("good")], decode_deadline=noticed_by(mode))
     status, body = front.complete([3], CHAT, stream=True)
     assert status == 200
     assert body.count(b'"role"') == 1
@@ -211,7 +216,7 @@ def test_a_stream_that_is_lost_before_its_first_token_comes_from_elsewhere(insta
 @pytest.mark.parametrize("mode", ["die-after:3", "end-after:3", "hang-after:3"])
 def test_a_stream_that_is_lost_behind_its_first_token_says_so(instance, proxy, mode):
     good = instance("good")
-    front = proxy([instance("p")], [instance("bad", mode), good], decode_deadline=1)
+    front = proxy([instance("p")], [instance("bad", mode), good], decode_deadline=noticed_by(mode))
     status, body = front.complete(stream=True)
     events = body.decode().split("\n\n")
     assert status == 200

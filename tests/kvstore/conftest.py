@@ -33,7 +33,7 @@ from kvstore.store import Store
 from kvstore.tickets import NODE
 from kvstore.tiers.tier import PageBytes, PageWrite, Peer, Tier, TierStatistics
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Gate:

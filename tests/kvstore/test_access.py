@@ -26,7 +26,7 @@ from kvstore.v1.cache_pb2_grpc import CacheStub
 
 LAYOUT = kvstore.Layout(model="tiny", block_size=16, page_bytes=300_000)
 TOKEN, OTHER = "a-token-of-some-length", "another-token-of-some-length"
-SECONDS = 20.0
+SECONDS = 50.0
 
 
 def hashes_of(count: int) -> list[bytes]:

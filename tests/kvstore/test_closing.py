@@ -21,7 +21,7 @@ from kvstore.tickets import NODE
 
 FRAME = 4096
 OpenStore = Callable[..., Store]
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def test_a_closed_store_has_written_back_and_given_up_everything(

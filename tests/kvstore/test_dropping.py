@@ -22,7 +22,7 @@ from kvstore.tickets import NODE
 
 FRAME = 4096
 OpenStore = Callable[..., Store]
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def test_evicted_pages_are_nowhere(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:

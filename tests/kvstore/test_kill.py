@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import threading
 import time
 from dataclasses import dataclass, field
@@ -135,7 +134,7 @@ def run_storm(node, seed: int) -> tuple[int, int, int]:
         for kill in range(KILLS):
             wanted = len(storm.acknowledged) + moments.randint(1, BATCHES_A_LIFE)
             storm.go.set()
-            end = time.monotonic() + 30
+            end = time.monotonic() + 60
             while len(storm.acknowledged) < wanted:
                 assert not storm.failures, storm.failures
                 assert time.monotonic() < end, "stores don't go on after a restart"
@@ -168,14 +167,6 @@ def check_all(node, storm: Storm, batches: list[Batch], when: str) -> tuple[int,
         assert all(tier.used_bytes <= tier.limit_bytes for tier in status.tiers)
         assert not any(tier.counters["corrupt"] for tier in status.tiers)
     return missing, counted
-
-
-@pytest.fixture
-def seed() -> int:
-    """Shown by pytest when a test fails; KILL_SEED repeats the choices (not the timing)."""
-    chosen = int(os.environ.get("KILL_SEED", secrets.randbits(32)))
-    print(f"KILL_SEED={chosen} KILLS={KILLS}")
-    return chosen
 
 
 @pytest.mark.kill

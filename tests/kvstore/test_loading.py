@@ -19,7 +19,7 @@ from kvstore.tickets import NODE
 
 FRAME = 4096
 OpenStore = Callable[..., Store]
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def test_pages_come_up_from_below_and_say_so(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:

@@ -18,7 +18,7 @@ from kvstore.service.standard import NOT_SERVING
 from kvstore.v1 import cache_pb2 as pb
 
 LAYOUT = kvstore.Layout(model="tiny", block_size=16, page_bytes=5000)
-SECONDS = 20.0
+SECONDS = 50.0
 
 
 def hashes_of(count: int) -> list[bytes]:

@@ -42,7 +42,7 @@ def test_a_disk_that_hangs_is_not_waited_for_and_gets_the_newest(
     replace = kvstore.small_files._replace
 
     def slowly(path: Path, content: bytes) -> None:
-        assert hang.wait(20)
+        assert hang.wait(60)
         replace(path, content)
         written.release()
 
@@ -52,7 +52,7 @@ def test_a_disk_that_hangs_is_not_waited_for_and_gets_the_newest(
         files.replace(tmp_path / "a", str(number).encode())
     assert not (tmp_path / "a").exists()
     hang.set()
-    assert written.acquire(timeout=20) and written.acquire(timeout=20)
+    assert written.acquire(timeout=60) and written.acquire(timeout=60)
     assert (tmp_path / "a").read_bytes() == b"4"
     assert not written.acquire(blocking=False), "what lay between was never written"
 

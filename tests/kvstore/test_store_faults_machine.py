@@ -322,10 +322,12 @@ def run(machine: Callable[[], FaultsMachine], examples: int, steps: int) -> None
     )
 
 
+@pytest.mark.hypothesis
 def test_arena_and_disk_with_faults(kv: SimpleNamespace, clock: Any, files: FaultyFiles) -> None:
     run(lambda: FaultsMachine(kv, clock, files, None), examples=50, steps=50)
 
 
+@pytest.mark.hypothesis
 def test_arena_disk_and_redis_with_faults(
     kv: SimpleNamespace, clock: Any, files: FaultyFiles, redis: RedisServer
 ) -> None:

@@ -390,6 +390,7 @@ class StoreMachine(RuleBasedStateMachine):
                     assert not set(mine) & set(range(frame, frame + others)), "another writer's slot"
 
 
+@pytest.mark.hypothesis
 def test_a_store_against_a_model(kv: SimpleNamespace, clock: Any) -> None:
     run_state_machine_as_test(
         lambda: StoreMachine(kv, clock),

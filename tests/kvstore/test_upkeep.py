@@ -15,7 +15,7 @@ from kvstore.store import Store
 from kvstore.upkeep import Upkeep
 
 FRAME = 4096
-PATIENCE = 20.0
+PATIENCE = 60.0
 OpenStore = Callable[..., Store]
 
 

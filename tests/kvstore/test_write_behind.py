@@ -20,7 +20,7 @@ from kvstore.tickets import NODE
 
 FRAME = 4096
 OpenStore = Callable[..., Store]
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def test_dirty_pages_are_written_oldest_first_in_bounded_batches(

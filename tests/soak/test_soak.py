@@ -327,9 +327,8 @@ class Soak:
 
 
 @pytest.fixture
-def soak(short_folder: Path, shm_folder: Path) -> Iterator[Soak]:
-    seed = int(os.environ.get("SOAK_SEED", secrets.randbits(32)))
-    print(f"SOAK_SEED={seed} SOAK_SECONDS={SECONDS:.0f}")
+def soak(short_folder: Path, shm_folder: Path, seed: int) -> Iterator[Soak]:
+    print(f"SOAK_SECONDS={SECONDS:.0f}")
     soak = Soak(short_folder, shm_folder, seed)
     yield soak
     soak.close()

@@ -233,7 +233,7 @@ def test_pages_of_a_prefill_that_dies_on_the_way_are_computed(pair, node, length
     settle(pair.engines[0])
     assert len(node.stored) == 3
     node.before_store = lambda: None
-    second = pair.engine(node, "n", wait=0.2)
+    second = pair.engine(node, "n", wait=1.5)
     answer = decode(second, tokens, ticket)
     assert (answer.tokens_loaded, answer.tokens_computed) == (48, length - 48 + MAX_TOKENS - 1)
     assert answer.token_ids == pair.plain(tokens).token_ids
@@ -245,7 +245,7 @@ def test_decode_that_is_aborted_while_pages_are_on_the_way(pair, node):
     node.before_store = stops = StopsAt(1)
     tokens = prompt(100)
     ticket = prefill(pair.engine(node, "n"), tokens)
-    second = pair.engine(node, "n", wait=0.5)
+    second = pair.engine(node, "n", wait=2.0)
     second.add_request("d", tokens, MAX_TOKENS, ticket)
     while not loading(second):
         assert second.step() == []
@@ -434,11 +434,11 @@ def test_many_requests_with_little_room(pair, node, node_kind):
     assert sum(answer.tokens_loaded for answer in answers.values()) > 400
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_lives(pair, node, node_kind, seed, monkeypatch):
+@pytest.mark.parametrize("life", range(8))
+def test_random_lives(pair, node, node_kind, seed, life, monkeypatch):
     """Two engines of each kind with little room, pages that get lost, nodes that fail, aborts: no answer is wrong."""
     monkeypatch.setattr(connector.health, "BACKOFF", 0.01)  # or most of it would be over before a node is asked again
-    rng = random.Random(seed)
+    rng = random.Random(f"{seed} {life}")
     own = node_kind()
     loaded = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 
 import kvstore
 from kvstore.answers import StoreStatistics
+from kvstore.arena.readers import LINE_WORDS
 from kvstore.client.control import Connection
 from kvstore.client.lines import SocketLine
 from kvstore.client.shared import SharedPath
 from kvstore.store import Store
 
+TIMEOUT = 30.0
 PAGE_BYTES = 5000
 """Neither a multiple of a frame nor of a cache line."""
 
@@ -28,7 +31,7 @@ class Place:
     store: Store
     opened: list[kvstore.Client] = field(default_factory=list)
 
-    def connect(self, timeout: float = 10.0) -> kvstore.Client:
+    def connect(self, timeout: float = TIMEOUT) -> kvstore.Client:
         if self.opened and self.url.startswith("embedded:"):
             self.opened[0].timeout = timeout  # there is one client, this process's own
             return self.opened[0]
@@ -56,12 +59,32 @@ class Place:
         return self.store.statistics().counters[name]
 
 
+@pytest.fixture
+def pass_deadlines() -> Callable[[Store], None]:
+    """As if the clients' timeouts, which are the deadlines of what they reserve, hold and read, were over now."""
+
+    def run(store: Store) -> None:
+        now = time.monotonic()
+        with store._books.lock:
+            tickets = store._books.tickets
+            for ticket in (*tickets.stores.values(), *tickets.loads.values()):
+                assert now < ticket.deadline <= now + TIMEOUT + 0.1
+                ticket.deadline = now
+        lines = store._books.readers._lines
+        for word in range(0, len(lines), LINE_WORDS):
+            if lines[word]:
+                assert 0 < lines[word + 1] - now * 1e9 <= (TIMEOUT + 0.1) * 1e9
+                lines[word + 1] = int(now * 1e9)
+
+    return run
+
+
 def _place(url: str, start_node, short_folder: Path, shm_folder: Path, **settings: object) -> Place:
     if url == "embedded":
         options = {"arena": 16 << 20, "disk_limit": 64 << 20} | settings
         query = "&".join(f"{name}={value}" for name, value in options.items())
         address = f"embedded://{short_folder}/e?arena_dir={shm_folder}/e&{query}"
-        client = kvstore.connect(address, timeout=10.0)
+        client = kvstore.connect(address, timeout=TIMEOUT)
         return Place(address, client._session.control._store, [client])
     node = start_node(**settings)
     if url == "grpc":

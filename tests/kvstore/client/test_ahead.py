@@ -19,6 +19,7 @@ SLOT = 8192
 @pytest.fixture(autouse=True)
 def small_stores_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
+    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 1000.0)  # slots go back when a test says so
 
 
 @pytest.fixture
@@ -95,13 +96,15 @@ def test_a_larger_store_is_reserved_as_ever(near, hashes, calls, eventually):
     assert calls == ["PrepareStoreRequest", "CompleteStoreRequest"]
 
 
-def test_slots_that_are_not_used_go_back(node, near, hashes, eventually):
+def test_slots_that_are_not_used_go_back(node, near, hashes, eventually, monkeypatch):
     pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
     store(pages, hashes(4), 1)
     eventually(lambda: there(near) == 1)
     assert node.store.statistics().arena_used_bytes == 8 * SLOT
+    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
     eventually(lambda: node.store.statistics().arena_used_bytes == 4 * SLOT)
     eventually(lambda: near._session.path._ahead._thread is None)
+    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 1000.0)
     assert store(pages, hashes(4, 1), 2) == kvstore.StoreResult(stored=4)
     eventually(lambda: there(near) == 1)  # it begins anew
 
@@ -117,13 +120,14 @@ def test_an_error_that_nobody_thought_of_keeps_no_slots(node, near, hashes, even
         settle(deadline)
 
     monkeypatch.setattr(near._session.path._lines, "settle_idle", settle_idle)
+    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
     store(pages, hashes(4), 1)
     eventually(lambda: not failing)
     eventually(lambda: node.store.statistics().arena_used_bytes == 4 * SLOT)
     assert "unforeseen" in caplog.text
 
 
-def test_slots_of_a_node_that_was_restarted_are_not_written(start_node, hashes, eventually):
+def test_slots_of_a_node_that_was_restarted_are_not_written(start_node, hashes, eventually, monkeypatch):
     node = start_node(arena=256 * SLOT, disk_limit=0)
     with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
@@ -135,6 +139,7 @@ def test_slots_of_a_node_that_was_restarted_are_not_written(start_node, hashes, 
         check(pages, hashes(4, 0), 1)
         check(pages, hashes(4, 1), 2)
         # Nor are they lost: the client lets go of what the earlier node gave.
+        monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
         eventually(lambda: again.store.statistics().arena_used_bytes == 8 * SLOT)
         with again.store.write_behind.writing:
             again.store.check_integrity()

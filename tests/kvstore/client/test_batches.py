@@ -156,11 +156,12 @@ class TestBatchesUnderWay:
             goes_on.wait(60.0)
             return Published(0, 0, 0)
 
-        with kvstore.connect(f"unix://{node.config.socket}", timeout=5.0) as client:
+        with kvstore.connect(f"unix://{node.config.socket}") as client:
             pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
             count = 2 * pages.batch_pages
             monkeypatch.setattr(node.store, "complete_ahead", hang)
             monkeypatch.setattr(node.store, "complete_store", hang)
+            client.timeout = 1.0
             with pytest.raises(DeadlineError):
                 pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES))
             assert not goes_on.is_set()

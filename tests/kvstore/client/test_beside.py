@@ -42,7 +42,7 @@ def test_a_batch_that_comes_before_the_one_before_it_waits_for_it():
 
     def load(place: int) -> tuple[list[str], bool]:
         if place == 0:
-            assert second.wait(30)
+            assert second.wait(60)
             return BATCH[:1], False
         second.set()
         return BATCH, True

@@ -195,7 +195,7 @@ def test_a_load_is_whole_wherever_its_connection_is_cut(node, proxy, layout, has
 
 
 def heal_behind_cut(proxy: Proxy) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while proxy.cut_after or proxy.cut_up_after:
         if time.monotonic() > end:
             return
@@ -205,7 +205,7 @@ def heal_behind_cut(proxy: Proxy) -> None:
 
 def cuts_of_a_store(fingerprint: bytes, at_once: bool) -> dict[str, list[int]]:
     pages = pb.PageList(fingerprint=fingerprint, hashes=bytes(4 * 32))
-    request = pb.PrepareStoreRequest(pages=pages, ttl_ms=5000)
+    request = pb.PrepareStoreRequest(pages=pages, ttl_ms=15_000)
     ticket = (1 << 62) + 1
     message = pb.StorePages(ticket=ticket, request=request) if at_once else pb.StorePages(ticket=ticket)
     put = [HEADER_BYTES, len(message.SerializeToString())] + 4 * [5000, CHECKSUM.size]
@@ -222,7 +222,7 @@ def cuts_of_a_store(fingerprint: bytes, at_once: bool) -> dict[str, list[int]]:
 @pytest.mark.parametrize("again", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("at_once", [False, True], ids=["reserved before", "at once"])
 def test_a_store_is_whole_and_told_exactly_wherever_its_connection_is_cut(
-    node, proxy, layout, hashes, payload, eventually, monkeypatch, direction, again, at_once
+    node, proxy, layout, hashes, payload, eventually, monkeypatch, pass_deadlines, direction, again, at_once
 ):
     if not at_once:
         monkeypatch.setattr(kvstore.client.bulk, "AT_ONCE_BYTES", 0)
@@ -231,7 +231,7 @@ def test_a_store_is_whole_and_told_exactly_wherever_its_connection_is_cut(
         proxy.heal()
         names, data = hashes(4, name=1000 * turn), payload(4, seed=turn)
         before = node.store.statistics().counters["stored"]
-        with kvstore.connect(url_of(node), timeout=5.0) as client:
+        with kvstore.connect(url_of(node), timeout=15.0) as client:
             pages = client.namespace(layout)
             if direction == "up":
                 proxy.cut_up_after = cut
@@ -245,6 +245,7 @@ def test_a_store_is_whole_and_told_exactly_wherever_its_connection_is_cut(
             into = np.zeros_like(data)
             assert pages.load(names, into) == 4
             assert np.array_equal(into, data), f"cut behind {cut} bytes"
+    pass_deadlines(node.store)
     eventually(lambda: at_rest(node), "what lost its connection lapses")
     eventually(lambda: node.store.statistics().arena_used_bytes == node.store.statistics().arena_pages * 8192)
 
@@ -335,12 +336,14 @@ class TestFallingBack:
             assert pages.load(hashes(4), into) == 4
 
     def test_a_connection_closed_while_idle_costs_nothing(self, node, layout, hashes, payload, monkeypatch, eventually):
-        monkeypatch.setattr(kvstore.service.bulk, "IDLE_SECONDS", 0.1)
         no_streams(monkeypatch)
         with kvstore.connect(url_of(node)) as client:
             pages = client.namespace(layout)
             for name in range(3):
                 assert pages.store(hashes(4, name=name), payload(4)).stored == 4
+                with node._bulk._lock:
+                    for channel in node._bulk._channels:
+                        channel.cut()
                 eventually(lambda: node._bulk.connections == 0)
 
     def test_threads_have_connections_of_their_own(self, node, layout, hashes, payload):

@@ -403,24 +403,25 @@ class TestPending:
         assert loading.complete() == 2
         assert loading.complete() == 0
 
-    def test_a_store_past_its_deadline_cannot_be_published(self, place, layout, hashes, eventually):
+    def test_a_store_past_its_deadline_cannot_be_published(self, place, layout, hashes, eventually, pass_deadlines):
         client = place.connect()
         pages = client.namespace(layout)
-        client.timeout = 0.5
         storing = pages.prepare_store(hashes(4))
-        client.timeout = 10.0
+        pass_deadlines(place.store)
         eventually(lambda: place.counter("lapsed") == 4)
         assert storing.complete() == kvstore.StoreResult(refused=4)
         assert place.connect().namespace(layout).lookup(hashes(4)).prefix == 0
         assert place.used_bytes() == 0
         assert pages.statistics().refused == 4
 
-    def test_a_hold_past_its_deadline_counts_as_missed(self, place, layout, hashes, payload, eventually):
+    def test_a_hold_past_its_deadline_counts_as_missed(
+        self, place, layout, hashes, payload, eventually, pass_deadlines
+    ):
         client = place.connect()
         pages = client.namespace(layout)
         pages.store(hashes(4), payload(4))
-        client.timeout = 0.5
         loading = pages.prepare_load(hashes(4))
+        pass_deadlines(place.store)
         eventually(lambda: not place.store._books.tickets.loads)
         # Over streams the pages are this process's own copies, whole and verified.
         expected = 4 if place.url.startswith("kv:") else 0
@@ -560,7 +561,7 @@ class TestThreads:
         start = threading.Barrier(8)
 
         def work(number: int) -> int:
-            start.wait(10)
+            start.wait(60)
             chosen = np.random.default_rng(number)
             stored = 0
             for _ in range(30):

@@ -22,7 +22,7 @@ from kvstore.errors import LimitExceededError, UnavailableError
 
 PAGE = 5000
 SLOT = 8192
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def load(pages: kvstore.Namespace, hashes: list[bytes]) -> tuple[int, np.ndarray
 
 def test_a_store_is_published_while_it_is_copied(start_node, hashes, payload, asked, monkeypatch, eventually):
     monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
+    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 1000.0)
     monkeypatch.setattr("kvstore.client.reservation.LEAST_PART_BYTES", PAGE)
     node = start_node(arena=1024 * SLOT, disk_limit=0)
     with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
@@ -271,7 +272,8 @@ class TestKilled:
                 loaded, into = load(pages, hashes(len(of), name))
                 assert loaded == len(of)
                 assert np.array_equal(into, of)
-            # What was reserved and not published is nobody's any more, but for what is ahead.
+            # What was reserved and not published is nobody's any more, and what is ahead goes back.
+            monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
             eventually(lambda: client.status().tier("arena").used_bytes == 12 * SLOT)
 
     @pytest.mark.parametrize("call", [0, 2])

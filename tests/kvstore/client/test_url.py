@@ -114,14 +114,14 @@ def test_an_embedded_store_is_given_up_behind_the_last_call_under_way(short_fold
 
     def slow(*arguments: object) -> int:
         under_way.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return original(*arguments)
 
     store.evict = slow
     pages.store([b"x" * 32], bytes(5000))
     with ThreadPoolExecutor(1) as pool:
         evicting = pool.submit(pages.evict, [b"x" * 32])
-        assert under_way.wait(30)
+        assert under_way.wait(60)
         client.close()
         with pytest.raises(InUseError):
             kvstore.connect(url)

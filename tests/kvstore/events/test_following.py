@@ -133,10 +133,10 @@ def test_who_misses_something_begins_anew(store, disk, kv, monkeypatch):
     stream.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_reader_that_believes_everything_knows_what_is_there(store, disk, kv, seed):
+@pytest.mark.parametrize("life", range(3))
+def test_a_reader_that_believes_everything_knows_what_is_there(store, disk, kv, seed, life):
     """Stores, evictions by tiny tiers, drops and clears, while a stream is read by another thread."""
-    rng = random.Random(seed)
+    rng = random.Random(f"{seed} {life}")
     names = ["a", "b"]
     spaces = {name: store.open_namespace(kv.layout(name, PAGE)) for name in names}
     knowledge, quiet, done = Knowledge(), threading.Event(), threading.Event()

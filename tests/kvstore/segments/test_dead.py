@@ -1,6 +1,6 @@
 """Dead records against a dictionary of sets."""
 
-import os
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from kvstore.segments import dead
 from kvstore.segments.dead import DeadRecords
 
-KEYS = [os.urandom(64) for _ in range(12)]
+dice = random.Random(1)
+KEYS = [dice.randbytes(64) for _ in range(12)]
 adding = st.tuples(st.just("add"), st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6)), max_size=8))
 dropping = st.tuples(st.just("drop"), st.lists(st.tuples(st.just(0), st.integers(1, 6)), min_size=1, max_size=1))
 
@@ -39,7 +40,7 @@ def test_they_are_a_set_of_segments_for_each_key(steps: list[tuple[str, list[tup
 def test_they_take_little_memory() -> None:
     records = DeadRecords()
     for segment in range(100):
-        records.add([os.urandom(64) for _ in range(1000)], [segment] * 1000)
+        records.add([dice.randbytes(64) for _ in range(1000)], [segment] * 1000)
     records.drop(0)
     assert len(records) == 99_000
     assert records.memory_bytes < 20 * 99_000

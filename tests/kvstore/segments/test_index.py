@@ -1,6 +1,6 @@
 """The index against a dictionary."""
 
-import os
+import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +12,9 @@ from kvstore.segments import index
 from kvstore.segments.index import PageIndex, Place, Rows
 from kvstore.segments.record import BLOCK, padded
 
+dice = random.Random(1)
 # Three namespaces, one of them with most of the pages.
-KEYS = [bytes([max(1, number - 56)]) * 32 + os.urandom(32) for number in range(60)]
+KEYS = [bytes([max(1, number - 56)]) * 32 + dice.randbytes(32) for number in range(60)]
 # Keys that all want the same few slots of the table.
 CLASHING = [key for key in (number.to_bytes(64, "big") for number in range(200_000)) if hash(key) & 1023 < 3][:60]
 places = st.builds(
@@ -73,7 +74,7 @@ def test_it_is_a_dictionary(steps: list[tuple[str, list[int], Place]], few: int,
 def test_it_grows_and_takes_little_memory() -> None:
     pages = PageIndex()
     for segment in range(60):
-        keys = [os.urandom(64) for _ in range(1000)]
+        keys = [dice.randbytes(64) for _ in range(1000)]
         put(pages, keys, [Place(segment, (n + 1) * BLOCK, 65536, n) for n in range(1000)], segment)
     assert len(pages) == 60_000
     assert pages.memory_bytes < 130 * 60_000

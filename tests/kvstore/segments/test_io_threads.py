@@ -26,7 +26,7 @@ def test_a_late_call_is_cleaned_up_behind_when_it_is_over() -> None:
     assert not cleaned.is_set()
     assert threads.run(lambda: 7, 10) == 7, "another thread took its place"
     go_on.set()
-    assert cleaned.wait(30)
+    assert cleaned.wait(60)
     assert threads.run(lambda: 8, 10) == 8
     assert threads.hanging == 0
     threads.close()
@@ -41,7 +41,7 @@ def test_a_call_that_never_began_never_will() -> None:
         second.wait(0.01)
     threads.give_up(second)
     go_on.set()
-    first.wait(30)
+    first.wait(60)
     threads.run(lambda: done.append(3), 10)
     assert done == [3]
     assert threads.hanging == 0
@@ -54,7 +54,7 @@ def test_several_go_on_at_once_and_no_more() -> None:
 
     def work() -> bool:
         taken = alone.acquire(blocking=False)
-        together.wait(30)
+        together.wait(60)
         alone.release()
         return taken
 

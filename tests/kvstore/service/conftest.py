@@ -17,7 +17,7 @@ from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import CacheStub
 
 PAGE_BYTES = 5000
-SECONDS = 20.0
+SECONDS = 50.0
 
 
 @dataclass

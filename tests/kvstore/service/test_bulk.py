@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import time
 
 import grpc
@@ -40,7 +41,7 @@ def large_wire(start_node, connect):
 
 
 def settle(wire, ticket: int) -> bulk_pb2.SettleReply:
-    return BulkStub(wire.channel).Settle(bulk_pb2.SettleRequest(ticket=ticket), timeout=20.0)
+    return BulkStub(wire.channel).Settle(bulk_pb2.SettleRequest(ticket=ticket), timeout=50.0)
 
 
 class TestTokens:
@@ -79,14 +80,14 @@ class TestTokens:
     def test_so_many_may_wait_and_no_more(self, node, wire, monkeypatch):
         node._bulk.tokens._limit = 3
         stub = BulkStub(wire.channel)
-        tokens = {stub.Open(bulk_pb2.OpenBulkRequest(), timeout=20.0).token for _ in range(3)}
+        tokens = {stub.Open(bulk_pb2.OpenBulkRequest(), timeout=50.0).token for _ in range(3)}
         assert len(tokens) == 3
         with pytest.raises(grpc.RpcError, match="3 tokens for bulk connections wait") as caught:
-            stub.Open(bulk_pb2.OpenBulkRequest(), timeout=20.0)
+            stub.Open(bulk_pb2.OpenBulkRequest(), timeout=50.0)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         with Peer(node, frame(Kind.HELLO, tokens.pop())) as peer:
             assert peer.receive()[0].kind is Kind.READY
-            assert stub.Open(bulk_pb2.OpenBulkRequest(), timeout=20.0).token
+            assert stub.Open(bulk_pb2.OpenBulkRequest(), timeout=50.0).token
 
     def test_old_ones_make_room(self):
         tokens = OneTimeTokens(2, 0.0)
@@ -185,13 +186,10 @@ class TestStandingStill:
     def test_a_byte_now_and_then_is_not_enough(self, wire, monkeypatch, eventually):
         monkeypatch.setattr(kvstore.service.bulk, "HELLO_SECONDS", 0.5)
         hello = frame(Kind.HELLO, wire.node._bulk.tokens.issue())
-        with Peer(wire.node) as slow:
-            start = time.monotonic()
-            with contextlib.suppress(ConnectionError):
-                for place in range(len(hello)):
-                    slow.send(hello[place : place + 1])
-                    time.sleep(0.02)
-            assert slow.is_closed() or time.monotonic() - start < 0.5
+        with Peer(wire.node) as slow, pytest.raises(ConnectionError):
+            for byte in hello[:-1]:  # ten seconds of them
+                slow.send(bytes([byte]))
+                select.select([slow.socket], [], [], 0.2)
         eventually(lambda: wire.node._bulk.connections == 0)
 
     def test_a_message_that_does_not_end(self, wire, monkeypatch):
@@ -210,7 +208,8 @@ class TestStandingStill:
         space, data = wire.open(page_bytes=LARGE), payload(4, page_bytes=LARGE)
         ticket = wire.reserve(space, 4).ticket
         with Peer.welcome(wire.node) as peer:
-            peer.put(ticket, payload_of(data)[: 3 * LARGE], milliseconds=400, length=payload_bytes(4, LARGE))
+            with contextlib.suppress(ConnectionError):  # the time may be over before all of this is sent
+                peer.put(ticket, payload_of(data)[: 3 * LARGE], milliseconds=400, length=payload_bytes(4, LARGE))
             assert peer.is_closed()
             eventually(wire.at_rest)
         assert wire.used_bytes() == 0
@@ -220,17 +219,28 @@ class TestStandingStill:
         wire = large_wire
         space, data = wire.open(page_bytes=LARGE), payload(4, page_bytes=LARGE)
         wire.put(space, data)
-        peers = [Peer.welcome(wire.node) for _ in range(4)]
-        for peer in peers:  # half of the arena, all together
-            peer.load(wire.pages(space, 4), milliseconds=1500)
-        eventually(lambda: len(wire.node.store._books.tickets.loads) == 4)
-        assert wire.found(space, 4) == [1] * 4, "others are served"
-        eventually(wire.at_rest)
-        for peer in peers:
-            header, _ = peer.receive()
-            with pytest.raises((EOFError, ConnectionError)):
-                peer.read(header.payload)
-            peer.socket.close()
+        loads = wire.node.store._books.tickets.loads
+
+        def all_stand_still(seconds: float) -> bool:
+            """Half of the arena, all together; False: the machine is too slow for that."""
+            peers = [Peer.welcome(wire.node) for _ in range(4)]
+            end = time.monotonic() + seconds
+            for peer in peers:
+                peer.load(wire.pages(space, 4), milliseconds=int(seconds * 1000))
+            while len(loads) < 4 and time.monotonic() < end:
+                time.sleep(0.001)
+            together = len(loads) == 4
+            assert wire.found(space, 4) == [1] * 4, "others are served"
+            eventually(wire.at_rest)
+            for peer in peers:
+                if together:
+                    header, _ = peer.receive()
+                    with pytest.raises((EOFError, ConnectionError)):
+                        peer.read(header.payload)
+                peer.socket.close()
+            return together
+
+        assert any(map(all_stand_still, (1.5, 6.0, 24.0)))
 
     def test_pages_of_a_lapsed_hold_are_not_sent_on(self, large_wire, payload, monkeypatch, eventually):
         wire = large_wire
@@ -248,14 +258,21 @@ class TestStandingStill:
 class TestTooMany:
     def test_strangers(self, wire, monkeypatch, payload, eventually):
         monkeypatch.setattr(kvstore.service.bulk, "MOST_STRANGERS", 3)
-        monkeypatch.setattr(kvstore.service.bulk, "HELLO_SECONDS", 1.0)
+        monkeypatch.setattr(kvstore.service.bulk, "HELLO_SECONDS", 60.0)
         strangers = [Peer(wire.node) for _ in range(3)]
         eventually(lambda: wire.node._bulk.connections == 3)
-        with Peer(wire.node) as fourth:
-            assert fourth.is_closed()
+        strangers.append(Peer(wire.node))
+        assert strangers[0].is_closed(), "the oldest makes room"
+        assert wire.node._bulk.connections == 3
+        with Peer.welcome(wire.node):
+            eventually(lambda: wire.node._bulk.connections == 3)
+        for stranger in strangers:
+            stranger.socket.close()
+        eventually(lambda: wire.node._bulk.connections == 0)
+        monkeypatch.setattr(kvstore.service.bulk, "HELLO_SECONDS", 0.2)
+        strangers = [Peer(wire.node) for _ in range(3)]
         assert all(stranger.is_closed() for stranger in strangers)
         eventually(lambda: wire.node._bulk.connections == 0)
-        Peer.welcome(wire.node).socket.close()
         for stranger in strangers:
             stranger.socket.close()
 
@@ -298,7 +315,7 @@ class TestSettling:
             yield header
             time.sleep(30)
 
-        call = wire.store_stream.future(messages(), timeout=20.0)
+        call = wire.store_stream.future(messages(), timeout=50.0)
         eventually(lambda: wire.receiving() == 1)
         reply = settle(wire, ticket)
         assert (reply.known, reply.stored, reply.refused) == (True, 0, 4)
@@ -377,11 +394,11 @@ class TestAtOnce:
         wire = connect(start_node(arena=4 << 20))
         space = wire.open(page_bytes=1 << 20)
         with Peer.welcome(wire.node) as peer:
-            tickets = [wire.stub.PrepareStore(self.message(wire, space, 1).request, timeout=20.0).ticket]
+            tickets = [wire.stub.PrepareStore(self.message(wire, space, 1).request, timeout=50.0).ticket]
             peer.send(self.frame_of(self.message(wire, wire.open("b", 1 << 20), 1), payload(1, page_bytes=1 << 20)))
             assert self.counts(peer) == (1, 0, 0)
             request = pb.PrepareStoreRequest(pages=wire.pages(space, 1, first=9), ttl_ms=20_000)
-            tickets.append(wire.stub.PrepareStore(request, timeout=20.0).ticket)
+            tickets.append(wire.stub.PrepareStore(request, timeout=50.0).ticket)
             peer.send(self.frame_of(self.message(wire, wire.open("c", 1 << 20), 1, 78), payload(1, page_bytes=1 << 20)))
             assert self.counts(peer) == (0, 0, 1), "half of the arena is in hand"
         assert settle(wire, 78).refused == 1

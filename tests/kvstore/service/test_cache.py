@@ -17,7 +17,7 @@ from kvstore.layout import MAX_NAME_BYTES
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import code_of, reason_of
 
-SECONDS = 20.0
+SECONDS = 50.0
 
 OVER_THE_WIRE = {
     errors.InvalidRequestError: (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequestError),

@@ -13,7 +13,7 @@ import kvstore.service.standard
 from kvstore.v1 import cache_pb2
 from kvstore.v1.cache_pb2_grpc import CacheStub
 
-SECONDS = 20.0
+SECONDS = 50.0
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 """HealthCheckResponse as bytes: field 1, an enum."""
 

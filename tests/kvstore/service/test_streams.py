@@ -6,7 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -18,7 +18,7 @@ from kvstore.checksum import checksum_of
 from kvstore.v1 import cache_pb2 as pb
 
 ROOT = Path(__file__).parents[3]
-SECONDS = 20.0
+SECONDS = 50.0
 PAGE_BYTES = 5000
 
 
@@ -179,7 +179,8 @@ class TestStore:
     @pytest.mark.parametrize("sent", ["nothing", "header", "half"])
     def test_a_client_that_cancels(self, wire, payload, eventually, sent):
         space, data = wire.open(), payload(3)
-        ticket = wire.reserve(space, 3, ttl_ms=500).ticket
+        # What nothing came for lapses; what has begun to come ends with its stream.
+        ticket = wire.reserve(space, 3, ttl_ms=500 if sent == "nothing" else 50_000).ticket
         feed = Feed()
         call = wire.store_stream.future(iter(feed), timeout=SECONDS)
         if sent != "nothing":
@@ -348,27 +349,34 @@ from kvstore.v1 import cache_pb2 as pb
 from kvstore.checksum import checksum_of
 import numpy as np
 target, kind, ticket, request = sys.argv[1], sys.argv[2], int(sys.argv[3]), bytes.fromhex(sys.argv[4])
+timeout = float(sys.argv[5])
 channel = grpc.insecure_channel(target)
+grpc.channel_ready_future(channel).result(60)
 def messages():
     yield pb.StorePages(ticket=ticket, checksums=[1] * 8).SerializeToString()
     yield bytes(2 << 20)
     print("under way", flush=True)
     time.sleep(60)
 if kind == "load":
-    stream = channel.unary_stream("/kvstore.v1.Pages/Load")(request, timeout=2.0)
+    stream = channel.unary_stream("/kvstore.v1.Pages/Load")(request, timeout=timeout)
     next(stream), next(stream)
     print("under way", flush=True)
     time.sleep(60)
 else:
-    channel.stream_unary("/kvstore.v1.Pages/Store")(messages(), timeout=2.0)
+    channel.stream_unary("/kvstore.v1.Pages/Store")(messages(), timeout=timeout)
 """
+
+
+def in_time(attempt: Callable[[float], bool]) -> None:
+    """With a deadline in seconds that is longer each time, until the machine is quick enough for what comes before."""
+    assert any(attempt(seconds) for seconds in (1.5, 6.0, 24.0))
 
 
 class TestStandingStill:
     def test_a_stream_must_have_a_deadline(self, wire, payload):
         space, data = wire.open(), payload(1)
         wire.put(space, data)
-        for timeout, words in ((None, "it has none"), (3600, r"one of 36\d\d s")):
+        for timeout, words in ((None, "it has none"), (3600, r"one of 3[56]\d\d s")):
             with pytest.raises(grpc.RpcError, match=rf"at most 60 s, .*{words}"):
                 list(wire.load_stream(pb.LoadPages(pages=wire.pages(space, 1)), timeout=timeout))
             with pytest.raises(grpc.RpcError, match=rf"at most 60 s, .*{words}"):
@@ -389,14 +397,21 @@ class TestStandingStill:
                 yield message
 
         monkeypatch.setattr(kvstore.service.pages, "raw_messages", counted)
-        stream = wire.load_stream(pb.LoadPages(pages=wire.pages(space, 8)), timeout=1.5)
-        assert next(stream)
-        eventually(lambda: made)
-        eventually(wire.at_rest)  # nothing more is read; the deadline ends it
-        assert sum(made) <= 32 << 20, "the node kept on making messages that nobody took"
-        with pytest.raises(grpc.RpcError) as caught:
-            list(stream)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+        def stands_still(seconds: float) -> bool:
+            made.clear()
+            stream = wire.load_stream(pb.LoadPages(pages=wire.pages(space, 8)), timeout=seconds)
+            begun = False
+            with pytest.raises(grpc.RpcError) as caught:
+                begun = bool(next(stream))
+                eventually(wire.at_rest)  # nothing more is read; the deadline ends it
+                assert sum(made) <= 32 << 20, "the node kept on making messages that nobody took"
+                list(stream)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            eventually(wire.at_rest)
+            return begun and bool(made)
+
+        in_time(stands_still)
 
     @pytest.mark.parametrize("kind", ["load", "store"])
     @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
@@ -405,26 +420,35 @@ class TestStandingStill:
         space = wire.open(page_bytes=2 << 20)
         if kind == "load":
             wire.put(space, payload(8, page_bytes=2 << 20))
-            ticket = 0
+        request = pb.LoadPages(pages=wire.pages(space, 8)).SerializeToString().hex()
+
+        def ends(seconds: float) -> bool:
+            ticket = wire.reserve(space, 8, ttl_ms=50_000).ticket if kind == "store" else 0
+            where = f"127.0.0.1:{wire.node.port}"
+            peer = subprocess.Popen(
+                [sys.executable, "-c", PEER, where, kind, str(ticket), request, str(seconds)],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                assert peer.stdout is not None
+                begun = peer.stdout.readline() == "under way\n"
+                if begun and kind == "store":
+                    eventually(lambda: wire.receiving() == 1 or peer.poll() is not None)
+                peer.send_signal(end)
+                eventually(wire.at_rest)
+                return begun
+            finally:
+                peer.kill()
+                peer.communicate()
+
+        if end == signal.SIGKILL:  # long before its deadline
+            assert ends(50.0)
         else:
-            ticket = wire.reserve(space, 8).ticket
-        request = pb.LoadPages(pages=wire.pages(space, 8)).SerializeToString()
-        peer = subprocess.Popen(
-            [sys.executable, "-c", PEER, f"127.0.0.1:{wire.node.port}", kind, str(ticket), request.hex()],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert peer.stdout is not None
-            assert peer.stdout.readline() == "under way\n"
-            peer.send_signal(end)
-            eventually(wire.at_rest)
-            assert wire.used_bytes() == (16 << 20 if kind == "load" else 0)
-            assert wire.found(space, 8) == ([1] * 8 if kind == "load" else [0] * 8)
-        finally:
-            peer.kill()
-            peer.communicate()
+            in_time(ends)
+        assert wire.used_bytes() == (16 << 20 if kind == "load" else 0)
+        assert wire.found(space, 8) == ([1] * 8 if kind == "load" else [0] * 8)
 
     def test_one_stream_too_many_is_told_so_and_control_calls_go_on(
         self, start_node, connect, payload, monkeypatch, eventually

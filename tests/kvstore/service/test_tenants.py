@@ -29,7 +29,7 @@ from kvstore.v1.bulk_pb2_grpc import BulkStub
 from kvstore.v1.cache_pb2_grpc import CacheStub
 from kvstore.wire import LOAD_STREAM, STORE_STREAM
 
-SECONDS = 20.0
+SECONDS = 50.0
 PAGE = 5000
 TOKENS = {
     "operator": "",

@@ -273,6 +273,7 @@ class Operations(RuleBasedStateMachine):
         self.eventually(lambda: self.tiers[0].statistics().used_bytes == found.used_bytes)
 
 
+@pytest.mark.hypothesis
 def test_any_order_of_operations(
     server: Any, open_redis: Callable[..., RedisTier], books: Any, eventually: Any
 ) -> None:

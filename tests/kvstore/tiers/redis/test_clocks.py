@@ -20,13 +20,15 @@ _SHIFTED_CLOCK = """
 import sys, time, types
 sys.path.insert(0, {root!r})
 import kvstore.node, kvstore.tiers.redis
+kvstore.tiers.redis.RedisTier.__init__.__kwdefaults__.update(timeout=30.0, lookup_timeout=30.0)
 shifted = types.SimpleNamespace(**vars(time))
 shifted.time = lambda: time.time() + {seconds}
 for name, module in list(sys.modules.items()):
     if name.startswith("kvstore.") and getattr(module, "time", None) is time:
         module.time = shifted
 """
-"""What a node runs first: its own code has another clock than the libraries, which set alarms by the system's."""
+"""What a node runs first: its own code has another clock than the libraries, which set alarms by the system's. And
+it waits for a Redis on a busy machine."""
 
 
 def prompt(name: str) -> list[bytes]:

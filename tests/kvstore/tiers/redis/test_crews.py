@@ -62,7 +62,7 @@ class OneHangs:
         self._victim.pause()
         with ThreadPoolExecutor(24) as threads:
             try:
-                later = time.monotonic() + 30
+                later = time.monotonic() + 60
                 calls = [threads.submit(self.tier._entries.find, self.keys, later) for _ in range(24)]
                 crews = [node.crew for node in self.tier._servers._nodes.values()]
                 eventually(lambda: any(crew._threads._work_queue.qsize() for crew in crews))
@@ -80,8 +80,7 @@ def one_hangs(start_cluster: Any, open_redis: Open) -> OneHangs:
         one.client.config_set("cluster-replica-no-failover", "yes")
         one.client.config_set("cluster-require-full-coverage", "no")
     # Connections to the stopped server are waited for as long as the calls that hang there.
-    tier = open_redis(cluster.url, LIMIT, timeout=30.0, lookup_timeout=2.0, refresh=1000.0)
-    tier._reader._timeout = 2.0
+    tier = open_redis(cluster.url, LIMIT, timeout=30.0, refresh=1000.0)
     return OneHangs(cluster, tier)
 
 
@@ -89,7 +88,12 @@ def test_calls_that_hang_at_one_server_let_others_be_reached(one_hangs: OneHangs
     expected = list(map(one_hangs.finds, one_hangs.keys))
     assert 0 < expected.count(True) < 60
     with one_hangs.hanging(eventually):
-        assert one_hangs.tier.contains(one_hangs.keys) == expected
+        for seconds in (2.0, 10.0):  # the second one on a machine that is too busy for the first
+            one_hangs.tier._lookup_timeout = seconds
+            found = one_hangs.tier.contains(one_hangs.keys)
+            if found == expected:
+                break
+        assert found == expected
     nodes = one_hangs.tier._servers._nodes
     assert not any(node.breaker.is_open for name, node in nodes.items() if name != one_hangs.name)
 
@@ -98,7 +102,12 @@ def test_pages_of_the_other_servers_are_read_while_one_hangs(one_hangs: OneHangs
     expected = list(map(one_hangs.reads, one_hangs.keys))
     assert 0 < expected.count(True) < 60
     with one_hangs.hanging(eventually):
-        assert read_pages(one_hangs.tier, one_hangs.pages) == expected
+        for seconds in (2.0, 10.0):
+            one_hangs.tier._reader._timeout = seconds
+            found = read_pages(one_hangs.tier, one_hangs.pages)
+            if found == expected:
+                break
+        assert found == expected
 
 
 def test_work_that_nobody_began_by_its_deadline_is_given_up() -> None:
@@ -108,11 +117,11 @@ def test_work_that_nobody_began_by_its_deadline_is_given_up() -> None:
 
     def first() -> None:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         done.append(1)
 
     one = crew.start(first)
-    assert begun.wait(20)
+    assert begun.wait(60)
     two = crew.start(lambda: done.append(2))
     two.end(time.monotonic())
     go_on.set()

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvstore.errors import DeadlineError
+from kvstore.errors import DeadlineError, UnavailableError
 from kvstore.testing import make_page
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.node import MOST_LINKS, Node, Request
@@ -36,7 +37,7 @@ def node_of(tier: RedisTier) -> Node:
 
 
 def soon() -> float:
-    return time.monotonic() + 20
+    return time.monotonic() + 60
 
 
 @contextmanager
@@ -67,16 +68,20 @@ def test_a_lookup_that_has_no_time_for_all_keeps_its_head(
     assert tier.contains(keys) == [True] * 3000 + [False] * 40_000
     real = tier._entries.find
     asked = [0]
+    shift = [0.0]
 
     def find(batch: Any, deadline: float) -> Any:
-        """The second batch takes all the time but a little."""
+        """The second batch takes all the time but a little, by the tier's clock; the server has as much as it needs."""
         asked[0] += 1
+        answer = real(batch, soon())
         if asked[0] == 2:
-            time.sleep(max(0.0, deadline - time.monotonic() - 0.3))
-        return real(batch, deadline)
+            shift[0] += deadline - clock.monotonic() - 1.0
+        return answer
 
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + shift[0])
+    monkeypatch.setattr("kvstore.tiers.redis.tier.time", clock)
     monkeypatch.setattr(tier._entries, "find", find)
-    tier._lookup_timeout = 1.0
+    tier._lookup_timeout = 1000.0
     for _ in range(4):
         asked[0] = 0
         found = tier.contains(keys)
@@ -88,14 +93,15 @@ def test_a_lookup_that_has_no_time_for_all_keeps_its_head(
     assert tier.write(pages(4)) == [True] * 4
 
 
-def test_a_lookup_in_the_real_deadline_harms_nobody(server: Any, open_redis: Open) -> None:
-    """With 50 ms, as nodes have them: whatever of a huge lookup is told, others go on as before."""
+def test_a_lookup_in_a_real_deadline_harms_nobody(server: Any, open_redis: Open) -> None:
+    """In half of the time that it needs: whatever of a huge lookup is told, others go on as before."""
     tier = open_redis(server.url, LIMIT, pause=1000.0)
     stored = pages(2000)
     assert all(tier.write(stored))
-    assert tier.contains([stored[0].key]) == [True]
-    tier._lookup_timeout = 0.05
     keys = [page.key for page in stored] + absent(100_000)
+    began = time.monotonic()
+    assert tier.contains(keys)[:2000] == [True] * 2000
+    tier._lookup_timeout = (time.monotonic() - began) / 2
     for _ in range(5):
         found = tier.contains(keys)
         told = found.count(True)
@@ -133,9 +139,10 @@ def test_a_touch_of_a_server_that_is_away_ends_soon(
     start_server: Any, open_redis: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_server()
-    tier = open_redis(server.url, LIMIT, timeout=0.1, pause=1000.0)
+    tier = open_redis(server.url, LIMIT, pause=1000.0)
     assert tier.touch(absent(1)) == [False]
     server.pause()
+    tier._timeout = 0.1
     real = tier._entries.seen
     calls = []
 
@@ -171,7 +178,9 @@ def test_a_wait_for_our_own_connections_is_not_the_servers_failure(server: Any, 
     assert node.exchange(PING, soon(), writing=False) == [b"PONG"]
 
 
-def test_a_server_that_had_no_time_is_not_blamed_and_one_that_had_is(start_server: Any, open_redis: Open) -> None:
+def test_a_server_that_had_no_time_is_not_blamed_and_one_that_had_is(
+    start_server: Any, open_redis: Open, eventually: Any
+) -> None:
     server = start_server()
     node = node_of(open_redis(server.url, LIMIT, pause=1000.0, refresh=1000.0))
     assert node.exchange(PING, soon(), writing=False) == [b"PONG"]
@@ -180,8 +189,11 @@ def test_a_server_that_had_no_time_is_not_blamed_and_one_that_had_is(start_serve
         with pytest.raises(DeadlineError):
             node.exchange(PING, time.monotonic() + 0.001, writing=False)
     assert not node.breaker.is_open
-    for _ in range(3):
-        with pytest.raises(DeadlineError):
+
+    def blamed() -> bool:
+        with pytest.raises((DeadlineError, UnavailableError)):  # or it is left alone already
             node.exchange(PING, time.monotonic() + 0.05, writing=False)
-    assert node.breaker.is_open
+        return node.breaker.is_open
+
+    eventually(blamed)
     server.resume()

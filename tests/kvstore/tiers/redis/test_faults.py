@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from redis_servers import hurry
 
 from kvstore.errors import ResourceError
 from kvstore.testing import make_page, read_pages
@@ -21,6 +22,7 @@ LIMIT = 64 * MIB
 PAGES = [make_page(n, 50_000) for n in range(20)]
 MORE = [make_page(n, 50_000) for n in range(100, 120)]
 Open = Callable[..., RedisTier]
+PATIENT = 20.0
 
 
 def nothing(tier: RedisTier, pages: list[PageWrite]) -> None:
@@ -39,6 +41,7 @@ def nothing(tier: RedisTier, pages: list[PageWrite]) -> None:
 
 def recovers(tier: RedisTier, pages: list[PageWrite], eventually: Any) -> None:
     """Without being opened again."""
+    hurry(tier, PATIENT)
     eventually(lambda: all(tier.write(pages)))
     eventually(lambda: all(read_pages(tier, pages)))
 
@@ -49,7 +52,7 @@ def recovers(tier: RedisTier, pages: list[PageWrite], eventually: Any) -> None:
 def test_a_tier_opens_and_waits_for_its_server(start_server: Any, open_redis: Open, eventually: Any) -> None:
     server = start_server()
     server.kill()
-    tier = open_redis(server.url, LIMIT, timeout=0.5)
+    tier = open_redis(server.url, LIMIT)
     nothing(tier, PAGES)
     server.start()
     recovers(tier, PAGES, eventually)
@@ -57,7 +60,7 @@ def test_a_tier_opens_and_waits_for_its_server(start_server: Any, open_redis: Op
 
 def test_a_server_that_is_killed_and_comes_back_empty(start_server: Any, open_redis: Open, eventually: Any) -> None:
     server = start_server()
-    tier = open_redis(server.url, LIMIT, timeout=0.5)
+    tier = open_redis(server.url, LIMIT)
     assert all(tier.write(PAGES))
     server.kill()
     nothing(tier, PAGES)
@@ -70,11 +73,18 @@ def test_a_server_that_hangs_costs_few_deadlines_and_then_none(
     start_server: Any, open_redis: Open, eventually: Any
 ) -> None:
     server = start_server()
-    tier = open_redis(server.url, LIMIT, timeout=0.2, lookup_timeout=0.1, pause=1000.0)
+    tier = open_redis(server.url, LIMIT, pause=1000.0)
     assert all(tier.write(PAGES))
+    tier._look.close()  # it asks the server as well
+    [node] = tier._servers._nodes.values()
     server.pause()
-    for _ in range(3):
+    tier._lookup_timeout = 0.1
+
+    def left_alone() -> bool:
         assert not any(tier.contains([page.key for page in PAGES]))
+        return node.breaker.is_open
+
+    eventually(left_alone)
     for part in (tier, tier._reader, tier._writer):
         part._timeout = 1000.0  # who waits now waits for the test to fail
     tier._lookup_timeout = 1000.0
@@ -84,11 +94,13 @@ def test_a_server_that_hangs_costs_few_deadlines_and_then_none(
 
 def test_a_server_that_hangs_and_goes_on(start_server: Any, open_redis: Open, eventually: Any) -> None:
     server = start_server()
-    tier = open_redis(server.url, LIMIT, timeout=0.2, lookup_timeout=0.1)
+    tier = open_redis(server.url, LIMIT)
     assert all(tier.write(PAGES))
+    hurry(tier, 0.2, 0.1)
     server.pause()
     nothing(tier, PAGES)
     server.resume()
+    hurry(tier, PATIENT)
     eventually(lambda: all(read_pages(tier, PAGES)))
 
 
@@ -173,7 +185,7 @@ def test_a_login_that_changes(start_server: Any, open_redis: Open, eventually: A
     server = start_server()
     server.client.config_set("requirepass", "right secret")
     good = open_redis(f"redis://:right%20secret@127.0.0.1:{server.port}", LIMIT)
-    bad = open_redis(f"redis://:wrong@127.0.0.1:{server.port}", LIMIT, timeout=0.5)
+    bad = open_redis(f"redis://:wrong@127.0.0.1:{server.port}", LIMIT)
     assert all(good.write(PAGES))
     nothing(bad, PAGES)
     assert all(read_pages(good, PAGES))
@@ -187,8 +199,10 @@ def test_a_fault_on_the_way_is_a_miss_and_passes(
     server: Any, open_redis: Open, start_proxy: Any, eventually: Any, fault: str
 ) -> None:
     proxy = start_proxy(server.port)
-    tier = open_redis(proxy.url, LIMIT, timeout=0.4, lookup_timeout=0.2)
+    tier = open_redis(proxy.url, LIMIT)
     assert all(tier.write(PAGES))
+    if fault in ("drop", "delay"):  # the others are noticed at once
+        hurry(tier, 0.4, 0.2)
     match fault:
         case "drop":
             proxy.drop = True
@@ -427,7 +441,7 @@ def test_tls(start_server: Any, open_redis: Open, short_folder: Path) -> None:
     pages = [make_page(n, length) for n, length in enumerate([1, 5000, 65_536, MIB, 3 * MIB])]
     assert all(tier.write(pages))
     assert all(read_pages(tier, pages))
-    untrusting = open_redis(f"rediss://127.0.0.1:{port}", LIMIT, timeout=1.0)
+    untrusting = open_redis(f"rediss://127.0.0.1:{port}", LIMIT)
     nothing(untrusting, pages)
 
 
@@ -435,7 +449,7 @@ def test_a_primary_of_the_cluster_dies_and_its_replica_takes_over(
     start_cluster: Any, open_redis: Open, eventually: Any
 ) -> None:
     cluster = start_cluster()
-    tier = open_redis(cluster.url, LIMIT, timeout=1.0)
+    tier = open_redis(cluster.url, LIMIT)
     assert all(tier.write(PAGES))
     victim = cluster.primaries()[0]
     victim.client.wait(1, 5000)
@@ -469,7 +483,7 @@ def test_sentinels_lead_to_the_new_master(start_server: Any, open_redis: Open, e
         config=f"sentinel monitor ours 127.0.0.1 {master.port} 1\n"
         "sentinel down-after-milliseconds ours 300\nsentinel failover-timeout ours 2000\n",
     )
-    tier = open_redis(f"redis+sentinel://127.0.0.1:{sentinel.port}/ours", LIMIT, timeout=1.0)
+    tier = open_redis(f"redis+sentinel://127.0.0.1:{sentinel.port}/ours", LIMIT)
     eventually(lambda: all(tier.write(PAGES)))
     eventually(lambda: replica.client.info("replication")["master_link_status"] == "up")
     eventually(lambda: sentinel.client.execute_command("SENTINEL REPLICAS", "ours"))

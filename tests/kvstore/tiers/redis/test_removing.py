@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from redis_servers import hurry
 
 from kvstore.errors import ResourceError
 from kvstore.testing import make_page, read_pages
@@ -32,7 +34,7 @@ def test_what_is_late_in_one_piece_is_told_and_the_others_are_gone(
 ) -> None:
     """Redis hangs in the second thousand, for a while."""
     proxy = start_proxy(server.port)
-    tier, other = open_redis(proxy.url, LIMIT, timeout=0.3, refresh=1000.0), open_redis(server.url, LIMIT)
+    tier, other = open_redis(proxy.url, LIMIT, refresh=1000.0), open_redis(server.url, LIMIT)
     pages = [make_page(number, 100) for number in range(3000)]
     keys = [page.key for page in pages]
     assert all(other.write(pages))
@@ -40,7 +42,7 @@ def test_what_is_late_in_one_piece_is_told_and_the_others_are_gone(
 
     def seen(some: Any, deadline: float, **options: Any) -> Any:
         proxy.drop = keys[1024] in some
-        return real(some, deadline, **options)
+        return real(some, min(deadline, time.monotonic() + 0.3) if proxy.drop else deadline, **options)
 
     monkeypatch.setattr(tier._entries, "seen", seen)
     with pytest.raises(ResourceError, match=r"1976 of 3000 pages may still be there.*\(1024 were removed\)"):
@@ -51,7 +53,7 @@ def test_what_is_late_in_one_piece_is_told_and_the_others_are_gone(
 
 def test_what_the_servers_that_answer_have_is_removed(start_cluster: Any, open_redis: Open) -> None:
     cluster = start_cluster()
-    tier = open_redis(cluster.url, LIMIT, timeout=0.5, pause=1000.0)
+    tier = open_redis(cluster.url, LIMIT, pause=1000.0)
     pages = [make_page(number, 100) for number in range(300)]
     keys = [page.key for page in pages]
     assert all(tier.write(pages))
@@ -60,10 +62,15 @@ def test_what_the_servers_that_answer_have_is_removed(start_cluster: Any, open_r
         one.client.config_set("cluster-require-full-coverage", "no")
     victim, *others = cluster.primaries()
     victim.pause()
+    found = True
     try:
-        with pytest.raises(ResourceError, match="of 300 pages may still be there"):
-            tier.remove(keys)
-        found = [name for one in others for name in one.client.scan_iter(match="kvstore:page:*")]
+        for seconds in (0.5, 3.0, 20.0):  # as long as the other servers need on a busy machine
+            hurry(tier, seconds)
+            with pytest.raises(ResourceError, match="of 300 pages may still be there"):
+                tier.remove(keys)
+            found = any(name for one in others for name in one.client.scan_iter(match="kvstore:page:*"))
+            if not found:
+                break
     finally:
         victim.resume()
     assert not found

@@ -54,7 +54,7 @@ def test_what_is_gone_is_told(cluster: Any, open_redis: Open) -> None:
 
 def test_what_nobody_can_tell_of_counts_as_here(start_server: Any, open_redis: Open) -> None:
     server = start_server()
-    tier = open_redis(server.url, 64 * MIB, timeout=0.5, lookup_timeout=0.1)
+    tier = open_redis(server.url, 64 * MIB)
     pages = [make_page(n, 50_000) for n in range(4)]
     assert all(tier.write(pages))
     server.kill()
