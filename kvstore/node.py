@@ -107,10 +107,12 @@ class Node:
         self._web: WebServer | None = None
         self._console: ConsolePages | None = None
         registry = node_registry(self._status) if config.metrics else None
+        times: CallTimes | None = None
         if registry is not None:
             registry.register(LimitsCollector(self.limits))
             registry.register(TierTimesCollector(lambda: self.store.below.times.all()))
-            gates.insert(0, CallTimes(registry))  # around the gate: who is turned away is counted
+            times = CallTimes(registry)
+            gates.insert(0, times)  # around the gate: who is turned away is counted
         self._traces: TracerProvider | None = None
         if config.traces:
             from kvstore.tracing import ServerSpans, open_provider  # OpenTelemetry, for who asks for it alone
@@ -161,7 +163,7 @@ class Node:
         events_pb2_grpc.add_EventsServicer_to_server(self._events, self._server)  # type: ignore[no-untyped-call]
         try:
             self.port = self._bind(tls, sharers)
-            self._local = self._serve_locally(sharers)
+            self._local = self._serve_locally(sharers, times)
             if config.listen:
                 host, _ = parse_address(config.listen)
                 self._bulk = BulkServer(
@@ -171,6 +173,7 @@ class Node:
                     access,
                     self.limits,
                     tls.context if tls is not None else None,
+                    times,
                 )
             bulk_pb2_grpc.add_BulkServicer_to_server(
                 BulkServicer(self.store, self._bulk, receipts, access), self._server
@@ -286,9 +289,9 @@ class Node:
         disk = str(self.config.disk) if self.config.disk_limit else ""
         return status_of(self.store, self.instance, time.monotonic() - self._started, disk)
 
-    def _serve_locally(self, sharers: Sharers) -> LocalServer | None:
+    def _serve_locally(self, sharers: Sharers, times: CallTimes | None) -> LocalServer | None:
         try:
-            return LocalServer(PageCalls(self.store), self.store.arena.directory, sharers)
+            return LocalServer(PageCalls(self.store), self.store.arena.directory, sharers, times)
         except ResourceError as error:
             _log.warning("clients on this host make all of their calls through gRPC: %s", error)
             return None

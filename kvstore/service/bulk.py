@@ -36,6 +36,7 @@ from kvstore.service.access import Access
 from kvstore.service.calls import answering
 from kvstore.service.incoming import incoming
 from kvstore.service.limits import TENANT_SHARE, TenantLimits
+from kvstore.service.metrics import CallTimes
 from kvstore.service.page_calls import reserve
 from kvstore.service.receipts import Receipts
 from kvstore.service.tokens import TOKEN_BYTES, OneTimeTokens
@@ -46,6 +47,8 @@ from kvstore.v1 import bulk_pb2, bulk_pb2_grpc
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import AT_ONCE_BYTES, reason_of, split_hashes
 
+METHODS = {kind: f"Bulk/{kind.name.title()}" for kind in (Kind.LOAD, Kind.RESERVE, Kind.PUT)}
+"""What each request is in metrics."""
 MOST_CONNECTIONS = 128
 """Most connections that showed a token."""
 MOST_STRANGERS = 32
@@ -73,6 +76,7 @@ class BulkServer:
         access: what whoever was given a connection's token may do.
         limits: of tenants.
         tls: for TLS connections, None for plain ones.
+        times: told how long requests take.
 
     Raises:
         ResourceError: the address can't be had.
@@ -86,7 +90,9 @@ class BulkServer:
         access: Access,
         limits: TenantLimits,
         tls: ssl.SSLContext | None = None,
+        times: CallTimes | None = None,
     ) -> None:
+        self._times = times
         self._store = store
         self._access = access
         self._limits = limits
@@ -297,10 +303,22 @@ class BulkServer:
                     raise FormatError(f"a frame of kind {header.kind.name} is no request")
             except DecodeError as error:
                 raise FormatError("a request's message can't be read") from error
+            if self._times is not None:
+                self._times.took(METHODS[header.kind], time.monotonic() - start)
+        except KVStoreError as error:
+            if self._times is not None and header.kind in METHODS:
+                self._times.failed(METHODS[header.kind], error)
+            raise
         finally:
             with self._lock:
                 self._channels[channel] = False
                 self._idle.notify_all()
+
+    def _refuse(self, channel: Channel, kind: Kind, error: KVStoreError) -> None:
+        """Answer a request with an error; the connection stays good."""
+        if self._times is not None:
+            self._times.failed(METHODS[kind], error)
+        _fail(channel, error)
 
     def _grant(self, channel: Channel, holder: bytes) -> Grant:
         """What whoever a connection belongs to may do now.
@@ -320,7 +338,7 @@ class BulkServer:
             self._limits.begin(grant)
             reply = reserve(self._store, NODE, request)
         except KVStoreError as error:
-            _fail(channel, error)
+            self._refuse(channel, Kind.RESERVE, error)
             return
         channel.deadline = time.monotonic() + MESSAGE_SECONDS
         channel.send(Kind.RESERVED, reply.SerializeToString())
@@ -335,7 +353,7 @@ class BulkServer:
             hashes = split_hashes(pages.hashes)
             held = self._store.prepare_load(NODE, pages.fingerprint, hashes, deadline - time.monotonic())
         except KVStoreError as error:
-            _fail(channel, error)
+            self._refuse(channel, Kind.LOAD, error)
             return
         channel.deadline = deadline
         if not held.ticket:
@@ -371,7 +389,7 @@ class BulkServer:
                 if payload > _most_payload(request):
                     raise FormatError(f"a payload of {payload} bytes came with nothing to receive") from error
                 channel.discard(payload)
-                _fail(channel, error)
+                self._refuse(channel, Kind.PUT, error)
                 return
             pages = arrival.pages
             if pages is None:
@@ -387,7 +405,8 @@ class BulkServer:
             channel.send(Kind.STORED, _counts(arrival.published).SerializeToString())
         else:
             damaged = len(pages) - len(checksums)
-            _fail(channel, InvalidRequestError(f"{damaged} pages' bytes do not have the checksums sent with them"))
+            what = f"{damaged} pages' bytes do not have the checksums sent with them"
+            self._refuse(channel, Kind.PUT, InvalidRequestError(what))
 
 
 class BulkServicer(bulk_pb2_grpc.BulkServicer):

@@ -18,10 +18,13 @@ from google.protobuf.message import DecodeError, Message
 from kvstore.bulk.calls import CALLS, SOCKET_NAME, Calls, at_socket
 from kvstore.bulk.frame import Kind
 from kvstore.errors import FormatError, KVStoreError, LimitExceededError, ResourceError
+from kvstore.service.metrics import CallTimes
 from kvstore.service.page_calls import PageCalls
 from kvstore.sharers import Sharers
 from kvstore.wire import reason_of
 
+METHODS = {kind: "Local/" + kind.name.title().replace("_", "") for kind in CALLS}
+"""What each call is in metrics: by gRPC it would be another service's."""
 MOST_CONNECTIONS = 256
 IDLE_SECONDS = 120.0
 """How long a connection may wait for its next request."""
@@ -41,13 +44,21 @@ class LocalServer:
         calls: answers them.
         directory: the folder; its owner holds its lock.
         sharers: who besides this user may connect.
+        times: told how long calls take.
 
     Raises:
         ResourceError: there can be no socket.
     """
 
-    def __init__(self, calls: PageCalls, directory: Path, sharers: Sharers = Sharers()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        calls: PageCalls,
+        directory: Path,
+        sharers: Sharers = Sharers(),  # noqa: B008
+        times: CallTimes | None = None,
+    ) -> None:
         self._calls = calls
+        self._times = times
         self._short: dict[Kind, Callable[[Any], Message]] = {
             Kind.PREPARE_STORE: calls.prepare_store,
             Kind.COMPLETE_STORE: calls.complete_store,
@@ -143,6 +154,7 @@ class LocalServer:
         channel.deadline = time.monotonic() + IDLE_SECONDS
         channel.wait()
         self._open[channel] = True
+        begun = time.perf_counter()
         try:
             channel.deadline = time.monotonic() + MESSAGE_SECONDS
             header, message = channel.receive()
@@ -156,6 +168,8 @@ class LocalServer:
                 for kind, reply in replies:
                     channel.deadline = time.monotonic() + MESSAGE_SECONDS
                     channel.send(kind, reply)
+            if self._times is not None:
+                self._times.took(METHODS[header.kind], time.perf_counter() - begun)
             if header.kind is Kind.COMPLETE_STORE and request.part_slots and self._looking.acquire(blocking=False):
                 try:
                     channel.look(_LOOK_SECONDS)
@@ -176,6 +190,8 @@ class LocalServer:
             else:
                 yield Kind.ANSWER, self._short[kind](request).SerializeToString()
         except KVStoreError as error:
+            if self._times is not None:
+                self._times.failed(METHODS[kind], error)
             yield Kind.FAILED, _told(error)
 
 

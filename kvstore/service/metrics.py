@@ -23,8 +23,10 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from kvstore.errors import KVStoreError
 from kvstore.status import NamespaceStatus, Status
 from kvstore.tiers.times import BOUNDS, Times
+from kvstore.wire import code_of
 
 MOST_NAMESPACES = 64
 """Namespaces with metrics of their own: those that take most. All others are one, called ``OTHERS``."""
@@ -146,19 +148,30 @@ class TierTimesCollector(Collector):
 
 
 class CallTimes(grpc.ServerInterceptor):
-    """How long gRPC calls take, and how they fail, by method. For streams, all of it counts."""
+    """How long calls take, and how they fail, by method. For streams, all of it counts.
+
+    Around gRPC's calls by itself; those that come another way are told of.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
             "kvstore_call_seconds",
-            "gRPC calls, streams as a whole.",
+            "Calls of clients, streams as a whole.",
             ["method"],
             buckets=_CALL_SECONDS,
             registry=registry,
         )
         self._failures = Counter(
-            "kvstore_call_failures", "gRPC calls that ended with a status.", ["method", "code"], registry=registry
+            "kvstore_call_failures", "Calls that were answered with an error.", ["method", "code"], registry=registry
         )
+
+    def took(self, method: str, seconds: float) -> None:
+        """A call that did not come by gRPC is over."""
+        self._seconds.labels(method).observe(seconds)
+
+    def failed(self, method: str, error: KVStoreError) -> None:
+        """It was answered with an error."""
+        self._failures.labels(method, code_of(error).name).inc()
 
     def intercept_service(
         self,

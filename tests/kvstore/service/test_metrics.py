@@ -17,9 +17,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import kvstore
+from kvstore.client.lines import call
 from kvstore.config import NodeConfig
-from kvstore.errors import ConfigError, InvalidRequestError, ResourceError, UnauthenticatedError
+from kvstore.errors import ConfigError, InvalidRequestError, KVStoreError, ResourceError, UnauthenticatedError
 from kvstore.service import metrics
+from kvstore.v1 import cache_pb2 as pb
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
 PAGE = 5000
@@ -127,6 +129,32 @@ def test_streams_are_timed(start_node):
         text = get(node.metrics_port)
     for method in ("Pages/Store", "Pages/Load"):
         assert value(text, "kvstore_call_seconds_count", method=method) == 1
+
+
+def test_calls_that_do_not_come_by_grpc_are_timed(start_node, eventually):
+    node = start_node(metrics="0", disk_limit=0)
+
+    def counted(*methods: str) -> bool:
+        text = get(node.metrics_port)
+        return all((f'kvstore_call_seconds_count{{method="{method}"}} 1.0') in text for method in methods)
+
+    layout = kvstore.Layout(model="a", block_size=16, page_bytes=PAGE)
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
+        pages = client.namespace(layout)
+        pages.store(hashes(4), payload(4))
+        assert pages.prepare_load(hashes(4)).complete() == 4
+        eventually(lambda: counted("Local/PrepareStore", "Local/CompleteStore", "Local/PrepareLoad"))
+        deadline = time.monotonic() + 20.0
+        with client._session.path._lines.lent(deadline) as line, pytest.raises(KVStoreError):
+            call(line, pb.PrepareStoreRequest(client=77), deadline)
+        text = get(node.metrics_port)
+        code = "FAILED_PRECONDITION"
+        assert value(text, "kvstore_call_failures_total", method="Local/PrepareStore", code=code) == 1
+    with kvstore.connect(f"kv://127.0.0.1:{node.port}", timeout=20.0) as client:
+        pages = client.namespace(layout)
+        pages.store(hashes(2, 10), payload(2))
+        assert pages.load(hashes(2, 10), np.zeros((2, PAGE), np.uint8)) == 2
+        eventually(lambda: counted("Bulk/Put", "Bulk/Load"))
 
 
 def test_labels_are_bounded(node, client, monkeypatch):
