@@ -29,7 +29,7 @@ class Announcements:
     """A block is announced once all its parts are stored, and taken back when a lookup finds that it has gone.
 
     Args:
-        ranks: how many workers store a part of each block.
+        ranks: how many parts a block has, each of which is stored by one worker.
     """
 
     def __init__(self, ranks: int) -> None:

@@ -43,3 +43,11 @@ def longest_hit(
         else:
             return num_tokens
     return num_local
+
+
+def leading(present: Sequence[bool]) -> int:
+    """How many leading values are True."""
+    for index, here in enumerate(present):
+        if not here:
+            return index
+    return len(present)

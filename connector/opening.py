@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,9 +28,15 @@ from kvstore.errors import KVStoreError, ResourceError
 from kvstore.layout import Layout
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
     from kvstore import Namespace
+    from kvstore.tracing import ClientSpans
 
 _logger = logging.getLogger("kvstore.connector")
+
+_TRACES_SECONDS = 1.0
+"""How long the end waits for the last spans to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,8 @@ class Part:
     """Whose node it is at; empty: the scheduler's."""
     layouts: tuple[Layout, ...]
     """By group."""
+    worker: int = 0
+    """Number of the worker that stores it: the first one at its node that holds it."""
 
 
 class Connection:
@@ -50,14 +59,15 @@ class Connection:
         environment: with ``KVSTORE_CONNECT_*``.
 
     Raises:
-        ConfigError: a URL or a file that can't be used.
+        ConfigError: a URL or a file that can't be used, or traces without OpenTelemetry.
     """
 
     def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
         self._options = options
-        self._client = connect_by_environment(options.url, environment)
-        self._peers = Peers(options.peers, environment)
-        self._rank_clients = clients_of("rank_nodes", options.rank_nodes, environment)
+        self._traces = _open_traces(options.traces)
+        self._client = connect_by_environment(options.url, environment, self._traces)
+        self._peers = Peers(options.peers, environment, self._traces)
+        self._rank_clients = clients_of("rank_nodes", options.rank_nodes, environment, self._traces)
         self._rank_nodes: RankNodes | None = None
         self._ticket_key = options.ticket_key
 
@@ -83,6 +93,7 @@ class Connection:
             store_deadline=self._options.store_deadline_ms / 1000,
             arena=PinnedArena(lambda: self._client.arena, pin) if pin is not None else None,
             peers=self._peers.namespaces(by_group),
+            spans=_spans(self._traces),
         )
 
     def scheduler_half(
@@ -156,6 +167,10 @@ class Connection:
             client.close()
         if self._rank_nodes is not None:
             self._rank_nodes.close()
+        if self._traces is not None:  # sends what it has, to a collector that may hang
+            sending = threading.Thread(target=self._traces.shutdown, name="kvstore-traces", daemon=True)
+            sending.start()
+            sending.join(_TRACES_SECONDS)
 
     def _namespaces(self, layouts: Sequence[Layout]) -> list[Namespace]:
         """Opened now if the node is there, or else as soon as it is."""
@@ -165,6 +180,22 @@ class Connection:
         except KVStoreError as error:
             _logger.warning("kvstore at %s is not there yet, vLLM starts without it: %s", self._options.url, error)
         return namespaces
+
+
+def _open_traces(endpoint: str) -> TracerProvider | None:
+    if not endpoint:
+        return None
+    from kvstore.tracing import open_provider  # OpenTelemetry, for who asks for it alone
+
+    return open_provider(endpoint, "kvstore-connector")
+
+
+def _spans(traces: TracerProvider | None) -> ClientSpans | None:
+    if traces is None:
+        return None
+    from kvstore.tracing import ClientSpans
+
+    return ClientSpans(traces)
 
 
 def parts_of(
@@ -189,7 +220,18 @@ def parts_of(
             f"there are workers on {', '.join(sorted(unknown))}, and {url} is a socket of this machine alone;"
             " name their hosts' nodes in rank_nodes, or one node by kv:// or kvs:// for all of them"
         )
-    told = dict.fromkeys(
-        (host if host in rank_nodes else "", tuple(texts)) for host, parts in workers for texts in parts
-    )
-    return [Part(host, tuple(map(Layout.from_json, texts))) for host, texts in told]
+    told: dict[tuple[str, tuple[str, ...]], int] = {}
+    for worker, (host, parts) in enumerate(workers):
+        for texts in parts:
+            told.setdefault((host if host in rank_nodes else "", tuple(texts)), worker)
+    return [Part(host, tuple(map(Layout.from_json, texts)), worker) for (host, texts), worker in told.items()]
+
+
+def log_beside(engine: str) -> None:
+    """What the halves and the client have to say appears where the lines of an engine's logger do."""
+    ours, theirs = logging.getLogger("kvstore"), logging.getLogger(engine)
+    if not ours.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.propagate = False
+    if theirs.getEffectiveLevel() <= logging.DEBUG:
+        ours.setLevel(logging.DEBUG)

@@ -46,6 +46,8 @@ class Options:
     """URL by host name: the nodes that ranks on other hosts have for their ``url``, as the scheduler reaches them."""
     ticket_key_file: str = ""
     """A file with the key that signs tickets between prefill and decode instances."""
+    traces: str = ""
+    """Where OpenTelemetry's spans of calls to nodes go, as OTLP over gRPC: ``http://127.0.0.1:4317``."""
     node_id: str = ""
     """What ``peers`` of others call this engine's node. Empty: engines on one machine with the same ``url`` agree."""
 
@@ -80,6 +82,10 @@ class Options:
             raise ConfigError(
                 f"kv_connector_extra_config: url {options.url!r}: an embedded store belongs to one process, vLLM has"
                 " several; start a node with 'kvstore serve' and name its socket"
+            )
+        if options.traces and not options.traces.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"kv_connector_extra_config: traces: {options.traces!r} is no http:// or https:// URL of a collector"
             )
         if options.load_failure_policy not in (RECOMPUTE, KEEP):
             raise ConfigError(

@@ -13,6 +13,8 @@ from kvstore.errors import ConfigError, InvalidRequestError, KVStoreError
 from kvstore.layout import Layout
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
     from kvstore import Client, Namespace
 
 _logger = logging.getLogger("kvstore.connector")
@@ -24,13 +26,16 @@ class Peers:
     Args:
         urls: by node id.
         environment: with ``KVSTORE_CONNECT_*``, as for the engine's own node.
+        traces: gets spans of what they do.
 
     Raises:
         ConfigError: a URL, or one of the files, can't be used.
     """
 
-    def __init__(self, urls: Mapping[str, str], environment: Mapping[str, str]) -> None:
-        self._clients = clients_of("peers", urls, environment)
+    def __init__(
+        self, urls: Mapping[str, str], environment: Mapping[str, str], traces: TracerProvider | None = None
+    ) -> None:
+        self._clients = clients_of("peers", urls, environment, traces)
 
     @property
     def names(self) -> list[str]:
@@ -74,13 +79,16 @@ class Peers:
                 _logger.warning("tickets of engines at %s will be refused, and prompts computed: %s", node, words)
 
 
-def clients_of(option: str, urls: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Client]:
+def clients_of(
+    option: str, urls: Mapping[str, str], environment: Mapping[str, str], traces: TracerProvider | None = None
+) -> dict[str, Client]:
     """Clients by name. Nothing is asked yet.
 
     Args:
         option: what the user set, for messages.
         urls: by name.
         environment: with ``KVSTORE_CONNECT_*``.
+        traces: gets spans of what they do.
 
     Raises:
         ConfigError: a URL, or one of the files, can't be used.
@@ -90,7 +98,7 @@ def clients_of(option: str, urls: Mapping[str, str], environment: Mapping[str, s
         if not name or url.startswith("embedded:"):
             raise ConfigError(f"{option}: {name!r}: {url!r} is not the name and the URL of a node")
         try:
-            clients[name] = connect_by_environment(url, environment)
+            clients[name] = connect_by_environment(url, environment, traces)
         except KVStoreError as error:
             raise ConfigError(f"{option}: {name!r}: {error}") from error
     return clients

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from connector.arrivals import Arrival, Arrivals
+from connector.hits import leading
 from connector.lookups import Lookups, LookupStatistics, Tiers
 from connector.plan import LoadPlan, StepPlan, StorePlan
 from connector.sightings import Sightings
@@ -213,7 +214,7 @@ class SchedulerConnector:
         presence = self.get_presence(request_id, [block_hashes[:limit]], num_computed_tokens)
         if presence is None:
             return None, False
-        matched = _leading(presence[0][first:])
+        matched = leading(presence[0][first:])
         return matched * block_size, matched > 0
 
     def blocks_allocated(self, block_ids: Iterable[int]) -> None:
@@ -492,11 +493,3 @@ def _with(known: Sequence[bool], loads: Sequence[tuple[int, int]]) -> list[bool]
     """Which pages a node has, those that are being loaded among them."""
     loaded = {index for index, _ in loads}
     return [here or index in loaded for index, here in enumerate(known)]
-
-
-def _leading(present: Sequence[bool]) -> int:
-    """How many leading values are True."""
-    for index, here in enumerate(present):
-        if not here:
-            return index
-    return len(present)

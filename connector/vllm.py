@@ -13,7 +13,6 @@ mean, everything is a miss.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import socket
 from collections import Counter
@@ -50,7 +49,7 @@ from connector.engine_requests import EngineRequests
 from connector.groups import fails_by_block
 from connector.identity import CacheGroup, Place, layouts_by_part, parts_a_rank
 from connector.metrics import METRICS, Counts, Increments, together, worker_counts
-from connector.opening import Connection, parts_of
+from connector.opening import Connection, log_beside, parts_of
 from connector.options import KEEP, RECOMPUTE, Options
 from connector.plan import StepPlan
 from connector.vllm_values import cache_group, check_groups, check_parallel, group_of, model_of, rows_by_part
@@ -80,6 +79,8 @@ class KVStoreMetadata(KVConnectorMetadata):
     plan: bytes
     step: int = 0
     """Not 0: the scheduler wants to know when this step is over."""
+    storing: frozenset[int] = frozenset()
+    """Which workers store. The others hold what one of these does, and have the same node."""
 
 
 @dataclass
@@ -159,7 +160,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        _log_as_vllm_does()
+        log_beside("vllm")
         self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
         self._connection = Connection(self._options, os.environ)
         self._layouts: list[list[Layout]] = []  # by part and group
@@ -171,12 +172,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._async_load = self._options.async_load or not self._fails_by_block
         # The worker half's.
         self._worker: WorkerConnector | None = None
-        self._writes = True
         self._plan = StepPlan()
         self._step = 0
         # The scheduler half's.
         self._requests: EngineRequests | None = None
         self._announcements: Announcements | None = None
+        self._storing: frozenset[int] = frozenset()
         self._managers: Sequence[Any] = ()
         if role is KVConnectorRole.SCHEDULER:
             if self._async_load and not self._options.async_load:
@@ -242,8 +243,6 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._layouts = []
             logger.warning("vLLM runs without kvstore: %s: %s", type(error).__name__, error)
             return
-        # Those that hold the same may have nodes of their own.
-        self._writes = _tp_rank() % config.kv_tp_replicas == 0 or bool(self._options.rank_nodes)
         device = views[0][0][0].device
         pin = partial(_pin, device) if device.type == "cuda" else None
         self._worker = self._connection.worker_half(self._layouts, pages, pin)
@@ -263,6 +262,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(kv_connector_metadata, KVStoreMetadata)
         self._plan = StepPlan.from_bytes(kv_connector_metadata.plan)
         self._step = kv_connector_metadata.step
+        number = _pp_rank() * self._vllm_config.parallel_config.tensor_parallel_size + _tp_rank()
+        if number not in kv_connector_metadata.storing:
+            self._plan = replace(self._plan, stores=())
         if self._worker is not None:
             self._worker.handle_preemptions(self._plan)
 
@@ -278,12 +280,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to wait for: loads are over before the forward pass that needs them."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing yet: blocks are stored behind the forward pass."""
+        """Nothing: a block's page is copied as a whole, behind the step that fills it."""
 
     def wait_for_save(self) -> None:
-        """Begins the step's stores, and does not wait for them. Of ranks that hold the same, one stores."""
+        """Begins the step's stores, and does not wait for them."""
         if self._worker is not None:
-            self._worker.start_save_kv(self._plan if self._writes else replace(self._plan, stores=()))
+            self._worker.start_save_kv(self._plan)
         self._plan = StepPlan()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
@@ -327,6 +329,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         except KVStoreError as error:
             logger.warning("vLLM runs without kvstore: %s", error)
             return
+        self._storing = frozenset(part.worker for part in parts)
         self._announcements = Announcements(len(parts)) if self._has_listeners else None
         self._requests = self._connection.scheduler_half(
             parts,
@@ -374,7 +377,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._requests is None:
             return KVStoreMetadata(_NOTHING)
         plan, step = self._requests.plan_step(scheduler_output)
-        return KVStoreMetadata(plan.to_bytes() if plan else _NOTHING, step)
+        return KVStoreMetadata(plan.to_bytes() if plan else _NOTHING, step, self._storing)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """As :meth:`request_finished_all_groups`, for one group."""
@@ -465,32 +468,26 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 _NOTHING = StepPlan().to_bytes()
 
 
-def _log_as_vllm_does() -> None:
-    """What the halves and the client have to say appears where vLLM's lines do."""
-    ours = logging.getLogger("kvstore")
-    if not ours.handlers:
-        ours.handlers = list(logging.getLogger("vllm").handlers)
-        ours.propagate = False
-    if logging.getLogger("vllm").getEffectiveLevel() <= logging.DEBUG:
-        ours.setLevel(logging.DEBUG)
-
-
 def _tp_rank() -> int:
     from vllm.distributed.parallel_state import get_tp_group
 
     return int(get_tp_group().rank_in_group)
 
 
-def _place(config: VllmConfig, replicas: int) -> Place:
-    """Which part of the model this worker has. Ranks that hold the same have the same place."""
+def _pp_rank() -> int:
     from vllm.distributed.parallel_state import get_pp_group
 
+    return int(get_pp_group().rank_in_group)
+
+
+def _place(config: VllmConfig, replicas: int) -> Place:
+    """Which part of the model this worker has. Ranks that hold the same have the same place."""
     parallel = config.parallel_config
     return Place(
         tp_size=parallel.tensor_parallel_size // replicas,
         tp_rank=_tp_rank() // replicas,
         pp_size=parallel.pipeline_parallel_size,
-        pp_rank=get_pp_group().rank_in_group,
+        pp_rank=_pp_rank(),
     )
 
 

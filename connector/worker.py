@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpu.coded import CodedKV
     from gpu.pages import PagedKV
     from kvstore import Namespace
+    from kvstore.tracing import ClientSpans
 
 LOAD_DEADLINE = 5.0
 """Seconds after which a request stops waiting for its pages and computes what did not come."""
@@ -100,6 +101,7 @@ class WorkerConnector:
         store_deadline: seconds from :meth:`start_save_kv` on.
         clock: seconds, monotonic.
         arena: the client's, kept pinned for a CUDA device; closed by :meth:`shutdown`.
+        spans: around each load and store; None: nobody wants to see them.
         by_layer: copy one layer after the other, so that the engine can wait for one (:meth:`wait_for_layer_load`).
 
     Raises:
@@ -115,6 +117,7 @@ class WorkerConnector:
         store_deadline: float = STORE_DEADLINE,
         clock: Callable[[], float] = time.monotonic,
         arena: PinnedArena | None = None,
+        spans: ClientSpans | None = None,
         by_layer: bool = False,
         parts: int = 1,
         peers: Mapping[str, Sequence[Namespace]] | None = None,
@@ -131,6 +134,7 @@ class WorkerConnector:
         self._peers = {node: tuple(theirs) for node, theirs in (peers or {}).items()}
         self._peer_health = {node: NodeHealth(f"loading pages of {node}", clock) for node in self._peers}
         self._arena = arena
+        self._spans = spans
         self._by_layer = by_layer
         self._parts = parts
         self._clock = clock
@@ -309,7 +313,8 @@ class WorkerConnector:
         health = self._peer_health.get(node) if node else self._load_health
         if health is not None and health.available():  # None: not one of the peers, and so nothing is loaded
             try:
-                self._load(transfer)
+                with self._span("kvstore worker load", transfer.plan):
+                    self._load(transfer)
             except Exception as error:  # noqa: BLE001 - whatever goes wrong here is a miss, never the engine's error
                 health.failed(error)
             else:
@@ -370,7 +375,8 @@ class WorkerConnector:
         started = time.monotonic()
         if self._store_health.available():
             try:
-                self._store(transfer)
+                with self._span("kvstore worker store", transfer.plan):
+                    self._store(transfer)
             except Exception as error:  # noqa: BLE001 - a store that fails is a miss later on, never the engine's error
                 self._store_health.failed(error)
             else:
@@ -411,6 +417,11 @@ class WorkerConnector:
                 with self._lock:
                     self._stored.append((transfer.plan.group // self._parts, hashes[batch]))
         _touch_whole(namespace, hashes)
+
+    def _span(self, name: str, plan: LoadPlan | StorePlan) -> AbstractContextManager[object]:
+        if self._spans is None:
+            return nullcontext()
+        return self._spans.span(name, len(plan.hashes), plan.request_id)
 
     def _pinned(self) -> AbstractContextManager[None]:
         """Around asking for pages and copying them."""

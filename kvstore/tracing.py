@@ -30,14 +30,15 @@ _SECONDS = 5.0
 """How long one export may take; what it could not bring is lost."""
 
 
-def open_provider(endpoint: str) -> TracerProvider:
-    """What sends spans to a collector, in the background, as the service ``kvstore``; shut it down in the end.
+def open_provider(endpoint: str, service: str = "kvstore") -> TracerProvider:
+    """What sends spans to a collector, in the background; shut it down in the end.
 
     Which calls are sampled is what OpenTelemetry's own variables say (``OTEL_TRACES_SAMPLER``): by default those whose
     caller is sampled, and those that come without a trace.
 
     Args:
         endpoint: of OTLP over gRPC, ``http://127.0.0.1:4317``; ``https://`` for TLS.
+        service: as which these spans are shown.
 
     Raises:
         ConfigError: OpenTelemetry's exporter is not installed.
@@ -46,9 +47,7 @@ def open_provider(endpoint: str) -> TracerProvider:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise ConfigError("traces need OpenTelemetry's exporter: install kvstore-offload[tracing]") from error
-    provider = TracerProvider(
-        resource=Resource.create({"service.name": "kvstore", "service.version": kvstore_version()})
-    )
+    provider = TracerProvider(resource=Resource.create({"service.name": service, "service.version": kvstore_version()}))
     exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"), timeout=_SECONDS)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
@@ -179,8 +178,9 @@ class ClientSpans:
         self._tracer: Tracer = provider.get_tracer("kvstore", kvstore_version())
 
     @contextlib.contextmanager
-    def span(self, name: str, pages: int) -> Iterator[Span]:
-        """Around a piece of work on so many pages. It is the current one inside, and tells of an error."""
-        attributes = {"kvstore.pages": pages}
+    def span(self, name: str, pages: int, request_id: str = "") -> Iterator[Span]:
+        """Around a piece of work on so many pages, of an engine's request if it is one's. It is the current one inside,
+        and tells of an error."""
+        attributes = {"kvstore.pages": pages} | ({"kvstore.request": request_id} if request_id else {})
         with self._tracer.start_as_current_span(name, kind=SpanKind.CLIENT, attributes=attributes) as span:
             yield span

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from kvstore.client.client import Client
 from kvstore.client.connecting import connect
 from kvstore.client.url import socket_url
 from kvstore.config import CONNECT_PREFIX, load_config
 from kvstore.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 
 def add_url_to(command: argparse.ArgumentParser) -> None:
@@ -37,7 +41,7 @@ def connect_to_node(url: str | None) -> Client:
     return connect_by_environment(url, os.environ)
 
 
-def connect_by_environment(url: str, environment: Mapping[str, str]) -> Client:
+def connect_by_environment(url: str, environment: Mapping[str, str], traces: TracerProvider | None = None) -> Client:
     """A client with the files that ``KVSTORE_CONNECT_CA``, ``_CERT``, ``_KEY`` and ``_TOKEN_FILE`` name, as far as the
     URL has a use for them. Errors as :func:`kvstore.connect`.
     """
@@ -51,4 +55,5 @@ def connect_by_environment(url: str, environment: Mapping[str, str]) -> Client:
         cert=file("CERT", "kvs"),
         key=file("KEY", "kvs"),
         token_file=file("TOKEN_FILE", "kvs", "kv"),
+        traces=traces,
     )

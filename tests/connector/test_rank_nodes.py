@@ -135,10 +135,10 @@ def test_who_has_which_part_where():
     workers = [(HERE, told(0)), (HERE, told(0)), ("host 2", told(1, 2)), ("host 2", told(1, 2)), ("host 3", told(0))]
     url = "unix:///run/kvstore.sock"
     assert parts_of(workers, 5, url, {"host 2", "host 3"}) == [
-        Part("", (LAYOUTS[0],)),
-        Part("host 2", (LAYOUTS[1],)),
-        Part("host 2", (LAYOUTS[2],)),
-        Part("host 3", (LAYOUTS[0],)),  # of ranks that hold the same, each node needs it
+        Part("", (LAYOUTS[0],), 0),
+        Part("host 2", (LAYOUTS[1],), 2),  # of the two there that hold the same, one stores
+        Part("host 2", (LAYOUTS[2],), 2),
+        Part("host 3", (LAYOUTS[0],), 4),  # and at each node, since each needs it
     ]
     with pytest.raises(ResourceError, match=r"workers on host 3, and unix:///run/kvstore.sock is a socket"):
         parts_of(workers, 5, url, {"host 2"})

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent import futures
-from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -18,7 +14,7 @@ from kvstore.config import NodeConfig
 from kvstore.errors import ConfigError, InvalidRequestError
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed")
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from collector import Collector, running_collector
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -31,40 +27,10 @@ HASHES = [bytes([1]) * 32, bytes([2]) * 32]
 DATA = np.ones((2, PAGE), np.uint8)
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Receives OTLP over gRPC."""
-
-    def __init__(self) -> None:
-        self._came = threading.Condition()
-        self.spans: list[Any] = []
-        self.services: set[str] = set()
-
-    def Export(self, request: Any, context: Any) -> Any:
-        with self._came:
-            for resource in request.resource_spans:
-                attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
-                self.services.add(attributes["service.name"])
-                self.spans += [span for scope in resource.scope_spans for span in scope.spans]
-            self._came.notify_all()
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-    def named(self, name: str) -> Any:
-        """The first span of this name, when it has come."""
-        with self._came:
-            found = self._came.wait_for(lambda: [span for span in self.spans if span.name == name], SECONDS)
-        assert found, f"no span {name}; there are {[span.name for span in self.spans]}"
-        return found[0]
-
-
 @pytest.fixture
 def collector() -> Iterator[tuple[Collector, str]]:
-    collector = Collector()
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield collector, f"http://127.0.0.1:{port}"
-    server.stop(None).wait()
+    with running_collector() as running:
+        yield running
 
 
 @pytest.fixture
