@@ -172,9 +172,11 @@ def test_a_stream_is_handed_on_as_it_comes(instance, proxy):
 @pytest.mark.parametrize(
     "mode", ["hang", "die", "status:500", "status:400", "garbage", "no-json", "cut", "no-ticket", "sick"]
 )
-def test_a_prefill_that_gives_no_ticket_costs_no_request(instance, proxy, mode):
+def test_a_prefill_that_gives_no_ticket_costs_no_request(instance, proxy, eventually, mode):
     prefill, decode = instance("p", mode), instance("d")
     front = proxy([prefill], [decode], prefill_deadline=1)
+    if mode == "sick":  # it would give a ticket before its first check
+        eventually(lambda: front.metric(f'in_service{{role="prefill",url="{prefill.url}"}}') == 0)
     assert front.text() == expected()
     assert "kv_transfer_params" not in decode.seen()[0]["body"]
     assert front.metric('prefills_total{outcome="ticket"}') == 0

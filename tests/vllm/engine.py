@@ -18,6 +18,14 @@ from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
 BLOCK_SIZE = 32
+TWO_RANKS: dict[str, Any] = {
+    "tensor_parallel_size": 2,
+    "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    "in_process": False,
+}
+"""An engine of two tensor-parallel workers, each a process of its own on a core of its own."""
+PATIENT = {"lookup_budget_ms": 20_000, "load_deadline_ms": 20_000, "store_deadline_ms": 20_000}
+"""Settings with which every hit is found, and every page loaded and stored, however busy the machine is."""
 START_SECONDS = 400.0
 COMMAND_SECONDS = 300.0
 
@@ -188,6 +196,7 @@ class EngineProcess:
         max_tokens: int = 8,
         concurrency: int = 16,
         abort_after: int | None = None,
+        reset_after: int | None = None,
     ) -> Answers:
         """Answer prompts greedily, so many at a time.
 
@@ -196,6 +205,7 @@ class EngineProcess:
             max_tokens: for those that are only token ids.
             concurrency: most at once.
             abort_after: abort what is under way after so many steps.
+            reset_after: after so many steps reset the prefix cache, of requests that run and of the connector, too.
         """
         requests = [p if isinstance(p, Prompt) else Prompt(p, max_tokens) for p in prompts]
         result = self._ask(
@@ -204,6 +214,7 @@ class EngineProcess:
                 "requests": [request.to_json() for request in requests],
                 "concurrency": concurrency,
                 "abort_after": abort_after,
+                "reset_after": reset_after,
             },
             COMMAND_SECONDS,
         )

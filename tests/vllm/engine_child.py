@@ -57,7 +57,11 @@ class _Driver:
         self.count = 0
 
     def generate(
-        self, requests: list[dict[str, Any]], concurrency: int, abort_after: int | None = None
+        self,
+        requests: list[dict[str, Any]],
+        concurrency: int,
+        abort_after: int | None = None,
+        reset_after: int | None = None,
     ) -> dict[str, Any]:
         """Answer requests, so many at a time, each greedily to its last token.
 
@@ -65,6 +69,7 @@ class _Driver:
             requests: ``prompt``, ``max_tokens``, and what else :class:`tests.vllm.engine.Prompt` has.
             concurrency: most requests at once.
             abort_after: abort all that is under way after so many steps.
+            reset_after: reset the prefix cache after so many steps, of requests that run and of the connector, too.
         """
         before = self.counters()
         waiting = list(enumerate(requests))
@@ -100,6 +105,8 @@ class _Driver:
             if abort_after is not None and steps >= abort_after:
                 self.engine.abort_request(list(under_way))
                 under_way, waiting = {}, []
+            if steps == reset_after:
+                self.engine.reset_prefix_cache(True, True)
         after = self.counters()
         return {
             "answers": [answers[index] for index in sorted(answers)],

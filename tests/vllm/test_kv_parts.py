@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from node_process import NodeProcess
 
-from tests.vllm.engine import Prompt, transfer_config
+from tests.vllm.engine import PATIENT, TWO_RANKS, Prompt, transfer_config
 
 ASK = {"do_remote_decode": True}
-PATIENT = {"lookup_budget_ms": 20_000, "load_deadline_ms": 20_000, "store_deadline_ms": 20_000}
 
 
 def test_one_rank_and_two_ranks_hand_over_to_each_other(
@@ -31,12 +30,7 @@ def test_one_rank_and_two_ranks_hand_over_to_each_other(
     transfer = transfer_config(node.url, kv_parts=2, ticket_key_file=str(key), **PATIENT)
     with (
         start_engine(transfer=transfer) as one,
-        start_engine(
-            transfer=transfer,
-            tensor_parallel_size=2,
-            environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-            in_process=False,
-        ) as two,
+        start_engine(transfer=transfer, **TWO_RANKS) as two,
     ):
         for prefill, decode, share in ((one, two, prompts[::2]), (two, one, prompts[1::2])):
             tickets = prefill.run([Prompt(tokens, 1, ASK) for tokens in share])

@@ -11,12 +11,10 @@ import pytest
 from node_process import NodeProcess
 
 import kvstore
-from tests.vllm.engine import EngineError, Prompt, transfer_config
+from tests.vllm.engine import PATIENT, TWO_RANKS, EngineError, Prompt, transfer_config
 
 MAX_TOKENS = 12
 ASK = {"do_remote_decode": True}
-PATIENT = {"lookup_budget_ms": 20_000, "load_deadline_ms": 20_000, "store_deadline_ms": 20_000}
-TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "in_process": False}
 
 
 @pytest.fixture
@@ -70,8 +68,8 @@ def test_two_ranks_hand_over_to_two_ranks(
 
     def start(name: str, node: NodeProcess, **extra: Any) -> None:
         transfer = transfer_config(node.url, ticket_key_file=str(key), **PATIENT, **extra)
-        variables = environment | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-        started[name] = start_engine(transfer=transfer, environment=variables, **TWO_RANKS)
+        variables = environment | TWO_RANKS["environment"]
+        started[name] = start_engine(transfer=transfer, **TWO_RANKS | {"environment": variables})
 
     peer = {"peers": {"host 1": f"kvs://127.0.0.1:{first.port}"}}
     both = [
