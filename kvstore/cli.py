@@ -21,7 +21,7 @@ from kvstore import (
 )
 from kvstore.bench import command as bench_command
 from kvstore.bench import plan
-from kvstore.errors import InvalidRequestError, KVStoreError
+from kvstore.errors import InvalidRequestError, KVStoreError, UnauthenticatedError, UnavailableError
 from kvstore.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_USAGE
 from kvstore.status import kvstore_version
 
@@ -58,10 +58,21 @@ def _run(arguments: Sequence[str] | None) -> int:
         return int(options.run(options))
     except KVStoreError as error:
         command = " ".join(("kvstore", options.command, *([options.bench] if "bench" in options else [])))
-        print(f"{command}: {error}", file=sys.stderr)
+        print(f"{command}: {error}{_what_to_do(error, options)}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, InvalidRequestError) else EXIT_FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _what_to_do(error: KVStoreError, options: argparse.Namespace) -> str:
+    """Some words more for whoever wants to talk to a node."""
+    if "url" not in options:
+        return ""
+    if isinstance(error, UnavailableError):
+        return "; start the node (`kvstore serve`), or name another one by --url; `kvstore doctor` looks for the reason"
+    if isinstance(error, UnauthenticatedError):
+        return "; write the token into a file of yours alone (chmod 600), and name it in KVSTORE_CONNECT_TOKEN_FILE"
+    return ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,6 +25,7 @@ from kvstore.doctor.why import Known, Why, compare, why_missed
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
 from kvstore.status import Status
+from kvstore.tables import print_table, shown
 
 _CODES = """\
 exit codes:
@@ -97,8 +97,10 @@ def _examine(options: argparse.Namespace) -> list[Verdict]:
             asked = time.time()
             status = client.status()
             answered = time.time()
-    except (UnavailableError, DeadlineError, PermissionError) as error:
+    except (UnavailableError, DeadlineError) as error:
         verdicts.append(Verdict("node", FAIL, str(error), "start it (`kvstore serve`), and read its log if it ends"))
+    except PermissionError as error:
+        verdicts.append(Verdict("node", FAIL, str(error), "name a file with its token in KVSTORE_CONNECT_TOKEN_FILE"))
     else:
         verdicts += [node.look_at_version(status), node.look_at_clock(status, asked, answered)]
         config = node.node_config_of(config, status, here=address.local and address.arena_dir is None)
@@ -136,7 +138,6 @@ def _of_engine(options: argparse.Namespace, config: NodeConfig) -> list[Verdict]
 
 
 def _print(verdicts: list[Verdict]) -> None:
-    console = Console()
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("level", no_wrap=True)
     table.add_column("subject", no_wrap=True)
@@ -145,9 +146,9 @@ def _print(verdicts: list[Verdict]) -> None:
         advice = f"\n→ {escape(each.advice)}" if each.advice else ""
         level = f"[{_COLOURS[each.level]}]{each.level}[/]"
         table.add_row(level, each.subject, escape(each.text) + advice)
-    console.print(table)
+    print_table(table)
     warn, fail = (sum(each.level == level for each in verdicts) for level in (WARN, FAIL))
-    console.print(f"{len(verdicts)} looked at, {warn} to improve, {fail} that can't work so", highlight=False)
+    print(f"{len(verdicts)} looked at, {warn} to improve, {fail} that can't work so")
 
 
 # -- why did this prompt miss? -------------------------------------------------------------------------------------
@@ -191,14 +192,16 @@ def _namespace(wanted: str, prompt: Prompt, known: list[Known]) -> Known | None:
         found = known
     if len(found) == 1:
         return found[0]
-    names = "; ".join(f"{each.fingerprint.hex()[:12]} {each.layout.name}" for each in found or known) or "none"
+    names = (
+        "".join(f"\n  {each.fingerprint.hex()[:12]} {shown(each.layout.name)}" for each in found or known) or " none"
+    )
     what = "more than one namespace fits" if found else f"no namespace begins with {wanted!r}"
-    raise InvalidRequestError(f"{what}: name one with --namespace: {names}")
+    raise InvalidRequestError(f"{what}: name one with --namespace:{names}")
 
 
 def _print_why(why: Why, namespace: Known | None) -> None:
     if namespace is not None:
-        print(f"namespace {namespace.fingerprint.hex()[:12]} {namespace.layout.name}")
+        print(f"namespace {namespace.fingerprint.hex()[:12]} {shown(namespace.layout.name)}")
     tiers = f" ({', '.join(f'{count} in {tier}' for tier, count in why.tiers.items())})" if why.tiers else ""
     print(f"{why.present} of {why.asked} leading blocks are there{tiers}")
     if why.block is not None:

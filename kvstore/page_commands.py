@@ -17,6 +17,7 @@ from kvstore.errors import ConfigError, InvalidRequestError
 from kvstore.hashing import parse_hashes
 from kvstore.layout import Layout
 from kvstore.pins import MOST_PINNED_PAGES
+from kvstore.tables import shown
 
 _LEAST_DIGITS = 6
 _PINNED_SHARE = 4
@@ -53,7 +54,7 @@ def _add(
     command = commands.add_parser(
         name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog, allow_abbrev=False
     )
-    command.add_argument("namespace", help="its name or the first digits of its fingerprint, as `kvstore status` says")
+    command.add_argument("namespace", help="its name, or the first digits of its fingerprint, as `kvstore status` says")
     if hashes:
         command.add_argument(
             "hashes", nargs="+", metavar="HASH", help="block hashes as 64 hexadecimal digits, the prefix's head first;"
@@ -148,8 +149,8 @@ def find_namespace(client: Client, wanted: str) -> Namespace:
         named = [each for each in known if each.fingerprint.hex().startswith(wanted.lower())]
     if len(named) != 1:
         what = "more than one namespace begins" if named else "the node knows no namespace"
-        names = "; ".join(f"{each.fingerprint.hex()[:12]} {each.name}" for each in known) or "none"
-        raise InvalidRequestError(f"{what} with {wanted!r}; known: {names}")
+        names = "".join(f"\n  {each.fingerprint.hex()[:12]} {shown(each.name)}" for each in known) or " none"
+        raise InvalidRequestError(f"{what} with {wanted!r}; known:{names}")
     return client.namespace(Layout.from_json(named[0].layout))
 
 

@@ -22,6 +22,7 @@ from kvstore.client.environment import add_url_to, connect_to_node
 from kvstore.duration import format_duration, parse_duration
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.status import NamespaceStatus, Status, TierStatus
+from kvstore.tables import print_table, shown
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -93,8 +94,11 @@ def _namespaces(options: argparse.Namespace) -> int:
         sizes = [format_size(each.used_bytes.get(tier, 0)) for tier in tiers]
         ages = (format_duration(each.idle_seconds), format_duration(each.age_seconds))
         counts = (f"{each.arena_pages:,}", f"{each.pinned_pages:,}")
-        table.add_row(each.fingerprint.hex()[:12], *ages, *sizes, *counts, Text(each.name))
-    Console().print(table if chosen else "no namespaces")
+        table.add_row(each.fingerprint.hex()[:12], *ages, *sizes, *counts, Text(shown(each.name)))
+    if chosen:
+        print_table(table)
+    else:
+        print("no namespaces")
     return 0
 
 
@@ -106,10 +110,7 @@ def _idle(text: str) -> float:
 
 
 def _print_status(status: Status) -> None:
-    console = Console()
-    console.print(
-        f"kvstore {status.version}, pid {status.pid}, up {status.uptime_seconds:.0f} s, {status.clients} clients"
-    )
+    print(_head(status))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("tier", "used", "limit", "pages", "hit", "asked", "stored", "evicted", "overrun", "refused"):
         table.add_column(column, justify="left" if column == "tier" else "right")
@@ -120,14 +121,18 @@ def _print_status(status: Status) -> None:
         ]
         sizes = (format_size(tier.used_bytes), format_size(tier.limit_bytes), f"{tier.pages:,}")
         table.add_row(tier.name, *sizes, *counters)
-    console.print(table)
+    print_table(table)
     for namespace in status.namespaces:
-        console.print(
-            _namespace_line(namespace),
-            highlight=False,
-            markup=False,  # a name is data: brackets in it mean nothing
-            soft_wrap=True,
-        )
+        print(_namespace_line(namespace))
+
+
+def _head(status: Status) -> str:
+    up = format_duration(status.uptime_seconds)
+    return f"kvstore {status.version}, pid {status.pid}, up {up}, {_count(status.clients, 'client')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _namespace_line(namespace: NamespaceStatus) -> str:
@@ -142,7 +147,7 @@ def _namespace_line(namespace: NamespaceStatus) -> str:
         parts.append(f"unused for {format_duration(namespace.idle_seconds)}")
     if namespace.durability:
         parts.append(f"durability {namespace.durability}")
-    return f"{namespace.fingerprint.hex()[:12]} {namespace.name}: {', '.join(parts)}"
+    return f"{namespace.fingerprint.hex()[:12]} {shown(namespace.name)}: {', '.join(parts)}"
 
 
 def _plain(value: Any) -> Any:
@@ -225,8 +230,11 @@ def _rates(before: Status, now: Status, seconds: float) -> Group:
     for tier in now.tiers:
         table.add_row(*_rates_of(earlier.get(tier.name, tier), tier, seconds))
     dirty = now.tier("arena").counters.get("dirty", 0)
-    head = f"kvstore {now.version}, pid {now.pid}, up {now.uptime_seconds:.0f} s, {now.clients} clients"
-    return Group(Text(head), Text(f"{len(now.namespaces)} namespaces, {dirty:,} pages wait for a tier below"), table)
+    return Group(
+        Text(_head(now)),
+        Text(f"{_count(len(now.namespaces), 'namespace')}, {dirty:,} pages wait for a tier below"),
+        table,
+    )
 
 
 def _rates_of(before: TierStatus, now: TierStatus, seconds: float) -> list[str]:

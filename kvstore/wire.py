@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -157,6 +158,14 @@ def _kind_of(error: errors.KVStoreError) -> type[errors.KVStoreError]:
     return next((kind for kind in type(error).__mro__ if kind in _CODES), type(error))
 
 
+def _in_short(details: str) -> str:
+    """What gRPC says of a connection that can't be made, without what everybody knows."""
+    reason = details.partition("last error: ")[2] or details
+    for words in (" error: ", "Failed to connect to remote host: "):
+        reason = reason.rpartition(words)[2]
+    return re.sub(r"^[A-Z_]+: ipv[46]:\S+: ", "", reason) or details
+
+
 def error_of(call: grpc.RpcError, node: str) -> errors.KVStoreError:
     """The error that a failed call stands for. ``node`` names the other end for people."""
     # Every RpcError that a channel raises is the finished call as well; the types don't say so.
@@ -169,7 +178,7 @@ def error_of(call: grpc.RpcError, node: str) -> errors.KVStoreError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.DeadlineError(f"{node} did not answer in time")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return errors.UnavailableError(f"{node} can't be reached: {details}")
+        return errors.UnavailableError(f"{node} can't be reached: {_in_short(details)}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.FormatError(f"{node} does not know this call: {details}")
     return errors.UnavailableError(f"{node} failed: {details}")

@@ -343,7 +343,7 @@ class TestStatus:
             assert (done.returncode, done.stderr) == (0, "")
             assert "\x1b" not in done.stdout, "no colours into a pipe"
             lines = done.stdout.splitlines()
-            assert re.fullmatch(rf"kvstore \S+, pid {node.pid}, up \d+ s, \d+ clients", lines[0])
+            assert re.fullmatch(rf"kvstore \S+, pid {node.pid}, up \d+s, \d+ clients?", lines[0])
             head = ["tier", "used", "limit", "pages", "hit", "asked", "stored", "evicted", "overrun", "refused"]
             assert lines[1].split() == head
             assert lines[2].split() == ["arena", "2.344", "MiB", "16", "MiB", "300", "0", "0", "300", "0", "0", "0"]
@@ -393,7 +393,8 @@ class TestStatus:
         for url in (node.url, node.kv_url):
             done = kvstore_command("status", url)
             assert done.returncode == 1
-            assert done.stderr.startswith(f"kvstore status: {url} can't be reached")
+            said = f"kvstore status: {url} can't be reached: Connection refused; start the node (`kvstore serve`), or "
+            assert done.stderr.startswith(said)
             assert len(done.stderr.splitlines()) == 1
             assert not done.stdout
 
