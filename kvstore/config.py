@@ -20,6 +20,7 @@ from kvstore.duration import format_duration, parse_duration
 from kvstore.errors import ConfigError
 from kvstore.rules import NamespaceRule, TenantRule, did_you_mean, parse_rules, parse_tenants
 from kvstore.sharers import Sharers
+from kvstore.tenants import EVERY_TENANT, check_name
 
 DEFAULT_PORT = 7420
 ENVIRONMENT_PREFIX = "KVSTORE_"
@@ -72,6 +73,8 @@ class NodeConfig:
     """``HOST:PORT`` to serve on as well, or only ``PORT``: then on the loopback address. Empty: no TCP."""
     bulk_port: int = 0
     """TCP port for bulk connections, on the address of ``listen``. 0: any free one."""
+    connections: int = 512
+    """Most gRPC connections by TCP that are let in at once, and four times the most bulk connections."""
     metrics: str = ""
     """``HOST:PORT``, or only ``PORT`` on the loopback address, where Prometheus finds ``/metrics`` and probes
     ``/health``. Empty: nowhere."""
@@ -80,6 +83,9 @@ class NodeConfig:
     Empty: none. Needs the extra ``events``."""
     events_replay: str = ""
     """ZeroMQ endpoint where subscribers ask for events that they missed. Empty: none."""
+    events_tenants: str = ""
+    """Names of tenants, separated by commas, whose pages ``events`` tells of; ``*``: all. Empty: only of pages that
+    are no tenant's, since ZeroMQ asks nobody who they are."""
     traces: str = ""
     """Where OpenTelemetry's spans of calls go: OTLP over gRPC, ``http://127.0.0.1:4317``. Empty: nowhere. Needs the
     extra ``tracing``."""
@@ -152,6 +158,8 @@ class NodeConfig:
             raise ConfigError(f"socket: {str(self.socket)!r} has more than the 100 bytes that a Unix socket's path may")
         if not 0 <= self.bulk_port <= 65535:
             raise ConfigError(f"bulk_port must lie between 0 and 65535, got {self.bulk_port}")
+        if not 16 <= self.connections <= 16384:
+            raise ConfigError(f"connections must lie between 16 and 16384, got {self.connections}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key are given together, or neither")
         if self.client_ca is not None and self.tls_cert is None:
@@ -163,6 +171,10 @@ class NodeConfig:
             raise ConfigError(f"traces: {self.traces!r} is no http:// or https:// URL of a collector")
         if self.events_replay and not self.events:
             raise ConfigError("events_replay needs events: there is nothing to ask for again without it")
+        if self.events_tenants and not self.events:
+            raise ConfigError("events_tenants needs events: nobody is told anything without it")
+        for name in self.published_tenants - {EVERY_TENANT}:
+            check_name("events_tenants", name)
         for key, endpoint in (("events", self.events), ("events_replay", self.events_replay)):
             if endpoint:
                 self._check_endpoint(key, endpoint)
@@ -194,6 +206,16 @@ class NodeConfig:
                 f"{key}: {endpoint!r} can be reached from other hosts, and ZeroMQ asks nobody who they are: whoever"
                 " reaches it would learn of every page; listen on loopback or ipc://, or say insecure"
             )
+
+    @property
+    def bulk_connections(self) -> int:
+        """Most bulk connections at once."""
+        return self.connections // 4
+
+    @property
+    def published_tenants(self) -> frozenset[str]:
+        """The names in ``events_tenants``."""
+        return frozenset(name.strip() for name in self.events_tenants.split(",") if self.events_tenants)
 
     @property
     def sharers(self) -> Sharers:

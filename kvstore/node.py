@@ -25,7 +25,7 @@ from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
 from kvstore.secret_files import read_tokens
 from kvstore.service.access import Access, Gate, Tls, tls_of
-from kvstore.service.bulk import MOST_CONNECTIONS, BulkServer, BulkServicer
+from kvstore.service.bulk import BulkServer, BulkServicer
 from kvstore.service.cache import CacheServicer
 from kvstore.service.console import ConsolePages
 from kvstore.service.events import MOST_WATCHERS, EventsServicer
@@ -36,6 +36,7 @@ from kvstore.service.page_calls import PageCalls
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.receipts import Receipts
 from kvstore.service.standard import MOST_CHECKS, MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
+from kvstore.service.strangers import Strangers, most_strangers
 from kvstore.service.web import Answer, Ask, WebServer
 from kvstore.sharers import Sharers
 from kvstore.status import Status, seen_by, status_of
@@ -51,8 +52,6 @@ _CONTROL_CALLS = 16
 """Control calls answered at once. One that brings pages up from disk takes its place while it reads."""
 _HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_CHECKS + MOST_REFLECTIONS + MOST_WATCHERS
 """Threads, started when needed: as many as the long calls can keep, and those for the control calls."""
-_MOST_CONNECTIONS = 512
-"""gRPC connections at once; more are closed."""
 _HANDSHAKE_MS = 5_000
 """How long a connection may take to say what it is."""
 _IDLE_MS = 600_000
@@ -101,9 +100,11 @@ class Node:
             calls=_HANDLERS // TENANT_SHARE,
             streams=MOST_STREAMS // TENANT_SHARE,
             others=MOST_WATCHERS // TENANT_SHARE,
-            connections=MOST_CONNECTIONS // TENANT_SHARE,
+            connections=config.bulk_connections // TENANT_SHARE,
         )
-        gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits)] if access.asks else []
+        self._strangers: Strangers | None = None
+        known_by = access.asks or config.client_ca is not None
+        gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits, self._note)] if known_by else []
         self._web: WebServer | None = None
         self._console: ConsolePages | None = None
         registry = node_registry(self._status) if config.metrics else None
@@ -152,7 +153,7 @@ class Node:
                 # Two nodes must never share a port by accident.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-                ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
+                ("grpc.max_allowed_incoming_connections", _grpc_connections(config.connections)),
                 ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
             ],
@@ -174,15 +175,20 @@ class Node:
                     self.limits,
                     tls.context if tls is not None else None,
                     times,
+                    config.bulk_connections,
                 )
             bulk_pb2_grpc.add_BulkServicer_to_server(
                 BulkServicer(self.store, self._bulk, receipts, access), self._server
             )  # type: ignore[no-untyped-call]
+            if known_by and self.port:
+                self._strangers = Strangers(self.port, config.connections, access.grant_of)
             self._server.start()
             if registry is not None:
                 self._web = self._serve_metrics(registry, tls)
             if config.events:
-                self.publisher = EventPublisher(self.store, config.events, config.events_replay)
+                self.publisher = EventPublisher(
+                    self.store, config.events, config.events_replay, config.published_tenants
+                )
         except BaseException:
             self.stop()
             raise
@@ -202,6 +208,8 @@ class Node:
             self.publisher.stop()
         # Half of the time at most for calls under way: a peer that stands still must not keep pages from the disk.
         stopped = self._server.stop(self.config.drain_seconds / 2)
+        if self._strangers is not None:
+            self._strangers.stop()
         if self._bulk is not None:
             self._bulk.stop(self.config.drain_seconds / 2)
         if self._local is not None:
@@ -285,6 +293,10 @@ class Node:
         else:
             self._written_back = True
 
+    def _note(self, peer: str, shown: bytes) -> None:
+        if self._strangers is not None:
+            self._strangers.note(peer, shown)
+
     def _status(self) -> Status:
         disk = str(self.config.disk) if self.config.disk_limit else ""
         return status_of(self.store, self.instance, time.monotonic() - self._started, disk)
@@ -355,6 +367,12 @@ class Node:
         if not port:
             raise ResourceError(f"can't listen on {address}")
         return port
+
+
+def _grpc_connections(places: int) -> int:
+    """Most gRPC connections at once; more are closed before they say anything. There is room for twice as many
+    strangers as may stay, so that who comes to stay finds a place between two looks at them."""
+    return places + 2 * most_strangers(places)
 
 
 def _may_reload(key: str, before: NodeConfig, after: NodeConfig) -> bool:

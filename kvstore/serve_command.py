@@ -35,8 +35,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="run a node",
         description="Run a node: pages in shared memory and on disk, served to engines on this host and, where asked,"
         " on others. Every flag is optional; the same settings can be given in a TOML file (--config) and in the"
-        " environment (KVSTORE_ARENA=4GiB), and those without a flag there only: quotas and durability of namespaces,"
-        " disk_deadline, drain_seconds; docs/configuration.md has them all. Flags win over the environment,"
+        " environment (KVSTORE_ARENA=4GiB), and those without a flag there only, as disk_deadline, drain_seconds and"
+        " connections; what namespaces and tenants are granted is in the file alone. docs/configuration.md has them"
+        " all. Flags win over the environment,"
         " the environment over the file.",
         epilog="example:\n  kvstore serve --arena 4GiB --disk /var/lib/kvstore --disk-limit 100GiB\n\n" + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

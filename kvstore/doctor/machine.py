@@ -19,6 +19,8 @@ _CROWDED = 0.8
 _NO_LIMIT = 1 << 60
 """What cgroups of version 1 say where there is none is above it."""
 _FEW_FILES = 4096
+_FILES_A_CONNECTION = 4
+"""gRPC connections, those of strangers, and bulk connections, some of which have two descriptors."""
 _GPU = Path("/dev/nvidiactl")
 
 
@@ -121,9 +123,11 @@ def look_at_limits(config: NodeConfig, gpu: Path = _GPU) -> list[Verdict]:
     else:
         memlock = Verdict("memlock", OK, shown)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files < _FEW_FILES:
+    if files < (needed := max(_FEW_FILES, _FILES_A_CONNECTION * config.connections)):
         advice = "LimitNOFILE=65536 in the unit, or `ulimit -n 65536`"
-        open_files = Verdict("open files", WARN, f"{files} at most; each client takes a few", advice)
+        open_files = Verdict(
+            "open files", WARN, f"{files} at most; each client takes a few, {needed} are plenty", advice
+        )
     else:
         open_files = Verdict("open files", OK, f"{files} at most")
     return [memlock, open_files]

@@ -6,6 +6,8 @@ bounded: who reads too slowly, or was there before the node started again, sees 
 replay endpoint for the batches from a number on, as of vLLM. It answers with those that are remembered, and an empty
 one with the number -1 behind them. Where the number was forgotten, or is of an earlier start (0 always is),
 ``AllBlocksCleared`` and what is there now come before them.
+
+ZeroMQ asks nobody who they are, so pages of tenants are left out, but for those tenants that are named.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +28,7 @@ from kvstore.events.following import Start
 from kvstore.events.ring import PageEvent
 from kvstore.layout import Layout
 from kvstore.store import Store
+from kvstore.tenants import EVERY_TENANT
 
 if TYPE_CHECKING:
     import zmq
@@ -42,6 +45,8 @@ _LONGEST_FRAME = 1024
 """Of those who ask for a replay, ZeroMQ's own greeting included."""
 _SEND_MS = 1000
 """How long somebody who asked for a replay may leave it unread."""
+_MOST_SAID = 256
+"""Of most tenants the log says that they are left out."""
 _log = logging.getLogger(__name__)
 
 
@@ -60,19 +65,23 @@ class EventPublisher:
         store: that is told of.
         endpoint: to listen on for subscribers, ``tcp://127.0.0.1:5557`` or ``ipc:///path``.
         replay: to listen on for those who missed something; empty: nowhere.
+        tenants: whose pages are told of, beside those of layouts that name no tenant; ``EVERY_TENANT`` among them: all.
 
     Raises:
         ConfigError: pyzmq is not installed.
         ResourceError: an endpoint can't be had.
     """
 
-    def __init__(self, store: Store, endpoint: str, replay: str = "") -> None:
+    def __init__(self, store: Store, endpoint: str, replay: str = "", tenants: Collection[str] = ()) -> None:
         try:
             import zmq  # only who publishes needs it
         except ImportError as error:
             raise ConfigError("events needs pyzmq: install kvstore-offload[events]") from error
         self._zmq = zmq
         self._store = store
+        self._tenants = tenants
+        self._left_out: set[str] = set()
+        """Tenants of which the log says that they are."""
         self._host = socket.gethostname()
         self._next = int(time.time() * 1e6)
         """From the time on, so that whoever knows numbers of an earlier start sees a gap."""
@@ -153,7 +162,7 @@ class EventPublisher:
         """A batch for each run of events of one namespace."""
         for fingerprint, events in groupby(told, lambda event: event.fingerprint):
             layout = self._layout(fingerprint)
-            if layout is not None:
+            if layout is not None and self._tells_of(layout.tenant):
                 yield self._topic(layout), [block_event(event, layout) for event in events]
 
     def _layout(self, fingerprint: bytes) -> Layout | None:
@@ -166,7 +175,16 @@ class EventPublisher:
         return known.layout
 
     def _topics(self) -> list[bytes]:
-        return [self._topic(known.layout) for known in self._store.namespaces.known()]
+        layouts = [known.layout for known in self._store.namespaces.known()]
+        return [self._topic(layout) for layout in layouts if self._tells_of(layout.tenant)]
+
+    def _tells_of(self, tenant: str) -> bool:
+        if not tenant or tenant in self._tenants or EVERY_TENANT in self._tenants:
+            return True
+        if tenant not in self._left_out and len(self._left_out) < _MOST_SAID:
+            self._left_out.add(tenant)
+            _log.info("events: pages of tenant %r are not published; events_tenants says whose are", tenant)
+        return False
 
     def _topic(self, layout: Layout) -> bytes:
         return f"kv@{self._host}@{layout.name}".encode()

@@ -220,11 +220,13 @@ class Gate(grpc.ServerInterceptor):
     Args:
         access: who may do what.
         limits: of tenants.
+        note: told of each call that is let in: the peer, as gRPC names it, and its pass.
     """
 
-    def __init__(self, access: Access, limits: TenantLimits) -> None:
+    def __init__(self, access: Access, limits: TenantLimits, note: Callable[[str, bytes], None]) -> None:
         self._access = access
         self._limits = limits
+        self._note = note
 
     def intercept_service(
         self,
@@ -283,7 +285,9 @@ class Gate(grpc.ServerInterceptor):
         Raises:
             KVStoreError: they may not, or not now.
         """
-        grant = self._access.caller(context)
+        shown = self._access.pass_of_call(context)
+        grant = self._access.holder(shown)
+        self._note(context.peer(), shown)
         self._access.check_right(grant, method)
         with self._limits.call(grant, stream):
             yield grant

@@ -50,7 +50,7 @@ from kvstore.wire import AT_ONCE_BYTES, reason_of, split_hashes
 METHODS = {kind: f"Bulk/{kind.name.title()}" for kind in (Kind.LOAD, Kind.RESERVE, Kind.PUT)}
 """What each request is in metrics."""
 MOST_CONNECTIONS = 128
-"""Most connections that showed a token."""
+"""Most connections that showed a token, unless the node is told otherwise."""
 MOST_STRANGERS = 32
 """Most connections that have not shown one yet."""
 MOST_TOKENS = 256
@@ -77,6 +77,7 @@ class BulkServer:
         limits: of tenants.
         tls: for TLS connections, None for plain ones.
         times: told how long requests take.
+        most: most connections that showed a token.
 
     Raises:
         ResourceError: the address can't be had.
@@ -91,8 +92,10 @@ class BulkServer:
         limits: TenantLimits,
         tls: ssl.SSLContext | None = None,
         times: CallTimes | None = None,
+        most: int = MOST_CONNECTIONS,
     ) -> None:
         self._times = times
+        self._most = most
         self._store = store
         self._access = access
         self._limits = limits
@@ -167,7 +170,7 @@ class BulkServer:
         except OSError:  # no descriptors left
             return False
         with self._lock:
-            if len(self._threads) >= MOST_CONNECTIONS + 2 * MOST_STRANGERS:
+            if len(self._threads) >= self._most + 2 * MOST_STRANGERS:
                 connection.close()
                 return False
             if len(self._strangers) >= MOST_STRANGERS:
@@ -251,11 +254,11 @@ class BulkServer:
             LimitExceededError: there are too many.
         """
         with self._lock:
-            if len(self._channels) < MOST_CONNECTIONS:
+            if len(self._channels) < self._most:
                 self._known(stranger)
                 self._channels[channel] = False
                 return
-        error = LimitExceededError(f"{MOST_CONNECTIONS} bulk connections are open, the limit")
+        error = LimitExceededError(f"{self._most} bulk connections are open, the limit")
         _fail(channel, error)
         raise error
 

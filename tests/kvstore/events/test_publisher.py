@@ -22,6 +22,7 @@ from kvstore.node import Node
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 PAGE = 5000
 LAYOUT = Layout(model="m", block_size=16, page_bytes=PAGE, group=2)
+DIVIDED: dict[str, Any] = {"model": "m", "block_size": 16, "page_bytes": PAGE}
 PATIENCE_MS = 60_000
 
 
@@ -200,6 +201,29 @@ def test_who_comes_later_gets_what_is_there(context, node, pages, monkeypatch):
     assert set(hashes(3)) & there == {hashes(3)[0], hashes(3)[2]}
 
 
+@pytest.mark.parametrize(
+    ("named", "told"), [("", {""}), ("a", {"", "a"}), (" a , shared", {"", "a"}), ("*", {"", "a", "b"})]
+)
+def test_tenants_pages_are_left_out_unless_they_are_named(context, start_node, named, told):
+    """In what changes, in what is there, and in what is void."""
+    node = start_node(events="tcp://127.0.0.1:0", events_replay="tcp://127.0.0.1:0", events_tenants=named)
+    hosts = f"kv@{socket.gethostname()}@"
+    names = {tenant: f"{hosts}{Layout(**DIVIDED, tenant=tenant).name}".encode() for tenant in ("", "a", "b")}
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=60.0) as client:
+        of = {tenant: client.namespace(Layout(**DIVIDED, tenant=tenant)) for tenant in names}
+        subscriber = subscribe(context, node, of[""])
+        for pages in (of["a"], of["b"], of[""]):
+            store(pages, 1)
+        subscriber.until(lambda event: hashes(1)[0] in event["block_hashes"])
+        store(of[""], 1, 1)  # behind all of it
+        subscriber.until(lambda event: hashes(1, 1)[0] in event["block_hashes"])
+    assert {topic for topic, _, _ in subscriber.messages} == {names[tenant] for tenant in told}
+    asked = replay(context, node, 0)
+    assert {topic for topic, _, _ in asked} == {names[tenant] for tenant in told}
+    void = {topic for topic, _, events in asked if events == [{"type": "AllBlocksCleared"}]}
+    assert void == {names[tenant] for tenant in told}
+
+
 def test_what_a_node_said_before_it_started_again_is_void(context, start_node, tmp_path):
     settings = {"events": f"ipc://{tmp_path}/events", "events_replay": f"ipc://{tmp_path}/replay"}
     node = start_node(**settings)
@@ -254,6 +278,19 @@ def test_no_endpoint(endpoint):
 def test_replays_need_events():
     with pytest.raises(ConfigError, match="events_replay needs events"):
         NodeConfig(events_replay="tcp://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"events_tenants": "a"}, "events_tenants needs events"),
+        ({"events": "tcp://127.0.0.1:1", "events_tenants": "a,b c"}, "events_tenants=b c: a name has"),
+        ({"events": "tcp://127.0.0.1:1", "events_tenants": "a,"}, "events_tenants=: a name has"),
+    ],
+)
+def test_whose_events_are_tenants(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        NodeConfig(**settings)
 
 
 def test_without_pyzmq_it_says_what_to_install(start_node, monkeypatch):

@@ -277,7 +277,7 @@ class TestTooMany:
             stranger.socket.close()
 
     def test_connections(self, wire, monkeypatch):
-        monkeypatch.setattr(kvstore.service.bulk, "MOST_CONNECTIONS", 2)
+        monkeypatch.setattr(wire.node._bulk, "_most", 2)
         hello = frame(Kind.HELLO, wire.node._bulk.tokens.issue())
         with Peer.welcome(wire.node), Peer.welcome(wire.node), Peer(wire.node, hello) as third:
             assert third.failed() == "LimitExceededError\n2 bulk connections are open, the limit"

@@ -1,0 +1,220 @@
+"""TCP connections to gRPC whose peers have shown nothing yet, and how many of them there may be.
+
+gRPC counts connections, whoever made them, so strangers could hold every place. This keeps them to a part of these: it
+finds this process's connections by their descriptors, knows from the calls that were let in whose they are, and shuts
+down those that are too many, or too long without such a call. gRPC sees that their peers went away.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import unquote
+
+from kvstore.tenants import Grant
+
+STRANGER_SECONDS = 10.0
+"""How long a connection may be open before its first call that is let in."""
+STRANGERS_SHARE = 4
+"""Strangers have a place for every so many that the node has for others."""
+TENANT_SHARE = 2
+"""One tenant has at most this part of these others."""
+_LOOK_SECONDS = 0.25
+_SAY_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+Address = tuple[str, int]
+"""IP address without zone, and port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One TCP connection to gRPC's port."""
+
+    number: int
+    """Inode of its socket: another one for each connection."""
+    peer: Address
+    since: float
+    """When it was seen first, on the clock of ``time.monotonic``."""
+
+
+def most_strangers(places: int) -> int:
+    """How many strangers there may be beside so many others."""
+    return max(1, places // STRANGERS_SHARE)
+
+
+def surplus(
+    connections: Iterable[Connection], shown: Callable[[Address], Grant | None], places: int, now: float
+) -> list[Connection]:
+    """Which connections are to be closed.
+
+    Args:
+        connections: that are open.
+        shown: what the peer at an address may do; None: it made no call yet that was let in, or may not any more.
+        places: for those that showed something.
+        now: on the clock of ``since``.
+
+    Returns:
+        Strangers that are late; the oldest of the others, as far as they are too many: whoever comes to stay shows a
+        token at once; of one tenant, the youngest beyond its part.
+    """
+    strangers: list[Connection] = []
+    closed: list[Connection] = []
+    of_tenant: Counter[str] = Counter()
+    for each in sorted(connections, key=lambda connection: connection.since):
+        grant = shown(each.peer)
+        if grant is None:
+            (closed if now - each.since > STRANGER_SECONDS else strangers).append(each)
+        elif not grant.every:
+            of_tenant[grant.tenant] += 1
+            if of_tenant[grant.tenant] > places // TENANT_SHARE:
+                closed.append(each)
+    return closed + strangers[: max(0, len(strangers) - most_strangers(places))]
+
+
+class Strangers:
+    """Watches over the connections to one port until it is stopped. Safe for threads.
+
+    Args:
+        port: that gRPC listens on.
+        places: for connections that showed something.
+        grant_of: what a pass grants now.
+    """
+
+    def __init__(self, port: int, places: int, grant_of: Callable[[bytes], Grant | None]) -> None:
+        self._port = port
+        self._places = places
+        self._grant_of = grant_of
+        self._shown: dict[str, bytes] = {}
+        """What gRPC calls a peer → the pass that it showed last."""
+        self._seen: dict[int, Connection | None] = {}
+        """By inode; None: another kind of socket."""
+        self._said = float("-inf")
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstore-strangers", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._stopping.set()
+        self._thread.join()
+
+    def note(self, peer: str, shown: bytes) -> None:
+        """A call of a peer (as gRPC names it) was let in. Takes a microsecond."""
+        if self._shown.get(peer) != shown:
+            self._shown[peer] = shown
+
+    def look(self) -> None:
+        """Close what is too much now."""
+        shown = dict(self._shown)  # before connections are listed: whoever is not among them is gone
+        passes = {address: each for peer, each in shown.items() if (address := address_of(peer)) is not None}
+        connections = self._connections()
+        here = {each.peer for each in connections}
+        for peer in shown:
+            if address_of(peer) not in here:
+                self._shown.pop(peer, None)
+
+        def grant(peer: Address) -> Grant | None:
+            return self._grant_of(passes[peer]) if peer in passes else None
+
+        closed = surplus(connections, grant, self._places, time.monotonic())
+        if closed:
+            _shut_down({each.number for each in closed})
+            if time.monotonic() - self._said > _SAY_SECONDS:
+                self._said = time.monotonic()
+                _log.warning(
+                    "%d connections to port %d were closed, of %d: without a call that was let in within %g s, too many"
+                    " such at once (the limit is %d), or more than half of all places for one tenant",
+                    len(closed),
+                    self._port,
+                    len(connections),
+                    STRANGER_SECONDS,
+                    most_strangers(self._places),
+                )
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - it is tried again
+                _log.exception("connections of strangers can't be looked at")
+
+    def _connections(self) -> list[Connection]:
+        seen: dict[int, Connection | None] = {}
+        for fd, number in _sockets():
+            known = self._seen.get(number)
+            seen[number] = known if number in self._seen else self._inspect(fd, number)
+        self._seen = seen
+        return [each for each in seen.values() if each is not None]
+
+    def _inspect(self, fd: int, number: int) -> Connection | None:
+        """A descriptor's connection, if it is one to this port. It may be closed, or another's, at any moment."""
+        try:
+            looked_at = socket.socket(fileno=fd)
+        except OSError:
+            return None
+        try:
+            if looked_at.family not in (socket.AF_INET, socket.AF_INET6) or looked_at.getsockname()[1] != self._port:
+                return None
+            peer = looked_at.getpeername()
+        except OSError:  # it listens
+            return None
+        finally:
+            looked_at.detach()
+        return Connection(number, _normal(peer[0], peer[1]), time.monotonic()) if _inode(fd) == number else None
+
+
+@lru_cache(maxsize=4096)
+def address_of(peer: str) -> Address | None:
+    """The address in gRPC's name of a peer, ``ipv4:127.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``; None: there is none."""
+    kind, _, rest = peer.partition(":")
+    host, _, port = unquote(rest).rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    try:
+        return _normal(host.strip("[]"), int(port))
+    except ValueError:
+        return None
+
+
+def _normal(host: str, port: int) -> Address:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address), port
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """Descriptor and inode of every socket of this process."""
+    for entry in Path("/proc/self/fd").iterdir():
+        number = _inode(int(entry.name))
+        if number is not None:
+            yield int(entry.name), number
+
+
+def _inode(fd: int) -> int | None:
+    with suppress(OSError):  # closed meanwhile
+        status = os.fstat(fd)
+        if stat.S_ISSOCK(status.st_mode):
+            return status.st_ino
+    return None
+
+
+def _shut_down(numbers: set[int]) -> None:
+    """End connections by their sockets' inodes."""
+    for fd, number in _sockets():
+        if number in numbers:
+            with suppress(OSError):
+                own = os.dup(fd)  # the descriptor may become another socket's; this one does not
+                with socket.socket(fileno=own) as connection:
+                    if _inode(own) == number:
+                        connection.shutdown(socket.SHUT_RDWR)
