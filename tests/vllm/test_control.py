@@ -15,7 +15,7 @@ from node_process import NodeProcess
 
 import kvstore
 from kvstore.layout import Layout
-from tests.vllm.engine import BLOCK_SIZE, transfer_config
+from tests.vllm.engine import BLOCK_SIZE, PATIENT, transfer_config
 
 
 def page_of(node: NodeProcess, tokens: list[int]) -> bytes:
@@ -59,7 +59,7 @@ def test_a_page_that_was_damaged_on_disk(
     node = node_process(arena="64MiB", config=str(config))
     prompts = [prompt(200, seed) for seed in range(4)]
     expected = plain(prompts)
-    first = start_engine(transfer=transfer_config(node.url))
+    first = start_engine(transfer=transfer_config(node.url, **PATIENT))
     assert first.run(prompts).tokens == expected.tokens
     first.close()
     page = page_of(node, prompts[0])
@@ -67,7 +67,7 @@ def test_a_page_that_was_damaged_on_disk(
     damage(page, node.disk)
     shutil.rmtree(node.arena_folder)
     node.start()
-    second = start_engine(transfer=transfer_config(node.url))
+    second = start_engine(transfer=transfer_config(node.url, **PATIENT))
     again = second.run(prompts, concurrency=1)
     assert again.external_hits >= 3 * 192
     assert (again.tokens[0] == expected.tokens[0]) is verify

@@ -7,7 +7,7 @@ from typing import Any
 
 from node_process import NodeProcess
 
-from tests.vllm.engine import transfer_config
+from tests.vllm.engine import PATIENT, transfer_config
 
 
 def test_fp8_pages_and_others_do_not_mix(
@@ -20,13 +20,13 @@ def test_fp8_pages_and_others_do_not_mix(
     prompts = [prompt(200, seed) for seed in range(3)]
     options = {"kv_cache_dtype": "fp8"}
     expected = plain(prompts, options=options)
-    with start_engine(transfer=transfer_config(node.url), **options) as engine:
+    with start_engine(transfer=transfer_config(node.url, **PATIENT), **options) as engine:
         assert engine.run(prompts).tokens == expected.tokens
         engine.forget()
         again = engine.run(prompts)
         assert again.tokens == expected.tokens
         assert again.external_hits == 3 * 192
-    with start_engine(transfer=transfer_config(node.url)) as other:
+    with start_engine(transfer=transfer_config(node.url, **PATIENT)) as other:
         exact = other.run(prompts)
         assert exact.external_hits == 0
         assert exact.tokens == plain(prompts).tokens

@@ -9,7 +9,7 @@ from node_process import NodeProcess
 
 import kvstore
 from kvstore.layout import Layout
-from tests.vllm.engine import transfer_config
+from tests.vllm.engine import PATIENT, transfer_config
 
 # One block a step, and one request at a time: vLLM's kernel for CPUs can't put down a state in the middle of a step.
 OPTIONS = {"max_num_batched_tokens": 32}
@@ -31,7 +31,7 @@ def test_a_second_process_goes_on_from_the_states_of_the_first(
     node = node_process(arena="64MiB")
     prompts = [prompt(length, length) for length in LENGTHS]
     expected = plain(prompts, model="recurrent", options=OPTIONS, max_tokens=40, **ALONE)
-    transfer = transfer_config(node.url)
+    transfer = transfer_config(node.url, **PATIENT)
     with start_engine("recurrent", transfer=transfer, **OPTIONS) as first:
         assert first.run(prompts, max_tokens=40, **ALONE).tokens == expected.tokens
     with start_engine("recurrent", transfer=transfer, **OPTIONS) as second:
@@ -62,7 +62,7 @@ def test_states_of_generated_tokens_where_vllm_keeps_them(
     node = node_process(arena="64MiB")
     options = OPTIONS | {"prefix_cache_retention_interval": 32}
     question = prompt(50)
-    with start_engine("recurrent", transfer=transfer_config(node.url), **options) as engine:
+    with start_engine("recurrent", transfer=transfer_config(node.url, **PATIENT), **options) as engine:
         answer = list(engine.run([question], max_tokens=60).tokens[0])
         engine.drain()
         engine.forget()

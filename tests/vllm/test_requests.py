@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from node_process import NodeProcess
 
-from tests.vllm.engine import BLOCK_SIZE, Prompt, transfer_config
+from tests.vllm.engine import BLOCK_SIZE, PATIENT, Prompt, transfer_config
 
 
 @pytest.fixture
@@ -32,7 +32,9 @@ def test_prompts_longer_than_a_step(
     prompts = [prompt(length, length) for length in (100, 333, 700)]
     expected = plain(prompts)
     # 64 tokens a step: the longest prompt takes eleven steps, and is stored as it is computed.
-    engine = start_engine(transfer=transfer_config(node.url, async_load=async_load), max_num_batched_tokens=64)
+    engine = start_engine(
+        transfer=transfer_config(node.url, async_load=async_load, **PATIENT), max_num_batched_tokens=64
+    )
     assert engine.run(prompts).tokens == expected.tokens
     engine.drain()
     engine.forget()
@@ -52,7 +54,7 @@ def test_requests_that_are_preempted(
     prompts = [prompt(60 + 10 * seed, seed) for seed in range(8)]
     expected = plain(prompts, max_tokens=80)
     # 31 blocks for eight requests that grow to seven blocks each.
-    engine = start_engine(transfer=transfer_config(node.url), num_gpu_blocks_override=32, max_model_len=512)
+    engine = start_engine(transfer=transfer_config(node.url, **PATIENT), num_gpu_blocks_override=32, max_model_len=512)
     first = engine.run(prompts, max_tokens=80)
     assert first.tokens == expected.tokens
     engine.drain()
@@ -68,7 +70,7 @@ def test_requests_that_are_preempted(
 @pytest.fixture
 def run(node: NodeProcess, start_engine: Callable[..., Any]) -> Callable[[Any], Any]:
     """Have one engine answer a request, of which it has nothing itself."""
-    engine = start_engine(transfer=transfer_config(node.url))
+    engine = start_engine(transfer=transfer_config(node.url, **PATIENT))
 
     def answer(each: Any) -> Any:
         engine.drain()
@@ -105,7 +107,7 @@ def test_requests_that_are_aborted(
     node: NodeProcess, start_engine: Callable[..., Any], plain: Callable[..., Any], prompt: Callable[..., list[int]]
 ) -> None:
     prompts = [prompt(300, seed) for seed in range(6)]
-    engine = start_engine(transfer=transfer_config(node.url), max_num_batched_tokens=256)
+    engine = start_engine(transfer=transfer_config(node.url, **PATIENT), max_num_batched_tokens=256)
     for steps in range(1, 9):
         engine.run(prompts, max_tokens=20, abort_after=steps)
     engine.drain()
@@ -122,7 +124,7 @@ def test_processes_with_other_seeds_and_hash_algorithms_agree(
     algorithms = ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
     for number, algorithm in enumerate(algorithms):
         engine = start_engine(
-            transfer=transfer_config(node.url),
+            transfer=transfer_config(node.url, **PATIENT),
             environment={"PYTHONHASHSEED": str(number)},
             prefix_caching_hash_algo=algorithm,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from node_process import NodeProcess
 
-from tests.vllm.engine import transfer_config
+from tests.vllm.engine import PATIENT, transfer_config
 
 
 def metric(text: str, name: str) -> float:
@@ -26,7 +26,7 @@ def test_a_server_that_is_killed_finds_its_pages_again(
     node = node_process(arena="64MiB")
     prompts = [prompt(100, seed % 3) + prompt(100, 10 + seed) for seed in range(12)]
     expected = plain(prompts).tokens
-    server = start_server(transfer=transfer_config(node.url))
+    server = start_server(transfer=transfer_config(node.url, **PATIENT))
 
     def answer_all() -> list[tuple[int, ...]]:
         with ThreadPoolExecutor(4) as pool:
