@@ -24,8 +24,9 @@ from kvstore.client.bulk_pool import BulkPool
 from kvstore.client.bulk_requests import BulkRequests
 from kvstore.client.control import Connection
 from kvstore.client.deadline import time_left
-from kvstore.client.path import OpenedNamespace, Path
-from kvstore.client.pending import PendingLoad, PendingStore
+from kvstore.client.own_memory import OwnMemoryPath, pages_to_fill, pages_to_send
+from kvstore.client.path import OpenedNamespace
+from kvstore.client.pending import PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.client.stream import LOAD_BATCHES, StreamPath, knows, new_ticket, settle, store_request
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError, UnknownNamespaceError
@@ -40,7 +41,7 @@ STREAMS = 2
 """Connections that bring the batches of one load. (Of a store, the client begins one batch beside another.)"""
 
 
-class BulkPath(Path):
+class BulkPath(OwnMemoryPath):
     """:class:`kvstore.client.path.Path` over bulk connections. What it lends is this process's own memory.
 
     Args:
@@ -64,9 +65,7 @@ class BulkPath(Path):
     ) -> PendingStore:
         """Reserve pages; they are sent when the store is completed."""
         reply = self._reserve(namespace, hashes, time.monotonic() + timeout, parent)
-        page_bytes = namespace.layout.page_bytes
-        pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in reply.outcomes]
-        wanted = [page for page in pages if page is not None]
+        pages, wanted = pages_to_fill(reply.outcomes, namespace.layout.page_bytes)
 
         def finish(publish: bool) -> StoreResult:
             deadline = time.monotonic() + timeout
@@ -89,7 +88,7 @@ class BulkPath(Path):
         if self._stream.at_once and sum(page.size for page in pages) <= AT_ONCE_BYTES:
             return self._store_at_once(namespace, hashes, pages, deadline, parent)
         reply = self._reserve(namespace, hashes, deadline, parent)
-        wanted = [page for page, outcome in zip(pages, reply.outcomes, strict=True) if outcome == RESERVED]
+        wanted = pages_to_send(pages, reply.outcomes)
         put = partial(self._put, namespace, reply, hashes, wanted, parent, deadline)
         return PendingStore([], reply.outcomes, lambda publish: put()).complete()
 
@@ -108,7 +107,7 @@ class BulkPath(Path):
             self._await(namespace, parent, deadline)
             return super().begin_store(namespace, hashes, pages, time_left(deadline), parent)
         reply = self._reserve(namespace, hashes, deadline, parent)
-        wanted = [page for page, outcome in zip(pages, reply.outcomes, strict=True) if outcome == RESERVED]
+        wanted = pages_to_send(pages, reply.outcomes)
         await_before = partial(self._await, namespace, parent, deadline)
         put = partial(self._put, namespace, reply, hashes, wanted, parent, deadline, await_before)
         last = namespace.fingerprint + hashes[-1]
@@ -121,14 +120,6 @@ class BulkPath(Path):
         before = self._under_way.get(namespace.fingerprint + parent)
         if before is not None:
             wait([before], max(0.0, deadline - time.monotonic()))
-
-    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
-        """Receive the leading pages."""
-        pages: list[Bytes] = [np.empty(namespace.layout.page_bytes, np.uint8) for _ in hashes]
-        tiers = self.load(namespace, hashes, pages, timeout)
-        for page in pages:
-            page.flags.writeable = False
-        return PendingLoad(pages[: len(tiers)], tiers, lambda: len(tiers))
 
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float

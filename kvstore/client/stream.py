@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, RESERVED, TIER_NAMES
+from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, TIER_NAMES
 from kvstore.checksum import checksum_of
 from kvstore.client.control import Connection
 from kvstore.client.deadline import time_left
-from kvstore.client.path import OpenedNamespace, Path
-from kvstore.client.pending import PendingLoad, PendingStore
+from kvstore.client.own_memory import OwnMemoryPath, pages_to_fill, pages_to_send
+from kvstore.client.path import OpenedNamespace
+from kvstore.client.pending import PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.v1 import bulk_pb2
@@ -31,7 +32,7 @@ LOAD_BATCHES = 16
 """Batches that one request for pages may be of: few enough for the deadline that a stream must have."""
 
 
-class StreamPath(Path):
+class StreamPath(OwnMemoryPath):
     """:class:`kvstore.client.path.Path` over the payload streams. What it lends is this process's own memory."""
 
     def __init__(self, connection: Connection) -> None:
@@ -54,9 +55,7 @@ class StreamPath(Path):
     ) -> PendingStore:
         """Reserve pages; they are sent when the store is completed."""
         ticket, outcomes = self._reserve(namespace, hashes, time.monotonic() + timeout, parent)
-        page_bytes = namespace.layout.page_bytes
-        pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in outcomes]
-        reserved = [page for page in pages if page is not None]
+        pages, reserved = pages_to_fill(outcomes, namespace.layout.page_bytes)
         return PendingStore(pages, outcomes, lambda publish: self.finish(ticket, reserved, timeout, publish=publish))
 
     def store(
@@ -82,7 +81,7 @@ class StreamPath(Path):
                 return result
             self.at_once = False
         ticket, outcomes = self._reserve(namespace, hashes, deadline, parent)
-        wanted = [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
+        wanted = pages_to_send(pages, outcomes)
         return PendingStore(
             [], outcomes, lambda publish: self.finish(ticket, wanted, time_left(deadline), publish=publish)
         ).complete()
@@ -101,7 +100,7 @@ class StreamPath(Path):
             return super().begin_store(namespace, hashes, pages, timeout, parent)
         deadline = time.monotonic() + timeout
         ticket, outcomes = self._reserve(namespace, hashes, deadline, parent)
-        wanted = [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
+        wanted = pages_to_send(pages, outcomes)
         request = pb.StorePages(ticket=ticket)
         tell = self._begin_send(request, wanted, deadline) if ticket else None
 
@@ -109,14 +108,6 @@ class StreamPath(Path):
             return self._finish(request, len(wanted), tell, deadline) if tell is not None else StoreResult()
 
         return PendingStore([], outcomes, finish).complete
-
-    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
-        """Receive the leading pages."""
-        pages: list[Bytes] = [np.empty(namespace.layout.page_bytes, np.uint8) for _ in hashes]
-        tiers = self.load(namespace, hashes, pages, timeout)
-        for page in pages:
-            page.flags.writeable = False
-        return PendingLoad(pages[: len(tiers)], tiers, lambda: len(tiers))
 
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
