@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
+from local_peer import Peer, names, raw
 
 import kvstore
 from kvstore.bulk import calls
 from kvstore.bulk.calls import CALLS, SOCKET_NAME, Calls
-from kvstore.bulk.frame import CHECKSUM, HEADER, HEADER_BYTES, MAGIC, MOST_MESSAGE_BYTES, Header, Kind, pack_frame
+from kvstore.bulk.frame import HEADER_BYTES, MAGIC, MOST_MESSAGE_BYTES, Kind, pack_frame
 from kvstore.errors import UnavailableError
 from kvstore.service import local
 from kvstore.v1 import cache_pb2 as pb
@@ -26,66 +25,6 @@ from kvstore.v1 import cache_pb2 as pb
 PAGE = 5000
 LAYOUT = kvstore.Layout(model="near", block_size=16, page_bytes=PAGE)
 PATIENCE = 60.0
-
-
-class Peer:
-    """One connection, byte by byte. A context manager."""
-
-    def __init__(self, node: Any) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(PATIENCE)
-        self.socket.connect(str(node.store.arena.directory / SOCKET_NAME))
-
-    @classmethod
-    def welcome(cls, node: Any) -> Peer:
-        peer = cls(node)
-        assert peer.receive()[0] is Kind.READY
-        return peer
-
-    def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
-    def ask(self, request: Any) -> Any:
-        """The answer to a request, or the text of the error."""
-        kind = next(kind for kind, (asked, _) in CALLS.items() if isinstance(request, asked))
-        self.send(pack_frame(kind, request.SerializeToString()))
-        answered, message = self.receive()
-        return message.decode() if answered is Kind.FAILED else CALLS[kind][1].FromString(message)
-
-    def receive(self) -> tuple[Kind, bytes]:
-        header = Header.unpack(self.read(HEADER_BYTES))
-        return header.kind, self.read(header.message)
-
-    def read(self, length: int) -> bytes:
-        data = b""
-        while len(data) < length:
-            piece = self.socket.recv(length - len(data))
-            if not piece:
-                raise EOFError
-            data += piece
-        return data
-
-    def is_closed(self) -> bool:
-        try:
-            return not self.socket.recv(1)
-        except ConnectionError:
-            return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.socket.close()
-
-
-def raw(*fields: object) -> bytes:
-    """A header with any fields, and their checksum."""
-    packed = HEADER.pack(*fields)
-    return packed + CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed))
-
-
-def names(count: int, first: int = 0) -> list[bytes]:
-    return [number.to_bytes(32, "big") for number in range(first, first + count)]
 
 
 @pytest.fixture
@@ -179,33 +118,6 @@ def test_there_are_so_many_connections_and_who_gets_none_has_grpc(
             assert pages.store(names(2), np.ones((2, PAGE), np.uint8)).stored == 2
             assert not client._session.path._lines._idle
     eventually(lambda: node._local.connections == 0)
-
-
-def test_garbage_costs_nobody_else_anything(
-    node: Any, near: kvstore.Namespace, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None], seed: int
-) -> None:
-    monkeypatch.setattr(local, "MESSAGE_SECONDS", PATIENCE)
-    choose = random.Random(seed)
-    near.store(names(4), np.full((4, PAGE), 7, np.uint8))
-    client = near._handle.current[1]._attachment.client
-    pages = pb.PageList(fingerprint=near.fingerprint, hashes=b"".join(names(4)))
-    requests = [
-        pack_frame(Kind.PREPARE_STORE, pb.PrepareStoreRequest(pages=pages, client=client).SerializeToString()),
-        pack_frame(Kind.PREPARE_LOAD, pb.PrepareLoadRequest(pages=pages, client=client).SerializeToString()),
-        pack_frame(Kind.COMPLETE_STORE, pb.CompleteStoreRequest(ticket=5, publish=True).SerializeToString()),
-    ]
-    for _ in range(100):
-        data = bytearray(choose.choice([*requests, choose.randbytes(100)]))
-        for _ in range(choose.randrange(4)):
-            data[choose.randrange(len(data))] ^= choose.randint(1, 255)
-        with Peer.welcome(node) as peer, contextlib.suppress(OSError):
-            peer.send(bytes(data[: choose.randrange(len(data) + 1)]))
-    into = np.zeros((4, PAGE), np.uint8)
-    with near.prepare_load(names(4)) as held:
-        assert [bytes(page) for page in held.pages] == [bytes([7]) * PAGE] * 4
-    assert near.load(names(4), into) == 4
-    eventually(lambda: node._local.connections <= 1)
-    node.store.check_integrity()
 
 
 def test_a_client_that_goes_in_the_middle_of_a_load_holds_nothing(
