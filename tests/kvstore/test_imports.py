@@ -1,4 +1,7 @@
-"""What imports what: layers point one way, and an engine's side needs none of the node's own packages."""
+"""What imports what: layers point one way, and an engine's side needs none of the node's own packages.
+
+Also, that docs/architecture.md says what each part is.
+"""
 
 from __future__ import annotations
 
@@ -79,3 +82,17 @@ def test_imports_point_down_and_never_in_a_circle() -> None:
     ]
     assert not up, "\n".join(up)
     TopologicalSorter(imported).prepare()  # raises where there is a circle
+
+
+def test_every_module_has_its_row() -> None:
+    """In the table of parts; what is in a folder of kvstore may be said by the folder's row."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    parts = re.findall(r"`([^`]+)`", text.partition("| part | what it is |")[2].partition("\n## ")[0])
+    names = {name.rpartition("/")[2] for name in parts}
+    missing = [
+        path.relative_to(ROOT).as_posix()
+        for package in ("kvstore", "connector", "gpu")
+        for path in (ROOT / package).glob("[!_]*.py")
+        if not any(fnmatch(path.name, name) for name in names)
+    ]
+    assert not missing, "docs/architecture.md does not say what these are"
