@@ -39,9 +39,9 @@ def serving(arena_bytes: int) -> Iterator[str]:
         ) as process:
             assert process.stdout is not None
             assert process.stderr is not None
-            if not process.stdout.readline().startswith("kvstore: ready"):
-                raise ResourceError(f"the node does not start: {process.stderr.read().strip()}")
             try:
+                if not process.stdout.readline().startswith("kvstore: ready"):
+                    raise ResourceError(f"the node does not start: {process.stderr.read().strip()}")
                 yield f"unix://{socket}"
             finally:
                 process.send_signal(signal.SIGTERM)

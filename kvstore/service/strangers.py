@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,27 +54,29 @@ def most_strangers(places: int) -> int:
 
 
 def surplus(
-    connections: Iterable[Connection], shown: Callable[[Address], Grant | None], places: int, now: float
+    connections: Iterable[Connection], let_in: Mapping[Address, Grant | None], places: int, now: float
 ) -> list[Connection]:
     """Which connections are to be closed.
 
     Args:
         connections: that are open.
-        shown: what the peer at an address may do; None: it made no call yet that was let in, or may not any more.
+        let_in: the peers that made a call that was let in, and what they may do; None: nothing any more, but what is
+            under way goes on.
         places: for those that showed something.
         now: on the clock of ``since``.
 
     Returns:
-        Strangers that are late; the oldest of the others, as far as they are too many: whoever comes to stay shows a
-        token at once; of one tenant, the youngest beyond its part.
+        Strangers that are late; the oldest of the others, and of those that may do nothing any more, as far as they are
+        too many: whoever comes to stay shows a token at once; of one tenant, the youngest beyond its part.
     """
     strangers: list[Connection] = []
     closed: list[Connection] = []
     of_tenant: Counter[str] = Counter()
     for each in sorted(connections, key=lambda connection: connection.since):
-        grant = shown(each.peer)
+        grant = let_in.get(each.peer)
         if grant is None:
-            (closed if now - each.since > STRANGER_SECONDS else strangers).append(each)
+            late = each.peer not in let_in and now - each.since > STRANGER_SECONDS
+            (closed if late else strangers).append(each)
         elif not grant.every:
             of_tenant[grant.tenant] += 1
             if of_tenant[grant.tenant] > places // TENANT_SHARE:
@@ -117,17 +119,16 @@ class Strangers:
     def look(self) -> None:
         """Close what is too much now."""
         shown = dict(self._shown)  # before connections are listed: whoever is not among them is gone
-        passes = {address: each for peer, each in shown.items() if (address := address_of(peer)) is not None}
         connections = self._connections()
         here = {each.peer for each in connections}
         for peer in shown:
             if address_of(peer) not in here:
                 self._shown.pop(peer, None)
 
-        def grant(peer: Address) -> Grant | None:
-            return self._grant_of(passes[peer]) if peer in passes else None
-
-        closed = surplus(connections, grant, self._places, time.monotonic())
+        let_in = {
+            address: self._grant_of(each) for peer, each in shown.items() if (address := address_of(peer)) is not None
+        }
+        closed = surplus(connections, let_in, self._places, time.monotonic())
         if closed:
             _shut_down({each.number for each in closed})
             if time.monotonic() - self._said > _SAY_SECONDS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -29,8 +29,8 @@ def connections(*since: float) -> list[Connection]:
     return [Connection(100 + port, ("10.0.0.1", port), seen) for port, seen in enumerate(since)]
 
 
-def granted(grants: dict[int, Grant]) -> Callable[[Address], Grant | None]:
-    return lambda address: grants.get(address[1])
+def granted(grants: Mapping[int, Grant | None]) -> dict[Address, Grant | None]:
+    return {("10.0.0.1", port): grant for port, grant in grants.items()}
 
 
 def ports(closed: list[Connection]) -> list[int]:
@@ -49,6 +49,10 @@ class TestWhoGoes:
         assert most_strangers(12) == 3
         assert ports(surplus(open_ones, granted({}), 12, 5.0)) == [3, 1]
         assert ports(surplus(open_ones, granted({1: EVERYTHING}), 12, 5.0)) == [3], "those that are known don't count"
+
+    def test_who_may_do_nothing_any_more_ends_what_it_does_unless_there_are_too_many(self):
+        assert surplus(connections(0.0), granted({0: None}), 12, 100.0) == []
+        assert ports(surplus(connections(0.0, 95.0, 96.0, 97.0), granted({0: None}), 12, 100.0)) == [0]
 
     def test_the_youngest_of_a_tenant_beyond_its_half(self):
         open_ones = connections(*range(8))
