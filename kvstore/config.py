@@ -28,6 +28,7 @@ CONNECT_PREFIX = "KVSTORE_CONNECT_"
 """What begins so is for clients, not for nodes."""
 _SIZES_FROM = 1 << 20
 """Smaller whole numbers are ports, or nothing."""
+_LAST_GROUP = (1 << 32) - 2
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMATS = ("text", "json")
 Duration = float
@@ -227,9 +228,12 @@ class NodeConfig:
         if not self.group:
             return Sharers()
         try:
-            return Sharers(int(self.group) if self.group.isdecimal() else grp.getgrnam(self.group).gr_gid)
-        except KeyError as error:
+            number = int(self.group) if self.group.isdecimal() else grp.getgrnam(self.group).gr_gid
+        except (KeyError, ValueError) as error:
             raise ConfigError(f"group: there is no group {self.group!r} on this host") from error
+        if number > _LAST_GROUP:
+            raise ConfigError(f"group: a group's number is at most {_LAST_GROUP}, got {number}")
+        return Sharers(number)
 
     @property
     def arena_directory(self) -> Path:

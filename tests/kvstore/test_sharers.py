@@ -57,6 +57,9 @@ def test_a_group_gets_no_more_than_clients_need(start_node: Callable[..., Any], 
 def test_a_group_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match="group: there is no group 'kv-nobody' on this host"):
         _ = NodeConfig(group="kv-nobody").sharers
+    for number in ("4294967295", "9" * 5000):
+        with pytest.raises(ConfigError, match="group: "):
+            _ = NodeConfig(group=number).sharers
     assert NodeConfig(group="root").sharers == NodeConfig(group="0").sharers == Sharers(0)
 
 
