@@ -92,7 +92,8 @@ def tokens(tmp_path: Path) -> Path:
 def opened(stack: ExitStack, node: Node) -> socket.socket:
     """A stranger that speaks HTTP/2, and asks for nothing."""
     stranger = stack.enter_context(socket.create_connection(("127.0.0.1", node.port), SECONDS))
-    stranger.sendall(HELLO)
+    with suppress(OSError):  # it may be closed already
+        stranger.sendall(HELLO)
     return stranger
 
 
