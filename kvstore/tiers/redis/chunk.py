@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -176,6 +177,7 @@ def allocated(size: int) -> int:
     return (size + step - 1) & -step
 
 
+@lru_cache(64)
 def pages_per_chunk(page_bytes: int) -> int:
     """How many pages of this size go into one chunk."""
     return max(1, min(MOST_PAGES, CHUNK_BYTES // page_bytes))

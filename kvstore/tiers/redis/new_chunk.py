@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvstore.tiers.redis import chunk
-from kvstore.tiers.redis.chunk import ChunkHeader, extents, part_sizes
+from kvstore.tiers.redis.chunk import VALUE_BYTES, ChunkHeader, part_sizes
 from kvstore.tiers.redis.entry import PageEntry
 from kvstore.tiers.redis.names import part_name
 from kvstore.tiers.redis.resp import Argument, Buffer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NewChunk:
     """A chunk that is not in Redis yet."""
 
@@ -23,17 +24,17 @@ class NewChunk:
     payloads: Sequence[Buffer]
     """Each page's stored bytes, straight from the arena where they are not compressed."""
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """How long each of its values is."""
         return part_sizes(len(self.head), sum(self.header.stored))
 
-    @property
+    @cached_property
     def charge(self) -> int:
         """What it counts against budget and quota."""
         return chunk.charge(self.sizes, len(self.payloads))
 
-    @property
+    @cached_property
     def keys(self) -> list[bytes]:
         """Its pages' keys."""
         return [self.header.namespace + block_hash for block_hash in self.header.hashes]
@@ -67,13 +68,14 @@ class NewChunk:
         at = 0
         for payload in self.payloads:
             view = memoryview(payload)
-            done = 0
-            for extent in extents(0, at, len(view)):
-                if extent.part == len(values):
+            while len(view):
+                part, begun = divmod(at, VALUE_BYTES)
+                if part == len(values):
                     values.append([])
-                values[extent.part].append(view[done : done + extent.length])
-                done += extent.length
-            at += len(view)
+                piece = view[: VALUE_BYTES - begun]
+                values[part].append(piece)
+                at += len(piece)
+                view = view[len(piece) :]
         return values
 
 

@@ -63,9 +63,11 @@ def encode(commands: Sequence[Sequence[Argument]]) -> list[Buffer]:
             for buffer in buffers:
                 if len(buffer) < _JOIN_BYTES:
                     small.append(bytes(buffer))
-                else:
-                    out += [b"".join(small), buffer]
+                    continue
+                if small:
+                    out.append(b"".join(small))
                     small.clear()
+                out.append(buffer)
             small.append(b"\r\n")
     out.append(b"".join(small))
     return out

@@ -109,12 +109,16 @@ def test_a_quota_that_shrank_is_kept_in_a_bucket_that_no_write_goes_to(
     assert before > 20 * MIB > 10 * MIB >= books(*cluster.primaries(), budget=640 * MIB).by_namespace[ONE]
 
 
-def test_statistics_and_quotas_answer_while_the_server_hangs(start_server: Any, open_redis: Open) -> None:
+def test_statistics_and_quotas_answer_while_the_server_hangs(
+    start_server: Any, open_redis: Open, eventually: Any
+) -> None:
     """From memory: not one byte is sent, and nobody waits."""
     server = start_server()
     tier = open_redis(server.url, LIMIT, timeout=1000.0, refresh=1000.0)
     assert all(tier.write([make(number) for number in range(4)]))
     tier._look.close()  # it has looked at the books by now, and does not again
+    [node] = tier._servers._nodes.values()
+    eventually(lambda: not node._opening)  # the look and the write may have wanted a connection each
     expected = tier.statistics(), tier.used_by(ONE)
     assert expected[0].pages == 4
     commands = server.client.info("stats")["total_commands_processed"]
