@@ -149,6 +149,7 @@ class Strangers:
                 self.look()
             except Exception:  # noqa: BLE001 - it is tried again
                 _log.exception("connections of strangers can't be looked at")
+                self._stopping.wait(_SAY_SECONDS)
 
     def _connections(self) -> list[Connection]:
         seen: dict[int, Connection | None] = {}
