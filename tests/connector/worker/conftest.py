@@ -1,0 +1,77 @@
+"""A worker half, and the ways to hold it at each of its steps. Two pages a batch, 64 bytes a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from worker_pages import page_of
+
+from connector.plan import LoadPlan, StepPlan, StorePlan
+from connector.worker import WorkerConnector
+
+
+@pytest.fixture
+def gates(namespace, kv):
+    return {
+        "borrow": namespace.borrow_gate,
+        "scatter": kv.scatter_gate,
+        "complete_load": namespace.complete_load_gate,
+        "prepare_store": namespace.prepare_store_gate,
+        "gather": kv.gather_gate,
+        "complete_store": namespace.complete_store_gate,
+    }
+
+
+@pytest.fixture
+def worker(namespace, kv, clock, gates) -> Iterator[WorkerConnector]:
+    worker = WorkerConnector([namespace], [kv], clock=clock)
+    yield worker
+    for gate in gates.values():
+        gate.open()
+    worker.shutdown()
+    assert not worker._loads._thread.is_alive()
+    assert not worker._stores._thread.is_alive()
+    assert namespace.held == 0
+
+
+@pytest.fixture
+def load(worker, hashes):
+    """Begins a load of a request's first pages into blocks 20, 21, …"""
+
+    def run(request_id="a", count=3):
+        plan = LoadPlan(request_id, tuple(hashes[:count]), tuple(range(20, 20 + count)))
+        worker.start_load_kv(StepPlan(loads=(plan,)))
+
+    return run
+
+
+@pytest.fixture
+def store(worker, hashes):
+    """Begins a store of blocks 1, 2, … as a request's first pages."""
+
+    def run(request_id="a", count=3, finished=()):
+        plan = StorePlan(request_id, tuple(hashes[:count]), tuple(range(1, 1 + count)))
+        worker.start_save_kv(StepPlan(stores=(plan,), finished=tuple(finished)))
+
+    return run
+
+
+@pytest.fixture
+def settled(worker):
+    """Waits until both threads have let go of everything that they were given."""
+
+    def run():
+        for lane in (worker._loads, worker._stores):
+            with lane._changed:
+                assert lane._changed.wait_for(lambda lane=lane: not lane._queued and lane._current is None, 20)
+
+    return run
+
+
+@pytest.fixture
+def stocked(namespace, hashes):
+    """kvstore has the first six pages: page n is full of 100 + n."""
+    for number, block_hash in enumerate(hashes[:6]):
+        namespace.pages[block_hash] = page_of(100 + number)
+    return namespace
