@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
 
 
 class Periodic:
     """Does some work at once, and then every so many seconds.
 
     Args:
-        work: must not raise.
+        work: what it raises is logged, and it is tried again.
         seconds: of rest between two times.
         name: of the thread.
     """
@@ -29,5 +32,8 @@ class Periodic:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._work()
+            try:
+                self._work()
+            except Exception:  # noqa: BLE001 - what is learnt now and then must not be forgotten for good
+                _log.exception("%s: a round failed", self._thread.name)
             self._stop.wait(self._seconds)
