@@ -46,10 +46,10 @@ def start_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[..
 
     loops: list[Loop] = []
 
-    def start(node: Any, *, extra: dict[str, Any] | None = None, **options: Any) -> Loop:
+    def start(node: Any, *, url: str = "", extra: dict[str, Any] | None = None, **options: Any) -> Loop:
         defaults: dict[str, Any] = {"lookup_budget_ms": PATIENT, "load_deadline_ms": PATIENT}
         defaults |= {"store_deadline_ms": PATIENT, "ticket_key_file": str(key)}
-        loops.append(Loop(models("llama"), transfer_config(node.url, **(defaults | (extra or {}))), **options))
+        loops.append(Loop(models("llama"), transfer_config(url or node.url, **(defaults | (extra or {}))), **options))
         return loops[-1]
 
     yield start
@@ -187,14 +187,14 @@ def test_prefill_stores_a_prompt_chunk_by_chunk(
     prompt: Callable[..., list[int]],
     eventually: Callable[..., None],
 ) -> None:
-    from tests.vllm.loop import run_all
+    from tests.vllm.loop import run_all, run_until
 
     node = node_process()
     tokens = prompt(256)
     prefill = start_loop(node, max_num_batched_tokens=64)
     prefill.add("p", tokens, max_tokens=1, params={"do_remote_decode": True})
     for chunk in range(1, 4):
-        prefill.step()
+        run_until(prefill, lambda computed=64 * chunk: prefill.computed["p"] == computed)  # the lookup comes first
         eventually(lambda pages=2 * chunk: there(node, tokens) == pages)
         assert prefill.status("p") == "RUNNING"
     run_all(prefill)
@@ -267,8 +267,10 @@ def test_decode_that_is_aborted_leaks_nothing(
 
     node = node_process()
     tokens = prompt(300)
-    ticket = give(start_loop(node), tokens)
-    decode = start_loop(node)
+    # A lookup in shared memory asks nobody: by a port it waits for the node.
+    url = node.kv_url if when == "waiting" else node.url
+    ticket = give(start_loop(node, url=url), tokens)
+    decode = start_loop(node, url=url)
     if when == "waiting":
         node.pause()
     decode.add("d", tokens, params=ticket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def test_blocks_are_announced_when_they_are_stored_and_taken_back_when_a_lookup_
 
     told.clear()
     with kvstore.connect(node.url) as client:
-        for layout in loop.worker._layouts:
+        for layout in itertools.chain(*loop.worker._layouts):
             client.namespace(layout).clear()
     loop.reset_prefix_cache()
     loop.add("b", tokens, max_tokens=2)
