@@ -1,0 +1,52 @@
+"""How many arenas of the C library a node's threads use."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+_MANY_THREADS = """
+import ctypes, threading
+from kvstore.malloc import limit_malloc_arenas
+
+def arenas():
+    libc = ctypes.CDLL(None)
+    libc.open_memstream.restype = ctypes.c_void_p
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    return text.value.count(b"<heap nr")
+
+def work():
+    kept = bytearray(100_000)
+    all_are_here.wait()
+    return kept
+
+limit_malloc_arenas()
+before = arenas()
+all_are_here = threading.Barrier(12)
+threads = [threading.Thread(target=work) for _ in range(12)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(before, arenas())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize("said", [None, 5])
+def test_threads_share_two_arenas_or_as_many_as_the_environment_says(said: int | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    if said:
+        environment["MALLOC_ARENA_MAX"] = str(said)
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY_THREADS], env=environment, capture_output=True, text=True, check=True
+    )
+    before, after = map(int, done.stdout.split())
+    assert after == max(before, said or 2)
