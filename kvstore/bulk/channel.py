@@ -23,7 +23,10 @@ from kvstore.errors import DeadlineError, UnavailableError
 
 Bytes = npt.NDArray[np.uint8]
 PIECE_BYTES = 1 << 20
-"""What is sent or received by one call: small enough to be in the cache still when its checksum is made."""
+"""What is sent by one call: in the cache still from its checksum. More calls would wake the other end more often."""
+RECEIVED_BYTES = 256 << 10
+"""What is received by one call, while the other end sends on: in the cache still when its checksum is made, and little
+enough that the last one's is made soon."""
 RUN_BYTES = 8 << 20
 """The same where no checksum is made on the way."""
 _PIECE_BUFFERS = 256
@@ -133,7 +136,7 @@ class Channel:
             For each page its checksum, made of what was received; None when that is not the one that was sent.
         """
         digest = xxhash.xxh3_64()
-        for piece in _pieces(pages, PIECE_BYTES):
+        for piece in _pieces(pages, RECEIVED_BYTES):
             buffers, sums = [], []
             for _, data, last in piece:
                 buffers.append(data)
