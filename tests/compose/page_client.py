@@ -66,7 +66,8 @@ class PageClient:
     def path(self) -> dict[str, Any]:
         """Which way pages go: ``SharedPath`` is the arena, mapped."""
         assert self.namespace is not None  # opens it
-        return {"path": type(self.client._session.path).__name__}
+        session = getattr(self.client, "_session", None)  # the older version has none
+        return {"path": type(session.path if session is not None else self.client._path).__name__}
 
     def status(self) -> dict[str, Any]:
         status = self.client.status()
