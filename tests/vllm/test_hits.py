@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from node_process import NodeProcess
 
-from tests.vllm.engine import Prompt, transfer_config
+from tests.vllm.engine import PATIENT, TWO_RANKS, Prompt, transfer_config
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def whole_blocks(prompts: list[list[int]]) -> int:
 def test_a_second_process_loads_what_the_first_one_computed(
     node: NodeProcess, start_engine: Callable[..., Any], prompts: list[list[int]], async_load: bool
 ) -> None:
-    transfer = transfer_config(node.url, async_load=async_load)
+    transfer = transfer_config(node.url, async_load=async_load, **PATIENT)
     with start_engine() as plain:
         expected = plain.run(prompts, max_tokens=40)
     with start_engine(transfer=transfer) as first:
@@ -50,7 +50,7 @@ def test_generated_tokens_are_stored_too(
     node: NodeProcess, start_engine: Callable[..., Any], prompt: Callable[..., list[int]]
 ) -> None:
     question = prompt(40)
-    transfer = transfer_config(node.url)
+    transfer = transfer_config(node.url, **PATIENT)
     with start_engine(transfer=transfer) as first:
         answer = list(first.run([question], max_tokens=100).tokens[0])
     with start_engine(transfer=transfer) as second:
@@ -63,7 +63,7 @@ def test_a_model_with_windows_beside_full_attention(
 ) -> None:
     with start_engine("hybrid") as plain:
         expected = plain.run(prompts, max_tokens=40).tokens
-    with start_engine("hybrid", transfer=transfer_config(node.url)) as engine:
+    with start_engine("hybrid", transfer=transfer_config(node.url, **PATIENT)) as engine:
         engine.run(prompts, max_tokens=1)  # no more: a window that moves on may take a block away before it is stored
         engine.drain()
         engine.forget()
@@ -76,16 +76,12 @@ def test_a_model_with_windows_beside_full_attention(
 def test_two_ranks_store_and_load_their_parts(
     node: NodeProcess, start_engine: Callable[..., Any], prompts: list[list[int]]
 ) -> None:
-    options = {
-        "transfer": transfer_config(node.url),
-        "tensor_parallel_size": 2,
-        "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-        "in_process": False,
-    }
-    with start_engine(**options) as first:
-        expected = first.run(prompts, max_tokens=20).tokens
-        first.drain()
-    with start_engine(**options) as second:
+    with start_engine(**TWO_RANKS) as plain:
+        expected = plain.run(prompts, max_tokens=20).tokens
+    with start_engine(**TWO_RANKS, transfer=transfer_config(node.url, **PATIENT)) as first:
+        assert first.run(prompts, max_tokens=20).tokens == expected
+        first.forget()  # refused until everything is stored
+    with start_engine(**TWO_RANKS, transfer=transfer_config(node.url, **PATIENT)) as second:
         again = second.run(prompts, max_tokens=20, concurrency=1)
     assert again.tokens == expected
     assert again.external_hits + again.local_hits == whole_blocks(prompts)
@@ -96,7 +92,7 @@ def test_adapters_and_salts_have_pages_of_their_own(
 ) -> None:
     tokens = prompt(128)
     kinds = [Prompt(tokens), Prompt(tokens, lora=models("lora")), Prompt(tokens, salt="s")]
-    with start_engine(transfer=transfer_config(node.url), enable_lora=True) as engine:
+    with start_engine(transfer=transfer_config(node.url, **PATIENT), enable_lora=True) as engine:
         first = [engine.run([kind]) for kind in kinds]
         assert [answers.external_hits + answers.local_hits for answers in first] == [0, 0, 0]
         assert first[1].tokens != first[0].tokens == first[2].tokens
@@ -111,7 +107,7 @@ def test_a_reset_finds_nothing_older_and_leaves_the_pages_of_others(
     node: NodeProcess, start_engine: Callable[..., Any], prompt: Callable[..., list[int]]
 ) -> None:
     tokens = prompt(128)
-    with start_engine(transfer=transfer_config(node.url)) as engine:
+    with start_engine(transfer=transfer_config(node.url, **PATIENT)) as engine:
         engine.run([tokens])
         engine.drain()
         engine.forget(connector=True)
@@ -119,5 +115,5 @@ def test_a_reset_finds_nothing_older_and_leaves_the_pages_of_others(
         engine.drain()
         engine.forget()
         assert engine.run([tokens]).external_hits == 128  # what it stored since
-    with start_engine(transfer=transfer_config(node.url)) as other:
+    with start_engine(transfer=transfer_config(node.url, **PATIENT)) as other:
         assert other.run([tokens]).external_hits == 128
