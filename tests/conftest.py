@@ -126,7 +126,7 @@ def start_node(short_folder: Path, shm_folder: Path) -> Iterator[Callable[..., N
             "arena_dir": shm_folder / "arena",
             "disk": short_folder / "disk",
             "disk_limit": 64 << 20,
-            "drain_seconds": 5.0,
+            "drain_seconds": PATIENCE / 2,
         }
         node = Node(NodeConfig(**(defaults | settings)))
         nodes.append(node)

@@ -15,6 +15,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,6 +64,15 @@ class Pulse:
             start = time.monotonic()
             time.sleep(0.02)
             self.longest = max(self.longest, time.monotonic() - start - 0.02)
+
+
+def waited_for_processors() -> float:
+    """Seconds for which the threads of this process, all together, could have run and others did."""
+    waited = 0
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            waited += int((task / "schedstat").read_text().split()[1])
+    return waited / 1e9
 
 
 class SoakClient:
@@ -153,6 +164,7 @@ class SoakClient:
 
     def timely(self, call: Callable[[], Answer]) -> Answer | None:
         """What a call answers; None when the node was away or late. It is never later than its deadline."""
+        waited = waited_for_processors()
         self.pulse.longest, start = 0.0, time.monotonic()
         try:
             return call()
@@ -166,7 +178,7 @@ class SoakClient:
             seconds = time.monotonic() - start
             self.counts["calls"] += 1
             self.worst = max(self.worst, seconds)
-            most = TIMEOUT + SLACK + 2 * self.pulse.longest
+            most = TIMEOUT + SLACK + 2 * self.pulse.longest + max(0.0, waited_for_processors() - waited)
             assert seconds <= most, f"a call took {seconds:.2f} s, its timeout is {TIMEOUT} s"
         return None
 

@@ -347,6 +347,8 @@ def test_everything_dies_and_nothing_is_wrong(soak: Soak, eventually: Callable[.
     eventually(lambda: files_of(node.pid) <= soak.files_at_first + MOST_MORE_FILES, "descriptors are given back")
     for name, one in soak.watched.items():
         assert one.growth() <= MOST_MORE_MEMORY, f"the {name} grew by {one.growth()} bytes: {one.memory}"
-        assert one.files[-1] <= max(one.files[: len(one.files) // 2]) + MOST_MORE_FILES, f"{name}: {one.files}"
+        # The least of its last quarter: a server that hangs just then has more connections opened to it.
+        last = min(one.files[-max(1, len(one.files) // 4) :])
+        assert last <= max(one.files[: len(one.files) // 2]) + MOST_MORE_FILES, f"{name}: {one.files}"
     for process, counts in zip(soak.nodes, did.values(), strict=True):
         soak.check_end(process, counts, eventually)

@@ -72,12 +72,12 @@ def cluster(shared_cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def start_cluster(short_folder: Path) -> Iterator[Callable[[], Cluster]]:
+def start_cluster(short_folder: Path) -> Iterator[Callable[..., Cluster]]:
     """Start a Cluster of the test's own, which it may harm."""
     clusters: list[Cluster] = []
 
-    def start() -> Cluster:
-        clusters.append(Cluster(short_folder / f"c{len(clusters)}"))
+    def start(**options: Any) -> Cluster:
+        clusters.append(Cluster(short_folder / f"c{len(clusters)}", **options))
         return clusters[-1]
 
     yield start

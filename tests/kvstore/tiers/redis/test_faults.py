@@ -448,7 +448,7 @@ def test_tls(start_server: Any, open_redis: Open, short_folder: Path) -> None:
 def test_a_primary_of_the_cluster_dies_and_its_replica_takes_over(
     start_cluster: Any, open_redis: Open, eventually: Any
 ) -> None:
-    cluster = start_cluster()
+    cluster = start_cluster(node_timeout=1000)
     tier = open_redis(cluster.url, LIMIT)
     assert all(tier.write(PAGES))
     victim = cluster.primaries()[0]
