@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from faulty_proxy import Proxy
+from ports import free_port
 
 import kvstore
 from kvstore.client.bulk_pool import BulkPool
@@ -45,8 +46,7 @@ def test_killed_at_each_step(node_process, proxies, layout, hashes, payload, mon
     if steps == "reserved before":
         for module in ("bulk", "stream"):
             monkeypatch.setattr(f"kvstore.client.{module}.AT_ONCE_BYTES", 0)
-    node = node_process(disk_limit="0")
-    node.options["bulk-port"] = str(node.bulk_port)  # the same one when it comes back
+    node = node_process(disk_limit="0", bulk_port=str(free_port()))  # the same one when it comes back
     layout = kvstore.Layout(model="large", block_size=16, page_bytes=PAGE_BYTES)
     grpc_proxy, bulk_proxy = proxies(node)
     for turn, (work, direction, cut) in enumerate(STEPS[steps]):
