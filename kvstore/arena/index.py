@@ -222,7 +222,7 @@ class IndexReader:
             start = (home + distance) % buckets * BUCKET_WORDS
             for word in self._word_view[start : start + BUCKET_WORDS].tolist():
                 if word >> 32 == upper:
-                    frame = word & _FRAME_MASK
+                    frame = min(word & _FRAME_MASK, self._frames - 1)  # of rubbish; the header there decides
                     generation = self._generation_of(frame, namespace, length, block_hash)
                     if generation:
                         return frame, generation
@@ -238,8 +238,6 @@ class IndexReader:
 
     def _generation_of(self, frame: int, namespace: int, length: int, block_hash: bytes) -> int:
         """The generation of a slot if it holds this page, else 0."""
-        if frame >= self._frames:
-            return 0
         start = frame * HEADER_BYTES
         generation = self._header_words[start // 8]
         a, b, c, d, last = _HEADER.unpack_from(self._header_view, start + 8)

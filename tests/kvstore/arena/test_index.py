@@ -239,6 +239,14 @@ def test_an_index_full_of_rubbish_has_no_false_hit(random) -> None:  # type: ign
     assert frames_of(memory, [hash_of(frame) for frame in range(16)]) == list(range(16))
 
 
+def test_a_word_of_rubbish_that_names_no_slot_is_read_alike_by_both_ways() -> None:
+    memory = Memory(16, 4)
+    memory.publish(memory.writer(), 15, hash_of(15))
+    [[row, column]] = np.argwhere(memory.words)
+    memory.words[row, column] += np.uint64(2)
+    assert frames_of(memory, [hash_of(15), hash_of(14)]) == [15, -1], "the header of the last slot decides"
+
+
 class IndexMachine(RuleBasedStateMachine):
     """Against a dict, in an index that is much too small for its keys."""
 
