@@ -280,6 +280,7 @@ class BlockManagerMachine(BlockManagerPromises):
         self.step.append(request)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", MODELS)
 def test_the_manager_keeps_its_promises(name: str) -> None:
     machine = type("Machine", (BlockManagerMachine,), {"model": MODELS[name]})
