@@ -163,7 +163,7 @@ class TestHangup:
 
         monkeypatch.setattr(node, "reload", fail)
         serve_command._reload(node, cli._parser().parse_args(["serve"]))
-        [said] = caplog.records
+        [said] = [record for record in caplog.records if record.name == serve_command.__name__]
         assert said.getMessage() == ("SIGHUP: not everything was reloaded, the node goes on: ValueError('unforeseen')")
 
     def test_a_limit_that_can_not_be_takes_no_other_with_it(self, start_node) -> None:

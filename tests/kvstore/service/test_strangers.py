@@ -162,7 +162,7 @@ def test_what_a_tenant_has_beyond_its_half_is_closed(node, eventually):
             call = channel.unary_unary("/kvstore.v1.Cache/Status")
             with suppress(grpc.RpcError):  # it may be closed in the middle
                 call(b"", metadata=metadata, timeout=SECONDS, wait_for_ready=True)
-        eventually(lambda: len(node._strangers._connections()) == 8)
+        eventually(lambda: len(node._strangers._connections()) <= 8)
 
 
 @pytest.mark.parametrize("number", [15, 16385, 0])
