@@ -8,6 +8,7 @@ stored again.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -53,6 +54,7 @@ class BulkPath(OwnMemoryPath):
         self._connection = connection
         self._pool = pool
         self._stream = StreamPath(connection)
+        self._lock = threading.Lock()
         self._under_way: dict[bytes, Future[StoreResult]] = {}
         """Batches that are being stored, by the fingerprint and hash of the last page of each."""
 
@@ -111,9 +113,16 @@ class BulkPath(OwnMemoryPath):
         await_before = partial(self._await, namespace, parent, deadline)
         put = partial(self._put, namespace, reply, hashes, wanted, parent, deadline, await_before)
         last = namespace.fingerprint + hashes[-1]
-        sent = self._under_way[last] = beside(put)
-        sent.add_done_callback(lambda sent: self._under_way.pop(last, None))
+        sent = beside(put)
+        with self._lock:
+            self._under_way[last] = sent
+        sent.add_done_callback(partial(self._ended, last))
         return PendingStore([], reply.outcomes, lambda publish: sent.result()).complete
+
+    def _ended(self, last: bytes, sent: Future[StoreResult]) -> None:
+        with self._lock:  # another call may be sending the same page
+            if self._under_way.get(last) is sent:
+                del self._under_way[last]
 
     def _await(self, namespace: OpenedNamespace, parent: bytes, deadline: float) -> None:
         """Return when the pages before these are published, if they are being sent: heads come before their tails."""

@@ -135,6 +135,31 @@ def test_a_prefix_of_many_batches_is_stored_head_first(node, hashes, payload, mo
         assert np.array_equal(into, data)
 
 
+def test_pages_that_two_calls_send_are_waited_for_until_both_have(
+    node, layout, hashes, payload, monkeypatch, eventually
+):
+    """The one that ends first takes nothing away from the other."""
+    monkeypatch.setattr(kvstore.client.bulk, "AT_ONCE_BYTES", 0)
+    gates = [threading.Event(), threading.Event()]
+    waiting = iter(gates)
+
+    def put(self, *arguments):
+        assert next(waiting).wait(60.0)
+        return kvstore.StoreResult()
+
+    monkeypatch.setattr(kvstore.client.bulk.BulkPath, "_put", put)
+    with kvstore.connect(url_of(node)) as client:
+        opened, path = client.namespace(layout)._handle.current
+        finish = [path.begin_store(opened, hashes(2), list(payload(2)), 60.0) for _ in gates]
+        gates[0].set()
+        finish[0]()
+        eventually(lambda: sum(thread.name == "kvstore-beside" for thread in threading.enumerate()) == 1)
+        assert path._under_way
+        gates[1].set()
+        finish[1]()
+        eventually(lambda: not path._under_way)
+
+
 def test_pages_behind_a_gap_are_not_taken_for_others(node, layout, hashes, payload):
     """The first batch ends at a page that is gone, and the one behind it is here, and on its way."""
     with kvstore.connect(url_of(node)) as client:
