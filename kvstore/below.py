@@ -63,5 +63,20 @@ class Below:
             return shared.contains(keys)
 
 
+LOOKS = 3
+"""How often it is looked for a page at most that leaves the arena meanwhile."""
+
+
+def left_meanwhile(before: Sequence[bool], now: Sequence[bool], below: bytes) -> bool:
+    """Whether a page is found nowhere though it was in the arena a moment ago: it may have gone below behind the look.
+
+    Args:
+        before: which pages the arena had before the tiers below were asked.
+        now: which it has behind that.
+        below: where the tiers below had each page.
+    """
+    return any(was and not here and under == ABSENT for was, here, under in zip(before, now, below, strict=True))
+
+
 def _place(missing: tuple[bytearray, int, bytes]) -> int:
     return missing[1]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstore.answers import ABSENT, ARENA, EVICTED, HERE, MOST_LOOKUP_PAGES, MOST_QUERIES, UNKNOWN
-from kvstore.below import Below
+from kvstore.below import LOOKS, Below, left_meanwhile
 from kvstore.books import Books
 from kvstore.errors import LimitExceededError
 from kvstore.write_behind import WriteBehind
@@ -45,9 +45,13 @@ class Finding:
         )
 
     def _where(self, asked: Sequence[Sequence[bytes]]) -> list[bytes]:
-        below = self._below.find(asked, self._books.are_here)
-        with self._books.lock:
-            here = [self._books.catalog.find_all(keys) >= 0 for keys in asked]
+        for _ in range(LOOKS):
+            before = [self._books.are_here(keys) for keys in asked]
+            below = self._below.find(asked, self._books.are_here)
+            with self._books.lock:
+                here = [self._books.catalog.find_all(keys) >= 0 for keys in asked]
+            if not any(map(left_meanwhile, before, map(np.ndarray.tolist, here), below)):
+                break
         return [
             np.where(above, np.uint8(ARENA), np.frombuffer(under, np.uint8)).tobytes()
             for above, under in zip(here, below, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Container, Generator, Sequence
 
 from kvstore.answers import LONGEST_TICKET, Held
 from kvstore.arena.format import frames_for
-from kvstore.below import Below
+from kvstore.below import LOOKS, Below, left_meanwhile
 from kvstore.books import Books
 from kvstore.bringup import Run
 from kvstore.checksum import checksum_of
@@ -68,13 +68,19 @@ class Loading:
     ) -> Generator[tuple[Held, bool]]:
         known = self._books.known(fingerprint)
         keys = self._books.batch_keys(known, hashes)
-        (below,) = self._below.find([keys], self._books.are_here)
         deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
         bringups = self._books.bringups
-        with self._books.lock:
-            self._books.check_open()
-            room = max(0, self._books.room_of(owner, known))
-            run = bringups.begin(known, keys[: room // frames_for(known.layout.page_bytes)], below)
+        for look in range(1, LOOKS + 1):
+            before = self._books.are_here(keys)
+            (below,) = self._below.find([keys], self._books.are_here)
+            with self._books.lock:
+                self._books.check_open()
+                now = (self._books.catalog.find_all(keys) >= 0).tolist()
+                if look < LOOKS and left_meanwhile(before, now, below):
+                    continue
+                room = max(0, self._books.room_of(owner, known))
+                run = bringups.begin(known, keys[: room // frames_for(known.layout.page_bytes)], below)
+                break
         number = 0
         try:
             readable = set(self._places_unread(run))

@@ -39,6 +39,37 @@ def test_pages_come_up_from_below_and_say_so(open_store: OpenStore, kv: SimpleNa
     store.check_integrity()
 
 
+@pytest.mark.parametrize("ask", ["get", "found"])
+def test_a_page_that_goes_below_behind_the_look_is_found_there(
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any, ask: str
+) -> None:
+    """The tier is asked, then the page is written back and leaves the arena, then the arena is looked at."""
+    store = open_store(16, [tier])
+    known = store.open_namespace(kv.layout("a", FRAME))
+    kv.put(store, known, [1, 2])
+    contains, looks = tier.contains, []
+
+    def asked_too_early(keys: Any) -> Any:
+        answer = contains(keys)
+        looks.append(answer)
+        if len(looks) == 1:
+            while store.write_behind.write_back():
+                pass
+            for number in range(3, 30):
+                kv.put(store, known, [number])
+                store.write_behind.write_back()
+        return answer
+
+    tier.contains = asked_too_early
+    try:
+        answer = getattr(kv, ask)(store, known, [1, 2])
+    finally:
+        tier.contains = contains
+    assert looks[0] == [False, False]
+    assert answer == {"get": 2, "found": [1, 2]}[ask]
+    store.check_integrity()
+
+
 def test_what_is_below_is_present_for_a_store(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
     store = open_store(16, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
