@@ -97,7 +97,10 @@ class Namespaces:
         return self._by_fingerprint.get(fingerprint)
 
     def grant_all(self, grant: Callable[[KnownNamespace], None]) -> None:
-        """Call ``grant`` with every namespace: none of them is dropped, and none is opened, while it is."""
+        """Call ``grant`` with every namespace: none of them is dropped, and none is opened, while it is. One that is
+        opened from now on was granted to by what counts now."""
+        with self._lock:  # who opens one now may have asked what it is granted before that changed: behind that
+            pass
         for known in self.known():
             with self._lock:
                 if (current := self._by_number.get(known.number)) is not None:

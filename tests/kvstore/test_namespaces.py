@@ -11,7 +11,7 @@ import pytest
 from kvstore import namespaces
 from kvstore.errors import LayoutMismatchError, LimitExceededError, UnknownNamespaceError
 from kvstore.layout import Layout
-from kvstore.namespaces import Namespaces
+from kvstore.namespaces import KnownNamespace, Namespaces
 
 
 def layout(model: str, page_bytes: int = 4096) -> Layout:
@@ -190,3 +190,25 @@ def test_many_threads_open_one_layout_once(arena: Path) -> None:
         thread.join()
     assert sorted(numbers) == sorted(list(range(1, 21)) * 8)
     assert models(Namespaces([arena])) == models(known)
+
+
+def test_what_counts_for_all_counts_for_one_that_is_being_opened(arena: Path) -> None:
+    known = Namespaces([arena])
+    counts = "before"
+    granted: dict[str, str] = {}
+
+    def grant(to: KnownNamespace) -> None:
+        granted[to.layout.model] = counts
+
+    everyone = threading.Thread(target=known.grant_all, args=(grant,), daemon=True)
+
+    def grant_while_that_changes(to: KnownNamespace) -> None:
+        nonlocal counts
+        grant(to)
+        counts = "behind"
+        everyone.start()
+        everyone.join(0.2)  # it has to wait, and must not be over
+
+    known.open(layout("a"), grant=grant_while_that_changes)
+    everyone.join(60)
+    assert granted == {"a": "behind"}
