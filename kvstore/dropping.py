@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -66,11 +67,12 @@ class Dropping:
         self._books.check_open()
         return self._clear(self._books.known(fingerprint), self._below.all())
 
-    def expire(self, known: KnownNamespace, seconds: float) -> Expired:
+    def expire(self, known: KnownNamespace, seconds: float, stop: threading.Event) -> Expired:
         """Drop a namespace that this node has not used for so long: from what is its own, and from the shared tier
         unless another node has used it there within that time.
 
-        It stays known while the shared tier may have some of it: to be looked at again, or nobody would.
+        It stays known while the shared tier may have some of it: to be looked at again, or nobody would. Once ``stop``
+        is set, the shared tier is left alone: pages that are to be written back can't wait for it.
 
         Raises:
             UnknownNamespaceError: it was cleared just now.
@@ -81,7 +83,7 @@ class Dropping:
         if self._below.shared is not None:
             try:
                 with self._write_behind.sharing:
-                    shared = self._below.shared.expire(known.fingerprint, seconds)
+                    shared = self._below.shared.expire(known.fingerprint, seconds, stop)
             except ResourceError as error:
                 shared, why = None, str(error)
         if shared is None:

@@ -65,7 +65,7 @@ class Expiring:
             if pinned:
                 continue
             try:
-                done = self._dropping.expire(known, life)
+                done = self._dropping.expire(known, life, stop)
             except UnknownNamespaceError:  # cleared just now
                 continue
             except KVStoreError as error:

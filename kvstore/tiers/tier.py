@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -183,7 +184,7 @@ class Tier(Protocol):
 class SharedTier(Tier, Protocol):
     """A tier that several nodes share."""
 
-    def expire(self, prefix: bytes, seconds: float) -> int | None:
+    def expire(self, prefix: bytes, seconds: float, stop: threading.Event) -> int | None:
         """Forget all pages of a namespace, unless some node has used one of them within the last ``seconds``.
 
         What a node has used is what it read or wrote here, or told by ``touch``.
@@ -191,6 +192,7 @@ class SharedTier(Tier, Protocol):
         Args:
             prefix: the namespace's fingerprint, 32 bytes.
             seconds: on the clock of whoever keeps the pages.
+            stop: once it is set, what is still there is left for another time.
 
         Returns:
             How many pages were forgotten, also 0; None: the namespace is in use, and nothing was forgotten.

@@ -7,6 +7,7 @@ is kept for this.
 
 from __future__ import annotations
 
+import threading
 import time
 
 from kvstore.errors import ResourceError
@@ -35,7 +36,7 @@ class Expirer:
         self._entries = entries
         self._timeout = timeout
 
-    def expire(self, namespace: bytes, seconds: float) -> list[Left] | None:
+    def expire(self, namespace: bytes, seconds: float, stop: threading.Event) -> list[Left] | None:
         """Let a namespace's chunks leave, unless any node used one of them within the last ``seconds``.
 
         One that is used while this goes on stays; the others go.
@@ -44,7 +45,8 @@ class Expirer:
             The chunks that left; None: the namespace is in use, and nothing was changed.
 
         Raises:
-            ResourceError: not every server answered, or it took too long: some chunks may still be there.
+            ResourceError: not every server answered, it took too long, or ``stop`` was set: some chunks may still be
+                there.
         """
         end = time.monotonic() + _LONGEST
         idle = dict(self._buckets.idle_seconds(namespace, self._timeout))
@@ -64,6 +66,6 @@ class Expirer:
             if not all(isinstance(reply, list) for reply in replies):
                 raise ResourceError("redis: not every server answered: it may still have pages of the namespace")
             holding += [bucket for bucket, each in left.items() if each]
-            if holding and time.monotonic() > end:
+            if holding and (stop.is_set() or time.monotonic() > end):
                 raise ResourceError(f"redis: still {len(holding)} buckets with pages of the namespace")
         return gone

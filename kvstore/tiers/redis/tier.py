@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 
@@ -182,10 +183,10 @@ class RedisTier:
         self._events.removed(self.name, keys)
         return removed
 
-    def expire(self, prefix: bytes, seconds: float) -> int | None:
+    def expire(self, prefix: bytes, seconds: float, stop: threading.Event) -> int | None:
         """Forget a namespace that no node has used for so long; see :class:`kvstore.tiers.tier.SharedTier`."""
         self._check_format()
-        gone = self._expirer.expire(prefix, seconds)
+        gone = self._expirer.expire(prefix, seconds, stop)
         if gone is None:
             return None
         self._events.removed(self.name, [key for chunk in gone for key in chunk.keys])

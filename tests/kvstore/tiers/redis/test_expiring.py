@@ -52,19 +52,19 @@ def test_what_any_node_has_used_stays_and_the_rest_leaves_whole(
     other = [make_page_of(2, number, 300_000) for number in range(4)]
     assert all(idle.write(old + other))
     namespace = old[0].key[:32]
-    assert idle.expire(namespace, DAY) is None
+    assert idle.expire(namespace, DAY, NEVER) is None
     age(primaries, 2 * DAY)
     busy.touch([old[7].key])
-    assert idle.expire(namespace, DAY) is None
+    assert idle.expire(namespace, DAY, NEVER) is None
     assert idle.contains([page.key for page in old]) == [True] * 40, "one that is used keeps all of them"
     age(primaries, 2 * DAY)
-    assert idle.expire(namespace, DAY) == 40
+    assert idle.expire(namespace, DAY, NEVER) == 40
     assert busy.contains([page.key for page in old + other]) == [False] * 40 + [True] * 4
     counted = books(*primaries, budget=LIMIT)
     counted.check_entries()
     assert set(counted.by_namespace) == {other[0].key[:32]}
     assert not [name for one in primaries for name in one.client.scan_iter(match=b"kvstore:{*}:order:" + namespace)]
-    assert idle.expire(namespace, DAY) == 0
+    assert idle.expire(namespace, DAY, NEVER) == 0
     assert all(busy.write(old[:3]))
     assert all(read_pages(idle, old[:3]))
 
@@ -85,7 +85,7 @@ def test_what_is_used_while_the_rest_leaves_stays(
         return real(*arguments)
 
     monkeypatch.setattr(idle._buckets, "expiry", expiry)
-    gone = idle.expire(pages[0].key[:32], DAY)
+    gone = idle.expire(pages[0].key[:32], DAY, NEVER)
     assert gone is not None
     assert gone >= 36
     assert read_pages(busy, pages[:2]) == [True] * 2
@@ -113,11 +113,34 @@ def test_silence_of_one_server_is_told_and_the_next_time_finds_what_is_left(
     with monkeypatch.context() as silence:
         silence.setattr(tier._servers, "exchange", exchange)
         with pytest.raises(ResourceError, match="not every server"):
-            tier.expire(pages[0].key[:32], DAY)
+            tier.expire(pages[0].key[:32], DAY, NEVER)
     if script == scripts.IDLE:
         assert other.contains([page.key for page in pages]) == [True] * 40, "nobody knows, so nothing leaves"
-    assert tier.expire(pages[0].key[:32], DAY) == left
+    assert tier.expire(pages[0].key[:32], DAY, NEVER) == left
     assert not books(*cluster.primaries(), budget=LIMIT).chunks
+
+
+def test_a_node_that_stops_does_not_wait_until_all_of_it_has_left(
+    server: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.tiers.redis.buckets.LEAVE_AT_ONCE", 1)
+    tier = open_redis(server.url, LIMIT)
+    pages = [make_page_of(1, number, 700_000) for number in range(40)]
+    assert all(tier.write(pages))
+    age([server], 2 * DAY)
+    real, stop = tier._buckets.expiry, threading.Event()
+
+    def expiry(*arguments: Any) -> Any:
+        stop.set()
+        return real(*arguments)
+
+    monkeypatch.setattr(tier._buckets, "expiry", expiry)
+    with pytest.raises(ResourceError, match="still"):
+        tier.expire(pages[0].key[:32], DAY, stop)
+    assert any(tier.contains([page.key for page in pages]))
+    books(server, budget=LIMIT).check_entries()
+    assert tier.expire(pages[0].key[:32], DAY, NEVER)
+    assert not books(server, budget=LIMIT).chunks
 
 
 @pytest.fixture
