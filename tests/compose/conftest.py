@@ -68,7 +68,8 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Deployment | Inside]:
     folders = {name: str(request.getfixturevalue("tmp_path_factory").mktemp(name)) for name in ("OTHER_CODE", "CLOCK")}
     for folder in folders.values():
         Path(folder).chmod(0o755)  # containers have other users
-    with running(Deployment("kvstore-test", files, request.getfixturevalue("variables") | folders)) as deployment:
+    variables = request.getfixturevalue("variables") | folders | {"PROMETHEUS_PORT": "0"}  # any free one
+    with running(Deployment("kvstore-test", files, variables)) as deployment:
         yield deployment
 
 
@@ -143,6 +144,34 @@ def back_to_normal(
     """The check that a test ends with. Whatever state a failed one leaves is mended, so that the next can be told."""
     yield lambda: check_back_to_normal(hosts, clients, name)
     hosts.mend()
+
+
+@pytest.fixture
+def counted_truly(
+    hosts: Deployment,
+    clients: tuple[PageClient, PageClient],
+    engines: tuple[EngineClient, EngineClient],
+) -> Callable[[int], bool]:
+    """Whether a host's node counts as stored, since the test began, what its client and its engine were told is stored.
+
+    A store that an engine gave up may have come about, or not.
+    """
+
+    def told(host: int) -> tuple[int, int]:
+        engine = engines[host].answer(-1, plain=True)
+        return clients[host].stored + engine.get("pages_stored", 0), engine.get("pages_dropped", 0)
+
+    def count(host: int) -> int:
+        return clients[host].counters("arena")["stored"]
+
+    before = [(*told(host), count(host)) for host in range(len(clients))]
+
+    def run(host: int) -> bool:
+        (stored, given_up), (first, first_given_up, first_count) = told(host), before[host]
+        surplus = count(host) - first_count - (stored - first)
+        return 0 <= surplus <= given_up - first_given_up
+
+    return run
 
 
 @pytest.fixture

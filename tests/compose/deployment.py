@@ -117,7 +117,8 @@ class Deployment:
         for process in self._processes:
             end_process(process)
         self._processes.clear()
-        self.compose("--profile", "tests", "down", "--volumes", "--remove-orphans", "--timeout", "2")
+        everything = ("--profile", "tests", "--profile", "metrics")
+        self.compose(*everything, "down", "--volumes", "--remove-orphans", "--timeout", "2")
 
     def container(self, service: str) -> str:
         return f"{self.project}-{service}-1"

@@ -78,7 +78,7 @@ def main() -> None:
             }
             if cached.worker is not None:
                 moved = cached.worker.statistics()
-                reply |= {"pages_stored": moved.pages_stored, "pages_loaded": dict(moved.pages_loaded)}
+                reply |= {"pages_stored": moved.pages_stored, "pages_dropped": moved.pages_dropped}
             print(json.dumps(reply), flush=True)
             cached.settle()
         cached.close()

@@ -30,6 +30,8 @@ class Relay:
         self._process = hosts.start(service, self.script, url, *arguments, environment=environment)
         self._lines: queue.Queue[str] = queue.Queue()
         self._one_at_a_time = threading.Lock()
+        self.stored = 0
+        """Pages that it was told are stored, in all of its calls."""
         threading.Thread(target=self._read, daemon=True).start()
         self.where = f"{self.script} {service} {url}"
 
@@ -56,6 +58,7 @@ class Relay:
             self.send(**request)
             reply = self.receive(HANG)
             assert not reply.get("wrong"), (self.where, request, reply)
+            self.stored += reply.get("stored", 0)
             return reply
 
 

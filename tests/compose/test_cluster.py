@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from traffic import check_metrics
+
 
 def test_nodes_share_through_a_cluster_that_loses_a_server(
     cluster: Any, cluster_clients: Any, docker: Any, eventually: Callable[..., None], name: str
@@ -29,4 +31,6 @@ def test_nodes_share_through_a_cluster_that_loses_a_server(
     eventually(lambda: share(f"{name}/after/{next(tries)}"), "its replica takes its place")
     docker("start", cluster.container("redis2"))
     eventually(lambda: share(f"{name}/again/{next(tries)}"), "the server is back")
+    for node in ("node1", "node2"):
+        check_metrics(cluster, node)
     assert first.counters("redis")["corrupt"] == second.counters("redis")["corrupt"] == 0

@@ -89,9 +89,12 @@ def test_the_hosts_are_cut_off_from_each_other(
     back_to_normal()
 
 
-def test_prefill_dies_with_its_answer(hosts: Any, prefill: Any, decode: Any, docker: Any) -> None:
+def test_prefill_dies_with_its_answer(
+    hosts: Any, prefill: Any, decode: Any, docker: Any, back_to_normal: Callable[[], None]
+) -> None:
     prompt = next(NUMBERS)
     answer = prefill.answer(prompt, transfer={"do_remote_decode": True})
     docker("exec", hosts.container("engine1"), "python", "-c", f"import os; os.kill({answer['pid']}, 9)")
     right = decode.answer(prompt, plain=True)["tokens"]
     assert decode.answer(prompt, transfer=answer["ticket"])["tokens"] == right
+    back_to_normal()

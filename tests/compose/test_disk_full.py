@@ -33,6 +33,7 @@ def test_a_full_volume_makes_the_disk_tier_smaller(
     traffic: Any,
     eventually: Any,
     back_to_normal: Callable[[], None],
+    counted_truly: Callable[[int], bool],
 ) -> None:
     def disk(counter: str) -> int:
         return int(clients[1].counters("disk")[counter])
@@ -48,3 +49,4 @@ def test_a_full_volume_makes_the_disk_tier_smaller(
         eventually(lambda: disk("stored") > stored + 100, "the disk takes pages again")
         back_to_normal()
     assert disk("corrupt") == 0
+    eventually(lambda: counted_truly(1), "what was stored is counted, and nothing else")

@@ -19,6 +19,7 @@ def test_engines_go_on_while_a_node_is(
     name: str,
     eventually: Any,
     back_to_normal: Callable[[], None],
+    counted_truly: Callable[[int], bool],
 ) -> None:
     kept = f"{name}/before"
     clients[0].store(kept, 16)
@@ -36,6 +37,7 @@ def test_engines_go_on_while_a_node_is(
     # What the node confirmed to its clients; a confirmation may have been lost with it.
     assert after["stored"] - before["stored"] >= load.total(0, "stored")
     assert any("error" in reply for reply in load.replies[0])
+    eventually(lambda: counted_truly(1), "on the other host what was stored is counted, and nothing else")
 
 
 def test_a_rolling_restart(

@@ -78,7 +78,12 @@ def test_nodes_are_exchanged_one_by_one_under_clients_of_both_versions(
 
 
 def test_an_older_client_on_another_host(
-    exchange: Callable[[str, str], None], hosts: Any, clients: Any, page_client: Any, name: str
+    exchange: Callable[[str, str], None],
+    hosts: Any,
+    clients: Any,
+    page_client: Any,
+    name: str,
+    back_to_normal: Callable[[], None],
 ) -> None:
     """Over TCP, in both directions: what one version stores the other one loads."""
     old = page_client("decode2", "kv://node1:7420", environment=OLD_CODE)
@@ -92,9 +97,10 @@ def test_an_older_client_on_another_host(
             and there.call(do="load", prompt=prompt, pages=8).get("loaded") == 8
         )
 
-    for version in ("new", "old"):
+    for version in ("old", "new"):
         exchange("node1", version)
         for one in (old, new, clients[0]):  # back behind the restart
             wait_until(lambda one=one: goes_over(one, one), f"{one.where}, {version} node")
         for here, there in ((old, new), (new, old), (old, clients[0]), (clients[0], old)):
             assert goes_over(here, there), f"{here.where} → {there.where}, {version} node"
+    back_to_normal()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deployment import RUN
+from relays import HANG
 from traffic import check_metrics
 
 PAGES = 20
@@ -62,6 +63,7 @@ def test_fifty_clients_at_once(hosts: Any, page_client: Any, name: str, back_to_
     replies = [reply for group in groups for reply in group.receive(120.0)["replies"]]
     assert len(replies) == 50 * 4 * 4
     assert [reply for reply in replies if "error" in reply or reply.get("wrong")] == []
+    assert [reply for reply in replies if reply["seconds"] > HANG] == []
     assert all(reply["loaded"] == 4 for reply in replies if "loaded" in reply)
     stored = sum(reply.get("stored", 0) for reply in replies)
     after = hosts.status("node1"), hosts.status("node2")

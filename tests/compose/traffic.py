@@ -101,6 +101,10 @@ class Traffic:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+        for client, replies in zip(self._clients, self.replies, strict=True):
+            failed = sum("error" in reply for reply in replies)
+            longest = max((reply["seconds"] for reply in replies), default=0.0)
+            print(f"{client.where}: {len(replies)} calls, {failed} failed, the longest {longest:.1f} s", flush=True)
         if error is None:
             self._raise()
 
