@@ -164,12 +164,14 @@ class TestStopping:
     def test_a_peer_that_stands_still_does_not_keep_pages_from_the_disk(self, start_node):
         node = start_node(arena=64 << 20, drain_seconds=8.0)  # half of them for the peer, half for the disk
         node._upkeep.stop()  # nothing is written back before the node stops
-        large = kvstore.Layout(model="large", block_size=16, page_bytes=4 << 20)
+        large = kvstore.Layout(model="large", block_size=16, page_bytes=2 << 20)
+        # Else the peer's end may take all of it in, however little the peer reads.
+        small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
         with kvstore.connect(f"kv://127.0.0.1:{node.port}") as client:
             pages = client.namespace(large)
-            data = np.random.default_rng(1).integers(0, 256, (4, 4 << 20), dtype=np.uint8)
+            data = np.random.default_rng(1).integers(0, 256, (4, 2 << 20), dtype=np.uint8)
             pages.store(hashes_of(4), data)
-            with grpc.insecure_channel(f"127.0.0.1:{node.port}") as channel:
+            with grpc.insecure_channel(f"127.0.0.1:{node.port}", small_window) as channel:
                 request = pb.LoadPages(pages=pb.PageList(fingerprint=pages.fingerprint, hashes=b"".join(hashes_of(4))))
                 stream = channel.unary_stream("/kvstore.v1.Pages/Load")(request.SerializeToString(), timeout=SECONDS)
                 assert next(stream)
