@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
@@ -134,8 +135,9 @@ class Granting:
                     if self._books.closed:
                         return
                     step()
-                if stop.wait(_PAUSE_SECONDS):
+                if stop.is_set():
                     return
+                time.sleep(_PAUSE_SECONDS)  # not in `stop.wait`: a signal's handler that sets it would wait for that
 
     def _grant(self, known: KnownNamespace) -> None:
         """Let a namespace have what its rule says: before anybody finds it, and again when its durability changes."""

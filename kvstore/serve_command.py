@@ -171,10 +171,14 @@ def _serve(options: argparse.Namespace) -> int:
     limit_malloc_arenas()  # before there are threads
     config = load_config(*_sources(options))
     log_to_stderr(config.log_level, config.log_format)
-    stop, reload = threading.Event(), threading.Event()
+    stop, reload = threading.Event(), False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        (reload if number == signal.SIGHUP else stop).set()
+        nonlocal reload
+        if number == signal.SIGHUP:
+            reload = True
+        else:
+            stop.set()  # its lock must not be this thread's now: nothing here waits for it, or clears it
 
     # Set before anything is opened: a stop that comes during start is a stop, too.
     arrived = _wake_by_signals()
@@ -188,8 +192,8 @@ def _serve(options: argparse.Namespace) -> int:
         return 0
     print(_ready_line(node), flush=True)
     while not stop.is_set():
-        if reload.is_set():
-            reload.clear()  # before: a signal that comes meanwhile counts again
+        if reload:
+            reload = False  # before: a signal that comes meanwhile counts again
             _reload(node, options, stop)
         else:
             os.read(arrived, 1024)
