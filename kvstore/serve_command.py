@@ -171,13 +171,15 @@ def _serve(options: argparse.Namespace) -> int:
     limit_malloc_arenas()  # before there are threads
     config = load_config(*_sources(options))
     log_to_stderr(config.log_level, config.log_format)
-    stop, reload = threading.Event(), False
+    stop = threading.Event()
+    reload = stopping = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal reload
+        nonlocal reload, stopping
         if number == signal.SIGHUP:
             reload = True
-        else:
+        elif not stopping:  # or it may be this that a second signal interrupts
+            stopping = True
             stop.set()  # its lock must not be this thread's now: nothing here waits for it, or clears it
 
     # Set before anything is opened: a stop that comes during start is a stop, too.
