@@ -275,11 +275,16 @@ class Catalog:
                 self._to_regroup.append(namespace)
 
     def take_regrouping(self) -> Regrouping | None:
-        """A namespace whose pages are still to move into their own order, each of which is given out once. Until all
-        are there its quotas wait."""
+        """A namespace whose pages are still to move into their own order, each of which is given out once, and again
+        where that failed. Until all are there its quotas wait."""
         if not self._to_regroup:
             return None
         return Regrouping(self._to_regroup.pop(), self.slots, self._orders, self._find_parent)
+
+    def regroup_again(self, namespace: int) -> None:
+        """Not all of its pages were moved."""
+        if self._orders.is_moving(namespace):  # else it was dropped
+            self._to_regroup.append(namespace)
 
     def quota_of(self, namespace: int) -> int | None:
         """Most frames that a namespace's slots may take, where that is said for it or its tenant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -13,11 +14,13 @@ from kvstore.bytesize import format_size
 from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace
+from kvstore.regrouping import Regrouping
 from kvstore.rules import DURABILITIES, NamespaceRule, TenantRule, rule_for, warn_of_quotas_below_a_page
 from kvstore.tenant_quotas import TenantQuotas
 
 _PAUSE_SECONDS = 0.001
 """Between two steps that need the store's lock, so that others have it, too."""
+_log = logging.getLogger(__name__)
 
 
 class Granting:
@@ -114,7 +117,8 @@ class Granting:
         """Other rules from now on. A quota that is smaller than what is used takes effect with the next pages.
 
         The first quota of a namespace counts when this returns: its pages are put into an order of their own, which
-        takes up to a minute for a million. Once ``stop`` is set that is left undone.
+        takes up to a minute for a million. Once ``stop`` is set that is left undone, and where it fails the quota waits
+        for the next ``regroup``.
 
         A durability that a namespace was opened with stays; a new rule's counts when it is opened again.
         """
@@ -122,22 +126,46 @@ class Granting:
         with self._books.lock:
             self._tenants.set_rules(tenants)
         self._books.namespaces.grant_all(self._grant)
-        self._regroup(stop or threading.Event())
+        self.regroup(stop or threading.Event())
 
-    def _regroup(self, stop: threading.Event) -> None:
-        while True:
-            with self._books.lock:
-                regrouping = self._books.catalog.take_regrouping()
-            if regrouping is None:
-                return
-            for step in regrouping.steps():
-                with self._books.lock:
-                    if self._books.closed:
+    def regroup(self, stop: threading.Event) -> None:
+        """Put the pages of namespaces that have their first quota into orders of their own, and log what fails: that
+        is left to the next call."""
+        left: list[int] = []
+        try:
+            while (regrouping := self._take_regrouping()) is not None:
+                left.append(regrouping.namespace)
+                try:
+                    if not self._carry_out(regrouping, stop):
                         return
-                    step()
-                if stop.is_set():
-                    return
-                time.sleep(_PAUSE_SECONDS)  # not in `stop.wait`: a signal's handler that sets it would wait for that
+                except Exception:  # noqa: BLE001 - whatever it is, the others' quotas count, and this one is tried again
+                    _log.exception(
+                        "the quotas of namespace %d wait: not all of its pages could be put into an order of their own;"
+                        " it is tried again within a minute",
+                        regrouping.namespace,
+                    )
+                else:
+                    left.pop()
+        finally:
+            with self._books.lock:
+                for namespace in left:
+                    self._books.catalog.regroup_again(namespace)
+
+    def _take_regrouping(self) -> Regrouping | None:
+        with self._books.lock:
+            return self._books.catalog.take_regrouping()
+
+    def _carry_out(self, regrouping: Regrouping, stop: threading.Event) -> bool:
+        """False: the node stops before its end."""
+        for step in regrouping.steps():
+            with self._books.lock:
+                if self._books.closed:
+                    return False
+                step()
+            if stop.is_set():
+                return False
+            time.sleep(_PAUSE_SECONDS)  # not in `stop.wait`: a signal's handler that sets it would wait for that
+        return True
 
     def _grant(self, known: KnownNamespace) -> None:
         """Let a namespace have what its rule says: before anybody finds it, and again when its durability changes."""

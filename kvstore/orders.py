@@ -88,23 +88,21 @@ class Orders:
 
     def enter(self, slot: Slot, parent: Slot | None) -> None:
         """A page may leave from now on. ``parent``: of the same namespace, the page before it, if that is here."""
-        slots = self._slots
-        slots.apart[slot] = slots.namespace[slot] in self._own
-        order = self._of(slot)
-        if order.free:
-            number = order.free.pop()
-            order.slots[number] = slot
-        else:
-            number = len(order.slots)
-            order.slots.append(slot)
-        slots.rank[slot] = number
+        slots, namespace = self._slots, self._slots.namespace[slot]
+        apart = namespace in self._own
+        order = self._order(slots.frames[slot], namespace if apart else 0)
+        number = order.free[-1] if order.free else len(order.slots)
         if parent is not None and not (
-            slots.frames[parent] == slots.frames[slot]
-            and slots.apart[parent] == slots.apart[slot]
-            and slots.may_leave(parent)
+            slots.frames[parent] == slots.frames[slot] and slots.apart[parent] == apart and slots.may_leave(parent)
         ):
             parent = None
         order.policy.insert(number, slots.key(slot), slots.rank[parent] if parent is not None else None)
+        if order.free:  # only now: where the policy failed, nothing was changed
+            order.slots[order.free.pop()] = slot
+        else:
+            order.slots.append(slot)
+        slots.rank[slot] = number
+        slots.apart[slot] = apart
 
     def leave(self, slot: Slot, *, lost: bool) -> None:
         """It may not leave any more. ``lost``: it has left, to make room."""
@@ -114,9 +112,17 @@ class Orders:
         order.free.append(number)
 
     def move(self, slot: Slot, parent: Slot | None) -> None:
-        """From the common order into its namespace's own; the rest as in ``enter``."""
-        self.leave(slot, lost=False)
+        """From the common order into its namespace's own; the rest as in ``enter``. It is in one of both at any time,
+        also where a policy fails."""
+        slots, common, number = self._slots, self._of(slot), self._slots.rank[slot]
         self.enter(slot, parent)
+        try:
+            common.policy.remove(number, lost=False)
+        except BaseException:
+            self.leave(slot, lost=False)
+            slots.rank[slot], slots.apart[slot] = number, 0
+            raise
+        common.free.append(number)
 
     def remembers(self, key: bytes, namespace: int, frames: int) -> bool:
         """Whether a page with slots of this size is known to have left to make room."""

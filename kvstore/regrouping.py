@@ -2,7 +2,8 @@
 
 A namespace may get its first quota while it has a million pages. To sort and to move these takes 10 to 50 µs each, so
 it is done in steps, none of which keeps the store's lock for long. Meanwhile its pages are in two orders: those that
-come, and those that were moved, in its own.
+come, and those that were moved, in its own. A step that fails leaves no page halfway, so whoever begins again moves
+what is left.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Regrouping:
     def __init__(
         self, namespace: int, slots: SlotTable, orders: Orders, find_parent: Callable[[Slot], Slot | None]
     ) -> None:
-        self._namespace = namespace
+        self.namespace = namespace
         self._slots = slots
         self._orders = orders
         self._find_parent = find_parent
@@ -54,11 +55,11 @@ class Regrouping:
         places = self._sorted()
         for first in range(0, len(places), PAGES_A_STEP):
             yield partial(self._move, places[first : first + PAGES_A_STEP])
-        yield partial(self._orders.end_move, self._namespace)
+        yield partial(self._orders.end_move, self.namespace)
 
     def _look(self, first: int) -> None:
         slots = self._slots
-        here = np.array(slots.namespace[first : first + SLOTS_A_STEP]) == self._namespace
+        here = np.array(slots.namespace[first : first + SLOTS_A_STEP]) == self.namespace
         for slot in (np.flatnonzero(here) + first).tolist():
             if self._may_move(slot):
                 parent = self._find_parent(slot)

@@ -97,7 +97,7 @@ class Store:
         self.prepare_load, self.complete_load = loading.prepare_load, loading.complete_load
         self.load_parts = loading.load_parts
         self.still_held, self.checksums = loading.still_held, loading.checksums
-        self.set_rules = self._granting.set_rules
+        self.set_rules, self.regroup = self._granting.set_rules, self._granting.regroup
         self.pin, self.unpin = self._keeping.pin, self._keeping.unpin
         self.evict, self.clear = self._dropping.evict, self._dropping.clear
         self.sweep, self.verify = sweeping.sweep, sweeping.verify

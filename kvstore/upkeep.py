@@ -62,6 +62,7 @@ class Upkeep:
     def _expire(self) -> None:
         while not self._stop.wait(self._store.expiring.wait_seconds):
             _keep_going(lambda: self._store.expiring.expire(self._stop))
+            _keep_going(lambda: self._store.regroup(self._stop))
 
     def _verify(self) -> None:
         damaged = _keep_going(lambda: self._store.verify(self._stop))

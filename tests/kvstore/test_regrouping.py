@@ -14,6 +14,7 @@ import pytest
 from kvstore import regrouping
 from kvstore.errors import UnknownNamespaceError
 from kvstore.eviction import ExpectedReuse
+from kvstore.orders import Orders
 from kvstore.rules import parse_rules
 from kvstore.slot_table import SlotTable
 from kvstore.store import Store
@@ -170,6 +171,53 @@ def test_a_namespace_that_is_dropped_on_the_way(open_store: OpenStore, kv: Simpl
     assert kv.put(store, one, [30]).stored == 1
     assert pages_of(store) == 20
     store.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "at"),
+    [
+        (regrouping.Regrouping, "_look", 2),
+        (regrouping.Regrouping, "_sorted", 1),
+        (regrouping.Regrouping, "_move", 2),
+        (Orders, "end_move", 1),
+        (ExpectedReuse, "insert", 6),
+        (ExpectedReuse, "remove", 6),
+    ],
+)
+def test_what_fails_on_the_way_is_told_and_tried_again(
+    open_store: OpenStore,
+    kv: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: type,
+    name: str,
+    at: int,
+) -> None:
+    store = open_store(256)
+    one = store.open_namespace(kv.layout("one", FRAME))
+    kv.put(store, one, range(40))
+    method, calls = getattr(where, name), 0
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise MemoryError
+        return method(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, fail)
+        set_quota(store, 20)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert f"namespace {one.number} wait" in caplog.text
+    store.check_integrity()
+    assert kv.put(store, one, [100]).stored == 1
+    assert pages_of(store) == 41, "the quota waits, and stores go on"
+    store.regroup(threading.Event())
+    assert kv.put(store, one, [101]).stored == 1
+    assert pages_of(store) == 20
+    store.check_integrity()
+    assert len(caplog.records) == 1
 
 
 def test_a_node_that_stops_leaves_it_undone(open_store: OpenStore, kv: SimpleNamespace) -> None:
