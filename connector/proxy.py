@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -48,6 +49,8 @@ MOST_REQUESTS = 1024
 """Requests under way; one more is told to come again (503)."""
 MOST_CONNECTIONS = 2048
 """Of clients; one more is closed."""
+HANDSHAKE_SECONDS = 10.0
+"""For a client's TLS handshake."""
 BODY_SECONDS = 60.0
 """For a client to send its whole request."""
 MOST_HELD_BYTES = 1 << 20
@@ -115,12 +118,23 @@ class Proxy:
     Args:
         instances: whom it asks.
         deadlines: how long it waits for them.
+        tls: for clients; None: plain HTTP.
+        upstream_tls: for instances with ``https://``; None: as the system trusts them.
     """
 
-    def __init__(self, instances: Instances, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        instances: Instances,
+        deadlines: Deadlines,
+        tls: ssl.SSLContext | None = None,
+        upstream_tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._instances = instances
         self._deadlines = deadlines
-        self._upstream = Upstream(instances)
+        self._tls = tls
+        self._handshakes: dict[_Handshake, float] = {}
+        """Those under way, and failed ones, by when they began; the oldest first."""
+        self._upstream = Upstream(instances, upstream_tls)
         self._metrics = ProxyMetrics()
         self._under_way = 0
         application = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_errors_as_json])
@@ -142,7 +156,14 @@ class Proxy:
         """
         await self._runner.setup()
         try:
-            self._server = await asyncio.get_running_loop().create_server(self._accept, host, port, backlog=1024)
+            self._server = await asyncio.get_running_loop().create_server(
+                self._accept,
+                host,
+                port,
+                backlog=1024,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls is not None else None,
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise ResourceError(f"can't listen on {host}:{port}: {error.strerror or error}") from error
@@ -166,7 +187,16 @@ class Proxy:
         """What talks to a new client."""
         server = self._runner.server
         assert server is not None, "set up before it listens"
-        return _Refusal() if len(server.connections) >= MOST_CONNECTIONS else server()
+        now = time.monotonic()
+        while self._handshakes and now - next(iter(self._handshakes.values())) >= HANDSHAKE_SECONDS:
+            del self._handshakes[next(iter(self._handshakes))]
+        if len(server.connections) + len(self._handshakes) >= MOST_CONNECTIONS:
+            return _Refusal()
+        if self._tls is None:
+            return server()
+        handshake = _Handshake(server, self._handshakes)
+        self._handshakes[handshake] = now
+        return handshake
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         """A completion, from its arrival to its end."""
@@ -364,6 +394,20 @@ class _Exchange:
         headers[hdrs.CONTENT_TYPE] = "application/json"
         headers[hdrs.ACCEPT_ENCODING] = "identity"
         return headers
+
+
+class _Handshake(asyncio.Protocol):
+    """A connection that is here, but not yet for HTTP's server, which counts those whose handshake is over."""
+
+    def __init__(self, server: Callable[[], asyncio.Protocol], under_way: dict[_Handshake, float]) -> None:
+        self._server = server
+        self._under_way = under_way
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._under_way.pop(self, None)
+        handler = self._server()
+        transport.set_protocol(handler)
+        handler.connection_made(transport)
 
 
 class _Refusal(asyncio.Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -83,17 +84,22 @@ class Upstream:
 
     Each request has a connection of its own: nothing next to what it asks for, and so a connection that was closed
     meanwhile is never mistaken for an instance that died.
+
+    Args:
+        instances: with whom.
+        tls: for those with ``https://``; None: as the system trusts them.
     """
 
-    def __init__(self, instances: Instances) -> None:
+    def __init__(self, instances: Instances, tls: ssl.SSLContext | None = None) -> None:
         self._instances = instances
+        self._tls = tls
         self._waits: defaultdict[Instance, set[asyncio.Timeout]] = defaultdict(set)
         self._lost: set[asyncio.Timeout] = set()
         self._checks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=True if self._tls is None else self._tls),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -6,11 +6,14 @@ import argparse
 import asyncio
 import logging
 import signal
+import ssl
 import sys
+from pathlib import Path
 from typing import Any
 
-from kvstore.config import parse_address
+from kvstore.config import is_loopback, parse_address
 from kvstore.errors import ConfigError, ResourceError
+from kvstore.tls import client_context, server_context
 
 _LONGEST_DEADLINE = 86400.0
 
@@ -37,9 +40,25 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "--listen",
         metavar="HOST:PORT",
         default="127.0.0.1:8000",
-        help="where clients connect (default: 127.0.0.1:8000). There is no TLS: where others reach it, put what has"
-        " before it. Who may ask is the instances' to say: Authorization is passed on",
+        help="where clients connect (default: 127.0.0.1:8000). Who may ask is the instances' to say: Authorization is"
+        " passed on",
     )
+    proxy.add_argument("--tls-cert", metavar="FILE", type=Path, help="TLS for clients with this certificate (PEM)")
+    proxy.add_argument("--tls-key", metavar="FILE", type=Path, help="the certificate's private key, its owner's alone")
+    proxy.add_argument(
+        "--client-ca", metavar="FILE", type=Path, help="clients need a certificate that these authorities signed (PEM)"
+    )
+    proxy.add_argument(
+        "--insecure", action="store_true", help="listen on other addresses than loopback without TLS as well"
+    )
+    proxy.add_argument(
+        "--upstream-ca",
+        metavar="FILE",
+        type=Path,
+        help="authorities that sign the certificates of https:// instances (default: those that the system trusts)",
+    )
+    proxy.add_argument("--upstream-cert", metavar="FILE", type=Path, help="what the proxy shows to https:// instances")
+    proxy.add_argument("--upstream-key", metavar="FILE", type=Path, help="that certificate's private key")
     proxy.add_argument(
         "--prefill-deadline",
         metavar="SECONDS",
@@ -66,9 +85,11 @@ def run(options: argparse.Namespace) -> int:
                 f" got {getattr(options, flag):g}"
             )
     host, port = parse_address(options.listen)
+    tls = _tls_for_clients(options, host)
     from connector.proxy_instances import Instances  # upwards, as what follows: for this command alone
 
     instances = Instances(options.prefill, options.decode)
+    upstream_tls = _tls_for_instances(options, [each.url for each in instances.all])
     try:
         from connector.proxy import Deadlines, Proxy
     except ModuleNotFoundError as error:
@@ -81,11 +102,13 @@ def run(options: argparse.Namespace) -> int:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        proxy = Proxy(instances, deadlines)
+        proxy = Proxy(instances, deadlines, tls, upstream_tls)
         bound = await proxy.start(host, port)
         shown = f"[{host}]" if ":" in host else host
         counts = f"{len(options.prefill)} prefill, {len(options.decode)} decode"
-        print(f"kvstore proxy: ready on http://{shown}:{bound} ({counts})", flush=True)
+        print(
+            f"kvstore proxy: ready on {'https' if tls is not None else 'http'}://{shown}:{bound} ({counts})", flush=True
+        )
         try:
             await stop.wait()
             print("kvstore proxy: stopping, behind the requests under way", file=sys.stderr)
@@ -95,3 +118,29 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     asyncio.run(serve())
     return 0
+
+
+def _tls_for_clients(options: argparse.Namespace, host: str) -> ssl.SSLContext | None:
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key are given together, or neither")
+    if options.tls_cert is None:
+        if options.client_ca is not None:
+            raise ConfigError("--client-ca needs TLS: give --tls-cert and --tls-key as well")
+        if not is_loopback(host) and not options.insecure:
+            raise ConfigError(
+                f"--listen: {options.listen!r} can be reached from other hosts, which needs TLS (--tls-cert and"
+                " --tls-key); with --insecure, prompts, answers and API keys are sent as they are"
+            )
+        return None
+    return server_context(options.tls_cert, options.tls_key, options.client_ca)
+
+
+def _tls_for_instances(options: argparse.Namespace, urls: list[str]) -> ssl.SSLContext | None:
+    files = options.upstream_ca, options.upstream_cert, options.upstream_key
+    if (options.upstream_cert is None) != (options.upstream_key is None):
+        raise ConfigError("--upstream-cert and --upstream-key are given together, or neither")
+    if not any(files):
+        return None
+    if not any(url.startswith("https://") for url in urls):
+        raise ConfigError("--upstream-ca and --upstream-cert are for https:// instances, and there is none")
+    return client_context(*files)

@@ -10,8 +10,9 @@ import grpc
 
 from kvstore.client.url import RemoteUrl
 from kvstore.config import is_loopback
-from kvstore.errors import ConfigError, InvalidRequestError
+from kvstore.errors import InvalidRequestError
 from kvstore.secret_files import check_private, read_file, read_tokens
+from kvstore.tls import client_context
 from kvstore.wire import TOKEN_KEY, TOKEN_SCHEME
 
 
@@ -72,11 +73,4 @@ class Credentials:
         Raises:
             ConfigError: a file can't be used.
         """
-        try:
-            context = ssl.create_default_context(cafile=self.ca)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            if self.cert is not None:
-                context.load_cert_chain(self.cert, self.key, password=lambda: "")  # or it would ask at the terminal
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"ca {self.ca}, cert {self.cert}, key {self.key} can't be used: {error}") from error
-        return context
+        return client_context(*(Path(each) if each is not None else None for each in (self.ca, self.cert, self.key)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,6 @@ import grpc
 
 from kvstore.config import NodeConfig
 from kvstore.errors import (
-    ConfigError,
     InvalidRequestError,
     KVStoreError,
     NotAttachedError,
@@ -23,11 +21,12 @@ from kvstore.errors import (
 )
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace
-from kvstore.secret_files import check_private, read_file
+from kvstore.secret_files import read_file
 from kvstore.service.calls import abort
 from kvstore.service.limits import TenantLimits
 from kvstore.service.methods import needs_of
 from kvstore.tenants import EVERYTHING, WRITE, Grant
+from kvstore.tls import server_context
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import LOAD_STREAM, STORE_STREAM, TOKEN_KEY, TOKEN_SCHEME
 
@@ -36,7 +35,7 @@ _OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 
 
 class Tls:
-    """A node's certificate, for both of its TCP ports.
+    """A node's certificate, for all of its TCP ports.
 
     Args:
         cert: PEM file of the certificate, the chain behind it.
@@ -48,22 +47,9 @@ class Tls:
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
-        check_private(key, "tls_key")
+        self.context = server_context(cert, key, client_ca)
         chain, private = read_file(cert, "tls_cert"), read_file(key, "tls_key")
         authorities = read_file(client_ca, "client_ca") if client_ca is not None else None
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.num_tickets = 0  # connections are kept, not resumed
-        try:
-            self.context.load_cert_chain(cert, key, password=lambda: "")  # or it would ask at the terminal
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"tls_cert {cert} and tls_key {key} can't be used: {error}") from error
-        if client_ca is not None:
-            try:
-                self.context.load_verify_locations(client_ca)
-            except (ssl.SSLError, OSError) as error:
-                raise ConfigError(f"client_ca {client_ca} can't be used: {error}") from error
-            self.context.verify_mode = ssl.CERT_REQUIRED
         self.grpc = grpc.ssl_server_credentials(
             [(private, chain)], root_certificates=authorities, require_client_auth=client_ca is not None
         )

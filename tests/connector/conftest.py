@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
+from openai_instance import OpenAIInstance
+from proxy_process import ProxyProcess
 
 from kvstore.errors import PermissionDeniedError
 from kvstore.hashing import hash_blocks
@@ -267,3 +269,33 @@ def hashes() -> list[bytes]:
 def window_hashes() -> list[bytes]:
     """Of the same prompt's 6 blocks in the second group."""
     return list(hash_blocks(range(12 * BLOCK_SIZE), WINDOW_BLOCK_SIZE))
+
+
+@pytest.fixture
+def instance() -> Iterator[Callable[..., OpenAIInstance]]:
+    """Start an instance of this name, which behaves so; with certificate, key and perhaps its clients' authority."""
+    started: list[OpenAIInstance] = []
+
+    def start(name: str, mode: str = "ok", *tls: Path) -> OpenAIInstance:
+        started.append(OpenAIInstance(name, *tls))
+        if mode != "ok":
+            started[-1].behave(mode)
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[Callable[..., ProxyProcess]]:
+    started: list[ProxyProcess] = []
+
+    def start(prefill: list[OpenAIInstance], decode: list[OpenAIInstance], **flags: object) -> ProxyProcess:
+        started.append(ProxyProcess(prefill, decode, tmp_path / "log", **flags))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        assert "Traceback" not in each.log.read_text(), each.log.read_text()

@@ -3,111 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import re
-import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from openai_instance import EVENTS, OpenAIInstance, words_of
+from openai_instance import words_of
+from proxy_process import CHAT, COMPLETIONS, PATIENCE
 
 from connector.proxy_instances import Instances
 from kvstore import cli
-
-ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-
-
-class ProxyProcess:
-    """The command, and a client of it."""
-
-    def __init__(self, prefill: list[OpenAIInstance], decode: list[OpenAIInstance], log: Path, **flags: object) -> None:
-        command = [sys.executable, "-m", "kvstore.cli", "proxy", "--listen", "127.0.0.1:0"]
-        command += ["--prefill", *(instance.url for instance in prefill)]
-        command += ["--decode", *(instance.url for instance in decode)]
-        command += [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-        self.log = log
-        with log.open("ab") as errors:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
-        assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
-        ready = re.search(r"ready on http://127.0.0.1:(\d+) ", self.process.stdout.readline() if readable else "")
-        assert ready, log.read_text()
-        self.port = int(ready[1])
-
-    def open(self, method: str, path: str, body: object = None, **headers: str) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
-        return connection
-
-    def ask(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, bytes]:
-        connection = self.open(method, path, body, **headers)
-        try:
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
-
-    def complete(self, prompt: object = "hello", path: str = COMPLETIONS, **fields: Any) -> tuple[int, bytes]:
-        key = "messages" if path == CHAT else "prompt"
-        return self.ask("POST", path, {key: prompt, "max_tokens": EVENTS} | fields)
-
-    def text(self, prompt: object = "hello") -> str:
-        """The answer to a prompt, which must come."""
-        status, body = self.complete(prompt)
-        assert status == 200, (status, body)
-        return str(json.loads(body)["choices"][0]["text"])
-
-    def metric(self, line: str) -> int:
-        """0: not there."""
-        found = re.search(rf"^kvstore_proxy_{re.escape(line)} (\d+)$", self.ask("GET", "/metrics")[1].decode(), re.M)
-        return int(found[1]) if found else 0
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-
-@pytest.fixture
-def instance() -> Iterator[Callable[..., OpenAIInstance]]:
-    """Start an instance of this name, which behaves so."""
-    started: list[OpenAIInstance] = []
-
-    def start(name: str, mode: str = "ok") -> OpenAIInstance:
-        started.append(OpenAIInstance(name))
-        if mode != "ok":
-            started[-1].behave(mode)
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.kill()
-
-
-@pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[Callable[..., ProxyProcess]]:
-    started: list[ProxyProcess] = []
-
-    def start(prefill: list[OpenAIInstance], decode: list[OpenAIInstance], **flags: object) -> ProxyProcess:
-        started.append(ProxyProcess(prefill, decode, tmp_path / "log", **flags))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.kill()
-        assert "Traceback" not in each.log.read_text(), each.log.read_text()
 
 
 def expected(prompt: object = "hello") -> str:
