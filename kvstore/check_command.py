@@ -1,4 +1,4 @@
-"""``kvstore check``: is what lies on disk what was stored?"""
+"""``kvstore check``: is what is on disk what was stored?"""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _QUIET_SECONDS = 2.0
 _CODES = """\
 exit codes:
   0  every record is what was stored
-  1  damage was found (with --repair: and is repaired), or the check failed; the last line says which
-  2  a flag can't be used, DIR is no directory, or no segments are in it
+  1  damage was found (with --repair: and repaired), or the check failed; the last line says which
+  2  a flag is wrong, DIR is not a directory, or it holds no segments
 """
 
 
@@ -31,16 +31,14 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """The command's flags."""
     check = commands.add_parser(
         "check",
-        help="verify every record of a disk tier that no node has open",
-        description="Verify every record of a disk tier, while no node has it open. Nothing is changed without"
-        " --repair, which cuts torn tails, drops damaged pages (a node would answer them as misses), and deletes"
-        " segments in which nothing can be trusted.",
+        help="verify every record of a disk tier while no node uses it",
+        description="Verify every record of a disk tier while no node uses it. Nothing is changed without --repair,"
+        " which cuts torn tails, drops damaged pages (to a node they are misses anyway), and deletes segments in which"
+        " nothing can be trusted.",
         epilog=_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     check.add_argument("directory", metavar="DIR", help="folder of the disk tier")
-    check.add_argument("--repair", action="store_true", help="cut and drop what is damaged")
+    check.add_argument("--repair", action="store_true", help="cut, drop and delete what is damaged")
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.set_defaults(run=run)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from kvstore import (
     check_command,
@@ -23,6 +24,7 @@ from kvstore.bench import command as bench_command
 from kvstore.bench import plan
 from kvstore.errors import InvalidRequestError, KVStoreError, UnauthenticatedError, UnavailableError
 from kvstore.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_USAGE
+from kvstore.rules import did_you_mean
 from kvstore.status import kvstore_version
 
 
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _stdout_is_closed() -> int:
-    """Whoever reads stdout has enough, as ``head`` does: nothing more goes there, at the interpreter's end neither."""
+    """The reader of stdout has closed it, as ``head`` does: nothing more goes there, nor at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 
@@ -53,7 +55,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["demo"]:
         return _demo(given[1:])
-    options = _parser().parse_args(given)
+    parser = _parser()
+    if not given:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    options = parser.parse_args(given)
     try:
         return int(options.run(options))
     except KVStoreError as error:
@@ -65,22 +71,66 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _what_to_do(error: KVStoreError, options: argparse.Namespace) -> str:
-    """Some words more for whoever wants to talk to a node."""
+    """What to add to an error about reaching a node."""
     if "url" not in options:
         return ""
     if isinstance(error, UnavailableError):
-        return "; start the node (`kvstore serve`), or name another one by --url; `kvstore doctor` looks for the reason"
+        return (
+            "; start the node (`kvstore serve`), or name another one with --url; `kvstore doctor` looks for the cause"
+        )
     if isinstance(error, UnauthenticatedError):
-        return "; write the token into a file of yours alone (chmod 600), and name it in KVSTORE_CONNECT_TOKEN_FILE"
+        return (
+            "; put the token into a file that only you can read (chmod 600), and set KVSTORE_CONNECT_TOKEN_FILE to it"
+        )
     return ""
 
 
+class _Help(argparse.HelpFormatter):
+    """Wraps paragraphs to the terminal; those with indented lines (lists, examples) stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        wrap = super()._fill_text
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(each if "\n " in each else wrap(each, width, indent) for each in paragraphs)
+
+
+class _Parser(argparse.ArgumentParser):
+    """No abbreviations; a command that gets an argument it does not know says so itself, with the nearest it knows."""
+
+    def __init__(self, **options: Any) -> None:
+        settings: dict[str, Any] = {"formatter_class": _Help, "allow_abbrev": False} | options
+        super().__init__(**settings)
+
+    # Typed as the base class is, whose overloads tell namespaces apart.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As the base class; what it does not know is an error here, where the command is known."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage, message and where there is more, and end with 2."""
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (`{self.prog} --help` says more)\n")
+
+
+_START = """\
+start here:
+  kvstore serve                     run a node with the defaults, until Ctrl-C
+  kvstore doctor                    check this machine, the node and an engine
+  kvstore status                    what the node holds
+  kvstore COMMAND --help            flags, defaults and examples of a command
+
+"""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="kvstore",
-        description="Keeps the KV cache of LLM serving engines outside the engine.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Keeps the KV cache of LLM engines outside the engine: in shared memory, on disk and in Redis.",
+        epilog=_START + EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"kvstore {kvstore_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -96,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     proxy_command.add_to(commands)
 
     completion_command.add_to(commands, parser)
-    commands.add_parser("demo", help="the main job, end to end, in about a minute (needs kvstore-offload[engine])")
+    commands.add_parser("demo", help="engines come and go, the pages stay: a minute (needs kvstore-offload[engine])")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""``kvstore completion``: what a shell needs to complete the command, made from the command's own parser."""
+"""``kvstore completion``: a shell's completion, made from the command's own parser."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ def add_to(commands: argparse._SubParsersAction[Any], parser: argparse.ArgumentP
     """The command's flags. ``parser``: the one that knows all commands, once they are added."""
     completion = commands.add_parser(
         "completion",
-        help="print what a shell needs to complete this command",
-        description="Print what a shell needs to complete this command.",
+        help="print the completion script for a shell",
+        description="Print the completion script for a shell.",
         epilog='examples:\n  eval "$(kvstore completion bash)"                  in ~/.bashrc\n'
-        '  eval "$(kvstore completion zsh)"                   in ~/.zshrc, behind compinit\n'
+        '  eval "$(kvstore completion zsh)"                   in ~/.zshrc, after compinit\n'
         "  kvstore completion fish > ~/.config/fish/completions/kvstore.fish",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     completion.set_defaults(run=lambda options: run(options, parser))

@@ -289,8 +289,8 @@ class Setting:
         """The value as one would write it, without the passwords that a URL may hold."""
         if isinstance(self.value, tuple):
             return f"{len(self.value)} rules" if self.value else "none"
-        if isinstance(self.value, float) and self.duration:
-            return format_duration(self.value) if self.value else "none"
+        if isinstance(self.value, float):
+            return (format_duration(self.value) if self.duration else f"{self.value:g}s") if self.value else "none"
         if isinstance(self.value, bool):
             return str(self.value).lower()
         if isinstance(self.value, int) and self.value >= _SIZES_FROM:

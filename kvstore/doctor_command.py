@@ -29,9 +29,9 @@ from kvstore.tables import print_table, shown
 
 _CODES = """\
 exit codes:
-  0  nothing that can't work (warnings are no failures); --why: every block is there
-  1  something can't work so; --why: a block is missing
-  2  a flag or a file can't be used
+  0  everything can work (warnings count as 0); with --why: every block is there
+  1  something can't work as it is; with --why: a block is missing
+  2  a flag or a file is wrong
 
 examples:
   kvstore doctor --config /etc/kvstore.toml --engine-pid $(pgrep -f vllm | head -1)
@@ -45,25 +45,39 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """The command's flags."""
     doctor = commands.add_parser(
         "doctor",
-        help="look at machine, node and engine for what is wrong; say why a prompt missed",
-        description="Look at what kvstore needs: shared memory, limits, users, versions, clocks, disk, Redis, and an"
-        " engine's flags and process where told. Nothing is changed. Run it as the engine's user on the node's host."
-        " With --why FILE: say why a prompt missed, by the first block that is not there and the field of its key that"
-        " differs. FILE is a JSON array of token ids, what vLLM's /tokenize answers, or an object with tokens or"
-        " hashes, and layout or namespace, and extra_keys.",
+        help="check machine, node and engine; explain why a prompt missed",
+        description="Check what kvstore needs: shared memory, limits, users, versions, clocks, disk, Redis and, if you"
+        " name one, an engine's flags and process. Nothing is changed. Run it on the node's host, as the engine's user."
+        "\n\nWith --why FILE it explains why a prompt missed: it names the first missing block and the field of its key"
+        " that differs. FILE holds a JSON array of token ids, what vLLM's /tokenize answers, or an object with tokens"
+        " or hashes and, optionally, layout or namespace, and extra_keys.",
         epilog=_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_url_to(doctor)
-    doctor.add_argument("--config", metavar="FILE", help="the node's settings, for Redis and for a node that is down")
-    doctor.add_argument("--vllm", metavar="FLAGS", help="vLLM's command line, or its --kv-transfer-config alone")
-    doctor.add_argument("--engine-pid", metavar="PID", type=int, help="an engine that runs: its flags and its user")
-    doctor.add_argument("--engine-python", metavar="PATH", help="the engine's Python, to look at its packages")
-    doctor.add_argument("--why", metavar="FILE", help="why this prompt missed; - reads standard input")
-    doctor.add_argument("--namespace", metavar="NAME", help="with --why: the namespace that is asked, or its beginning")
-    doctor.add_argument("--extra-key", metavar="KEY", action="append", default=[], help="with --why: of every block")
-    doctor.add_argument("--against", metavar="FILE", help="with --why: compare with this prompt; no node is asked")
+    doctor.add_argument(
+        "--config", metavar="FILE", help="the node's settings file: needed to check Redis, and a node that is down"
+    )
+    doctor.add_argument(
+        "--vllm", metavar="FLAGS", help="check these flags of vLLM: a command line, or --kv-transfer-config's value"
+    )
+    doctor.add_argument(
+        "--engine-pid", metavar="PID", type=int, help="check the flags and the user of this running engine"
+    )
+    doctor.add_argument("--engine-python", metavar="PATH", help="check the packages of this Python, the engine's")
+    doctor.add_argument("--why", metavar="FILE", help="explain why this prompt missed; - reads standard input")
+    doctor.add_argument(
+        "--namespace", metavar="NAME", help="with --why: the namespace to ask, or the beginning of its name"
+    )
+    doctor.add_argument(
+        "--extra-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="with --why: an extra key of every block, as a salt",
+    )
+    doctor.add_argument(
+        "--against", metavar="FILE", help="with --why: compare with this prompt instead of asking a node"
+    )
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(run=run)
 
@@ -98,9 +112,9 @@ def _examine(options: argparse.Namespace) -> list[Verdict]:
             status = client.status()
             answered = time.time()
     except (UnavailableError, DeadlineError) as error:
-        verdicts.append(Verdict("node", FAIL, str(error), "start it (`kvstore serve`), and read its log if it ends"))
+        verdicts.append(Verdict("node", FAIL, str(error), "start it (`kvstore serve`); if it exits, read its log"))
     except PermissionError as error:
-        verdicts.append(Verdict("node", FAIL, str(error), "name a file with its token in KVSTORE_CONNECT_TOKEN_FILE"))
+        verdicts.append(Verdict("node", FAIL, str(error), "set KVSTORE_CONNECT_TOKEN_FILE to a file with a token"))
     else:
         verdicts += [node.look_at_version(status), node.look_at_clock(status, asked, answered)]
         config = node.node_config_of(config, status, here=address.local and address.arena_dir is None)
@@ -148,7 +162,7 @@ def _print(verdicts: list[Verdict]) -> None:
         table.add_row(level, each.subject, escape(each.text) + advice)
     print_table(table)
     warn, fail = (sum(each.level == level for each in verdicts) for level in (WARN, FAIL))
-    print(f"{len(verdicts)} looked at, {warn} to improve, {fail} that can't work so")
+    print(f"{len(verdicts)} checks: {len(verdicts) - warn - fail} ok, {warn} to improve, {fail} that can't work")
 
 
 # -- why did this prompt miss? -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``kvstore lookup``, ``evict``, ``clear``, ``pin`` and ``unpin``: what an operator does with pages, by namespace."""
+"""``kvstore lookup``, ``evict``, ``clear``, ``pin`` and ``unpin``: an operator's hand on the pages of a namespace."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         commands,
         "pin",
         _pin,
-        "keep a prefix in the arena, whatever else wants its room",
-        epilog="Pinned pages take at most a quarter of the arena, and of their namespace's quota there. A pin outlives"
-        " the node. Exit code 1: nothing was pinned; the line on stderr says what limits it.",
+        "keep a prefix in the arena for a time, whatever else needs room",
+        epilog="Pinned pages take at most a quarter of the arena, and of their namespace's quota there. Pins survive a"
+        " restart of the node. Exit code 1: nothing was pinned; the line on stderr says which limit was reached."
+        "\n\nexample:\n  kvstore pin my-model --for 12h - < hashes",
     )
-    pin.add_argument("--for", dest="duration", metavar="TIME", required=True, help="how long: 90s, 30m, 12h, 7d")
-    _add(commands, "unpin", _unpin, "end pins")
+    pin.add_argument("--for", dest="duration", metavar="TIME", required=True, help="how long, as 90s, 30m, 12h or 7d")
+    _add(commands, "unpin", _unpin, "let pinned pages go again")
 
 
 def _add(
@@ -51,19 +52,27 @@ def _add(
     hashes: bool = True,
     epilog: str = "",
 ) -> argparse.ArgumentParser:
-    command = commands.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog, allow_abbrev=False
-    )
-    command.add_argument("namespace", help="its name, or the first digits of its fingerprint, as `kvstore status` says")
+    command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
+    add_namespace_to(command)
     if hashes:
         command.add_argument(
-            "hashes", nargs="+", metavar="HASH", help="block hashes as 64 hexadecimal digits, the prefix's head first;"
+            "hashes", nargs="+", metavar="HASH", help="block hashes, 64 hexadecimal digits each, first block first;"
             " - reads them from standard input"
         )  # fmt: skip
     add_url_to(command)
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(run=_run, work=work)
     return command
+
+
+def add_namespace_to(command: argparse.ArgumentParser) -> None:
+    """The argument that names a namespace, the same for every command that takes one."""
+    command.add_argument(
+        "namespace",
+        metavar="NAMESPACE",
+        help="the model's name if only one namespace has it, a namespace's whole name, or at least the first"
+        f" {_LEAST_DIGITS} digits of its fingerprint; `kvstore namespaces` lists them",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -138,19 +147,22 @@ def _unpin(client: Client, namespace: Namespace, hashes: list[bytes], options: a
 
 
 def find_namespace(client: Client, wanted: str) -> Namespace:
-    """The namespace that a person names: by its name, or the first digits of its fingerprint.
+    """The namespace that a person means: by its name, its model, or the first digits of its fingerprint.
 
     Raises:
-        InvalidRequestError: the node knows none, or several; the message lists what it knows.
+        InvalidRequestError: the node knows no such namespace, or several; the message lists them.
     """
     known = client.status().namespaces
     named = [each for each in known if each.name == wanted]
+    if not named:
+        named = [each for each in known if each.name.startswith((f"{wanted} · ", f"{wanted}@"))]
     if not named and len(wanted) >= _LEAST_DIGITS:
         named = [each for each in known if each.fingerprint.hex().startswith(wanted.lower())]
     if len(named) != 1:
-        what = "more than one namespace begins" if named else "the node knows no namespace"
-        names = "".join(f"\n  {each.fingerprint.hex()[:12]} {shown(each.name)}" for each in known) or " none"
-        raise InvalidRequestError(f"{what} with {wanted!r}; known:{names}")
+        names = "".join(f"\n  {each.fingerprint.hex()[:12]} {shown(each.name)}" for each in named or known) or " none"
+        if named:
+            raise InvalidRequestError(f"{wanted!r} can be any of these namespaces:{names}")
+        raise InvalidRequestError(f"the node knows no namespace {wanted!r}; known:{names}")
     return client.namespace(Layout.from_json(named[0].layout))
 
 

@@ -1,4 +1,4 @@
-"""``kvstore proxy``: one door to engines that divide prefill and decode."""
+"""``kvstore proxy``: one endpoint in front of prefill and decode instances."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """The command's flags."""
     proxy = commands.add_parser(
         "proxy",
-        help="an OpenAI-compatible proxy before prefill and decode instances (needs kvstore-offload[proxy])",
-        description="Answer completions and chat completions with engines that divide the work: a prefill instance"
-        " computes the prompt, a decode instance takes its KV pages from kvstore and answers. Whatever dies, requests"
-        " go on with who is left. /v1/models, /health, /metrics; docs/disaggregation.md says how to set it up.",
+        help="an OpenAI-compatible endpoint in front of prefill and decode instances (needs kvstore-offload[proxy])",
+        description="Serve completions and chat completions with engines that divide the work: a prefill instance"
+        " computes the prompt, a decode instance takes its KV pages from kvstore and answers. When an instance dies,"
+        " requests go on with those that are left. Also serves /v1/models, /health and /metrics."
+        " docs/disaggregation.md says how to set it up.",
         epilog="example:\n  kvstore proxy --prefill http://10.0.0.1:8100 --decode http://10.0.0.2:8200",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     proxy.add_argument(
         "--prefill", metavar="URL", nargs="+", action="extend", required=True, help="instances that compute prompts"
@@ -40,38 +39,49 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "--listen",
         metavar="HOST:PORT",
         default="127.0.0.1:8000",
-        help="where clients connect (default: 127.0.0.1:8000). Who may ask is the instances' to say: Authorization is"
-        " passed on",
-    )
-    proxy.add_argument("--tls-cert", metavar="FILE", type=Path, help="TLS for clients with this certificate (PEM)")
-    proxy.add_argument("--tls-key", metavar="FILE", type=Path, help="the certificate's private key, its owner's alone")
-    proxy.add_argument(
-        "--client-ca", metavar="FILE", type=Path, help="clients need a certificate that these authorities signed (PEM)"
+        help="where clients connect (default: 127.0.0.1:8000). The instances decide who may ask: the Authorization"
+        " header is passed on",
     )
     proxy.add_argument(
-        "--insecure", action="store_true", help="listen on other addresses than loopback without TLS as well"
+        "--tls-cert", metavar="FILE", type=Path, help="serve HTTPS, with this certificate and its chain (PEM)"
     )
+    proxy.add_argument(
+        "--tls-key",
+        metavar="FILE",
+        type=Path,
+        help="the certificate's private key (PEM); only its owner may be able to read it",
+    )
+    proxy.add_argument(
+        "--client-ca",
+        metavar="FILE",
+        type=Path,
+        help="clients must show a certificate signed by one of these authorities",
+    )
+    proxy.add_argument("--insecure", action="store_true", help="allow addresses other than loopback without TLS")
     proxy.add_argument(
         "--upstream-ca",
         metavar="FILE",
         type=Path,
         help="authorities that sign the certificates of https:// instances (default: those that the system trusts)",
     )
-    proxy.add_argument("--upstream-cert", metavar="FILE", type=Path, help="what the proxy shows to https:// instances")
-    proxy.add_argument("--upstream-key", metavar="FILE", type=Path, help="that certificate's private key")
+    proxy.add_argument(
+        "--upstream-cert", metavar="FILE", type=Path, help="certificate to show to https:// instances (PEM)"
+    )
+    proxy.add_argument("--upstream-key", metavar="FILE", type=Path, help="that certificate's private key (PEM)")
     proxy.add_argument(
         "--prefill-deadline",
         metavar="SECONDS",
         type=float,
         default=120.0,
-        help="how long a prefill instance may take; then decode computes the prompt (default: 120)",
+        help="how long a prefill instance may take before decode computes the prompt itself (default: 120)",
     )
     proxy.add_argument(
         "--decode-deadline",
         metavar="SECONDS",
         type=float,
         default=600.0,
-        help="how long a decode instance may say nothing; all of an answer that is no stream takes so (default: 600)",
+        help="how long a decode instance may be silent; an answer that is not streamed must be complete by then"
+        " (default: 600)",
     )
     proxy.set_defaults(run=run)
 
@@ -111,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
         )
         try:
             await stop.wait()
-            print("kvstore proxy: stopping, behind the requests under way", file=sys.stderr)
+            print("kvstore proxy: stopping once the requests under way are done", file=sys.stderr)
         finally:
             await proxy.stop()
 

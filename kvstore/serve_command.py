@@ -1,4 +1,4 @@
-"""``kvstore serve`` and ``kvstore config``: a node, and what it would be told."""
+"""``kvstore serve`` and ``kvstore config show``: run a node, or print the settings that it would use."""
 
 from __future__ import annotations
 
@@ -34,29 +34,25 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     serve = commands.add_parser(
         "serve",
         help="run a node",
-        description="Run a node: pages in shared memory and on disk, served to engines on this host and, where asked,"
-        " on others. Every flag is optional; the same settings can be given in a TOML file (--config) and in the"
-        " environment (KVSTORE_ARENA=4GiB), and those without a flag there only, as disk_deadline, drain_seconds and"
-        " connections; what namespaces and tenants are granted is in the file alone. docs/configuration.md has them"
-        " all. Flags win over the environment,"
-        " the environment over the file.",
-        epilog="example:\n  kvstore serve --arena 4GiB --disk /var/lib/kvstore --disk-limit 100GiB\n\n" + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        description="Run a node: it keeps pages in shared memory and on disk, and serves them to the engines of this"
+        " host and, with --listen, of others. Every flag is optional. Each can also be set in the environment"
+        " (KVSTORE_ARENA=4GiB) or in a TOML file (--config); a flag wins over the environment, the environment over the"
+        " file. Some settings have no flag, and the rules for namespaces and tenants are in the file only:"
+        " docs/configuration.md lists everything. `kvstore config show` prints the result without starting a node.",
+        epilog="examples:\n  kvstore serve --arena 4GiB --disk /var/lib/kvstore --disk-limit 100GiB\n"
+        "  kvstore serve --config /etc/kvstore.toml\n\n" + EXIT_CODES,
     )
     _add_settings(serve)
     serve.set_defaults(run=_serve)
 
-    config = commands.add_parser("config", help="what a node would be told", allow_abbrev=False)
+    config = commands.add_parser("config", help="print the settings that a node would use")
     group = config.add_subparsers(dest="config_command", required=True, metavar="WHAT")
     show = group.add_parser(
         "show",
-        help="every setting with its value, and where that comes from",
-        description="Print every setting that `kvstore serve` with the same flags, environment and file would use, and"
-        " where its value comes from. Nothing is started.",
+        help="every setting, its value, and where the value comes from",
+        description="Print every setting that `kvstore serve` would use with the same flags, environment and file, and"
+        " where its value comes from. No node is started.",
         epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     _add_settings(show)
     show.add_argument("--json", action="store_true", help="print one JSON object")
@@ -64,58 +60,88 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _add_settings(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("--socket", metavar="PATH", help=f"Unix socket to serve on (here: {default_socket()})")
+    serve.add_argument("--socket", metavar="PATH", help=f"Unix socket to serve on (default: {default_socket()})")
     serve.add_argument(
-        "--group", metavar="GROUP", help="let this group's members use socket and arena (default: this user alone)"
+        "--group", metavar="GROUP", help="let members of this group use socket and arena (default: this user only)"
     )
     serve.add_argument(
-        "--listen", metavar="HOST:PORT", help="serve on TCP as well; only a PORT means the loopback address"
+        "--listen",
+        metavar="HOST:PORT",
+        help="serve on TCP as well; PORT alone is on the loopback address (default: no TCP)",
     )
     serve.add_argument(
-        "--bulk-port", metavar="PORT", help="TCP port for bulk connections beside --listen (default: any free one)"
+        "--bulk-port", metavar="PORT", help="TCP port for the pages themselves, with --listen (default: any free port)"
     )
     serve.add_argument(
-        "--metrics", metavar="HOST:PORT", help="HTTP port for /metrics (Prometheus) and /health (default: none)"
+        "--metrics",
+        metavar="HOST:PORT",
+        help="HTTP: /metrics for Prometheus, /health, /console; as 9464, on loopback (default: none)",
     )
     serve.add_argument(
-        "--events", metavar="URL", help="publish page events by ZeroMQ, as on tcp://127.0.0.1:5557 (default: none)"
+        "--events", metavar="URL", help="publish page events over ZeroMQ, as tcp://127.0.0.1:5557 (default: none)"
     )
-    serve.add_argument("--events-replay", metavar="URL", help="ZeroMQ endpoint for events that were missed")
-    serve.add_argument("--tls-cert", metavar="FILE", help="TLS on TCP with this certificate (PEM, its chain behind it)")
-    serve.add_argument("--tls-key", metavar="FILE", help="the certificate's private key (PEM), its owner's alone")
     serve.add_argument(
-        "--client-ca", metavar="FILE", help="TCP clients need a certificate that these authorities signed (PEM)"
+        "--events-replay", metavar="URL", help="ZeroMQ endpoint that replays missed events (default: none)"
     )
-    serve.add_argument("--token-file", metavar="FILE", help="TCP clients need a token: one a line, TOKEN or NAME:TOKEN")
+    serve.add_argument("--tls-cert", metavar="FILE", help="use TLS on TCP, with this certificate and its chain (PEM)")
+    serve.add_argument(
+        "--tls-key", metavar="FILE", help="the certificate's private key (PEM); only its owner may be able to read it"
+    )
+    serve.add_argument(
+        "--client-ca",
+        metavar="FILE",
+        help="TCP clients must show a certificate signed by one of these authorities (PEM)",
+    )
+    serve.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="TCP clients must show a token from this file; one per line, TOKEN or NAME:TOKEN",
+    )
     serve.add_argument(
         "--insecure",
         action="store_true",
         default=None,
-        help="listen on other addresses than loopback without TLS, or for whoever comes",
+        help="allow addresses other than loopback without TLS, tokens or client certificates",
     )
     serve.add_argument("--arena", metavar="SIZE", help="shared memory for pages, as 512MiB or 64GiB (default: 1GiB)")
     serve.add_argument(
-        "--arena-dir", metavar="DIR", help="tmpfs folder of the arena (default: one in /dev/shm, by socket)"
+        "--arena-dir",
+        metavar="DIR",
+        help="folder of the arena, on a tmpfs (default: one in /dev/shm, named after the socket)",
     )
-    serve.add_argument("--disk", metavar="DIR", help=f"folder of the disk tier (here: {default_disk()})")
-    serve.add_argument("--disk-limit", metavar="SIZE", help="most bytes on disk; 0: no disk tier (default: 10GiB)")
+    serve.add_argument("--disk", metavar="DIR", help=f"folder of the disk tier (default: {default_disk()})")
+    serve.add_argument("--disk-limit", metavar="SIZE", help="size of the disk tier; 0 turns it off (default: 10GiB)")
     serve.add_argument(
-        "--disk-write-limit", metavar="SIZE", help="most bytes written to disk a day, for an SSD's sake (default: any)"
+        "--disk-write-limit",
+        metavar="SIZE",
+        help="bytes written to disk per day at most, to spare an SSD (default: no limit)",
     )
-    serve.add_argument("--disk-key-file", metavar="FILE", help="encrypt what is on disk with the key in this file")
-    serve.add_argument("--redis", metavar="URL", help="the Redis that nodes share, as redis://10.0.0.5:6379")
     serve.add_argument(
-        "--redis-limit", metavar="SIZE", help="most bytes in Redis, the same on every node (default: 10GiB)"
+        "--disk-key-file",
+        metavar="FILE",
+        help="encrypt pages on disk with the key in this file (default: not encrypted)",
     )
-    serve.add_argument("--numa-node", metavar="N", help="NUMA node whose memory the arena is in (default: any)")
+    serve.add_argument(
+        "--redis",
+        metavar="URL",
+        help="share pages with other nodes through this Redis, as redis://10.0.0.5:6379 (default: none)",
+    )
+    serve.add_argument(
+        "--redis-limit",
+        metavar="SIZE",
+        help="size of the Redis tier, of all nodes together; the same on each (default: 10GiB)",
+    )
+    serve.add_argument(
+        "--numa-node", metavar="N", help="put the arena into the memory of this NUMA node (default: any)"
+    )
     serve.add_argument(
         "--expire-namespaces",
         metavar="TIME",
-        help="drop namespaces that nobody used for so long, as 30d (default: never)",
+        help="drop namespaces that nobody has used for this long, as 30d (default: never)",
     )
     serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: info)")
-    serve.add_argument("--log-format", metavar="FORMAT", help="text, or json: one JSON object a line (default: text)")
-    serve.add_argument("--config", metavar="FILE", help="TOML file of settings; docs/configuration.md has all of them")
+    serve.add_argument("--log-format", metavar="FORMAT", help="text, or json: one JSON object per line (default: text)")
+    serve.add_argument("--config", metavar="FILE", help="TOML file with settings; docs/configuration.md lists them")
 
 
 _FLAGS = (

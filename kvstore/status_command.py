@@ -24,14 +24,24 @@ from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, Unav
 from kvstore.status import NamespaceStatus, Status, TierStatus
 from kvstore.tables import print_table, shown
 
+_COLUMNS = """\
+counted in pages:
+  hit       loaded from this tier, of those asked of it
+  asked     asked of this tier by loads
+  stored    put into this tier
+  evicted   dropped to make room
+  overrun   evicted from the arena before a tier below had them
+  refused   not stored, for want of room, a quota or a limit
+"""
+
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add these commands."""
     status = commands.add_parser(
         "status",
         help="what a node holds and has done",
-        epilog="For TLS and tokens, KVSTORE_CONNECT_CA, _CERT, _KEY and _TOKEN_FILE in the environment name files.",
-        allow_abbrev=False,
+        description="Show what a node holds, by tier and by namespace, and what it has counted.",
+        epilog=_COLUMNS,
     )
     add_url_to(status)
     status.add_argument("positional_url", nargs="?", metavar="URL", help="the same as --url URL")
@@ -40,33 +50,37 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
     namespaces = commands.add_parser(
         "namespaces",
-        help="the namespaces of a node: size, age, how long nobody used them",
-        description="List namespaces, those that nobody has used for longest first. `kvstore clear` drops one by hand,"
-        " --expire-namespaces (or `expire` in a rule) those that nobody uses.",
-        allow_abbrev=False,
+        help="a node's namespaces: size, age, idle time",
+        description="List namespaces, those that have been idle longest first. `kvstore clear` drops one;"
+        " `serve --expire-namespaces` (or `expire` in a rule) drops those that nobody uses.",
     )
     add_url_to(namespaces)
-    namespaces.add_argument("--idle", metavar="TIME", help="only those that nobody has used for so long, as 7d")
+    namespaces.add_argument("--idle", metavar="TIME", help="only namespaces idle for at least this long, as 7d")
     namespaces.add_argument("--json", action="store_true", help="print one JSON array")
     namespaces.set_defaults(run=_namespaces)
 
     top = commands.add_parser(
         "top",
-        help="a node's rates and tiers, live",
-        description="Show what a node does, every few seconds, until Ctrl-C; rates are over the last interval.",
-        epilog="For TLS and tokens, KVSTORE_CONNECT_CA, _CERT, _KEY and _TOKEN_FILE in the environment name files.",
-        allow_abbrev=False,
+        help="a node's tiers and rates, live",
+        description="Show what a node is doing, until Ctrl-C. Rates are per second, over the last interval.",
+        epilog=_COLUMNS,
     )
     add_url_to(top)
-    top.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="from 0.2 to 3600 (default: 2)")
-    top.add_argument("--count", type=int, metavar="N", help="end after so many tables (default: never)")
-    top.add_argument("--json", action="store_true", help="print one JSON object a line, each interval")
+    top.add_argument(
+        "--interval",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="time between two tables, 0.2 to 3600 (default: 2)",
+    )
+    top.add_argument("--count", type=int, metavar="N", help="stop after N tables (default: never)")
+    top.add_argument("--json", action="store_true", help="print one JSON object per line and interval")
     top.set_defaults(run=_top)
 
 
 def _status(options: argparse.Namespace) -> int:
     if options.url is not None and options.positional_url is not None:
-        raise InvalidRequestError("name one node: --url URL or URL, not both")
+        raise InvalidRequestError("name one node: URL or --url URL, not both")
     with connect_to_node(options.url if options.url is not None else options.positional_url) as client:
         status = client.status()
     if options.json:
@@ -136,7 +150,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _namespace_line(namespace: NamespaceStatus) -> str:
-    parts = [f"{namespace.arena_pages:,} pages of {format_size(namespace.page_bytes)} in the arena"]
+    parts = [f"{_count(namespace.arena_pages, 'page')} of {format_size(namespace.page_bytes)} in the arena"]
     if namespace.pinned_pages:
         parts.append(f"{namespace.pinned_pages:,} pinned")
     for tier in [name for name in TIER_NAMES if name and name in namespace.used_bytes]:

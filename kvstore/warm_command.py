@@ -1,4 +1,4 @@
-"""``kvstore warm``: brings pages up from disk and Redis before somebody asks for them."""
+"""``kvstore warm``: bring pages up from disk and Redis before anybody asks for them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from kvstore.client.environment import add_url_to, connect_to_node
 from kvstore.client.namespace import Namespace
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import hash_blocks, parse_hashes
-from kvstore.page_commands import find_namespace, words_of
+from kvstore.page_commands import add_namespace_to, find_namespace, words_of
 
 _MOST_BYTES = 1 << 30
 _CODES = """\
 exit codes:
-  0  every page that is anywhere is in the arena now
-  1  some could not be brought up, or were pushed out again: the arena is too small for all of them
-  2  a flag, a hash or a file can't be used
+  0  every page that some tier had is in the arena now
+  1  some pages could not be brought up, or were pushed out again because the arena is too small for all
+  2  a flag, a hash or a file is wrong
 
 examples:
-  kvstore warm MODEL --tokens prompts.jsonl      one JSON array of token ids a line, as vLLM's /tokenize answers
-  kvstore warm MODEL - < hashes                  block hashes, in words
+  kvstore warm my-model --tokens prompts.jsonl   one JSON array of token ids per line, or what vLLM's /tokenize answers
+  kvstore warm my-model - < hashes               block hashes, separated by spaces or newlines
 """
 
 
@@ -64,21 +64,19 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """The command's flags."""
     warm = commands.add_parser(
         "warm",
-        help="bring pages up into the arena, from a list of hashes or prompts",
-        description="Bring pages that are on disk or in Redis up into the arena, before somebody asks for them. Run it"
-        " on the node's host: from elsewhere every page crosses the network.",
+        help="bring pages up into the arena, by hash or by prompt",
+        description="Bring pages up from disk and Redis into the arena before anybody asks for them. Run it on the"
+        " node's host: from anywhere else every page crosses the network.",
         epilog=_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    )
+    add_namespace_to(warm)
+    warm.add_argument(
+        "hashes", nargs="*", metavar="HASH", help="block hashes, 64 hexadecimal digits each; - reads standard input"
     )
     warm.add_argument(
-        "namespace", help="its name, or the first digits of its fingerprint, as `kvstore namespaces` says"
-    )
-    warm.add_argument(
-        "hashes", nargs="*", metavar="HASH", help="block hashes as 64 hexadecimal digits; - reads standard input"
-    )
-    warm.add_argument(
-        "--tokens", metavar="FILE", help="prompts instead: a JSON array of token ids a line; - reads them"
+        "--tokens",
+        metavar="FILE",
+        help="prompts instead of hashes, one JSON array of token ids per line; - reads stdin",
     )
     add_url_to(warm)
     warm.add_argument("--json", action="store_true", help="print one JSON object")
@@ -88,7 +86,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Warm, print, and answer with the exit code."""
     if bool(options.hashes) == (options.tokens is not None):
-        raise InvalidRequestError("give block hashes, or prompts by --tokens FILE")
+        raise InvalidRequestError("give either block hashes or --tokens FILE")
     prompts = _read_prompts(options.tokens) if options.tokens is not None else None
     hashes = parse_hashes(words_of(options.hashes))
     with connect_to_node(options.url) as client:

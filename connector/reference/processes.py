@@ -128,7 +128,13 @@ def run_job(job: Job, log: Path, on_line: Callable[[str], None]) -> JobResult:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,
     ):
-        limit = threading.Timer(_JOB_SECONDS, process.kill)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        limit = threading.Timer(_JOB_SECONDS, end)
         limit.daemon = True
         limit.start()
         try:
@@ -149,6 +155,10 @@ def run_job(job: Job, log: Path, on_line: Callable[[str], None]) -> JobResult:
             raise
         finally:
             limit.cancel()
+    if late.is_set():
+        raise UnavailableError(f"an engine process did not end within {_JOB_SECONDS:g} s: is the machine busy?")
+    if code < 0:
+        raise UnavailableError(f"an engine process was killed by {signal.Signals(-code).name}\n{_tail(log)}".strip())
     if code != 0:
         raise UnavailableError(f"an engine process ended with exit code {code}:\n{_tail(log)}")
     return JobResult.from_json(last)

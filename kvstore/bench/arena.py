@@ -69,8 +69,6 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         help="memory and processor time that a page in the arena costs the node",
         description="Measure what a page in the arena costs the node besides its bytes.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--pages", type=int, default=1 << 20, metavar="N", help="how many the arena has room for (default: %(default)s)"

@@ -17,7 +17,7 @@ BENCHES = (arena, disk, eviction, lookup, path, redis, scale)
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """The command and its benchmarks."""
-    bench = commands.add_parser("bench", help="measure one part of kvstore on this machine", allow_abbrev=False)
+    bench = commands.add_parser("bench", help="measure one part of kvstore on this machine")
     group = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
     for each in BENCHES:
         each.add(group)

@@ -47,8 +47,6 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         help="write and read pages through the disk tier, beside plain I/O of the same bytes",
         description="Measure the disk tier in a directory: writes, cold reads, opening, memory of the index.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--directory", metavar="DIR", help="where (default: where temporary files go)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds a page size (default: %(default)s)")

@@ -57,8 +57,6 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         description="Replay a request trace against each eviction policy, for caches of 1 to 50 percent of its"
         " different blocks, and print the ratio of blocks that they hit.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "trace",

@@ -53,8 +53,6 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         help="look prompts of 512 pages up on the same host, with up to a million pages indexed",
         description="Measure lookups through the mapped index, warm and cold.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--indexed",

@@ -46,8 +46,6 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         help="store and load pages by each path, beside memcpy, raw TCP and plain gRPC",
         description="Measure the paths of pages: speed, latency and processor time.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--path", action="append", metavar="NAME", help="shm, bulk or grpc; may be repeated (default: all)"

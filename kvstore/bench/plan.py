@@ -1,4 +1,4 @@
-"""``kvstore plan``: what more memory, disk or Redis would have brought on a trace."""
+"""``kvstore plan``: what more memory, disk or Redis would have brought on a request trace."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from kvstore.errors import InvalidRequestError
 
 _GIB = 1 << 30
 _EPILOG = """\
-Every page is copied to the tiers below and stays there, so each holds what those above it hold, and more only where it
-is larger: sizes don't add up, and a tier no larger than one above it brings no hits. All keep what was used last (LRU):
-what a node's own policy hits beyond that comes on top. A further GiB saves prefill where its tier is the largest or
-becomes it; in a smaller, faster one it brings hits up from below. Redis is counted as if this trace had it alone.
-Prefill is taken to cost the same for each token; attention makes later ones dearer, so a hit of a long prefix saves
-more than is said.
+How it counts: every page is also in the tiers below, so sizes don't add up, and a tier that is no larger than the one
+above it brings no hits. One more GiB saves prefill only in the largest tier (or in one that becomes the largest); in a
+smaller, faster tier it brings hits up from below. All tiers evict the least recently used page; what a node's own
+policy gains over that comes on top. Redis is counted as if this trace had it to itself. Every token is taken to cost
+the same prefill; attention makes later ones dearer, so a hit on a long prefix saves more than is shown.
 
 exit codes:
   0  done
   1  the plot could not be written
-  2  a flag or the trace can't be used; the line on stderr names file, line and field
+  2  a flag or the trace is wrong; the line on stderr names file, line and field
 """
 
 
@@ -102,35 +101,43 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """The command's flags."""
     plan = commands.add_parser(
         "plan",
-        help="what each further GiB of arena, disk or Redis would bring, from a request trace",
-        description="From a request trace, tell what each further GiB of arena, disk or Redis would have brought, in"
+        help="what one more GiB of arena, disk or Redis would bring, by a request trace",
+        description="Replay a request trace and say what one more GiB of arena, disk or Redis would have brought, in"
         " blocks hit and in seconds of prefill saved.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     plan.add_argument(
-        "trace", metavar="TRACE", help="a file with one JSON object a line: timestamp, input_length, … hash_ids"
+        "trace",
+        metavar="TRACE",
+        help="a file with one JSON object per line: timestamp (ms), input_length (tokens), hash_ids (one per block)",
     )
-    plan.add_argument("--block-tokens", metavar="N", type=int, default=512, help="tokens a block (%(default)s)")
+    plan.add_argument(
+        "--block-tokens",
+        metavar="N",
+        type=int,
+        default=512,
+        help="tokens per block of the trace (default: %(default)s)",
+    )
     size = plan.add_mutually_exclusive_group()
     size.add_argument(
         "--token-bytes",
         metavar="SIZE",
         default="128KiB",
-        help="KV cache of one token (%(default)s: 32 layers of 8 KV heads of 128 in 16 bits)",
+        help="KV cache of one token (default: %(default)s, 32 layers of 8 KV heads of size 128 in 16 bits)",
     )
-    size.add_argument("--page-bytes", metavar="SIZE", help="KV cache of one block of the trace, instead")
+    size.add_argument(
+        "--page-bytes", metavar="SIZE", help="KV cache of one block of the trace, instead of --token-bytes"
+    )
     plan.add_argument(
         "--prefill-rate",
         metavar="N",
         type=float,
         default=10_000.0,
-        help="tokens that an engine prefills a second (10000)",
+        help="tokens per second that an engine prefills (default: 10000)",
     )
-    plan.add_argument("--arena", metavar="SIZE", default="64GiB", help="the arena as it is (%(default)s)")
-    plan.add_argument("--disk", metavar="SIZE", default="0", help="the disk tier as it is (none)")
-    plan.add_argument("--redis", metavar="SIZE", default="0", help="the Redis tier as it is (none)")
+    plan.add_argument("--arena", metavar="SIZE", default="64GiB", help="size of the arena now (default: %(default)s)")
+    plan.add_argument("--disk", metavar="SIZE", default="0", help="size of the disk tier now (default: none)")
+    plan.add_argument("--redis", metavar="SIZE", default="0", help="size of the Redis tier now (default: none)")
     plan.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     plan.add_argument("--plot", metavar="FILE", help="write the curve by capacity, as SVG")
     plan.set_defaults(run=run)

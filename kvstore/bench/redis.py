@@ -44,8 +44,6 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         help="store and load pages through the Redis tier, beside a bare client of the same server",
         description="Measure the Redis tier: stores, loads and lookups.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--redis", metavar="URL", help="a server to use: redis://, rediss:// or unix://")
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds a page size (default: %(default)s)")

@@ -59,8 +59,6 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         help="1 to 8 clients at once, with up to a million pages indexed",
         description="Measure one node under several clients, each a process of the same host.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     for name, default, what in (("indexed", INDEXED, "pages indexed"), ("clients", CLIENTS, "clients at once")):
         parser.add_argument(

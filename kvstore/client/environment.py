@@ -1,4 +1,4 @@
-"""Clients of the command line: which node, and with which files, comes from the environment where no flag says."""
+"""Clients of the command line: without flags, the environment says which node, and which files for TLS and tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvstore.client.client import Client
 from kvstore.client.connecting import connect
 from kvstore.client.url import socket_url
-from kvstore.config import CONNECT_PREFIX, load_config
+from kvstore.config import CONNECT_PREFIX, default_socket, load_config
 from kvstore.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ def add_url_to(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--url",
         metavar="URL",
-        help="unix:///run/kvstore.sock, kv://host:port or kvs://host:port (default: the socket that serve would use:"
-        " KVSTORE_SOCKET, or the default)",
+        help="the node: unix:///run/kvstore.sock, kv://host:port, or kvs://host:port with TLS (default: the socket in"
+        f" KVSTORE_SOCKET, or {default_socket()}). KVSTORE_CONNECT_CA, _CERT, _KEY and _TOKEN_FILE name the files for"
+        " TLS and tokens",
     )
 
 
@@ -37,7 +38,7 @@ def connect_to_node(url: str | None) -> Client:
     """
     url = url or socket_url(load_config(environment=os.environ).socket)
     if url.startswith("embedded:"):
-        raise InvalidRequestError(f"{url}: an embedded store answers its own process only; name a node")
+        raise InvalidRequestError(f"{url}: an embedded store answers its own process only; give the URL of a node")
     return connect_by_environment(url, os.environ)
 
 

@@ -109,7 +109,7 @@ class TestUsage:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ([], "required: COMMAND"),
+            ([], "start here:"),
             (["fly"], "invalid choice: 'fly'"),
             (["serve", "--soket", "x"], "unrecognized arguments: --soket x"),
             (["serve", "--aren", "1MiB"], "unrecognized arguments: --aren 1MiB"),  # no abbreviations

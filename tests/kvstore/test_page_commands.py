@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -89,6 +90,15 @@ def test_a_namespace_is_known_by_its_fingerprint_too(run: Run) -> None:
     assert code == 2 and fingerprint[:12] in err and LAYOUT.name in err
 
 
+def test_a_model_that_one_namespace_has_is_its_name(run: Run, node: Node) -> None:
+    assert answer(run("lookup", LAYOUT.model, WORDS[0], "--json"))["present"] == 1
+    assert run("lookup", LAYOUT.model[:-1], WORDS[0])[0] == 2, "not the beginning of a model's name"
+    with kvstore.connect(f"unix://{node.config.socket}") as client:
+        client.namespace(dataclasses.replace(LAYOUT, group=1))
+    code, _, err = run("clear", LAYOUT.model)
+    assert code == 2 and "can be any of these" in err and "group 0" in err and "group 1" in err
+
+
 def test_evict_drops_pages_and_clear_all_of_them(run: Run) -> None:
     assert answer(run("evict", LAYOUT.name, *WORDS[3:], "--json")) == {"asked": 3, "evicted": 1}
     assert answer(run("clear", LAYOUT.name, "--json")) == {"dropped": 3}
@@ -163,7 +173,7 @@ class TestWhichNode:
         (["pin", LAYOUT.name, WORDS[0], "--for", "0s"], "366 days"),
         (["pin", LAYOUT.name, WORDS[0], "--for", "400d"], "366 days"),
         (["evict", LAYOUT.name, "abcd"], "64 hexadecimal digits, got 'abcd'"),
-        (["lookup", "no such", WORDS[0]], "no namespace with 'no such'"),
+        (["lookup", "no such", WORDS[0]], "no namespace 'no such'"),
     ],
 )
 def test_what_cant_be_is_named(run: Run, arguments: list[str], words: str) -> None:

@@ -14,12 +14,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.bench.serving.SWEPT_BYTES", 1 << 20)
 
 
-def left_behind() -> list[Path]:
-    return list(Path("/dev/shm").glob("kvstore-bench-*"))
-
-
-def test_lookup(small: None, capsys: pytest.CaptureFixture[str]) -> None:
-    before = left_behind()
+def test_lookup(small: None, folders_made: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "lookup", "--indexed", "1024", "--rounds", "3", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["lookup"]
     assert [(row["here"], row["cold"]) for row in rows] == [
@@ -27,7 +22,8 @@ def test_lookup(small: None, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert all(row["indexed"] == 1024 and row["pages"] == 512 for row in rows)
     assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows)
-    assert left_behind() == before
+    assert folders_made
+    assert not any(folder.exists() for folder in folders_made)
 
 
 def test_the_table_and_the_plot(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ class TestCommand:
         running = start_node()
         assert cli.main(["doctor", "--url", f"unix://{running.config.socket}"]) == 0
         said = capsys.readouterr().out
-        assert "0 that can't work so" in said
+        assert "0 that can't work" in said
         assert "\x1b" not in said
 
     @pytest.mark.parametrize(
