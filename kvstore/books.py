@@ -8,7 +8,8 @@ it: ``WriteBehind.writing`` and ``sharing``, and the one of :class:`kvstore.keep
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 from kvstore.answers import BATCH_BYTES, MOST_BATCH_PAGES, MOST_LOOKUP_PAGES
 from kvstore.arena.arena import Arena
@@ -33,6 +34,12 @@ from kvstore.small_files import SmallFiles
 from kvstore.tickets import NODE, LoadTicket, StoreTicket, Tickets
 from kvstore.usage import Usage
 
+SLOTS_A_LOOK = 1 << 14
+"""Slots looked at under one hold of the lock, where all of them must be."""
+PAGES_A_STEP = 256
+"""Pages treated under one hold, where many must be."""
+PAUSE_SECONDS = 0.001
+"""Between two such holds, so that others have the lock, too."""
 LONGEST_WAIT_FOR_READERS = 0.1
 """Longest time in seconds that a reservation waits for clients that read what was in its slots before."""
 
@@ -150,6 +157,24 @@ class Books:
         with self.lock:
             here: list[bool] = (self.catalog.find_all(keys) >= 0).tolist()
             return here
+
+    def pages_here(self, namespace: int | None = None, *, dirty: bool = False) -> Iterator[list[int]]:
+        """The stamps of the pages in the arena, a few at a time: of one namespace alone, or of dirty pages alone.
+
+        For what must walk over all of them: the lock is taken to look at some slots, and let go in between, so the
+        caller must not have it. Pages that come meanwhile may be passed over; :meth:`still_here` says which left.
+        """
+        for first in range(0, len(self.slots), SLOTS_A_LOOK):  # slots that are added later hold pages that come later
+            with self.lock:
+                stamps = self.slots.stamps_of(first, SLOTS_A_LOOK, namespace, dirty=dirty)
+            for at in range(0, len(stamps), PAGES_A_STEP):
+                yield stamps[at : at + PAGES_A_STEP]
+                time.sleep(PAUSE_SECONDS)
+
+    def still_here(self, stamps: Sequence[int]) -> list[Slot]:
+        """Where those of the pages are that have not left; the caller holds the lock."""
+        slots = map(self.slots.find_stamp, stamps)
+        return [slot for slot in slots if slot is not None and self.slots.is_resident(slot)]
 
     # -- what tickets hold -------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ dirty ones of a *durable* namespace, are in no order at all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
@@ -50,6 +50,8 @@ class Catalog:
         self._to_regroup: list[int] = []
         """Namespaces with a first quota whose pages are in the common order yet."""
         self._durable: set[int] = set()
+        self._unprotected: set[int] = set()
+        """Of these: namespaces with dirty pages from before, which may leave yet."""
         self._durable_frames = 0
         """Frames of slots that are ``at_risk``."""
         self.pinned_pages = 0
@@ -85,10 +87,6 @@ class Catalog:
         """Every resident slot, in no order that matters."""
         return self._resident.all()
 
-    def keys_of(self, namespace: int) -> list[bytes]:
-        """The keys of one namespace's resident pages."""
-        return [self.slots.key(slot) for slot in self._resident.all() if self.slots.namespace[slot] == namespace]
-
     def remembers(self, key: bytes, namespace: int, length: int) -> bool:
         """Whether a page of ``length`` bytes that is not here is known to have left to make room."""
         return self._orders.remembers(key, namespace, frames_for(length))
@@ -101,6 +99,11 @@ class Catalog:
     def dirty(self, most: int) -> list[Slot]:
         """Up to ``most`` dirty slots, the one that has waited longest first."""
         return list(islice(self._dirty, most))
+
+    def dirty_stamps(self) -> Iterator[int]:
+        """The stamps of all slots that are dirty now, in the same order. They may be read without the lock."""
+        queue, serials = self._dirty.copy(), self.slots.serials()
+        return (serials[slot] << 32 | slot for slot in queue)
 
     # -- coming ------------------------------------------------------------------------------------------------------
 
@@ -291,20 +294,33 @@ class Catalog:
         return self._evicting.quota_of(namespace)
 
     def set_durable(self, namespace: int) -> None:
-        """From now on this namespace's pages don't leave before a tier below has them."""
-        if namespace in self._durable:
-            return
+        """From now on this namespace's pages don't leave before a tier below has them: those that come, and those that
+        are dirty now as soon as they are told to ``protect``."""
+        if namespace not in self._durable and self.pages_of(namespace):
+            self._unprotected.add(namespace)
         self._durable.add(namespace)
-        for slot in self._dirty:
-            if self.slots.namespace[slot] == namespace:
+
+    def is_unprotected(self, namespace: int) -> bool:
+        """Whether some of a durable namespace's dirty pages may leave yet."""
+        return namespace in self._unprotected
+
+    def protect(self, slots: Iterable[Slot]) -> None:
+        """Resident pages of a durable namespace don't leave before they are clean."""
+        for slot in slots:
+            if self.slots.dirty[slot]:
                 before = self.slots.may_leave(slot)
                 self._set_risk(slot, True)
                 self._order(slot, before)
+
+    def end_protecting(self, namespace: int) -> None:
+        """All of its dirty pages are protected."""
+        self._unprotected.discard(namespace)
 
     def forget_namespace(self, namespace: int) -> None:
         """It was dropped with its pages, and its number is never used again."""
         self._evicting.forget_namespace(namespace)
         self._durable.discard(namespace)
+        self._unprotected.discard(namespace)
         self._orders.drop(namespace)
 
     def defer(self, slot: Slot) -> None:
@@ -454,7 +470,8 @@ class Catalog:
             assert (slot in self._dirty) == slots.dirty[slot] and slots.dirty[slot] <= resident, f"slot {slot}: dirty"
             if resident:
                 at_risk = slots.dirty[slot] and namespace in self._durable
-                assert slots.at_risk[slot] == at_risk, f"slot {slot}: at risk"
+                may_be = namespace in self._unprotected and not slots.at_risk[slot]
+                assert slots.at_risk[slot] == at_risk or may_be, f"slot {slot}: at risk"
         assert len(dirty) == sum(slots.dirty[slot] for slot in in_use), "dirty slots are miscounted"
         resident_slots = self._resident.all()
         assert len(resident_slots) == len(self._resident) == sum(pages.values()), "resident pages are miscounted"

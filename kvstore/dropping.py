@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.below import Below
-from kvstore.books import Books
+from kvstore.books import PAGES_A_STEP, PAUSE_SECONDS, Books
 from kvstore.errors import ResourceError
 from kvstore.granting import Granting
 from kvstore.keeping import Keeping
@@ -53,6 +54,7 @@ class Dropping:
         Raises:
             ResourceError: a tier could not be reached, and may still have some. All others are gone.
         """
+        self._books.check_open()
         keys = self._books.keys(self._books.known(fingerprint), hashes)
         if self._keeping.end(keys):
             self._keeping.save()
@@ -97,8 +99,10 @@ class Dropping:
 
     def _keys_of(self, known: KnownNamespace, tiers: Sequence[Tier]) -> tuple[set[bytes], ResourceError | None]:
         """The keys of a namespace's pages here and in these tiers, and why some of them are not known."""
-        with self._books.lock:
-            keys = set(self._books.catalog.keys_of(known.number))
+        keys: set[bytes] = set()
+        for stamps in self._books.pages_here(known.number):
+            with self._books.lock:
+                keys.update(map(self._books.slots.key, self._books.still_here(stamps)))
         failed: ResourceError | None = None
         for tier in tiers:
             try:
@@ -151,11 +155,15 @@ class Dropping:
 
     def _drop_here(self, keys: Sequence[bytes]) -> set[bytes]:
         dropped = set()
-        with self._books.lock:
-            self._books.check_open()
-            self._books.bringups.drop(keys)
-            for key, slot in zip(keys, self._books.catalog.find_all(keys).tolist(), strict=True):
-                if slot >= 0 and key not in dropped:  # whoever names a page twice
-                    self._books.residency.drop(slot)
-                    dropped.add(key)
+        for at in range(0, len(keys), PAGES_A_STEP):
+            if at:
+                time.sleep(PAUSE_SECONDS)
+            some = keys[at : at + PAGES_A_STEP]
+            with self._books.lock:
+                self._books.check_open()
+                self._books.bringups.drop(some)
+                for key, slot in zip(some, self._books.catalog.find_all(some).tolist(), strict=True):
+                    if slot >= 0 and key not in dropped:  # whoever names a page twice
+                        self._books.residency.drop(slot)
+                        dropped.add(key)
         return dropped

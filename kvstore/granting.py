@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.below import Below
-from kvstore.books import Books
+from kvstore.books import PAUSE_SECONDS, Books
 from kvstore.bytesize import format_size
 from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.layout import Layout
@@ -18,8 +18,6 @@ from kvstore.regrouping import Regrouping
 from kvstore.rules import DURABILITIES, NamespaceRule, TenantRule, rule_for, warn_of_quotas_below_a_page
 from kvstore.tenant_quotas import TenantQuotas
 
-_PAUSE_SECONDS = 0.001
-"""Between two steps that need the store's lock, so that others have it, too."""
 _log = logging.getLogger(__name__)
 
 
@@ -78,7 +76,22 @@ class Granting:
                 f'namespace {layout.name!r} asks for durability "disk": this node has no disk tier'
             )
         self._books.check_open()
-        return self._books.namespaces.open(layout, durability, self._grant)
+        known = self._books.namespaces.open(layout, durability, self._grant)
+        if durability == "disk":
+            self._protect(known)
+        return known
+
+    def _protect(self, known: KnownNamespace) -> None:
+        """Let the pages not leave that were dirty before their namespace was durable: who opens it is told so then."""
+        catalog = self._books.catalog
+        if not catalog.is_unprotected(known.number):
+            return
+        for stamps in self._books.pages_here(known.number, dirty=True):
+            with self._books.lock:
+                self._books.check_open()
+                catalog.protect(self._books.still_here(stamps))
+        with self._books.lock:
+            catalog.end_protecting(known.number)
 
     def quotas(self, known: KnownNamespace) -> dict[str, int]:
         """Tier → most bytes that a namespace may take there, where there is a quota."""
@@ -164,7 +177,7 @@ class Granting:
                 step()
             if stop.is_set():
                 return False
-            time.sleep(_PAUSE_SECONDS)  # not in `stop.wait`: a signal's handler that sets it would wait for that
+            time.sleep(PAUSE_SECONDS)  # not in `stop.wait`: a signal's handler that sets it would wait for that
         return True
 
     def _grant(self, known: KnownNamespace) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
 
 from kvstore.answers import LONGEST_TICKET
 from kvstore.arena.format import FRAME_BYTES, frames_for
-from kvstore.books import Books
+from kvstore.books import PAGES_A_STEP, PAUSE_SECONDS, Books
 from kvstore.errors import InvalidRequestError
 from kvstore.granting import Granting
 from kvstore.loading import Loading
@@ -87,19 +88,25 @@ class Keeping:
         self.save()
         return ended
 
-    def end(self, keys: Sequence[bytes]) -> int:
-        """End the pins that there are of these pages, and say how many; ``save`` comes behind it."""
-        with self._books.lock:
-            ended = self._pins.remove(keys)
-            self._unpin(ended)
-            return len(ended)
+    def end(self, keys: Sequence[bytes], until: float = math.inf) -> int:
+        """End the pins that there are of these pages until then, and say how many; ``save`` comes behind it."""
+        number = 0
+        for at in range(0, len(keys), PAGES_A_STEP):
+            if at:
+                time.sleep(PAUSE_SECONDS)
+            with self._books.lock:
+                ended = self._pins.remove(keys[at : at + PAGES_A_STEP], until)
+                for slot in self._books.catalog.find_here(ended):  # they may leave again
+                    self._books.catalog.unpin(slot)
+            number += len(ended)
+        return number
 
     def end_overdue(self) -> bool:
         """End the pins whose time is over. Whether there were any: then ``save`` comes behind it."""
+        now = time.time()
         with self._books.lock:
-            overdue = self._pins.end_overdue(time.time())
-            self._unpin(overdue)
-            return bool(overdue)
+            overdue = self._pins.overdue(now)
+        return bool(self.end(overdue, now))
 
     def pages_of(self, fingerprint: bytes) -> int:
         """Pinned pages of one namespace; the caller holds the lock."""
@@ -116,8 +123,3 @@ class Keeping:
                 table = None if self._books.closed else self._pins.copy()
             if table is not None:
                 self._pins.save(table)
-
-    def _unpin(self, keys: Sequence[bytes]) -> None:
-        """Let pages leave again; the caller holds the lock."""
-        for slot in self._books.catalog.find_here(keys):
-            self._books.catalog.unpin(slot)

@@ -88,22 +88,22 @@ class Pins:
             self._next_end = min(self._next_end, until)
         return len(keys)
 
-    def remove(self, keys: Sequence[bytes]) -> list[bytes]:
-        """End pins. Returns those that there were."""
-        ended = [key for key in dict.fromkeys(keys) if key in self._until]
+    def remove(self, keys: Sequence[bytes], until: float = float("inf")) -> list[bytes]:
+        """End pins that end before ``until`` (seconds since 1970) anyway. Returns those that there were."""
+        ended = [key for key in dict.fromkeys(keys) if key in self._until and self._until[key][0] <= until]
         for key in ended:
             self._frames -= self._until.pop(key)[1]
             self._pages_of[key[:-HASH_BYTES]] -= 1
         self._pages_of += Counter()  # drops those at zero
         return ended
 
-    def end_overdue(self, now: float) -> list[bytes]:
-        """End the pins whose time is over. Returns their keys."""
+    def overdue(self, now: float) -> list[bytes]:
+        """The pins whose time is over: told once, to be removed."""
         if now < self._next_end:
             return []
-        ended = self.remove([key for key, (end, _) in self._until.items() if end <= now])
-        self._next_end = min((end for end, _ in self._until.values()), default=float("inf"))
-        return ended
+        overdue = [key for key, (end, _) in self._until.items() if end <= now]
+        self._next_end = min((end for end, _ in self._until.values() if end > now), default=float("inf"))
+        return overdue
 
     def keys(self, prefix: bytes) -> list[bytes]:
         """The pinned keys that begin with ``prefix``, a namespace's fingerprint."""

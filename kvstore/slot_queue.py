@@ -20,6 +20,12 @@ class SlotQueue:
         self._previous = array("I", [_END])
         self._count = 0
 
+    def copy(self) -> SlotQueue:
+        """The same slots in the same order."""
+        other = SlotQueue()
+        other._next, other._previous, other._count = self._next[:], self._previous[:], self._count
+        return other
+
     def __len__(self) -> int:
         return self._count
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
+
 from kvstore.arena.format import frames_for
 from kvstore.hashing import HASH_BYTES
 from kvstore.slot import TRANSITIONS, Event, Slot, SlotState
@@ -153,6 +155,24 @@ class SlotTable:
         """The slot that had this stamp; None if it was free since."""
         slot = stamp & 0xFFFFFFFF
         return slot if self._serial[slot] == stamp >> 32 else None
+
+    def stamps_of(self, first: Slot, most: int, namespace: int | None = None, *, dirty: bool = False) -> list[int]:
+        """The stamps of findable pages in so many slots from ``first`` on: of one namespace alone, or dirty ones alone.
+        Takes some 5 ns a slot, and 0.1 µs a page."""
+        part = slice(first, first + most)
+        wanted = np.array(self.state[part]) == _RESIDENT
+        if namespace is not None:
+            wanted &= np.array(self.namespace[part]) == namespace
+        if dirty:
+            wanted &= np.array(self.dirty[part]) == 1
+        places = np.flatnonzero(wanted)
+        serials = np.array(self._serial[part], np.int64)[places]  # a stamp has 64 bits, the highest of which is a sign
+        stamps: list[int] = (serials << 32 | (places + first)).view(np.uint64).tolist()
+        return stamps
+
+    def serials(self) -> array[int]:
+        """A copy of the upper halves of all stamps."""
+        return self._serial[:]
 
     def _set_key(self, slot: Slot, key: bytes, parent: bytes) -> None:
         if key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
+from itertools import chain
 
 from kvstore.books import Books
 from kvstore.checksum import checksum_of
@@ -65,26 +65,22 @@ class Sweeping:
 
     def verify(self, stop: threading.Event) -> int:
         """Check every page that was taken over against its checksum; drop the damaged ones. Returns how many were."""
-        with self._books.lock:
-            slots = [
-                slot for slot in self._books.catalog.resident() if self._books.residency.checksum(slot) is not None
-            ]
-            stamps = array("Q", map(self._books.slots.stamp, slots))
         damaged = 0
-        for stamp in stamps:
+        for stamp in chain.from_iterable(self._books.pages_here()):
             if stop.is_set():
                 break
             with self._books.lock:
-                slot = self._books.slots.find_stamp(stamp)
-                if slot is None or not self._books.slots.is_resident(slot):
+                slots = self._books.still_here([stamp])
+                checksum = self._books.residency.checksum(slots[0]) if slots else None
+                if checksum is None:
                     continue
-                self._books.catalog.hold([slot])
-                view, checksum = self._books.residency.view(slot), self._books.residency.checksum(slot)
+                self._books.catalog.hold(slots)
+                view = self._books.residency.view(slots[0])
             right = checksum_of(view) == checksum
             with self._books.lock:
-                if not right and self._books.slots.is_resident(slot):
+                if not right and self._books.slots.is_resident(slots[0]):
                     damaged += 1
                     self._books.count("corrupt")
-                    self._books.residency.drop(slot)
-                self._books.catalog.release([slot])
+                    self._books.residency.drop(slots[0])
+                self._books.catalog.release(slots)
         return damaged

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 from kvstore.answers import DISK
 from kvstore.arena.arena import Arena
@@ -171,8 +172,13 @@ class WriteBehind:
             ResourceError: some are not, since the tiers below would not take them, or not before ``deadline``.
         """
         with self._lock:
-            dirty = self._catalog.dirty(self._catalog.dirty_pages)
-            todo = [(self._slots.stamp(slot), self._slots.key(slot)) for slot in dirty]
+            dirty = self._catalog.dirty_stamps()
+        todo: list[tuple[int, bytes]] = []
+        while stamps := list(islice(dirty, _WRITE_PAGES)):
+            with self._lock:
+                slots = [(stamp, self._slots.find_stamp(stamp)) for stamp in stamps]
+                todo += [(stamp, self._slots.key(slot)) for stamp, slot in slots if slot is not None]
+            time.sleep(0)  # whoever waits for the lock goes first
         done = 0
         while done < len(todo) and time.monotonic() < deadline:
             with self.writing:
@@ -182,8 +188,10 @@ class WriteBehind:
             done += seen
         for tier in self._below.own:
             tier.flush()
-        with self._lock:
-            left = sum(slot is not None for slot in self._still_dirty(todo))
+        left = 0
+        for at in range(0, len(todo), _WRITE_PAGES):
+            with self._lock:
+                left += sum(slot is not None for slot in self._still_dirty(todo[at : at + _WRITE_PAGES]))
         if left:
             raise ResourceError(f"{left} of {len(todo)} pages are not on disk: no tier below would take them (in time)")
         return self._below.find_own([key for _, key in todo]).count(DISK)

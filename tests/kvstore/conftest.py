@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,41 @@ class FakeClock:
 
     time = monotonic
 
+    def sleep(self, seconds: float) -> None:
+        assert seconds <= 0.01, "a test with an injected clock waits for nothing"
+
+
+class Holds:
+    """A lock which counts what is done under each hold of it."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self.done: list[Counter[str]] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.done.append(Counter())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def counted(self, what: str, method: Any) -> Any:
+        def count(*arguments: Any, **options: Any) -> Any:
+            if self._lock.locked():
+                self.done[-1][what] += 1
+            return method(*arguments, **options)
+
+        return count
+
+    def most(self, what: str) -> int:
+        """The most that was done under one hold."""
+        return max(done[what] for done in self.done)
+
+    def all(self, what: str) -> int:
+        return sum(done[what] for done in self.done)
+
 
 class LocalClient:
     """A client's lock on its file in the arena, held by a descriptor of this process."""
@@ -314,6 +350,7 @@ tools_of_tests = SimpleNamespace(
     Gate=Gate,
     MemoryTier=MemoryTier,
     FakeClock=FakeClock,
+    Holds=Holds,
     LocalClient=LocalClient,
     ChildClient=ChildClient,
     FRAME=FRAME_BYTES,

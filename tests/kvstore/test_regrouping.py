@@ -6,7 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,30 +21,6 @@ from kvstore.store import Store
 
 FRAME = 4096
 OpenStore = Callable[..., Store]
-
-
-class Holds:
-    """The store's lock, which counts what is done under each hold of it."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-        self.done: list[Counter[str]] = []
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self.done.append(Counter())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
-    def counted(self, what: str, method: Any) -> Any:
-        def count(*arguments: Any, **options: Any) -> Any:
-            self.done[-1][what] += 1
-            return method(*arguments, **options)
-
-        return count
 
 
 class Pauses(threading.Event):
@@ -85,7 +61,7 @@ def test_no_hold_of_the_lock_treats_more_than_a_few_pages(
     one = store.open_namespace(kv.layout("one", FRAME))
     kv.put(store, one, range(100))
     kv.put(store, one, range(1000, 1060))
-    holds = Holds(store._books.lock)
+    holds = kv.Holds(store._books.lock)
     with monkeypatch.context() as patched:
         patched.setattr(store._books, "lock", holds)
         patched.setattr(SlotTable, "stamp", holds.counted("looked at", SlotTable.stamp))

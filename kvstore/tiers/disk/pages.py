@@ -8,6 +8,7 @@ rows in the index come with both: whoever changes the log may look through all o
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -27,6 +28,10 @@ from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
 _TIER = "disk"
 _LATELY_SHARE = 2
 """Used while this part of the limit was written last: wanted."""
+KEYS_A_LOOK = 1 << 13
+"""Keys looked for under one hold of the lock."""
+PAGES_A_STEP = 1 << 10
+"""Pages told, or forgotten, under one."""
 
 
 @dataclass(slots=True)
@@ -81,8 +86,11 @@ class Pages:
 
     def contain(self, keys: Sequence[bytes]) -> list[bool]:
         """Which pages are here."""
-        with self._lock:
-            return [row >= 0 for row in self._index.find(keys).tolist()]
+        here: list[bool] = []
+        for at in range(0, len(keys), KEYS_A_LOOK):
+            with self._lock:
+                here += (self._index.find(keys[at : at + KEYS_A_LOOK]) >= 0).tolist()
+        return here
 
     def are_sound(self, keys: Sequence[bytes]) -> list[bool]:
         """Which pages are here, and were not refused when they were read last."""
@@ -95,7 +103,14 @@ class Pages:
     def keys(self, prefix: bytes) -> list[bytes]:
         """The keys of all pages that begin with ``prefix``."""
         with self._lock:
-            return self._index.keys(self._index.rows_with_prefix(prefix))
+            rows = self._index.rows_with_prefix(prefix)
+        found: list[bytes] = []
+        for at in range(0, len(rows), PAGES_A_STEP):
+            some = rows[at : at + PAGES_A_STEP]
+            with self._lock:  # pages may have left since, and others may have their rows
+                found += self._index.keys(some[self._index.footprints(some) > 0])
+            time.sleep(0)  # whoever waits for the lock goes first
+        return [key for key in found if key.startswith(prefix)]
 
     def used_by(self, fingerprint: bytes) -> int:
         """Bytes of a namespace's pages: whole blocks, and a record each in a header and a footer."""
@@ -365,16 +380,22 @@ class Pages:
         come back either.
         """
         keys = list(dict.fromkeys(keys))  # none twice
+        absent = [key for key, here in zip(keys, self.contain(keys), strict=True) if not here]
         with self._lock:
-            rows = self._index.find(keys)
-            absent = [key for key, row in zip(keys, rows.tolist(), strict=True) if row < 0]
             if absent and len(self._dead):
                 dead = self._dead.anywhere(absent)
                 self._forgotten.update(key for key, is_dead in zip(absent, dead, strict=True) if is_dead)
-            rows = rows[rows >= 0]
-            segments = {place.segment for place in self._index.places(rows)}
-            self._forget(self._index.keys(rows))
-        return len(rows), segments
+        count = 0
+        segments: set[int] = set()
+        for at in range(0, len(keys), PAGES_A_STEP):
+            with self._lock:
+                rows = self._index.find(keys[at : at + PAGES_A_STEP])
+                rows = rows[rows >= 0]
+                count += len(rows)
+                segments.update(place.segment for place in self._index.places(rows))
+                self._forget(self._index.keys(rows))
+            time.sleep(0)  # whoever waits for the lock goes first
+        return count, segments
 
     def forgotten(self) -> list[bytes]:
         """Keys that want a tombstone."""
