@@ -251,34 +251,39 @@ class IndexReader:
         homes, uppers = _places(namespace, keys, len(self._reach))
         rows = self._buckets.take(homes, axis=0, mode="clip").view(np.uint32)
         hits = (rows[:, 1::2] == uppers[:, None]).reshape(-1).nonzero()[0]
-        candidates = rows.reshape(-1).take(hits * 2).astype(np.int64)
-        np.minimum(candidates, self._frames - 1, out=candidates)  # of rubbish; the header there decides
-        before = self.generations(candidates)
-        headers = self._headers.take(candidates, axis=0, mode="clip")
-        after = self.generations(candidates)
-        last = description(namespace, length)
-        if (  # the usual case: each key's bucket names one slot, which holds it
-            headers[:, 1:5].tobytes() == hashes
-            and headers[:, 7].tobytes() == last.to_bytes(8, sys.byteorder) * len(keys)
-            and before.tobytes() == after.tobytes()
-            and not np.bitwise_or.reduce(before) & _NP_ONE
-        ):
-            return Found(candidates, before)
-        owners = hits >> 3
-        good = (headers[:, 1:5] == keys.take(owners, axis=0)).all(axis=1)
-        good &= headers[:, 7] == last
-        good &= before & _NP_ONE == 0
-        good &= after == before
-        frames = np.full(len(keys), -1, np.int64)
-        generations = np.zeros(len(keys), np.uint64)
-        frames[owners[good]] = candidates[good]  # a page lies in one slot
-        generations[owners[good]] = before[good]
+        named = len(hits)
+        owners: slice | npt.NDArray[np.int64] = slice(named)
+        if named:
+            frames = rows.reshape(-1).take(hits * 2).astype(np.int64)
+            np.minimum(frames, self._frames - 1, out=frames)  # of rubbish; the header there decides
+            before = self.generations(frames)
+            headers = self._headers.take(frames, axis=0, mode="clip")
+            after = self.generations(frames)
+            last = description(namespace, length)
+            if not (  # the usual case: the buckets of the leading keys name one slot each, which holds it
+                headers[:, 1:5].tobytes() == hashes[: named * HASH_BYTES]
+                and headers[:, 7].tobytes() == last.to_bytes(8, sys.byteorder) * named
+                and before.tobytes() == after.tobytes()
+                and not np.bitwise_or.reduce(before) & _NP_ONE
+            ):
+                whose = hits >> 3
+                good = (headers[:, 1:5] == keys.take(whose, axis=0)).all(axis=1)
+                good &= headers[:, 7] == last
+                good &= before & _NP_ONE == 0
+                good &= after == before
+                owners, frames, before = whose[good], frames[good], before[good]
+            elif named == len(keys):
+                return Found(frames, before)
+        found = Found(np.full(len(keys), -1, np.int64), np.zeros(len(keys), np.uint64))
+        if named:
+            found.frames[owners] = frames  # a page lies in one slot
+            found.generations[owners] = before
         # Rare: keys whose home bucket was full when they came.
-        further = self._reach.take(homes, mode="clip") > (frames >= 0) * MOST_REACH
-        for place_ in further.nonzero()[0].tolist():
-            block_hash = hashes[place_ * HASH_BYTES : (place_ + 1) * HASH_BYTES]
-            frames[place_], generations[place_] = self.find_one(namespace, length, block_hash)
-        return Found(frames, generations)
+        for place_ in self._reach.take(homes, mode="clip").nonzero()[0].tolist():
+            if found.frames[place_] < 0:
+                block_hash = hashes[place_ * HASH_BYTES : (place_ + 1) * HASH_BYTES]
+                found.frames[place_], found.generations[place_] = self.find_one(namespace, length, block_hash)
+        return found
 
 
 def _places(namespace: int, keys: Words, buckets: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
