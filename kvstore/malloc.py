@@ -1,4 +1,4 @@
-"""The process's own memory: glibc gives it out from arenas, of which a node needs few."""
+"""The process's own memory: glibc gives it out from arenas, of which a node needs few, and gives back what is free."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from contextlib import suppress
 _M_ARENA_MAX = -8
 """glibc's number of this parameter of ``mallopt``."""
 _ARENAS = 2
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 16 << 20
+"""What an arena keeps at its end when it is freed: what a few messages of 2 MiB take on their way."""
+_LARGE_BYTES = 8 << 20
+"""Blocks from here on are mapped by themselves; no message is as large."""
 
 
 def limit_malloc_arenas() -> None:
@@ -18,5 +23,19 @@ def limit_malloc_arenas() -> None:
     node whose clients come and go grows for a long time, though it holds nothing more. Another C library is left alone.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+        _set(_M_ARENA_MAX, _ARENAS)
+
+
+def keep_room_for_messages() -> None:
+    """Keep what one message leaves for the next one, instead of giving it back to the system and taking it again.
+
+    By default glibc gives back about twice the largest block that it ever freed: a node that receives messages of 2 MiB
+    over gRPC took a page fault for each 4 KiB of them, a third of its processor time. Another C library is left alone.
+    """
+    _set(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    _set(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def _set(parameter: int, value: int) -> None:
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(parameter, value)

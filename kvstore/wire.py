@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore import errors
+from kvstore.checksum import RunningChecksum
 from kvstore.hashing import HASH_BYTES
 
 Bytes = npt.NDArray[np.uint8]
@@ -96,15 +97,13 @@ def raw_messages(pages: Iterable[Bytes]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-def fill(
-    pages: Sequence[Bytes], messages: Iterator[bytes], filled_page: Callable[[Bytes], object] = lambda page: None
-) -> int:
+def fill(pages: Sequence[Bytes], messages: Iterator[bytes], checksums: list[int] | None = None) -> int:
     """Write raw messages into ``pages``, one behind the other, until these are full.
 
     Args:
         pages: where the bytes go.
         messages: where they come from; no more are taken than fill the pages.
-        filled_page: told of each page when it is full, while it is in the processor's caches.
+        checksums: gets that of each page that came whole, made of the messages, which are in the processor's caches.
 
     Returns:
         How many bytes came.
@@ -114,6 +113,7 @@ def fill(
     """
     total = sum(page.size for page in pages)
     came = place = filled = 0
+    running = RunningChecksum()
     while came < total:
         message = next(messages, None)
         if message is None:
@@ -125,10 +125,14 @@ def fill(
         while data.size:
             page = pages[place]
             take = min(data.size, page.size - filled)
+            if checksums is not None:
+                running.update(data[:take].data)
             np.copyto(page[filled : filled + take], data[:take])
             data, filled = data[take:], filled + take
             if filled == page.size:
-                filled_page(page)
+                if checksums is not None:
+                    checksums.append(running.intdigest())
+                    running.reset()
                 place, filled = place + 1, 0
     return came
 

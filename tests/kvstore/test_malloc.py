@@ -1,4 +1,4 @@
-"""How many arenas of the C library a node's threads use."""
+"""How many arenas of the C library a node's threads use, and what these keep."""
 
 from __future__ import annotations
 
@@ -50,3 +50,31 @@ def test_threads_share_two_arenas_or_as_many_as_the_environment_says(said: int |
     )
     before, after = map(int, done.stdout.split())
     assert after == max(before, said or 2)
+
+
+_MESSAGES = """
+import resource, sys
+from kvstore.malloc import keep_room_for_messages
+
+def faults():
+    for _ in range(20):
+        messages = [b"x" * (2 << 20) for _ in range(4)]
+        messages.clear()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+if sys.argv[1:]:
+    keep_room_for_messages()
+print(-faults() + faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_the_memory_of_one_message_is_there_for_the_next_one() -> None:
+    pages_each = 20 * 4 * (2 << 20) // 4096
+
+    def faults(*flags: str) -> int:
+        command = [sys.executable, "-c", _MESSAGES, *flags]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert faults("keep") < pages_each // 100
+    assert faults() > pages_each // 4, "glibc keeps it by itself now"
