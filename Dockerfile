@@ -47,7 +47,7 @@ FROM base
 COPY --from=package /opt/kvstore /opt/kvstore
 USER kvstore
 VOLUME /var/lib/kvstore
-# It takes half a second of a processor, and far longer beside an engine that has them all.
+# It takes a quarter of a second of a processor, and far longer beside an engine that has them all.
 HEALTHCHECK --interval=10s --timeout=30s --start-period=60s --retries=3 CMD ["kvstore", "status"]
 ENTRYPOINT ["kvstore"]
 CMD ["serve"]

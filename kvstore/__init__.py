@@ -7,16 +7,43 @@ pages.store(hashes, buffer)
 loaded = pages.load(hashes, buffer)
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from kvstore import errors
-from kvstore.client.client import Client
-from kvstore.client.connecting import connect
-from kvstore.client.namespace import Namespace
-from kvstore.client.pending import PendingLoad, PendingStore
-from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
 from kvstore.errors import KVStoreError
-from kvstore.hashing import hash_blocks
-from kvstore.layout import Layout
-from kvstore.status import Status
+
+if TYPE_CHECKING:
+    from kvstore.client.client import Client
+    from kvstore.client.connecting import connect
+    from kvstore.client.namespace import Namespace
+    from kvstore.client.pending import PendingLoad, PendingStore
+    from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
+    from kvstore.hashing import hash_blocks
+    from kvstore.layout import Layout
+    from kvstore.status import Status
+else:
+    _MODULES = {
+        "Client": "kvstore.client.client",
+        "connect": "kvstore.client.connecting",
+        "Namespace": "kvstore.client.namespace",
+        "PendingLoad": "kvstore.client.pending",
+        "PendingStore": "kvstore.client.pending",
+        "Lookup": "kvstore.client.results",
+        "NamespaceStatistics": "kvstore.client.results",
+        "StoreResult": "kvstore.client.results",
+        "hash_blocks": "kvstore.hashing",
+        "Layout": "kvstore.layout",
+        "Status": "kvstore.status",
+    }
+
+    def __getattr__(name):
+        """Imported when first used: most commands need neither all of a client nor all of a node."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'kvstore' has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(_MODULES[name]), name)
+        return found
+
 
 __all__ = [
     "connect",

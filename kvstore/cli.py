@@ -8,24 +8,24 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
-from kvstore import (
-    check_command,
-    completion_command,
-    doctor_command,
-    page_commands,
-    proxy_command,
-    serve_command,
-    status_command,
-    warm_command,
-)
-from kvstore.bench import command as bench_command
-from kvstore.bench import plan
 from kvstore.errors import InvalidRequestError, KVStoreError, UnauthenticatedError, UnavailableError
 from kvstore.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_USAGE
-from kvstore.rules import did_you_mean
-from kvstore.status import kvstore_version
+
+_COMMANDS = {
+    "kvstore.serve_command": ("serve", "config"),
+    "kvstore.status_command": ("status", "namespaces", "top"),
+    "kvstore.page_commands": ("lookup", "evict", "clear", "pin", "unpin"),
+    "kvstore.warm_command": ("warm",),
+    "kvstore.doctor_command": ("doctor",),
+    "kvstore.check_command": ("check",),
+    "kvstore.bench.command": ("bench",),
+    "kvstore.bench.plan": ("plan",),
+    "kvstore.proxy_command": ("proxy",),
+}
+"""Which module has which commands. That of the command that is called is imported alone: a probe is called often."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,16 +53,18 @@ def _run(arguments: Sequence[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # names are data: a terminal may not know all of their characters
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["demo"]:
-        return _demo(given[1:])
-    parser = _parser()
-    if not given:
-        parser.print_help(sys.stderr)
-        return EXIT_USAGE
-    options = parser.parse_args(given)
+    options: argparse.Namespace | None = None
     try:
+        if given[:1] == ["demo"]:
+            return _demo(given[1:])
+        parser = _parser(given[0] if given else "")
+        if not given:
+            parser.print_help(sys.stderr)
+            return EXIT_USAGE
+        options = parser.parse_args(given)
         return int(options.run(options))
     except KVStoreError as error:
+        assert options is not None, "commands raise these, not the parser"
         command = " ".join(("kvstore", options.command, *([options.bench] if "bench" in options else [])))
         print(f"{command}: {error}{_what_to_do(error, options)}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, InvalidRequestError) else EXIT_FAILED
@@ -106,6 +108,8 @@ class _Parser(argparse.ArgumentParser):
         """As the base class; what it does not know is an error here, where the command is known."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
+            from kvstore.rules import did_you_mean
+
             near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return options, unknown
@@ -126,26 +130,24 @@ start here:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of one command; of all, where that is none of those that stand alone."""
     parser: argparse.ArgumentParser = _Parser(
         prog="kvstore",
         description="Keeps the KV cache of LLM engines outside the engine: in shared memory, on disk and in Redis.",
         epilog=_START + EXIT_CODES,
     )
-    parser.add_argument("--version", action="version", version=f"kvstore {kvstore_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    serve_command.add_to(commands)
-    status_command.add_to(commands)
-    page_commands.add_to(commands)
-    warm_command.add_to(commands)
-    doctor_command.add_to(commands)
-    check_command.add_to(commands)
-    bench_command.add_to(commands)
-    plan.add_to(commands)
-    proxy_command.add_to(commands)
+    alone = [module for module, names in _COMMANDS.items() if command in names]
+    for module in alone or _COMMANDS:
+        import_module(module).add_to(commands)
+    if alone:
+        return parser
+    from kvstore.status import kvstore_version
 
-    completion_command.add_to(commands, parser)
+    parser.add_argument("--version", action="version", version=f"kvstore {kvstore_version()}")
+    import_module("kvstore.completion_command").add_to(commands, parser)
     commands.add_parser("demo", help="engines come and go, the pages stay: a minute (needs kvstore-offload[engine])")
     return parser
 

@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from kvstore.hashing import hash_check
 from kvstore.layout import Layout
-from kvstore.store import Store
 from kvstore.tenants import Grant
+
+if TYPE_CHECKING:
+    from kvstore.store import Store  # a node's: who only reads a status needs none
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,10 @@ from google.protobuf.message import Message
 from kvstore.bulk.channel import Channel
 from kvstore.bulk.frame import HEADER_BYTES, MOST_MESSAGE_BYTES, Header, Kind
 from kvstore.errors import DeadlineError, UnavailableError
+from kvstore.processors import usable_processors
 from kvstore.v1 import cache_pb2 as pb
 
-_MAY_LOOK = len(os.sched_getaffinity(0)) > 1
+_MAY_LOOK = usable_processors() > 1
 """Whether there is a processor for the other end besides."""
 SOCKET_NAME = "calls"
 """Of the file in the arena's folder."""

@@ -105,8 +105,9 @@ class BulkPool:
                 raise UnavailableError(f"the client of {self._connection.name} is closed")
             if self._rest:
                 if not self._trying and time.monotonic() >= self._rest_until:
-                    threading.Thread(target=self._try_later, name="kvstore-bulk-connect", daemon=True).start()
-                    self._trying = True
+                    with contextlib.suppress(RuntimeError):  # no thread to be had now: a later call tries again
+                        threading.Thread(target=self._try_later, name="kvstore-bulk-connect", daemon=True).start()
+                        self._trying = True
                 return None
         return self._open(deadline)
 

@@ -12,7 +12,6 @@ from kvstore.client.bulk_pool import BulkPool
 from kvstore.client.client import Client
 from kvstore.client.control import Connection, RemoteControl
 from kvstore.client.credentials import Credentials
-from kvstore.client.embedded import EmbeddedStore
 from kvstore.client.path import Control, Path
 from kvstore.client.shared import SharedPath
 from kvstore.client.stream import StreamPath
@@ -68,6 +67,8 @@ def connect(
     if isinstance(where, NodeConfig):
         if credentials:
             raise InvalidRequestError(f"{url}: an embedded store has neither TLS nor tokens")
+        from kvstore.client.embedded import EmbeddedStore  # all of a node, for who has one inside alone
+
         store = EmbeddedStore(where)
         return _client(url, store, timeout, lambda directory, left: store, traces)
     credentials.check(where, url)

@@ -81,7 +81,7 @@ def test_the_sidecars_settings_are_known_its_sizes_fit_and_its_probes_are_comman
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert {"name": "run", "mountPath": "/run/kvstore"} in container["volumeMounts"]
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+    for probe in ("startupProbe", "livenessProbe"):
         command, *arguments = node[probe]["exec"]["command"]
         assert command == "kvstore"
         cli._parser().parse_args(arguments)

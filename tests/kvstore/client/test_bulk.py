@@ -319,6 +319,10 @@ def test_a_page_damaged_on_its_way_to_the_node_is_sent_again(node, layout, hashe
         assert np.array_equal(into, data)
 
 
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
+
+
 class TestFallingBack:
     def test_a_port_that_refuses_is_left_alone_for_a_while(self, node, proxy, layout, hashes, payload, caplog):
         proxy.refuse = True
@@ -359,6 +363,18 @@ class TestFallingBack:
             eventually(lambda: pages.load(hashes(4), into) == 4 and pool._idle)
             no_streams(monkeypatch)
             assert pages.load(hashes(4), into) == 4
+
+    def test_without_a_thread_to_be_had_pages_go_another_way(self, node, proxy, layout, hashes, payload, monkeypatch):
+        monkeypatch.setattr(kvstore.client.bulk_pool, "LONGEST_REST", 1e-9)  # so the next call tries again
+        proxy.refuse = True
+        with kvstore.connect(url_of(node)) as client:
+            pages = client.namespace(layout)
+            assert pages.store(hashes(4), payload(4)).stored == 4
+            with monkeypatch.context() as patched:
+                patched.setattr(kvstore.client.bulk_pool.threading.Thread, "start", no_thread)
+                with pages._handle.current[1]._pool.lent(time.monotonic() + 1.0) as requests:
+                    assert requests is None
+            assert pages.load(hashes(4), np.zeros((4, 5000), np.uint8)) == 4
 
     def test_a_connection_closed_while_idle_costs_nothing(self, node, layout, hashes, payload, monkeypatch, eventually):
         no_streams(monkeypatch)
