@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -18,12 +18,14 @@ from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.arena.residency import Residency
 from kvstore.below import Below
 from kvstore.namespaces import KnownNamespace
+from kvstore.shares import Shares
 from kvstore.slot import Slot
 from kvstore.tickets import NODE
-from kvstore.tiers.tier import Tier
+from kvstore.tiers.tier import READER, Tier
 
-MOST_RUNS = 32
-"""Most calls that read from below or wait for it. What is in the arena is answered while a disk hangs, too."""
+MOST_RUNS = 64
+"""Most calls that read from below or wait for it; half of them for one engine. What is in the arena is answered while a
+disk hangs, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,8 @@ class _Coming:
 class Run:
     """The leading pages of one ``prepare_load``, each held, on its way, or missing."""
 
+    who: Hashable
+    """Whose call it is, of those who share the tiers below."""
     keys: list[bytes]
     tiers: bytearray
     """Where each page was: ``ARENA``, ``DISK`` or ``REDIS``."""
@@ -70,18 +74,21 @@ class BringUps:
         self._coming: dict[bytes, _Coming] = {}
         self.reserved = 0
         """Slots that threads of this process may be reading into."""
-        self._reserved_frames = 0
-        self._runs = 0
+        self._frames = Shares(arena.arena_bytes // FRAME_BYTES // 2)
+        """Of pages on their way: a disk that hangs must not take all of the arena."""
+        self._runs = Shares(MOST_RUNS)
 
-    def begin(self, known: KnownNamespace, keys: list[bytes], below: bytes) -> Run:
-        """Hold what is in the arena, and reserve slots for what must come up, up to the first page that is nowhere.
+    def begin(self, owner: int, known: KnownNamespace, keys: list[bytes], below: bytes) -> Run:
+        """Hold what is in the arena, and reserve slots for what must come up, up to the first page that is nowhere, or
+        that is not within the owner's share.
 
         Args:
+            owner: who asks. Clients from afar are one owner, and share by tenant.
             known: the namespace.
             keys: of the pages, head of the prefix first.
             below: where below the arena each page was a moment ago.
         """
-        run = Run(keys, bytearray(), [])
+        run = Run((owner, known.layout.tenant if owner == NODE else ""), keys, bytearray(), [])
         for slot, under in zip(self._catalog.find_all(keys).tolist(), below, strict=False):
             if slot < 0 and not under:
                 break
@@ -92,31 +99,30 @@ class BringUps:
         for place, held in enumerate(run.slots):
             if held is not None:
                 continue
-            if not run.counted and self._runs >= MOST_RUNS:
+            if not run.counted and not self._runs.may_take(run.who):
                 break
             key = keys[place]
             if key in self._coming:
                 run.awaited[place] = self._coming[key]
             else:
-                slot = self._reserve(known, keys, place, run.tiers[place]) if self._has_room(known) else None
+                slot = self._reserve(known, keys, place, run.tiers[place]) if self._has_room(run.who, known) else None
                 if slot is None:
                     break
                 run.own[place] = self._coming[key] = _Coming(slot)
                 self.reserved += 1
-                self._reserved_frames += self._slots.frames[slot]
+                self._frames.take(run.who, self._slots.frames[slot])
             if not run.counted:
                 run.counted = True
-                self._runs += 1
+                self._runs.take(run.who)
         return run
 
     def _reserve(self, known: KnownNamespace, keys: Sequence[bytes], place: int, tier: int) -> Slot | None:
         parent = keys[place - 1] if place else b""
         return self._residency.reserve(keys[place], known, NODE, parent, below=tier != REDIS)
 
-    def _has_room(self, known: KnownNamespace) -> bool:
-        """Whether one more page on its way leaves half of the arena to others: a disk that hangs must not take all."""
+    def _has_room(self, who: Hashable, known: KnownNamespace) -> bool:
         frames = frames_for(known.layout.page_bytes)
-        return (self._reserved_frames + frames) * 2 * FRAME_BYTES <= self._arena.arena_bytes
+        return self._frames.taken + frames <= self._frames.limit and self._frames.may_take(who, frames)
 
     def read(self, run: Run, places: Sequence[int]) -> dict[int, int]:
         """Fill the reserved slots of these places, from the node's own tiers and the shared one at once.
@@ -153,8 +159,12 @@ class BringUps:
 
     def _read(self, tier: Tier, run: Run, places: Sequence[int]) -> dict[int, int]:
         views = [self._residency.view(run.own[place].slot) for place in places]
-        with self._times.measured(tier.name, "read"):
-            checksums = tier.read([run.keys[place] for place in places], views)
+        reader = READER.set(run.who)
+        try:
+            with self._times.measured(tier.name, "read"):
+                checksums = tier.read([run.keys[place] for place in places], views)
+        finally:
+            READER.reset(reader)
         return {place: checksum for place, checksum in zip(places, checksums, strict=True) if checksum is not None}
 
     def close(self) -> None:
@@ -168,7 +178,7 @@ class BringUps:
         ended = {place: run.own.pop(place) for place in places}
         run.ended += len(ended)
         self.reserved -= len(ended)
-        self._reserved_frames -= sum(self._slots.frames[coming.slot] for coming in ended.values())
+        self._frames.give_back(run.who, sum(self._slots.frames[coming.slot] for coming in ended.values()))
         for place, coming in ended.items():
             if place in sums and self._coming.get(run.keys[place]) is coming:
                 came.append(place)
@@ -216,7 +226,8 @@ class BringUps:
 
     def give_up(self, run: Run) -> None:
         """End the holds of what was not handed out."""
-        self._runs -= run.counted
+        if run.counted:
+            self._runs.give_back(run.who)
         run.counted = False
         self._catalog.release(slot for slot in run.slots[run.told :] if slot is not None)
         del run.slots[run.told :]

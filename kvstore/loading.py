@@ -79,7 +79,7 @@ class Loading:
                 if look < LOOKS and left_meanwhile(before, now, below):
                     continue
                 room = max(0, self._books.room_of(owner, known))
-                run = bringups.begin(known, keys[: room // frames_for(known.layout.page_bytes)], below)
+                run = bringups.begin(owner, known, keys[: room // frames_for(known.layout.page_bytes)], below)
                 break
         number = 0
         try:

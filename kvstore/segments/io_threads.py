@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -86,6 +87,31 @@ class Job(Generic[T]):
             afterwards()
 
 
+class Turns:
+    """Jobs that wait, of several who take turns. Not safe for threads."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, deque[deque[Job[Any]]]] = {}
+        """Whose turn it is next first: the jobs of each of his calls, that call first whose turn it is next."""
+
+    def add(self, who: Hashable, jobs: Sequence[Job[Any]]) -> None:
+        """The jobs of one call."""
+        if jobs:
+            self._waiting.setdefault(who, deque()).append(deque(jobs))
+
+    def take(self) -> Job[Any]:
+        """The next one; there is one."""
+        who = next(iter(self._waiting))
+        calls = self._waiting.pop(who)
+        jobs = calls.popleft()
+        job = jobs.popleft()
+        if jobs:
+            calls.append(jobs)
+        if calls:
+            self._waiting[who] = calls  # behind all others
+        return job
+
+
 class IoThreads:
     """A few threads for I/O, which are replaced when they hang, up to a bound.
 
@@ -97,7 +123,9 @@ class IoThreads:
     def __init__(self, threads: int, most_hanging: int = 16) -> None:
         self._threads = threads
         self._most_hanging = most_hanging
-        self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
+        self._turns = Turns()
+        self._queue: SimpleQueue[bool] = SimpleQueue()
+        """True for each job that waits, False for each thread that is to end: no other wait costs less."""
         self._lock = threading.Lock()
         self._alive = 0
         self._idle = 0
@@ -129,15 +157,23 @@ class IoThreads:
 
     def submit(self, call: Callable[[], T]) -> Job[T]:
         """Begin one call as soon as a thread is free. Who gives it up says so to :meth:`give_up`."""
-        job = Job(call)
+        [job] = self.submit_all([call])
+        return job
+
+    def submit_all(self, calls: Sequence[Callable[[], T]], who: Hashable = None) -> list[Job[T]]:
+        """The same for several calls, in this order. Where others wait, too, they take turns: first those for whom
+        calls are made (``who``), and among the calls for one of them each ``submit_all``."""
+        jobs = [Job(call) for call in calls]
         with self._lock:
-            waiting = self._queue.qsize() + 1
-            if waiting > self._idle and self._alive - self._hanging < self._threads:
+            more = self._queue.qsize() + len(jobs) - self._idle
+            for _ in range(min(more, self._threads - (self._alive - self._hanging))):
                 # Daemons: a thread that hangs must not keep the process from ending.
                 threading.Thread(target=self._work, name="kvstore-disk", daemon=True).start()
                 self._alive += 1
-        self._queue.put(job)  # type: ignore[arg-type]
-        return job
+            self._turns.add(who, jobs)
+        for _ in jobs:
+            self._queue.put(True)
+        return jobs
 
     def give_up(self, job: Job[T], afterwards: Callable[[], None] | None = None) -> None:
         """Let a call that is late go on without anyone waiting; another thread takes its thread's place."""
@@ -162,7 +198,7 @@ class IoThreads:
         with self._lock:
             self._closed = True
             for _ in range(self._alive):
-                self._queue.put(None)
+                self._queue.put(False)
 
     def _work(self) -> None:
         while True:
@@ -171,12 +207,13 @@ class IoThreads:
                     self._alive -= 1
                     return
                 self._idle += 1
-            job = self._queue.get()
+            one_more = self._queue.get()
             with self._lock:
                 self._idle -= 1
-                if job is None:
+                if not one_more:
                     self._alive -= 1
                     return
+                job = self._turns.take()
             try:
                 job.do()
             except Exception:  # noqa: BLE001 - what follows a late call failed; the thread does others

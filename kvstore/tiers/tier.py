@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -20,6 +21,10 @@ FINGERPRINT_BYTES = 32
 
 PageBytes = npt.NDArray[np.uint8]
 """One page's payload: a contiguous one-dimensional array of bytes, mostly a view into the arena."""
+
+
+READER: ContextVar[Hashable] = ContextVar("reader", default=None)
+"""For whom this thread reads: a tier that can't read for all of them at once takes turns."""
 
 
 class PageWrite(NamedTuple):

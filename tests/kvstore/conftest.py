@@ -304,11 +304,11 @@ def hold(store: Store, known: KnownNamespace, numbers: Sequence[int], ttl: float
     return held
 
 
-def get(store: Store, known: KnownNamespace, numbers: Sequence[int]) -> int:
+def get(store: Store, known: KnownNamespace, numbers: Sequence[int], *, owner: int = NODE) -> int:
     """How many leading pages can be loaded; those have exactly their bytes."""
-    held = hold(store, known, numbers)
+    held = hold(store, known, numbers, owner=owner)
     if held.ticket:
-        assert store.complete_load(NODE, held.ticket)
+        assert store.complete_load(owner, held.ticket)
     return len(held.frames)
 
 

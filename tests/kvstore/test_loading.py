@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -240,30 +240,39 @@ def test_a_disk_that_hangs_takes_half_of_the_arena_and_some_calls_at_most(
     open_store: OpenStore, kv: SimpleNamespace, tier: Any, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is in the arena is loaded and stored meanwhile."""
-    monkeypatch.setattr("kvstore.bringup.MOST_RUNS", 3)
+    monkeypatch.setattr("kvstore.bringup.MOST_RUNS", 8)
     store = open_store(16, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put_below(store, known, tier, list(range(12)))
     kv.put(store, known, [100])
     tier.read_gate.close()
-    hanging = []
-    for first in (0, 4, 8):
+
+    def begin(numbers: range, owner: int = 0) -> Future[int]:
         begun = len(tier.asked)
-        hanging.append(threads.submit(kv.get, store, known, list(range(first, first + 4))))
-        if first < 8:
-            tier.read_gate.wait_reached()
-            tier.read_gate.close()
-            assert len(tier.asked) == begun + 4
-    assert kv.result(hanging.pop()) == 0, "no room for more on their way"
+        hanging.append(threads.submit(kv.get, store, known, numbers, owner=owner))
+        tier.read_gate.wait_reached()
+        tier.read_gate.close()
+        assert len(tier.asked) == begun + len(numbers)
+        return hanging[-1]
+
+    hanging: list[Future[int]] = []
+    begin(range(4))
+    assert kv.get(store, known, range(8, 12)) == 0, "no room for more on their way to one owner"
+    begin(range(4, 6), owner=3)
+    begin(range(6, 7), owner=4)
+    begin(range(7, 8), owner=5)
+    assert kv.get(store, known, range(8, 12), owner=6) == 0, "nor to any of them"
     assert kv.get(store, known, [100, 11]) == 1
     assert kv.put(store, known, [101]) == (1, 0, 0)
-    third = threads.submit(kv.get, store, known, [0])
-    while store._books.bringups._runs < 3:
-        assert not third.done()
-    assert kv.get(store, known, [1]) == 0, "a fourth call does not wait"
+    runs = store._books.bringups._runs
+    hanging.append(threads.submit(kv.get, store, known, [0]))
+    while runs.taken < 5:
+        assert not hanging[-1].done()
+    assert kv.get(store, known, [1]) == 0, "a third call of one owner does not wait"
     tier.read_gate.open()
-    assert [kv.result(each) for each in (*hanging, third)] == [4, 4, 1]
+    assert [kv.result(each) for each in hanging] == [4, 2, 1, 1, 1]
     assert kv.get(store, known, [1]) == 1
+    assert (runs.taken, store._books.bringups._frames.taken) == (0, 0)
     store.check_integrity()
 
 

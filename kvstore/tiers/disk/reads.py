@@ -17,7 +17,7 @@ from kvstore.segments.io_threads import Job, LateError
 from kvstore.segments.plan import plan_reads
 from kvstore.segments.record import padded
 from kvstore.segments.segment import Segment
-from kvstore.tiers.tier import PageBytes
+from kvstore.tiers.tier import READER, PageBytes
 
 
 class Outcome(enum.Enum):
@@ -81,7 +81,8 @@ class DiskReads:
         fetched = Fetched([Outcome.GONE] * len(places), [0] * len(places))
         order = sorted(range(len(places)), key=lambda index: places[index][:2])
         delivery = _Delivery()
-        jobs: list[tuple[list[int], Job[list[_Read]]]] = []
+        groups: list[list[int]] = []
+        reads: list[_Run] = []
         start = 0
         for end in range(1, len(order) + 1):
             if end < len(order) and places[order[end]].segment == places[order[start]].segment:
@@ -94,9 +95,11 @@ class DiskReads:
                     pages = [(keys[i], places[i], into[i]) for i in indices]
                     in_turn = len(pages) >= _MANY_PAGES and segment.cipher is None  # decrypting takes longer
                     read = _Run(segment, pages, delivery, self._turn if in_turn else nullcontext(), verify=self._verify)
-                    jobs.append((indices, self._patience.threads.submit(read)))
+                    groups.append(indices)
+                    reads.append(read)
             start = end
-        self._gather(jobs, fetched)
+        jobs = self._patience.threads.submit_all(reads, READER.get())
+        self._gather(list(zip(groups, jobs, strict=True)), fetched)
         delivery.end()
         return fetched
 

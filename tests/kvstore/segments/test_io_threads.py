@@ -1,5 +1,6 @@
 import errno
 import threading
+from collections.abc import Callable
 
 import pytest
 from disk_tiers import Clock
@@ -107,3 +108,22 @@ def test_lines_are_rare_and_say_what_they_leave_out() -> None:
     clock.now = 30
     lines.say(log, "failed %d", 6)
     assert said == ["failed 0", "failed 5 (4 more such lines were held back)", "failed 6"]
+
+
+def test_those_who_wait_take_turns_and_so_do_the_calls_of_each() -> None:
+    threads = IoThreads(1)
+    go_on, done = threading.Event(), list[str]()
+
+    def work(name: str) -> Callable[[], None]:
+        return lambda: done.append(name)
+
+    threads.submit(lambda: go_on.wait(60))
+    jobs = []
+    for who, names in (("a", "a1 a2 a3"), ("a", "A1 A2 A3"), ("b", "b1 b2"), ("c", "c1"), ("a", "α1")):
+        jobs += threads.submit_all([work(name) for name in names.split()], who)
+    assert threads.submit_all([], "a") == []
+    go_on.set()
+    for job in jobs:
+        job.wait(60)
+    assert done == ["a1", "b1", "c1", "A1", "b2", "α1", "a2", "A2", "a3", "A3"]
+    threads.close()
