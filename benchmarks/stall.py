@@ -14,10 +14,12 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 
 import kvstore
+from kvstore.bench.machine import this_machine
 from kvstore.bench.serving import percentile, serving
 
 PAGE_BYTES = 2 << 20
@@ -97,10 +99,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be 1 at least")
+    machine = this_machine()
     figures = measure(options.rounds)
     if options.json:
-        print(json.dumps(figures, indent=2))
+        print(json.dumps({"machine": asdict(machine), "stall": figures}, indent=2))
         return
+    print(machine.line())
     print(f"{'':8}  longest stall, ms: p50      p99   took, ms")
     for name, row in figures.items():
         print(f"{name:8}  {row['stall_p50_ms']:22.2f} {row['stall_p99_ms']:8.2f} {row['time_ms']:10.1f}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import tempfile
 import time
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.machine import this_machine
+from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.errors import ConfigError
 
@@ -34,7 +35,7 @@ pages of a prompt: the median of many.
 
 exit codes:
   0  done
-  1  the arena could not be made
+  1  the arena could not be made, or the plot not written
   2  a flag can't be used
 """
 
@@ -74,6 +75,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         "--pages", type=int, default=1 << 20, metavar="N", help="how many the arena has room for (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--plot", metavar="FILE", help="write a plot of the processor times, as SVG")
     parser.set_defaults(run=run)
 
 
@@ -81,12 +83,16 @@ def run(options: argparse.Namespace) -> int:
     """Measure, print, and answer with the exit code."""
     if not 4 * PROMPT_PAGES <= options.pages <= 1 << 26:
         raise ConfigError(f"--pages is {options.pages}, it must be from {4 * PROMPT_PAGES} to {1 << 26}")
+    machine = this_machine()
     progress = Progress("kvstore bench arena", 2 * options.pages)
     costs = measure(options.pages, progress.advance)
     progress.end()
+    if options.plot is not None:
+        _write_plot(Path(options.plot), costs)
     if options.json:
-        print(json.dumps({"cores": os.cpu_count(), "arena": asdict(costs)}, indent=2))
+        print(json.dumps({"machine": asdict(machine), "arena": asdict(costs)}, indent=2))
         return 0
+    print(machine.line())
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -103,6 +109,14 @@ def run(options: argparse.Namespace) -> int:
         table.add_row(name, value)
     Console().print(table)
     return 0
+
+
+def _write_plot(path: Path, costs: Costs) -> None:
+    kinds = ("lookup", "miss", "load", "store", "evict", "present")
+    points = [(float(place), getattr(costs, f"{kind}_us")) for place, kind in enumerate(kinds)]
+    ticks = ("looked up", "not here", "held", "stored", "evicting", "is here")
+    plot = line_plot("Processor time of a page", "what is done", "microseconds", ticks, {"a page": points})
+    write_plot(path, plot)
 
 
 def measure(pages: int, progress: Callable[[int], None]) -> Costs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import asdict
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.machine import this_machine
+from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.bytesize import format_size, parse_size
 from kvstore.errors import ConfigError, ResourceError
@@ -35,7 +36,7 @@ Then a log is written and opened again, after it was closed and as a killed proc
 
 exit codes:
   0  done
-  1  the disk refused
+  1  the disk refused, or the plot could not be written
   2  a flag or the directory can't be used
 """
 
@@ -61,6 +62,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         " (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--plot", metavar="FILE", help="write a plot of the ratios, as SVG")
     parser.set_defaults(run=run)
 
 
@@ -88,6 +90,7 @@ def run(options: argparse.Namespace) -> int:
             f"--size is {format_size(size)}: two copies and a reserve take three times that, and of what is free in"
             f" {root} only {format_size(room)} are used"
         )
+    machine = this_machine()
     progress = Progress("kvstore bench disk", len(PAGE_BYTES) * options.rounds + 2)
     try:
         with tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=root) as name:
@@ -102,15 +105,18 @@ def run(options: argparse.Namespace) -> int:
             raise
         raise ResourceError(f"{root}: {error.strerror or error}") from error
     progress.end()
+    if options.plot is not None:
+        _write_plot(Path(options.plot), speeds)
     if options.json:
         answer = {
-            "cores": os.cpu_count(),
+            "machine": asdict(machine),
             "speed": [asdict(speed) for speed in speeds],
             "opening": asdict(opening),
             "index": asdict(index),
         }
         print(json.dumps(answer, indent=2))
         return 0
+    print(machine.line())
     _print_speeds(speeds)
     _print_opening(opening)
     print(
@@ -141,6 +147,15 @@ def _print_speeds(speeds: list[Speed]) -> None:
         ):
             table.add_row(format_size(speed.page_bytes), name, f"{gbps:.2f}", f"{plain:.2f}", f"{ratio:.2f}")
     Console().print(table)
+
+
+def _write_plot(path: Path, speeds: list[Speed]) -> None:
+    lines = {
+        work: [(float(place), getattr(speed, f"{work}_of_plain")) for place, speed in enumerate(speeds)]
+        for work in ("write", "load", "prefix")
+    }
+    ticks = [format_size(speed.page_bytes) for speed in speeds]
+    write_plot(path, line_plot("The disk beside plain I/O", "size of a page", "plain I/O's time / ours", ticks, lines))
 
 
 def _print_opening(opening: Opening) -> None:

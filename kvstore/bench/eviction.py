@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstore.bench import eviction_workloads
+from kvstore.bench.machine import this_machine
 from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.bench.replay import hit_blocks, hit_blocks_offline
@@ -67,7 +68,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--workloads", action="store_true", help="instead of a trace: a node's policy against LRU on generated prompts"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--plot", metavar="FILE", help="write a plot of it, as SVG")
     parser.set_defaults(run=run)
 
@@ -83,15 +84,17 @@ def run(options: argparse.Namespace) -> int:
     requests = read_trace(Path(options.trace))
     prompts = [request.hash_ids for request in requests]
     unique = unique_blocks(requests)
+    machine = this_machine()
     progress = Progress("kvstore bench eviction", len(prompts) * len(SIZES) * (len(POLICIES) + 1))
     figures = measure(prompts, unique, POLICIES, progress.advance)
     progress.end()
     if options.plot is not None:
         _write_plot(Path(options.plot), figures)
     if options.json:
-        print(json.dumps([asdict(figure) for figure in figures], indent=2))
+        print(json.dumps({"machine": asdict(machine), "eviction": [asdict(figure) for figure in figures]}, indent=2))
         return 0
     blocks = sum(map(len, prompts))
+    print(machine.line())
     print(f"{len(prompts):,} requests, {blocks:,} blocks, {unique:,} of them different")
     _print(figures)
     return 0

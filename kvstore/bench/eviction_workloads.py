@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.machine import this_machine
 from kvstore.bench.progress import Progress
 from kvstore.bench.replay import hit_blocks
 from kvstore.bench.workloads import WORKLOADS
@@ -34,12 +35,14 @@ class Worst:
 
 def run(sizes: Sequence[int], *, as_json: bool) -> int:
     """Measure, print, and answer with the exit code."""
+    machine = this_machine()
     progress = Progress("kvstore bench eviction", REQUESTS * len(SEEDS) * len(WORKLOADS) * len(sizes) * 2)
     found = measure(sizes, REQUESTS, SEEDS, progress.advance)
     progress.end()
     if as_json:
-        print(json.dumps([asdict(each) for each in found], indent=2))
+        print(json.dumps({"machine": asdict(machine), "workloads": [asdict(each) for each in found]}, indent=2))
         return 0
+    print(machine.line())
     print(
         f"{REQUESTS:,} requests a workload; hits of {DEFAULT_POLICY} over LRU's, the worst of seeds {SEEDS[0]} to"
         f" {SEEDS[-1]}"

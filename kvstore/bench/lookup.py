@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.machine import this_machine
 from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.errors import ConfigError
@@ -76,12 +76,14 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--indexed is {options.indexed!r}, each must be from {PROMPT_PAGES} to 10000000")
     if options.rounds < 1:
         raise ConfigError(f"--rounds is {options.rounds}, the least is 1")
+    machine = this_machine()
     progress = Progress("kvstore bench lookup", sum(sizes))
     figures = [figure for size in sizes for figure in measure(size, options.rounds, progress.advance)]
     progress.end()
     if options.json:
-        print(json.dumps({"cores": os.cpu_count(), "lookup": [asdict(figure) for figure in figures]}, indent=2))
+        print(json.dumps({"machine": asdict(machine), "lookup": [asdict(figure) for figure in figures]}, indent=2))
     else:
+        print(machine.line())
         _print(figures)
     if options.plot is not None:
         _write_plot(Path(options.plot), sizes, figures)

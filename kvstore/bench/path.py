@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.machine import this_machine
 from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.bytesize import format_size, parse_size
@@ -77,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--page, --pages and --rounds are 1 at least")
     memory = max(TURN_BYTES, max(sizes) * max(counts))
     speeds: list[Speed] = []
+    machine = this_machine()
     progress = Progress("kvstore bench path", len(paths) * len(sizes) * len(counts) * (options.rounds + 2))
     with ends(4 * memory, memory) as both:
         for path in paths:
@@ -85,8 +86,9 @@ def run(options: argparse.Namespace) -> int:
                     speeds += measure(path, both, size, count, options.rounds, progress.advance)
     progress.end()
     if options.json:
-        print(json.dumps({"cores": os.cpu_count(), "rows": [asdict(speed) for speed in speeds]}, indent=2))
+        print(json.dumps({"machine": asdict(machine), "rows": [asdict(speed) for speed in speeds]}, indent=2))
     else:
+        print(machine.line())
         _print(speeds)
     if options.plot is not None:
         _write_plot(Path(options.plot), speeds)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.machine import this_machine
+from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.bytesize import format_size, parse_size
 from kvstore.errors import ConfigError
@@ -32,7 +34,7 @@ is given must not have pages of kvstore in it; what the benchmark stores there i
 
 exit codes:
   0  done
-  1  Redis is away, is missing, or does not take everything
+  1  Redis is away, is missing, or does not take everything, or the plot could not be written
   2  a flag or the server can't be used
 """
 
@@ -51,6 +53,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         "--size", default="256MiB", metavar="BYTES", help="bytes a round, kept in memory twice (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--plot", metavar="FILE", help="write a plot of the ratios, as SVG")
     parser.set_defaults(run=run)
 
 
@@ -64,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--size is {format_size(size)}, the least is {format_size(LEAST_SIZE)}")
     if options.rounds < 1:
         raise ConfigError(f"--rounds is {options.rounds}, the least is 1")
+    machine = this_machine()
     speeds = []
     with contextlib.ExitStack() as stack:
         urls = [options.redis] if options.redis is not None else stack.enter_context(own_server())
@@ -76,9 +80,12 @@ def run(options: argparse.Namespace) -> int:
         for url in urls:
             speeds += [measure(url, each, size, options.rounds, progress.advance) for each in PAGE_BYTES]
         progress.end()
+    if options.plot is not None:
+        _write_plot(Path(options.plot), speeds)
     if options.json:
-        print(json.dumps({"cores": os.cpu_count(), "speed": [asdict(speed) for speed in speeds]}, indent=2))
+        print(json.dumps({"machine": asdict(machine), "speed": [asdict(speed) for speed in speeds]}, indent=2))
         return 0
+    print(machine.line())
     _print(speeds)
     _print_cpu(speeds, size)
     return 0
@@ -115,6 +122,19 @@ def _print_cpu(speeds: list[Speed], size: int) -> None:
         table.add_row(speed.way, format_size(speed.page_bytes), *map(_cpu, cpus))
     print(f"\nprocessor time for {format_size(size)}: ms of the client + of the server")
     Console().print(table)
+
+
+def _write_plot(path: Path, speeds: list[Speed]) -> None:
+    sizes = sorted({speed.page_bytes for speed in speeds})
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for speed in speeds:
+        place = float(sizes.index(speed.page_bytes))
+        lines.setdefault(f"{speed.way}, store", []).append((place, speed.store_of_bare))
+        lines.setdefault(f"{speed.way}, load", []).append((place, speed.load_of_bare))
+    ticks = [format_size(size) for size in sizes]
+    write_plot(
+        path, line_plot("Redis beside a bare client", "size of a page", "bare client's time / ours", ticks, lines)
+    )
 
 
 def _cpu(cpu: Cpu) -> str:

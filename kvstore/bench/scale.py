@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.machine import this_machine
 from kvstore.bench.plot import line_plot, write_plot
 from kvstore.bench.progress import Progress
 from kvstore.errors import ConfigError, ResourceError
@@ -80,12 +81,14 @@ def run(options: argparse.Namespace) -> int:
     clients = _numbers("--clients", options.clients, 1, 64)
     if not 0 < options.seconds <= 600:
         raise ConfigError(f"--seconds is {options.seconds:g}, it must be above 0 and at most 600")
+    machine = this_machine()
     progress = Progress("kvstore bench scale", sum(indexed) + len(indexed) * len(clients) * len(WORKS) * PROMPT_PAGES)
     figures = [figure for size in indexed for figure in measure(size, clients, options.seconds, progress.advance)]
     progress.end()
     if options.json:
-        print(json.dumps({"cores": os.cpu_count(), "scale": [asdict(figure) for figure in figures]}, indent=2))
+        print(json.dumps({"machine": asdict(machine), "scale": [asdict(figure) for figure in figures]}, indent=2))
     else:
+        print(machine.line())
         _print(figures)
     if options.plot is not None:
         _write_plot(Path(options.plot), clients, figures)

@@ -18,8 +18,10 @@ def test_arena(folders_made: list[Path], capsys: pytest.CaptureFixture[str]) -> 
     assert not any(folder.exists() for folder in folders_made)
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "arena", "--pages", "2048"]) == 0
+def test_the_table_and_the_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "plot.svg"
+    assert main(["bench", "arena", "--pages", "2048", "--plot", str(plot)]) == 0
+    assert "not here" in plot.read_text()
     assert "memory of one of 2,048 pages" in capsys.readouterr().out
 
 

@@ -44,9 +44,11 @@ def test_json_has_every_figure_and_nothing_is_left_behind(directory: Path, capsy
 
 
 def test_the_table_and_the_sentences(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "disk", "--directory", str(directory), *SMALL]) == 0
+    plot = directory / "plot.svg"
+    assert main(["bench", "disk", "--directory", str(directory), *SMALL, "--plot", str(plot)]) == 0
+    assert plot.read_text().count("<polyline") == 3
     answer = capsys.readouterr()
-    assert [line.split()[:3] for line in answer.out.splitlines()[1:7]] == [
+    assert [line.split()[:3] for line in answer.out.splitlines()[2:8]] == [
         [*size.split(), what] for size in ("2 MiB", "64 KiB") for what in ("write", "load", "prefix")
     ]
     assert "a log of 32 MiB in pages of 64 KiB opens in" in answer.out

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -34,10 +35,12 @@ def test_json_has_both_ways_and_all_sizes(capsys: pytest.CaptureFixture[str]) ->
     assert {row["page_bytes"] for row in answer["speed"]} >= {64 << 10, 2 << 20}
 
 
-def test_a_server_that_is_given_is_left_as_it_was(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_given_is_left_as_it_was(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "plot.svg"
     with Redis.from_url(url) as client:
         client.set("mine", b"1")
-        assert main(["bench", "redis", "--redis", url, *FEW]) == 0
+        assert main(["bench", "redis", "--redis", url, *FEW, "--plot", str(plot)]) == 0
+        assert plot.read_text().count("<polyline") == 2
         out = capsys.readouterr().out
         assert "of bare" in out
         assert "processor time for 8 MiB: ms of the client + of the server" in out
