@@ -87,6 +87,11 @@ class NodeConfig:
     events_tenants: str = ""
     """Names of tenants, separated by commas, whose pages ``events`` tells of; ``*``: all. Empty: only of pages that
     are no tenant's, since ZeroMQ asks nobody who they are."""
+    events_key: Path | None = None
+    """File of the secret key (CURVE) that the ZeroMQ endpoints have, as ``zmq.auth.create_certificates`` writes it:
+    who connects to them then needs a key as well."""
+    events_clients: Path | None = None
+    """Folder of the public keys of those who may connect, ``*.key``."""
     traces: str = ""
     """Where OpenTelemetry's spans of calls go: OTLP over gRPC, ``http://127.0.0.1:4317``. Empty: nowhere. Needs the
     extra ``tracing``."""
@@ -174,6 +179,10 @@ class NodeConfig:
             raise ConfigError("events_replay needs events: there is nothing to ask for again without it")
         if self.events_tenants and not self.events:
             raise ConfigError("events_tenants needs events: nobody is told anything without it")
+        if (self.events_key is None) != (self.events_clients is None):
+            raise ConfigError("events_key and events_clients are given together, or neither")
+        if self.events_key is not None and not self.events:
+            raise ConfigError("events_key needs events: there is nothing to connect to without it")
         for name in self.published_tenants - {EVERY_TENANT}:
             check_name("events_tenants", name)
         for key, endpoint in (("events", self.events), ("events_replay", self.events_replay)):
@@ -202,10 +211,11 @@ class NodeConfig:
         if scheme != "tcp":
             raise ConfigError(f"{key}: {endpoint!r} is neither tcp://HOST:PORT nor ipc:///path")
         host, _ = parse_address(rest)
-        if not is_loopback(host) and not self.insecure:
+        if not is_loopback(host) and self.events_key is None and not self.insecure:
             raise ConfigError(
-                f"{key}: {endpoint!r} can be reached from other hosts, and ZeroMQ asks nobody who they are: whoever"
-                " reaches it would learn of every page; listen on loopback or ipc://, or say insecure"
+                f"{key}: {endpoint!r} can be reached from other hosts, and ZeroMQ without keys asks nobody who they"
+                " are: whoever reaches it would learn of every page; give events_key and events_clients, listen on"
+                " loopback or ipc://, or say insecure"
             )
 
     @property
@@ -217,6 +227,13 @@ class NodeConfig:
     def published_tenants(self) -> frozenset[str]:
         """The names in ``events_tenants``."""
         return frozenset(name.strip() for name in self.events_tenants.split(",") if self.events_tenants)
+
+    @property
+    def events_keys(self) -> tuple[Path, Path] | None:
+        """``events_key`` and ``events_clients``, where there are such."""
+        if self.events_key is None or self.events_clients is None:
+            return None
+        return self.events_key, self.events_clients
 
     @property
     def sharers(self) -> Sharers:

@@ -187,7 +187,7 @@ class Node:
                 self._web = self._serve_metrics(registry, tls)
             if config.events:
                 self.publisher = EventPublisher(
-                    self.store, config.events, config.events_replay, config.published_tenants
+                    self.store, config.events, config.events_replay, config.published_tenants, config.events_keys
                 )
         except BaseException:
             self.stop()
@@ -253,6 +253,8 @@ class Node:
         ]
         taken = [key for key in differ if key in _RELOADED and _may_reload(key, self.config, config)]
         tokens = read_tokens(self.config.token_file) if self.config.token_file is not None else None
+        if self.publisher is not None:
+            self.publisher.read_keys()
         if "redis_limit" in taken and self.store.below.shared is not None:  # first: no page leaves by that yet
             self.store.below.shared.set_limit(config.redis_limit)
         try:

@@ -7,7 +7,8 @@ replay endpoint for the batches from a number on, as of vLLM. It answers with th
 one with the number -1 behind them. Where the number was forgotten, or is of an earlier start (0 always is),
 ``AllBlocksCleared`` and what is there now come before them.
 
-ZeroMQ asks nobody who they are, so pages of tenants are left out, but for those tenants that are named.
+Without keys ZeroMQ asks nobody who they are, so pages of tenants are left out, but for those tenants that are named.
+With keys (:mod:`kvstore.events.keys`) those alone get anything whose keys are known.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.errors import ConfigError, ResourceError
 from kvstore.events.block_events import CLEARED, block_event, encode
 from kvstore.events.following import Start
+from kvstore.events.keys import Keys
 from kvstore.events.ring import PageEvent
 from kvstore.layout import Layout
 from kvstore.store import Store
@@ -43,6 +46,10 @@ _END = (-1).to_bytes(8, "big", signed=True)
 _REQUEST_BYTES = 8
 _LONGEST_FRAME = 1024
 """Of those who ask for a replay, ZeroMQ's own greeting included."""
+_LONGEST_TOPIC = 1 << 16
+"""Of those who subscribe, ZeroMQ's own greeting included."""
+_HANDSHAKE_MS = 5000
+"""How long ZeroMQ's greeting may take."""
 _SEND_MS = 1000
 """How long somebody who asked for a replay may leave it unread."""
 _MOST_SAID = 256
@@ -66,13 +73,22 @@ class EventPublisher:
         endpoint: to listen on for subscribers, ``tcp://127.0.0.1:5557`` or ``ipc:///path``.
         replay: to listen on for those who missed something; empty: nowhere.
         tenants: whose pages are told of, beside those of layouts that name no tenant; ``EVERY_TENANT`` among them: all.
+        keys: file of the endpoints' secret key, and folder of the public keys of those who may connect; None: whoever
+            reaches them may.
 
     Raises:
-        ConfigError: pyzmq is not installed.
+        ConfigError: pyzmq is not installed, or a key can't be used.
         ResourceError: an endpoint can't be had.
     """
 
-    def __init__(self, store: Store, endpoint: str, replay: str = "", tenants: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        endpoint: str,
+        replay: str = "",
+        tenants: Collection[str] = (),
+        keys: tuple[Path, Path] | None = None,
+    ) -> None:
         try:
             import zmq  # only who publishes needs it
         except ImportError as error:
@@ -90,9 +106,12 @@ class EventPublisher:
         self._layouts: dict[bytes, Layout] = {}
         self._stopping = threading.Event()
         self._context = zmq.Context(io_threads=1)
-        self._publisher = self._context.socket(zmq.PUB)
         self._replayer: zmq.Socket[bytes] | None = None
+        self._keys: Keys | None = None
         try:
+            self._keys = Keys(self._context, *keys) if keys is not None else None
+            self._publisher = self._context.socket(zmq.PUB)
+            self._publisher.setsockopt(zmq.MAXMSGSIZE, _LONGEST_TOPIC)
             self.endpoint = self._listen(self._publisher, endpoint, MOST_QUEUED)
             if replay:
                 self._replayer = self._context.socket(zmq.ROUTER)
@@ -101,7 +120,7 @@ class EventPublisher:
                 self._replayer.setsockopt(zmq.MAXMSGSIZE, _LONGEST_FRAME)
                 self.replay = self._listen(self._replayer, replay, MOST_QUEUED)
         except BaseException:
-            self._context.destroy(linger=0)
+            self._close()
             raise
         self._thread = threading.Thread(target=self._run, name="kvstore-events", daemon=True)
         self._thread.start()
@@ -111,10 +130,27 @@ class EventPublisher:
         self._stopping.set()
         self._thread.join()
 
+    def read_keys(self) -> None:
+        """Read again whose keys are good, for who connects from now on.
+
+        Raises:
+            ConfigError: they can't be read; those of before stay.
+        """
+        if self._keys is not None:
+            self._keys.read_clients()
+
+    def _close(self) -> None:
+        if self._keys is not None:
+            self._keys.stop()
+        self._context.destroy(linger=0)
+
     def _listen(self, listener: zmq.Socket[bytes], endpoint: str, queued: int) -> str:
         listener.setsockopt(self._zmq.LINGER, 0)
         listener.setsockopt(self._zmq.SNDHWM, queued)
         listener.setsockopt(self._zmq.IPV6, int("[" in endpoint))
+        listener.setsockopt(self._zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        if self._keys is not None:
+            self._keys.guard(listener)
         old = os.umask(0o177)  # of an ipc endpoint
         try:
             listener.bind(endpoint)
@@ -131,7 +167,7 @@ class EventPublisher:
             except Exception:  # noqa: BLE001 - subscribers learn by a fresh start that something went wrong
                 _log.exception("events: begun anew")
                 self._stopping.wait(1.0)
-        self._context.destroy(linger=0)
+        self._close()
 
     def _follow(self) -> None:
         for told in self._store.follow():
