@@ -25,6 +25,7 @@ from kvstore.slot_queue import SlotQueue
 from kvstore.slot_table import SlotTable
 
 _RESIDENT, _RETIRED = int(SlotState.RESIDENT), int(SlotState.RETIRED)
+_WRITTEN = {int(SlotState.RESERVED), int(SlotState.LAPSED)}
 _DURABLE_SHARE = 4
 """Durable pages that no tier below has yet take at most this part of the arena."""
 
@@ -41,6 +42,8 @@ class Catalog:
         self._evicting = Evicting(slabs, self.slots, self._orders, self.frames_of, self._evict)
         self._resident = KeyTable(self.slots)
         self._dirty = SlotQueue()
+        self._to_touch: list[Sequence[bytes]] = []
+        """Keys of prefixes that were stored, and are to be touched before the order is asked for anything."""
         self._entered: Slot = 0
         """The slot that entered an order last; it may be free by now."""
         self._namespaces: dict[int, int] = {}
@@ -133,6 +136,8 @@ class Catalog:
             The slot, or None when everything that could leave is held, being written or pinned, or when a durable
             namespace has too much that no tier below has yet; and what left for it.
         """
+        if self._to_touch:
+            self._touch_now()
         frames = frames_for(length)
         removal = Removal()
         at_risk = namespace in self._durable and not below
@@ -151,22 +156,49 @@ class Catalog:
             self._set_risk(slot, True)
         return slot, removal
 
-    def name(self, slot: Slot, key: bytes, parent: bytes) -> None:
-        """Say which page is in a slot that was reserved without one."""
-        assert self.slots.state[slot] in (SlotState.RESERVED, SlotState.LAPSED), f"slot {slot} is not reserved"
-        self.slots.name(slot, key, parent)
+    def name(self, slots: Sequence[Slot], keys: Sequence[bytes], parents: Sequence[bytes]) -> None:
+        """Say which pages are in slots that were reserved without them: their keys, and those of the pages before."""
+        state = self.slots.state
+        assert {state[slot] for slot in slots} <= _WRITTEN, f"one of the slots {slots} is not reserved"
+        self.slots.name(slots, keys, parents)
 
-    def publish(self, slot: Slot, *, dirty: bool) -> bool:
-        """Make a reserved page findable. False: the page is here already, and this slot is free again."""
-        state = self.slots.state[slot]
-        self.slots.apply(slot, Event.PUBLISH)
-        if not self._resident.add(slot):
-            self.slots.state[slot] = state
-            self.abort(slot)
-            return False
-        self.slots.owner[slot] = 0
-        self._add_resident(slot, dirty=dirty)
-        return True
+    def publish(self, slots: Sequence[Slot], dirty: Sequence[bool]) -> list[bool]:
+        """Make reserved pages of one namespace and size findable, head of the prefix first.
+
+        Args:
+            slots: theirs.
+            dirty: of each, whether a tier below is to have it and has not.
+
+        Returns:
+            For each whether it is. Not: the page is here already, and this slot is free again.
+        """
+        table, add = self.slots, self._resident.add
+        namespace = table.namespace[slots[0]]
+        published: list[bool] = []
+        entering: list[tuple[Slot, Slot | None]] = []
+        for slot, unwritten in zip(slots, dirty, strict=True):
+            state = table.state[slot]
+            table.apply(slot, Event.PUBLISH)
+            new = add(slot)
+            published.append(new)
+            if not new:
+                table.state[slot] = state
+                self.abort(slot)
+                continue
+            table.owner[slot] = 0
+            if unwritten:
+                self._set_dirty(slot, True)
+            elif table.at_risk[slot]:
+                self._set_risk(slot, False)
+            if table.may_leave(slot):
+                entering.append((slot, self._find_parent(slot)))
+        came = [slot for slot, new in zip(slots, published, strict=True) if new]
+        if came:
+            self._namespaces[namespace] = self._namespaces.get(namespace, 0) + len(came)
+            self._heat_up(came)
+        if entering:
+            self._orders.enter(entering)
+        return published
 
     def abort(self, slot: Slot) -> None:
         """The writer gave up and has stopped writing."""
@@ -188,7 +220,11 @@ class Catalog:
         """Take a resident page over from an earlier node's arena. Its slab was restored before, and its key is new."""
         slot = self._enter(frame, key, namespace, length, 0, SlotState.RESIDENT)
         self._resident.add(slot)
-        self._add_resident(slot, dirty=dirty)
+        self._namespaces[namespace] = self._namespaces.get(namespace, 0) + 1
+        self._heat_up((slot,))
+        if dirty:
+            self._set_dirty(slot, True)
+        self._order(slot, before=False)
         return slot
 
     def quarantine(self, frame: int, frames: int, owner: int) -> Slot:
@@ -197,14 +233,32 @@ class Catalog:
 
     # -- staying -----------------------------------------------------------------------------------------------------
 
+    def touch_later(self, keys: Sequence[bytes]) -> None:
+        """As ``touch`` of those of these pages that are here, by ``catch_up`` or with the next change of the order."""
+        self._to_touch.append(keys)
+
+    def catch_up(self) -> None:
+        """Work out what was left for later: in which order pages leave."""
+        self._touch_now()
+        self._orders.catch_up()
+
+    def _touch_now(self) -> None:
+        waiting, self._to_touch = self._to_touch, []
+        for keys in waiting:
+            self.touch(self.find_here(keys))
+
     def touch(self, slots: Sequence[Slot]) -> None:
         """Pages of a prefix were stored or are wanted, head first. All are of one size."""
+        if self._to_touch:
+            self._touch_now()
         if slots:
             self._heat_up(slots)
             self._orders.touch(slots)
 
     def use(self, slots: Sequence[Slot]) -> None:
         """A load read these pages of a prefix, head first. All are of one size."""
+        if self._to_touch:
+            self._touch_now()
         if slots:
             self._heat_up(slots)
             self._orders.use(slots)
@@ -370,7 +424,7 @@ class Catalog:
         if before and not after:
             self._orders.leave(slot, lost=False)
         elif after and not before:
-            self._orders.enter(slot, self._find_parent(slot))
+            self._orders.enter([(slot, self._find_parent(slot))])
 
     def _find_parent(self, slot: Slot) -> Slot | None:
         """The resident slot of the page before this one in its chain."""
@@ -412,16 +466,6 @@ class Catalog:
         self.used_frames += frames
         self._frames_of[namespace] = self._frames_of.get(namespace, 0) + frames
         return slot
-
-    def _add_resident(self, slot: Slot, *, dirty: bool) -> None:
-        namespace = self.slots.namespace[slot]
-        self._namespaces[namespace] = self._namespaces.get(namespace, 0) + 1
-        self._heat_up((slot,))
-        if dirty:
-            self._set_dirty(slot, True)
-        elif self.slots.at_risk[slot]:
-            self._set_risk(slot, False)
-        self._order(slot, before=False)
 
     def _forget(self, slot: Slot) -> None:
         frames, namespace = self.slots.frames[slot], self.slots.namespace[slot]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.eviction import EvictionPolicy
+from kvstore.eviction.deferred import Deferred
 from kvstore.slot import Slot
 from kvstore.slot_table import SlotTable
 
@@ -29,7 +30,7 @@ _PAGES_A_PROPOSAL = 256
 class _Order:
     """Numbers its pages for itself, so that tables of a policy are as long as it has pages."""
 
-    policy: EvictionPolicy
+    policy: Deferred
     slots: array[int] = field(default_factory=lambda: array("I"))
     """By number: the slot."""
     free: array[int] = field(default_factory=lambda: array("I"))
@@ -86,23 +87,37 @@ class Orders:
             if namespace in orders and not orders[namespace].pages:
                 del orders[namespace]
 
-    def enter(self, slot: Slot, parent: Slot | None) -> None:
-        """A page may leave from now on. ``parent``: of the same namespace, the page before it, if that is here."""
-        slots, namespace = self._slots, self._slots.namespace[slot]
-        apart = namespace in self._own
-        order = self._order(slots.frames[slot], namespace if apart else 0)
-        number = order.free[-1] if order.free else len(order.slots)
-        if parent is not None and not (
-            slots.frames[parent] == slots.frames[slot] and slots.apart[parent] == apart and slots.may_leave(parent)
-        ):
-            parent = None
-        order.policy.insert(number, slots.key(slot), slots.rank[parent] if parent is not None else None)
-        if order.free:  # only now: where the policy failed, nothing was changed
-            order.slots[order.free.pop()] = slot
-        else:
-            order.slots.append(slot)
-        slots.rank[slot] = number
-        slots.apart[slot] = apart
+    def enter(self, pages: Sequence[tuple[Slot, Slot | None]]) -> None:
+        """Pages of one namespace and size may leave from now on.
+
+        Args:
+            pages: slot of each, head of the prefix first; and of the same namespace, the page before it, if that is
+                here.
+        """
+        slots, (first, _) = self._slots, pages[0]
+        namespace, frames = slots.namespace[first], slots.frames[first]
+        fingerprint, apart = slots.fingerprint(namespace), namespace in self._own
+        order = self._order(frames, namespace if apart else 0)
+        entered: list[tuple[int, bytes, int | None]] = []
+        for slot, parent in pages:
+            slots.apart[slot] = apart
+            if order.free:
+                number = order.free.pop()
+                order.slots[number] = slot
+            else:
+                number = len(order.slots)
+                order.slots.append(slot)
+            slots.rank[slot] = number
+            before = None
+            if (
+                parent is not None
+                and slots.frames[parent] == frames
+                and slots.apart[parent] == apart
+                and slots.may_leave(parent)
+            ):
+                before = slots.rank[parent]
+            entered.append((number, fingerprint + slots.block_hash(slot), before))
+        order.policy.insert_all(entered)
 
     def leave(self, slot: Slot, *, lost: bool) -> None:
         """It may not leave any more. ``lost``: it has left, to make room."""
@@ -113,16 +128,18 @@ class Orders:
 
     def move(self, slot: Slot, parent: Slot | None) -> None:
         """From the common order into its namespace's own; the rest as in ``enter``. It is in one of both at any time,
-        also where a policy fails."""
+        also where a policy fails, which is told at once."""
         slots, common, number = self._slots, self._of(slot), self._slots.rank[slot]
-        self.enter(slot, parent)
+        self.enter([(slot, parent)])
         try:
-            common.policy.remove(number, lost=False)
+            self._of(slot).policy.catch_up()
         except BaseException:
             self.leave(slot, lost=False)
             slots.rank[slot], slots.apart[slot] = number, 0
             raise
+        common.policy.remove(number, lost=False)
         common.free.append(number)
+        common.policy.catch_up()
 
     def remembers(self, key: bytes, namespace: int, frames: int) -> bool:
         """Whether a page with slots of this size is known to have left to make room."""
@@ -138,6 +155,12 @@ class Orders:
         """A load read these pages of a prefix, head first."""
         for policy, ranks in self._ranks(slots):
             policy.use(ranks)
+
+    def catch_up(self) -> None:
+        """Work out what was left for later."""
+        for orders in self._orders.values():
+            for order in orders.values():
+                order.policy.catch_up()
 
     def first_of(self, namespace: int, frames: int) -> Slot | None:
         """The page that leaves next for another one of a namespace with an order of its own."""
@@ -177,7 +200,7 @@ class Orders:
         try:
             return self._orders[frames][number]
         except KeyError:
-            order = self._orders.setdefault(frames, {})[number] = _Order(self._new_policy())
+            order = self._orders.setdefault(frames, {})[number] = _Order(Deferred(self._new_policy()))
             return order
 
     def _ranks(self, slots: Sequence[Slot]) -> list[tuple[EvictionPolicy, list[int]]]:

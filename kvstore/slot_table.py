@@ -7,6 +7,7 @@ keeps a slot in mind without a hold on it keeps its *stamp*, which tells the one
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -92,10 +93,17 @@ class SlotTable:
         self._set_key(slot, key, parent)
         return slot
 
-    def name(self, slot: Slot, key: bytes, parent: bytes) -> None:
-        """Say which page is in a slot that was added without a key."""
-        assert self.key_hash[slot] == hash_of(b""), f"slot {slot} has its page"
-        self._set_key(slot, key, parent)
+    def name(self, slots: Sequence[Slot], keys: Sequence[bytes], parents: Sequence[bytes]) -> None:
+        """Say which pages of one namespace are in slots that were added without keys."""
+        key_hash, hashes, before = self.key_hash, self.block_hashes, self._parents
+        unnamed = hash_of(b"")
+        self._fingerprints.setdefault(self.namespace[slots[0]], keys[0][:-HASH_BYTES])
+        for slot, key, parent in zip(slots, keys, parents, strict=True):
+            assert key_hash[slot] == unnamed, f"slot {slot} has its page"
+            key_hash[slot] = hash(key) & 0xFFFFFFFF
+            place = slot * HASH_BYTES
+            hashes[place : place + HASH_BYTES] = key[-HASH_BYTES:]
+            before[place : place + HASH_BYTES] = parent[-HASH_BYTES:] or _NO_HASH
 
     def remove(self, slot: Slot) -> None:
         """The slot is free, and its number is the next one's. It is neither held, dirty, pinned nor at risk."""

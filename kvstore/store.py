@@ -93,7 +93,7 @@ class Store:
         self.touch, self.note_use = finding.touch, finding.note_use
         self.prepare_store, self.complete_store = storing.prepare_store, storing.complete_store
         self.reserve_ahead, self.complete_ahead = storing.reserve_ahead, storing.complete_ahead
-        self.take_over_writing = storing.take_over_writing
+        self.take_over_writing, self.catch_up = storing.take_over_writing, storing.catch_up
         self.prepare_load, self.complete_load = loading.prepare_load, loading.complete_load
         self.load_parts = loading.load_parts
         self.still_held, self.checksums = loading.still_held, loading.checksums

@@ -235,8 +235,9 @@ class Storing:
         except InvalidRequestError:
             self.complete_store(owner, ticket, publish=False, part=part)
             raise
-        written = [(key, before[place]) for place, key in enumerate(keys) if outcomes[place] == RESERVED]
-        below = self._below.find_own([key for key, _ in written])
+        written = [place for place, outcome in enumerate(outcomes) if outcome == RESERVED]
+        named = [keys[place] for place in written]
+        below = self._below.find_own(named)
         with self._books.lock:
             found = self._books.tickets.take_store(ticket, owner, part)
             if found is None:
@@ -254,12 +255,16 @@ class Storing:
             found.batch += keys  # those of its earlier parts are there
             if not found.slots:
                 return Published(0, 0, 0)
-            for slot, (key, previous) in zip(found.slots, written, strict=True):
-                self._books.catalog.name(slot, key, previous)
-            self._count(known.number, known.layout.page_bytes, present=outcomes.count(PRESENT))
+            self._books.catalog.name(found.slots, named, [before[place] for place in written])
+            present = len(keys) - count
             clean = {slot for slot, under in zip(found.slots, below, strict=True) if under}
             last = part is None or not part.slots
-            return self._publish(found, publish=True, checksums=None, clean=clean, last=last)
+            return self._publish(found, publish=True, checksums=None, clean=clean, last=last, present=present)
+
+    def catch_up(self) -> None:
+        """Work out in which order pages leave: what stores leave to be done behind their answers."""
+        with self._books.lock:
+            self._books.catalog.catch_up()
 
     def lapse(self, ticket: StoreTicket) -> None:
         """A reservation is past its deadline: it can't be published any more. The caller holds the lock."""
@@ -280,22 +285,23 @@ class Storing:
         checksums: Sequence[int] | None,
         clean: Container[Slot],
         last: bool,
+        present: int = 0,
     ) -> Published:
         """End a ticket that was taken, or a part of one; the caller holds the lock. ``clean``: slots of pages that are
-        below already. ``last``: no parts are left."""
+        below already. ``last``: no parts are left. ``present``: pages besides that the writer found here."""
         slots, pages = ticket.slots, len(ticket.slots)
         namespace, page_bytes = self._books.slots.namespace[slots[0]], self._books.slots.length[slots[0]]
         if ticket.lapsed or not publish or not self._books.namespaces.is_open(namespace):
             self._books.give_up(ticket)
-            self._count(namespace, page_bytes, refused=pages if ticket.batch else 0)
+            self._count(namespace, page_bytes, present=present, refused=pages if ticket.batch else 0)
             self._books.give_arena_up()
             return Published(0, 0, pages)
         own = bool(self._below.own)
         dirty = [own and slot not in clean for slot in slots]
         stored = self._books.residency.publish(slots, checksums or [None] * pages, dirty)
         if last:  # with what was here before: a prefix's old head must not count as older than its new tail
-            self._books.catalog.touch(self._books.catalog.find_here(ticket.batch))
-        self._count(namespace, page_bytes, stored=stored, present=pages - stored)
+            self._books.catalog.touch_later(ticket.batch)
+        self._count(namespace, page_bytes, stored=stored, present=present + pages - stored)
         self._write_behind.add(slots)
         self._books.give_arena_up()
         return Published(stored, pages - stored, 0)

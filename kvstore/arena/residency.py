@@ -59,7 +59,7 @@ class Residency:
         return slot
 
     def publish(self, slots: Sequence[Slot], checksums: Sequence[int | None], dirty: Sequence[bool]) -> int:
-        """Make written pages findable, head of the prefix first.
+        """Make written pages of one namespace findable, head of the prefix first.
 
         Args:
             slots: reserved ones.
@@ -69,26 +69,30 @@ class Residency:
         Returns:
             How many: of those that are here already, the other copy is kept.
         """
-        published: dict[int, list[tuple[int, bytes]]] = {}
+        if not slots:
+            return 0
         table = self.slots
+        namespace, length = table.namespace[slots[0]], table.length[slots[0]]
+        frames = [table.frame[slot] for slot in slots]
+        publish, indexed = self._arena.publish, []
         told: list[Slot] = []
-        sequences = self._arena.sequences(len(slots))
-        for slot, checksum, unwritten, sequence in zip(slots, checksums, dirty, sequences, strict=True):
-            frame = table.frame[slot]
-            if not self.catalog.publish(slot, dirty=unwritten):
+        new = self.catalog.publish(slots, dirty)
+        for slot, frame, checksum, here, sequence in zip(
+            slots, frames, checksums, new, self._arena.sequences(len(slots)), strict=True
+        ):
+            if not here:
                 self._arena.begin_change(frame, 0)
                 continue
             if self.pins and table.key(slot) in self.pins:
                 self.catalog.pin(slot)
-            block_hash, namespace = table.block_hash(slot), table.namespace[slot]
-            self._arena.publish(frame, block_hash, namespace, table.length[slot], checksum, sequence)
-            published.setdefault(namespace, []).append((frame, block_hash))
+            block_hash = table.block_hash(slot)
+            publish(frame, block_hash, namespace, length, checksum, sequence)
+            indexed.append((frame, block_hash))
             told.append(slot)
-        for namespace, pages in published.items():
-            self._arena.index(namespace, pages)
+        self._arena.index(namespace, indexed)
         if self._events.wanted:
             self._events.stored("arena", [(table.key(slot), table.parent(slot)) for slot in told])
-        return sum(map(len, published.values()))
+        return len(told)
 
     def checksum(self, slot: Slot) -> int | None:
         """The checksum of a resident or held page; None if nobody made it yet."""

@@ -170,11 +170,14 @@ class LocalServer:
                     channel.send(kind, reply)
             if self._times is not None:
                 self._times.took(METHODS[header.kind], time.perf_counter() - begun)
-            if header.kind is Kind.COMPLETE_STORE and request.part_slots and self._looking.acquire(blocking=False):
-                try:
-                    channel.look(_LOOK_SECONDS)
-                finally:
-                    self._looking.release()
+            if header.kind is Kind.COMPLETE_STORE:
+                if not request.part_slots:
+                    self._calls.catch_up()
+                elif self._looking.acquire(blocking=False):
+                    try:
+                        channel.look(_LOOK_SECONDS)
+                    finally:
+                        self._looking.release()
         finally:
             with self._lock:
                 self._open[channel] = False

@@ -52,6 +52,10 @@ class PageCalls:
             done = self._store.complete_store(owner, request.ticket, publish=publish, part=part)
         return pb.StoreCounts(stored=done.stored, present=done.present, refused=done.refused)
 
+    def catch_up(self) -> None:
+        """Do what calls have left for behind their answers."""
+        self._store.catch_up()
+
     def prepare_load(self, request: pb.PrepareLoadRequest) -> pb.PrepareLoadReply:
         """Bring pages up and hold them."""
         owner = self._owner(request.client)

@@ -84,7 +84,7 @@ class Pages:
 
     def publish(self, slot: Slot, *, dirty: bool = False) -> bool:
         self.writing.remove(slot)
-        published = self.catalog.publish(slot, dirty=dirty)
+        published = self.catalog.publish([slot], [dirty])[0]
         self.check()
         return published
 
@@ -159,7 +159,7 @@ def test_a_lapsed_slot_is_nobodys_until_its_writer_lets_go() -> None:
     pages.catalog.lapse(slot)
     pages.check()
     with pytest.raises(AssertionError):
-        pages.catalog.publish(slot, dirty=False)
+        pages.catalog.publish([slot], [False])
     with pytest.raises(AssertionError):
         pages.catalog.abort(slot)
     assert pages.reserve(2)[0] is None
@@ -332,7 +332,7 @@ def test_pins_scattered_over_all_slabs_of_the_coldest_do_not_lock_a_size_out() -
     for number in range(256):
         slot, _ = catalog.reserve(key(number), 1, FRAME_BYTES, 0)
         assert slot is not None
-        catalog.publish(slot, dirty=False)
+        catalog.publish([slot], [False])
     for number in range(0, 160, 4):  # one in each of the forty coldest slabs
         slot = catalog.find(key(number))
         assert slot is not None
@@ -364,7 +364,7 @@ def test_an_order_goes_with_its_namespace() -> None:
         catalog.set_quota(namespace, 2)
         slot, _ = catalog.reserve(key(namespace), namespace, FRAME_BYTES, 0)
         assert slot is not None
-        catalog.publish(slot, dirty=False)
+        catalog.publish([slot], [False])
         catalog.retire(slot)
         catalog.forget_namespace(namespace)
         catalog.check_integrity()
@@ -386,7 +386,7 @@ def test_pages_held_at_the_front_cost_one_walk_for_many_evictions() -> None:
     for number in range(4096):
         slot, _ = catalog.reserve(key(number), 1, FRAME_BYTES, 0)
         assert slot is not None
-        catalog.publish(slot, dirty=False)
+        catalog.publish([slot], [False])
     for number in range(2000):
         slot = catalog.find(key(number))
         assert slot is not None
@@ -396,5 +396,17 @@ def test_pages_held_at_the_front_cost_one_walk_for_many_evictions() -> None:
         slot, removal = catalog.reserve(key(number), 1, FRAME_BYTES, 0)
         assert slot is not None
         assert removal.left == [frames[number - 4096 + 2000]]
-        catalog.publish(slot, dirty=False)
+        catalog.publish([slot], [False])
     assert walked < 160 * 200
+
+
+@pytest.mark.parametrize("then", ["reserve", "touch", "use"])
+def test_a_prefix_that_is_to_be_touched_later_is_before_anything_else_happens_to_the_order(then: str) -> None:
+    pages = Pages(frames=4)
+    for number in range(4):
+        pages.put(number)
+    pages.catalog.touch_later([key(0), key(9), key(1)])
+    if then != "reserve":
+        getattr(pages.catalog, then)([pages.find(2)])
+    left = [pages.put(number).left for number in range(10, 14)]
+    assert left == ([[2], [3], [1], [0]] if then == "reserve" else [[3], [1], [0], [2]])

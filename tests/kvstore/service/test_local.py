@@ -7,7 +7,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from kvstore.bulk import calls
 from kvstore.bulk.calls import CALLS, SOCKET_NAME, Calls
 from kvstore.bulk.frame import HEADER_BYTES, MAGIC, MOST_MESSAGE_BYTES, Kind, pack_frame
 from kvstore.errors import UnavailableError
+from kvstore.eviction import ExpectedReuse
 from kvstore.service import local
 from kvstore.v1 import cache_pb2 as pb
 
@@ -198,3 +199,27 @@ def test_others_are_answered_while_the_rest_of_a_store_is_looked_for(
                 assert peer.ask(part).startswith("InvalidRequestError")
                 part.part_at, part.part_slots = 1, 0
                 assert peer.ask(part).stored == 1
+
+
+def test_a_store_is_answered_before_the_order_of_eviction_is_worked_out(
+    node: Any, near: kvstore.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near.store(names(1), np.zeros((1, PAGE), np.uint8))
+    client = near._handle.current[1]._attachment.client
+    known, go_on, touch = threading.Event(), threading.Event(), ExpectedReuse.touch
+
+    def wait(policy: ExpectedReuse, slots: Sequence[int]) -> None:
+        assert go_on.wait(PATIENCE)
+        touch(policy, slots)
+        known.set()
+
+    monkeypatch.setattr(ExpectedReuse, "touch", wait)
+    with Peer.welcome(node) as peer:
+        pages = pb.PageList(fingerprint=near.fingerprint, hashes=b"".join(names(2, 10)))
+        ticket = peer.ask(pb.PrepareStoreRequest(pages=pages, client=client, ttl_ms=30_000)).ticket
+        try:
+            assert peer.ask(pb.CompleteStoreRequest(ticket=ticket, publish=True, client=client)).stored == 2
+            assert near.lookup(names(2, 10)).prefix == 2
+        finally:
+            go_on.set()
+        assert known.wait(PATIENCE), "it is, without anybody asking"
