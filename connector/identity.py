@@ -47,7 +47,7 @@ class Model:
         meaning = {key: value for key, value in config.items() if key not in _NAMES_NOTHING}
         digest.update(json.dumps([meaning, dict(settings)], sort_keys=True, default=str).encode())
         if not weights:
-            raise ResourceError(f"the weights of {model} are in no folder of this machine")
+            raise ResourceError(f"the weights of {model} are in no folder on this machine")
         return cls(name=Path(model).name if Path(model).is_dir() else model, version=digest.hexdigest()[:16])
 
 

@@ -85,7 +85,7 @@ class Options:
             )
         if options.traces and not options.traces.startswith(("http://", "https://")):
             raise ConfigError(
-                f"kv_connector_extra_config: traces: {options.traces!r} is no http:// or https:// URL of a collector"
+                f"kv_connector_extra_config: traces: {options.traces!r} is not an http:// or https:// URL"
             )
         if options.load_failure_policy not in (RECOMPUTE, KEEP):
             raise ConfigError(

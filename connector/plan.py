@@ -108,7 +108,7 @@ class StepPlan:
                 tuple(map(int, overwritten)),
             )
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise FormatError(f"{len(data)} bytes are no plan of a step: {error}") from error
+            raise FormatError(f"{len(data)} bytes are not the plan of a step: {error}") from error
 
 
 def _fields(packed: Any) -> tuple[str, tuple[bytes, ...], tuple[int, ...], int]:

@@ -446,7 +446,7 @@ async def _whole(exchange: _Exchange, reply: Reply) -> web.Response:
         try:
             json.loads(body)
         except (ValueError, RecursionError):
-            raise reply.broke("its answer is no JSON") from None
+            raise reply.broke("its answer is not JSON") from None
     else:
         exchange.outcome = "refused"
     return response

@@ -57,11 +57,11 @@ def parse_request(body: bytes) -> dict[str, Any]:
     try:
         request = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"the body is no JSON: {error}") from error
+        raise InvalidRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(request, dict):
-        raise InvalidRequestError("the body is no JSON object")
+        raise InvalidRequestError("the body is not a JSON object")
     if not isinstance(request.get(TRANSFER), dict | None):
-        raise InvalidRequestError(f"{TRANSFER} is no object")
+        raise InvalidRequestError(f"{TRANSFER} is not an object")
     return request
 
 
@@ -91,7 +91,7 @@ def ticket_of(answer: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"the answer is no JSON: {error}") from error
+        raise FormatError(f"the answer is not JSON: {error}") from error
     parameters = fields.get(TRANSFER) if isinstance(fields, dict) else None
     if not isinstance(parameters, dict) or not parameters:
         raise FormatError("the answer has no ticket: is kvstore's connector on, and its ticket_key_file set?")
@@ -186,4 +186,4 @@ def _own_parameters(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

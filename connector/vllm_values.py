@@ -42,7 +42,7 @@ def model_of(config: Any) -> Model:
     """What a ``VllmConfig`` computes with.
 
     Raises:
-        ResourceError: its weights are in no folder of this machine, or can't be read.
+        ResourceError: its weights are in no folder on this machine, or can't be read.
     """
     model = config.model_config
     folders = [weights_folder(model.model, model.revision, config.load_config.download_dir)]
@@ -231,5 +231,5 @@ def weights_folder(model: str, revision: str | None, download_dir: str | None, f
     except ValueError:  # no name on the hub: an address, a file in a repository
         found = None
     if not isinstance(found, str):
-        raise ResourceError(f"the weights of {model} are in no folder of this machine")
+        raise ResourceError(f"the weights of {model} are in no folder on this machine")
     return Path(found).parent

@@ -174,7 +174,7 @@ class NodeConfig:
             if address:
                 self._check_address(key, address)
         if self.traces and not self.traces.startswith(("http://", "https://")):
-            raise ConfigError(f"traces: {self.traces!r} is no http:// or https:// URL of a collector")
+            raise ConfigError(f"traces: {self.traces!r} is not an http:// or https:// URL")
         if self.events_replay and not self.events:
             raise ConfigError("events_replay needs events: there is nothing to ask for again without it")
         if self.events_tenants and not self.events:
@@ -356,7 +356,7 @@ def load_settings(
             given[key] = Setting(_convert(key, text, name), name)
         else:
             # Not an error: orchestrators set variables of their own after the name of a service.
-            _log.warning("the environment's %s is no setting of kvstore%s", name, did_you_mean(key, _FIELDS))
+            _log.warning("the environment's %s is not a setting of kvstore%s", name, did_you_mean(key, _FIELDS))
     for key, value in (flags or {}).items():
         flag = "--" + key.replace("_", "-")
         given[key] = Setting(_convert(key, value, flag), flag)

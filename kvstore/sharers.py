@@ -33,7 +33,7 @@ class Sharers:
             os.chown(path, -1, self.gid)
         except PermissionError as error:
             raise ResourceError(
-                f"{path} can't be given to group {self.gid}: user {os.geteuid()} is no member of it"
+                f"{path} can't be given to group {self.gid}: user {os.geteuid()} is not a member of it"
             ) from error
         path.chmod(shared)  # behind it: another group takes the set-group-id bit away
 

@@ -77,9 +77,9 @@ class SmallFiles:
             try:
                 self._write(path, content)
             except OSError as error:
-                _log.warning("%s can't be written, what is new in it is lost at a restart: %s", path, error)
+                _log.warning("%s can't be written, what is new in it would be lost in a restart: %s", path, error)
             except Exception:  # noqa: BLE001 - the next file may be written
-                _log.exception("%s can't be written, what is new in it is lost at a restart", path)
+                _log.exception("%s can't be written, what is new in it would be lost in a restart", path)
             finally:
                 with self._changed:
                     self._writing = None

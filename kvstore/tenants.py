@@ -63,7 +63,9 @@ def parse_grant(name: str, words: list[str]) -> Grant:
         key, equals, value = word.partition("=")
         if key not in (_TENANT, _RIGHTS, _SHARE) or not equals:
             # Not said: it may be the end of a token that somebody wrote with a space.
-            raise ConfigError("behind a token stand tenant=NAME, rights=read,write,admin and share=NAME, nothing else")
+            raise ConfigError(
+                "a token may be followed by tenant=NAME, rights=read,write,admin and share=NAME, nothing else"
+            )
         if key in given:
             raise ConfigError(f"{key} is given twice")
         given[key] = value
@@ -73,7 +75,7 @@ def parse_grant(name: str, words: list[str]) -> Grant:
     rights = given[_RIGHTS].split(",") if _RIGHTS in given else RIGHTS
     for right in rights:
         if right not in RIGHTS:
-            raise ConfigError(f"{right!r} is no right; there are {', '.join(RIGHTS)}")
+            raise ConfigError(f"{right!r} is not a right; the rights are {', '.join(RIGHTS)}")
     shares = given[_SHARE].split(",") if _SHARE in given else []
     for share in shares:
         check_name(_SHARE, share)

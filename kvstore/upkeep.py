@@ -75,5 +75,5 @@ def _keep_going(work: Callable[[], T]) -> T | None:
     try:
         return work()
     except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the next piece may work
-        _log.exception("%s failed; it is tried again", getattr(work, "__qualname__", work))
+        _log.exception("%s failed; this is tried again", getattr(work, "__qualname__", work))
         return None

@@ -194,9 +194,9 @@ def _read_prompts(name: str) -> list[list[int]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"--tokens: {name}, line {number} is no JSON: {error}") from error
+            raise InvalidRequestError(f"--tokens: {name}, line {number} is not JSON: {error}") from error
         tokens = value.get("tokens") if isinstance(value, dict) else value
         if not (isinstance(tokens, list) and all(type(each) is int for each in tokens)):
-            raise InvalidRequestError(f"--tokens: {name}, line {number} is no JSON array of token ids")
+            raise InvalidRequestError(f"--tokens: {name}, line {number} is not a JSON array of token ids")
         prompts.append(tokens)
     return prompts

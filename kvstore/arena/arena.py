@@ -326,7 +326,7 @@ class Arena:
         # Before the old files go: a size that can't be had must not cost the pages that are there.
         check_room(self.directory, size, reusable=sum(path.stat().st_blocks * 512 for path in old))
         if old:
-            _log.warning("%s: another size or format than before: the pages in it are dropped", self.directory)
+            _log.warning("%s: its size or format has changed: the pages in it are dropped", self.directory)
         self._retire_old()
         superblock = fmt.Superblock(self.arena_bytes, self.unit_bytes, secrets.token_bytes(16))
         try:

@@ -167,7 +167,7 @@ def remove_lock_file(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        _log.warning("%s is no client's lock file, and can't be removed: %s", path, error.strerror)
+        _log.warning("%s is not a client's lock file, and can't be removed: %s", path, error.strerror)
 
 
 def _open(path: Path) -> int | None:

@@ -70,7 +70,7 @@ class Placement:
                 f" {', '.join(map(str, known)) or 'none'}"
             )
         if node is not None and len(known) == 1:
-            _log.info("numa_node %d: the only NUMA node of this machine, so nothing is to be placed", node)
+            _log.info("numa_node %d: the only NUMA node of this machine, so there is nothing to place", node)
             node = None
         self.node = node
 

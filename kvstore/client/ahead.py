@@ -148,7 +148,7 @@ class Ahead:
                 if not self._give_back_idle():
                     return
             except Exception:  # noqa: BLE001 - or slots would stay reserved as long as this client lives
-                _log.exception("slots that are not used can't be given back; it is tried again")
+                _log.exception("unused slots can't be given back; this is tried again")
 
     def _give_back_idle(self) -> bool:
         """Give back what is not used. False: there is nothing more to look after, and the thread ends."""

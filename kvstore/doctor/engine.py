@@ -118,7 +118,9 @@ def look_at_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
         if not isinstance(given, dict):
             raise TypeError("not an object")  # noqa: TRY301
     except (ValueError, TypeError) as error:
-        return [Verdict("vLLM's flags", FAIL, f"{_TRANSFER} is no JSON object: {error}", f"write it as '{_EXAMPLE}'")]
+        return [
+            Verdict("vLLM's flags", FAIL, f"{_TRANSFER} is not a JSON object: {error}", f"write it as '{_EXAMPLE}'")
+        ]
     verdicts = _of_transfer(given, socket)
     if not isinstance(words, str):
         verdicts += _of_others(words)

@@ -66,7 +66,7 @@ def read_prompt(path: Path, extra_keys: Sequence[str] = ()) -> Prompt:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{path} is no JSON ({error}); write {_FORM}") from error
+        raise InvalidRequestError(f"{path} is not JSON ({error}); write {_FORM}") from error
     prompt = _prompt({"tokens": value} if isinstance(value, list) else value, path)
     if extra_keys:
         if prompt.given_hashes is not None:

@@ -165,7 +165,7 @@ class EventPublisher:
             try:
                 self._follow()
             except Exception:  # noqa: BLE001 - subscribers learn by a fresh start that something went wrong
-                _log.exception("events: begun anew")
+                _log.exception("events: starting over")
                 self._stopping.wait(1.0)
         self._close()
 
@@ -175,7 +175,7 @@ class EventPublisher:
                 return
             if isinstance(told, Start):
                 if told.missed:
-                    _log.warning("events: %d were not published in time; begun anew", told.missed)
+                    _log.warning("events: %d were not published in time; starting over", told.missed)
                 for topic in self._topics():
                     self._publish(topic, [CLEARED])
             elif not isinstance(told, Iterable):

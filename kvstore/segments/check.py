@@ -69,7 +69,7 @@ def check_log(
         ResourceError: the system refuses to read or to change it.
     """
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is no directory")
+        raise ConfigError(f"{directory} is not a directory")
     try:
         paths = _segments(directory)
         if not paths:

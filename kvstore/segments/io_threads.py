@@ -217,4 +217,4 @@ class IoThreads:
             try:
                 job.do()
             except Exception:  # noqa: BLE001 - what follows a late call failed; the thread does others
-                _log.exception("the end of a call that was late failed")
+                _log.exception("a late call's end failed")

@@ -164,7 +164,7 @@ class Access:
         if not needs.met_by(grant):
             name = method.rpartition("/")[2]
             wanted = f"the right {needs.right!r}" if needs.right not in grant.rights else "a token of every tenant"
-            raise PermissionDeniedError(f"{name} needs {wanted}, the token {grant.name} does not grant it")
+            raise PermissionDeniedError(f"{name} needs {wanted}, which the token {grant.name} does not grant")
 
     def check_request(self, grant: Grant, method: str, request: Any) -> None:
         """Whether a caller may ask for this. What it says of others' namespaces beside is taken out of it.
@@ -191,7 +191,9 @@ class Access:
 
     def _check_layout(self, grant: Grant, request: pb.OpenNamespaceRequest) -> None:
         if request.durability and WRITE not in grant.rights:
-            raise PermissionDeniedError(f"durability needs the right {WRITE!r}, the token {grant.name} has it not")
+            raise PermissionDeniedError(
+                f"durability needs the right {WRITE!r}, which the token {grant.name} does not have"
+            )
         if not grant.every and not grant.sees(tenant := Layout.from_json(request.layout).tenant):
             whose = f"tenant {grant.tenant!r}" if grant.tenant else "layouts without a tenant"
             raise PermissionDeniedError(

@@ -74,6 +74,6 @@ class Sampler:
             try:
                 self._history.add(time.time(), self._values())
             except Exception:  # noqa: BLE001 - the next sample may be had
-                _log.exception("the console's history lacks a sample")
+                _log.exception("a sample of the console's history is missing")
             if self._stopping.wait(self._step):
                 return

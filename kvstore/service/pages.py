@@ -132,7 +132,7 @@ class PagesHandler(grpc.GenericRpcHandler):
         made: list[int] = []
         came = fill(views, messages, made)
         if came < total:
-            raise InvalidRequestError(f"the stream ended after {came} of {total} bytes; nothing of it was stored")
+            raise InvalidRequestError(f"the stream ended after {came} of {total} bytes; none of it was stored")
         if last:
             checksums = _last_checksums(messages, len(views))
         if next(messages, None) is not None:
@@ -151,7 +151,7 @@ def _last_checksums(messages: Iterator[bytes], pages: int) -> Sequence[int]:
     try:
         checksums = pb.StorePages.FromString(next(messages)).checksums
     except (StopIteration, DecodeError) as error:
-        raise InvalidRequestError("no checksums came, neither before the pages nor behind them") from error
+        raise InvalidRequestError("no checksums came, neither before nor after the pages") from error
     _check_number(checksums, pages)
     return checksums
 

@@ -134,8 +134,8 @@ class Strangers:
             if time.monotonic() - self._said > _SAY_SECONDS:
                 self._said = time.monotonic()
                 _log.warning(
-                    "%d connections to port %d were closed, of %d: without a call that was let in within %g s, too many"
-                    " such at once (the limit is %d), or more than half of all places for one tenant",
+                    "%d connections to port %d were closed, of %d: they made no accepted call within %g s, there were"
+                    " too many such at once (the limit is %d), or one tenant had more than half of all places",
                     len(closed),
                     self._port,
                     len(connections),
@@ -148,7 +148,7 @@ class Strangers:
             try:
                 self.look()
             except Exception:  # noqa: BLE001 - it is tried again
-                _log.exception("connections of strangers can't be looked at")
+                _log.exception("connections without an accepted call can't be checked")
                 self._stopping.wait(_SAY_SECONDS)
 
     def _connections(self) -> list[Connection]:

@@ -29,7 +29,7 @@ def test_a_url_is_all_that_is_needed() -> None:
         ({"url": URL, "load_deadline_ms": 0}, "load_deadline_ms must be milliseconds between 1"),
         ({"url": URL, "lookup_budget_ms": True}, "lookup_budget_ms must be milliseconds"),
         ({"url": URL, "load_failure_policy": "fail"}, "must be 'recompute' or 'keep', got 'fail'"),
-        ({"url": URL, "traces": "collector:4317"}, "traces: 'collector:4317' is no http:// or https:// URL"),
+        ({"url": URL, "traces": "collector:4317"}, "traces: 'collector:4317' is not an http:// or https:// URL"),
         ({"url": URL, "peers": ["a"]}, "peers must be an object"),
         ({"url": "embedded:///var/lib/kvstore"}, "start a node with 'kvstore serve'"),
     ],

@@ -132,5 +132,5 @@ def test_weights_that_are_nowhere_here_are_an_error_of_ours(config: SimpleNamesp
     pytest.importorskip("huggingface_hub", reason="looks into the hub's cache")
     for model in ("org/repo:Q4_K_M", "s3://bucket/model", "org/none-such"):
         config.model_config.model = model
-        with pytest.raises(ResourceError, match="in no folder of this machine"):
+        with pytest.raises(ResourceError, match="in no folder on this machine"):
             model_of(config)

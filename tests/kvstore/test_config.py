@@ -54,7 +54,7 @@ def test_an_unknown_name_in_the_environment_is_only_said(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         config = load_config(None, {"KVSTORE_AREN": "1MiB", "KVSTORE_SERVICE_HOST": "10.0.0.1"})
     assert config == NodeConfig()
-    assert "KVSTORE_AREN is no setting of kvstore; did you mean 'arena'?" in caplog.text
+    assert "KVSTORE_AREN is not a setting of kvstore; did you mean 'arena'?" in caplog.text
     assert "KVSTORE_SERVICE_HOST" in caplog.text
 
 

@@ -73,7 +73,7 @@ def test_a_user_who_is_no_member_cannot_give_files_to_a_group(short_folder: Path
     short_folder.chmod(0o755)
     done = run(code, path, user=NODE_USER)
     assert ResourceError.__name__ in done.stderr
-    assert f"can't be given to group {GROUP}: user {NODE_USER} is no member of it" in done.stderr
+    assert f"can't be given to group {GROUP}: user {NODE_USER} is not a member of it" in done.stderr
     assert run(code, path, user=NODE_USER, member=True).returncode == 0
     assert (path.stat().st_gid, stat.S_IMODE(path.stat().st_mode)) == (GROUP, 0o660)
 

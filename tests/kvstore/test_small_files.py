@@ -38,10 +38,11 @@ def test_a_disk_that_hangs_is_not_waited_for_and_gets_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kvstore.small_files, "PATIENCE_SECONDS", 0.01)
-    hang, written = threading.Event(), threading.Semaphore(0)
+    begun, hang, written = threading.Event(), threading.Event(), threading.Semaphore(0)
     replace = kvstore.small_files._replace
 
     def slowly(path: Path, content: bytes) -> None:
+        begun.set()
         assert hang.wait(60)
         replace(path, content)
         written.release()
@@ -50,6 +51,7 @@ def test_a_disk_that_hangs_is_not_waited_for_and_gets_the_newest(
     files = SmallFiles()
     for number in range(5):
         files.replace(tmp_path / "a", str(number).encode())
+        assert begun.wait(60), "the first one is being written when the others come"
     assert not (tmp_path / "a").exists()
     hang.set()
     assert written.acquire(timeout=60) and written.acquire(timeout=60)
@@ -69,7 +71,7 @@ def test_an_error_that_nobody_thought_of_costs_one_file(
     files.replace(tmp_path / "b", b"y")
     eventually(lambda: (tmp_path / "b").exists())
     assert not (tmp_path / "a").exists()
-    assert "a can't be written, what is new in it is lost at a restart" in caplog.text
+    assert "a can't be written, what is new in it would be lost in a restart" in caplog.text
     assert "unforeseen" in caplog.text
 
 

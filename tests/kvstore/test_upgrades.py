@@ -117,7 +117,7 @@ def test_an_arena_of_another_version_is_set_aside_with_words_and_pages_come_from
         headers.write(struct.pack("<I", version))
     with caplog.at_level("WARNING"):
         again = start_node()
-    assert "another size or format than before: the pages in it are dropped" in caplog.text
+    assert "its size or format has changed: the pages in it are dropped" in caplog.text
     assert tiers(again) == {"disk"}
 
 

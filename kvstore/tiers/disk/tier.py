@@ -139,7 +139,7 @@ class DiskTier:
         self._pages.used_bytes = self._log.used_bytes
         if self.recovery.cut_bytes or self.recovery.unreadable:
             _log.warning(
-                "%s was not closed in order: %d of %d segments can't be read, %d bytes of torn tails were cut off, and"
+                "%s was not closed cleanly: %d of %d segments can't be read, %d bytes of torn tails were cut off, and"
                 " %d records are there. `kvstore check` says more, when no node has it open",
                 directory,
                 self.recovery.unreadable,

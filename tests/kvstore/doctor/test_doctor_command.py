@@ -152,7 +152,7 @@ class TestEngine:
         ("command", "words"),
         [
             ("vllm serve m", "--kv-transfer-config is not among them"),
-            ("vllm serve m --kv-transfer-config {", "is no JSON object"),
+            ("vllm serve m --kv-transfer-config {", "is not a JSON object"),
             ("vllm 'serve", "can't be read as a command"),
             (json.dumps(CONFIG | {"kv_connector": "LMCache"}), "kv_connector must be 'KVStoreConnector', is 'LMCache'"),
             (json.dumps(CONFIG | {"kv_role": "both"}), "kv_role must be one of kv_both"),

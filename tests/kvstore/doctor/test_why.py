@@ -164,7 +164,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("value", "words"),
         [
-            ("no", "is no JSON"),
+            ("no", "is not JSON"),
             ({"a": 1}, "is not a JSON array of token ids"),
             ({"tokens": [True]}, "tokens must be an array of whole numbers"),
             ({"hashes": ["00"]}, "64 hexadecimal digits"),

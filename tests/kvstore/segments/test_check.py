@@ -156,7 +156,7 @@ def test_a_newer_version_is_refused_before_anything_is_changed(directory: Path) 
 
 
 def test_other_directories(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no directory"):
+    with pytest.raises(ConfigError, match="is not a directory"):
         list(check_log(tmp_path / "none"))
     assert list(check_log(tmp_path)) == []
     assert list(tmp_path.iterdir()) == [], "a directory that is not kvstore's gets no lock"
@@ -189,7 +189,7 @@ def test_the_command_and_its_exit_codes(directory: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.endswith("segments: repaired\n")
     assert main(["check", str(directory)]) == 0
     assert main(["check", str(directory / "none")]) == 2
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err
     (directory / "empty").mkdir()
     for flags in ([], ["--json"], ["--repair"]):
         assert main(["check", str(directory / "empty"), *flags]) == 2

@@ -489,10 +489,10 @@ class TestTheFile:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("name:{} tenant=a b", "behind a token stand tenant="),
-            ("{} right=read", "behind a token stand tenant="),
-            ("{} rights=read,all", "'all' is no right"),
-            ("{} rights=", "'' is no right"),
+            ("name:{} tenant=a b", "a token may be followed by tenant="),
+            ("{} right=read", "a token may be followed by tenant="),
+            ("{} rights=read,all", "'all' is not a right"),
+            ("{} rights=", "'' is not a right"),
             ("{} tenant=a tenant=b", "tenant is given twice"),
             ("{} tenant=a/b", "tenant=a/b: a name has"),
             ("{} tenant=a share=*", r"share=\*: a name has"),
