@@ -69,12 +69,13 @@ class Dropping:
         self._books.check_open()
         return self._clear(self._books.known(fingerprint), self._below.all())
 
-    def expire(self, known: KnownNamespace, seconds: float, stop: threading.Event) -> Expired:
+    def expire(self, known: KnownNamespace, seconds: float, stop: threading.Event, *, crowded: bool = False) -> Expired:
         """Drop a namespace that this node has not used for so long: from what is its own, and from the shared tier
         unless another node has used it there within that time.
 
-        It stays known while the shared tier may have some of it: to be looked at again, or nobody would. Once ``stop``
-        is set, the shared tier is left alone: pages that are to be written back can't wait for it.
+        It stays known while the shared tier may have some of it: to be looked at again, or nobody would. Unless there
+        are too many namespaces (``crowded``): then that leaves by its time to live. Once ``stop`` is set, the shared
+        tier is left alone: pages that are to be written back can't wait for it.
 
         Raises:
             UnknownNamespaceError: it was cleared just now.
@@ -88,7 +89,7 @@ class Dropping:
                     shared = self._below.shared.expire(known.fingerprint, seconds, stop)
             except ResourceError as error:
                 shared, why = None, str(error)
-        if shared is None:
+        if shared is None and not crowded:
             keys, _ = self._keys_of(known, self._below.own)
             pages = self._drop(sorted(keys), self._below.own)
         else:

@@ -1,7 +1,7 @@
 """Expiring: namespaces that nobody has used for long are dropped, so that a model that changed leaves nothing behind.
 
 A tier that nodes share knows when any of them used a namespace there last. What is in use there stays, and so does what
-it can't tell of; the namespace then stays known here, without pages, and is looked at again.
+it can't tell of; the namespace then stays known here, without pages, and is looked at again, unless too many are.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Expiring:
         dropped = 0
         namespaces = self._books.namespaces
         self._unsure = {number for number in self._unsure if namespaces.is_open(number)}
-        for known in namespaces.known():
+        for known in sorted(namespaces.known(), key=namespaces.idle_seconds, reverse=True):
             life = self._granting.life_of(known)
             idle = namespaces.idle_seconds(known)
             if stop.is_set() or not life or idle <= life:
@@ -64,22 +64,30 @@ class Expiring:
                 pinned = self._keeping.pages_of(known.fingerprint)
             if pinned:
                 continue
+            crowded = namespaces.is_crowded(known.layout.tenant)
             try:
-                done = self._dropping.expire(known, life, stop)
+                done = self._dropping.expire(known, life, stop, crowded=crowded)
             except UnknownNamespaceError:  # cleared just now
                 continue
             except KVStoreError as error:
                 _log.warning("namespace %r can't be dropped: %s", known.layout.name, error)
                 continue
             dropped += done.pages
-            self._tell(known, idle, life, done)
+            self._tell(known, idle, life, done, crowded=crowded)
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self._saved = time.monotonic()
             namespaces.save()
         return dropped
 
-    def _tell(self, known: KnownNamespace, idle: float, life: float, done: Expired) -> None:
-        if done.why and known.number not in self._unsure:
+    def _tell(self, known: KnownNamespace, idle: float, life: float, done: Expired, *, crowded: bool) -> None:
+        if crowded and done.shared is None:
+            _log.warning(
+                "namespace %r is overdue and forgotten, since there are nearly as many namespaces as there may be; what"
+                " the shared tier has of it stays until nobody has used it there for a week%s",
+                known.layout.name,
+                f" ({done.why})" if done.why else "",
+            )
+        elif done.why and known.number not in self._unsure:
             _log.warning("namespace %r is overdue, but %s; it is tried again", known.layout.name, done.why)
         (self._unsure.add if done.why else self._unsure.discard)(known.number)
         if done.pages or done.shared is not None:

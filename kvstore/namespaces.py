@@ -170,6 +170,11 @@ class Namespaces:
             raise LimitExceededError(f"tenant {tenant!r} has opened {MOST_OPENED} new namespaces, the limit")
         self._opened[tenant] += 1
 
+    def is_crowded(self, tenant: str) -> bool:
+        """Whether there are three quarters of the namespaces that there may be: in all, or of one tenant."""
+        own = sum(known.layout.tenant == tenant for known in self.known()) if tenant else 0
+        return 4 * len(self) >= 3 * MOST_NAMESPACES or 4 * own >= 3 * (MOST_NAMESPACES // TENANT_SHARE)
+
     def forget(self, known: KnownNamespace) -> None:
         """Drop a namespace. Whoever drops its pages does so behind this, when no new ones can come any more.
 

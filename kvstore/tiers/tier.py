@@ -196,7 +196,7 @@ class SharedTier(Tier, Protocol):
 
         Args:
             prefix: the namespace's fingerprint, 32 bytes.
-            seconds: on the clock of whoever keeps the pages.
+            seconds: on the clock of whoever keeps the pages; where that jumps ahead, from then on.
             stop: once it is set, what is still there is left for another time.
 
         Returns:

@@ -25,6 +25,8 @@ BUCKET_CHUNKS = 16
 """As many chunks of full size fit into every bucket."""
 LEAVE_AT_ONCE = 16
 """Chunks that leave a bucket in one step where many are to: the server serves nobody else meanwhile."""
+_CLOCKS = 64
+"""Buckets, about, that are asked what time it is."""
 
 Pages = Mapping[tuple[int, bytes], int]
 """Numbers of pages by bucket and nonce of their chunks."""
@@ -175,6 +177,15 @@ class Buckets:
                     raise ResourceError("redis: not every server said when it was used last")
                 if reply >= 0:
                     yield bucket, reply / 1e6
+
+    def times(self, timeout: float) -> Iterator[tuple[int, float]]:
+        """What time it is where some buckets are, seconds since 1970: enough of them to ask nearly every server."""
+        some = range(0, self._number, max(1, self._number // _CLOCKS))
+        asked = [Request(self._servers.slot(names.bucket_names(bucket)[0]), [b"TIME"]) for bucket in some]
+        for bucket, reply in zip(some, self._servers.exchange(asked, time.monotonic() + timeout), strict=True):
+            match reply:
+                case [bytes() as seconds, bytes() as microseconds]:
+                    yield bucket, int(seconds) + int(microseconds) / 1e6
 
     def touch(self, bucket: int, nonces: Collection[bytes]) -> Request:
         """A request that marks chunks as used, the first as the newest."""

@@ -12,6 +12,7 @@ import time
 
 from kvstore.errors import ResourceError
 from kvstore.tiers.redis.buckets import Buckets, Left, left_of
+from kvstore.tiers.redis.clocks import Clocks
 from kvstore.tiers.redis.entries import Entries
 from kvstore.tiers.redis.servers import Servers
 
@@ -35,14 +36,28 @@ class Expirer:
         self._buckets = buckets
         self._entries = entries
         self._timeout = timeout
+        self._clocks = Clocks()
+        self._looking = threading.Lock()
 
-    def expire(self, namespace: bytes, seconds: float, stop: threading.Event) -> list[Left] | None:
+    def look_at_clocks(self) -> None:
+        """Ask some servers, or all, what time it is."""
+        with self._looking:
+            for bucket, said in self._buckets.times(self._timeout):
+                self._clocks.saw(bucket, said, time.monotonic())
+
+    def expire(self, namespace: bytes, seconds: float, stop: threading.Event, gone: list[Left]) -> bool:
         """Let a namespace's chunks leave, unless any node used one of them within the last ``seconds``.
 
         One that is used while this goes on stays; the others go.
 
+        Args:
+            namespace: its fingerprint.
+            seconds: on the servers' clocks; behind a jump of one of these, from the jump on.
+            stop: once it is set, what is still there is left.
+            gone: takes the chunks that left, also where this raises.
+
         Returns:
-            The chunks that left; None: the namespace is in use, and nothing was changed.
+            Whether it was not in use. Nothing was changed where it was.
 
         Raises:
             ResourceError: not every server answered, it took too long, or ``stop`` was set: some chunks may still be
@@ -50,10 +65,10 @@ class Expirer:
         """
         end = time.monotonic() + _LONGEST
         idle = dict(self._buckets.idle_seconds(namespace, self._timeout))
-        if any(each < seconds for each in idle.values()):
-            return None
+        self.look_at_clocks()
+        if any(self._clocks.idle(each, time.monotonic()) < seconds for each in idle.values()):
+            return False
         holding = list(idle)
-        gone: list[Left] = []
         while holding:
             some, holding = holding[:_BUCKETS_AT_ONCE], holding[_BUCKETS_AT_ONCE:]
             deadline = time.monotonic() + self._timeout
@@ -61,11 +76,11 @@ class Expirer:
             replies = self._buckets.change(requests, some, deadline, writing=True)
             left = {bucket: left_of(bucket, reply) for bucket, reply in zip(some, replies, strict=True)}
             chunks = [chunk for each in left.values() for chunk in each]
-            self._servers.exchange(list(self._entries.deletions(chunks)), deadline)
             gone += chunks
+            self._servers.exchange(list(self._entries.deletions(chunks)), deadline)
             if not all(isinstance(reply, list) for reply in replies):
                 raise ResourceError("redis: not every server answered: it may still have pages of the namespace")
             holding += [bucket for bucket, each in left.items() if each]
             if holding and (stop.is_set() or time.monotonic() > end):
                 raise ResourceError(f"redis: still {len(holding)} buckets with pages of the namespace")
-        return gone
+        return True

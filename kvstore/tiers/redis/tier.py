@@ -14,7 +14,7 @@ from kvstore.tiers.redis.address import parse_address
 from kvstore.tiers.redis.admitting import Admission
 from kvstore.tiers.redis.batches import runs
 from kvstore.tiers.redis.breaker import FIRST_PAUSE
-from kvstore.tiers.redis.buckets import Buckets
+from kvstore.tiers.redis.buckets import Buckets, Left
 from kvstore.tiers.redis.chunk import CHUNK_BYTES
 from kvstore.tiers.redis.counts import Counts
 from kvstore.tiers.redis.entries import Entries
@@ -88,7 +88,11 @@ class RedisTier:
         self._writer = Writer(servers, entries, buckets, maker, admission, rows, counts, timeout)
         self._remover = Remover(entries, timeout)
         self._expirer = Expirer(servers, buckets, entries, timeout)
-        self._look = Periodic(lambda: buckets.look(timeout), refresh, "kvstore-redis-books")
+        self._look = Periodic(self._look_around, refresh, "kvstore-redis-books")
+
+    def _look_around(self) -> None:
+        self._buckets.look(self._timeout)
+        self._expirer.look_at_clocks()
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Which pages are here: for each thousand one pipelined request to each server, the first ones first.
@@ -186,11 +190,12 @@ class RedisTier:
     def expire(self, prefix: bytes, seconds: float, stop: threading.Event) -> int | None:
         """Forget a namespace that no node has used for so long; see :class:`kvstore.tiers.tier.SharedTier`."""
         self._check_format()
-        gone = self._expirer.expire(prefix, seconds, stop)
-        if gone is None:
-            return None
-        self._events.removed(self.name, [key for chunk in gone for key in chunk.keys])
-        return sum(chunk.pages for chunk in gone)
+        gone: list[Left] = []
+        try:
+            unused = self._expirer.expire(prefix, seconds, stop, gone)
+        finally:
+            self._events.removed(self.name, [key for chunk in gone for key in chunk.keys])
+        return sum(chunk.pages for chunk in gone) if unused else None
 
     def _check_format(self) -> None:
         if self._buckets.newer:

@@ -13,9 +13,11 @@ import pytest
 import kvstore.namespaces
 from kvstore.arena.arena import Arena
 from kvstore.errors import ResourceError
+from kvstore.events.ring import EventRing
 from kvstore.store import Store
 from kvstore.testing import make_page_of, read_pages
 from kvstore.tiers.redis import RedisTier, scripts
+from kvstore.tiers.redis.clocks import Clocks
 from kvstore.tiers.redis.servers import NO_ANSWER
 
 LIMIT = 128 << 20
@@ -106,7 +108,7 @@ def test_silence_of_one_server_is_told_and_the_next_time_finds_what_is_left(
     def exchange(requests: Any, deadline: float, **options: Any) -> Any:
         replies = real(requests, deadline, **options)
         return [
-            NO_ANSWER if request.arguments[1] == script and place == 0 else reply
+            NO_ANSWER if script in request.arguments[1:2] and place == 0 else reply
             for place, (request, reply) in enumerate(zip(requests, replies, strict=True))
         ]
 
@@ -135,12 +137,55 @@ def test_a_node_that_stops_does_not_wait_until_all_of_it_has_left(
         return real(*arguments)
 
     monkeypatch.setattr(tier._buckets, "expiry", expiry)
+    events = EventRing()
+    reader = events.reader()
+    tier.tell(events)
     with pytest.raises(ResourceError, match="still"):
         tier.expire(pages[0].key[:32], DAY, stop)
-    assert any(tier.contains([page.key for page in pages]))
+    here = tier.contains([page.key for page in pages])
+    assert any(here)
+    told, _ = reader.read(100, 0.0)
+    gone = {page.key[32:] for page, there in zip(pages, here, strict=True) if not there}
+    assert {block_hash for event in told for block_hash in event.hashes} == gone != set(), "also what left before"
+    reader.close()
     books(server, budget=LIMIT).check_entries()
     assert tier.expire(pages[0].key[:32], DAY, NEVER)
     assert not books(server, budget=LIMIT).chunks
+
+
+@KINDS
+def test_a_clock_that_jumps_ahead_makes_nothing_old(
+    servers: Any, open_redis: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, primaries = servers
+    tier = open_redis(url, LIMIT)
+    pages = [make_page_of(1, number, 700_000) for number in range(20)]
+    assert all(tier.write(pages))
+    namespace, clocks = pages[0].key[:32], tier._expirer._clocks
+    assert tier.expire(namespace, DAY, NEVER) is None
+    age(primaries, 2 * DAY)
+    with tier._expirer._looking:
+        for server in clocks._ahead:
+            clocks._ahead[server] -= 2 * DAY
+    assert tier.expire(namespace, DAY, NEVER) is None
+    assert tier.contains([page.key for page in pages]) == [True] * 20
+    assert caplog.text.count("Redis' clock went ahead by ") == 1
+    clocks._jumped -= 2 * DAY
+    assert tier.expire(namespace, DAY, NEVER) == 20
+
+
+def test_what_nobody_may_have_used_counts_from_a_jump_on(caplog: pytest.LogCaptureFixture) -> None:
+    clocks = Clocks()
+    clocks.saw(0, 5000.0, 10.0)
+    clocks.saw(1, 9000.0, 10.0)
+    clocks.saw(0, 5107.0, 110.0)
+    clocks.saw(1, 2000.0, 111.0)
+    assert clocks.idle(400.0, 111.0) == 400.0, "neither late answers, nor a clock that goes back"
+    clocks.saw(1, 2000.0 + 100.0 + 61.0, 211.0)
+    assert [clocks.idle(said, 251.0) for said in (39.0, 400.0)] == [39.0, 40.0]
+    clocks.saw(0, 9000.0, 212.0)
+    assert clocks.idle(400.0, 251.0) == 39.0
+    assert len(caplog.records) == 1, "of two servers at once it is told once"
 
 
 @pytest.fixture
@@ -194,6 +239,32 @@ def test_a_node_that_is_idle_leaves_to_others_what_they_use(
     assert b.below.shared.contains([known.fingerprint + each for each in kv.hashes_of(range(8))]) == [False] * 8
     assert b.expiring.expire(NEVER) == 8
     assert b.namespaces.known() == []
+
+
+def test_months_without_redis_leave_room_for_new_namespaces(
+    server: Any,
+    start_proxy: Any,
+    open_nodes: Any,
+    kv: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = kv.FakeClock()
+    monkeypatch.setattr(kvstore.namespaces, "time", clock)
+    monkeypatch.setattr(kvstore.namespaces, "MOST_NAMESPACES", 8)
+    proxy = start_proxy(server.port)
+    store, _ = open_nodes(proxy.url)
+    proxy.refuse, proxy.cut_after = True, 0
+    for number in range(20):
+        known = store.open_namespace(kv.layout(str(number), FRAME))
+        kv.put(store, known, range(2))
+        clock.now += DAY / 4
+        store.expiring.expire(NEVER)
+    assert [each.layout.model for each in store.namespaces.known()] == ["15", "16", "17", "18", "19"]
+    forgotten = [record.message for record in caplog.records if "is overdue and forgotten" in record.message]
+    assert len(forgotten) == 15
+    assert "stays until nobody has used it there for a week (redis: " in forgotten[0]
+    store.check_integrity()
 
 
 def test_what_could_not_be_asked_is_asked_again(
