@@ -24,6 +24,8 @@ from kvstore.errors import DeadlineError, UnavailableError
 Bytes = npt.NDArray[np.uint8]
 PIECE_BYTES = 1 << 20
 """What is sent by one call: in the cache still from its checksum. More calls would wake the other end more often."""
+FIRST_BYTES = 64 << 10
+"""What goes with a request: the other end prepares for it while the next checksum is made."""
 RECEIVED_BYTES = 256 << 10
 """What is received by one call, while the other end sends on: in the cache still when its checksum is made, and little
 enough that the last one's is made soon."""
@@ -82,7 +84,9 @@ class Channel:
         """
         digest = xxhash.xxh3_64()
         buffers = [memoryview(head)] if head else []
-        for piece in _pieces(pages, PIECE_BYTES if checksums is None else RUN_BYTES):
+        made_here = checksums is None
+        first = FIRST_BYTES if head and made_here else None
+        for piece in _pieces(pages, PIECE_BYTES if made_here else RUN_BYTES, first):
             for page, data, last in piece:
                 buffers.append(data)
                 if checksums is None:
@@ -239,19 +243,19 @@ class Channel:
             self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(left), int(left % 1 * 1e6)))
 
 
-def _pieces(pages: Sequence[Bytes], most: int) -> Iterator[list[_Part]]:
-    """Pages, whole or in parts, as they are sent and received by one call each."""
+def _pieces(pages: Sequence[Bytes], most: int, first: int | None = None) -> Iterator[list[_Part]]:
+    """Pages, whole or in parts, as one call each sends or receives them: ``most`` bytes, the first one ``first``."""
     piece: list[_Part] = []
-    size = 0
+    size, room = 0, first or most
     for place, page in enumerate(pages):
         rest = page.data
         while rest:
-            data, rest = rest[: most - size], rest[most - size :]
+            data, rest = rest[: room - size], rest[room - size :]
             piece.append(_Part(place, data, not rest))
             size += len(data)
-            if size == most or len(piece) == _PIECE_BUFFERS:
+            if size == room or len(piece) == _PIECE_BUFFERS:
                 yield piece
-                piece, size = [], 0
+                piece, size, room = [], 0, most
     if piece:
         yield piece
 
