@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from concurrent import futures
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,7 +132,7 @@ class Node:
         self._written_back = False
         self.left_pages = 0
         """Behind ``stop``: pages of the arena that were not written back in time."""
-        self._health = Health(_SERVICES)
+        self._health = Health(_SERVICES, self._watched_by)
         self.instance = secrets.randbits(63)
         self._started = time.monotonic()
         self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
@@ -298,6 +299,9 @@ class Node:
     def _note(self, peer: str, shown: bytes) -> None:
         if self._strangers is not None:
             self._strangers.note(peer, shown)
+
+    def _watched_by(self, peer: str) -> AbstractContextManager[None]:
+        return self._strangers.watched_by(peer) if self._strangers is not None else nullcontext()
 
     def _status(self) -> Status:
         disk = str(self.config.disk) if self.config.disk_limit else ""

@@ -7,7 +7,8 @@ major version of protobuf, and a node must run beside whatever its environment h
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import grpc
@@ -40,10 +41,16 @@ class Health(grpc.GenericRpcHandler):
 
     Args:
         services: full names of the services that this node has.
+        watched_by: around each watch, by what gRPC calls its peer.
     """
 
-    def __init__(self, services: Sequence[str]) -> None:
+    def __init__(
+        self,
+        services: Sequence[str],
+        watched_by: Callable[[str], AbstractContextManager[None]] = lambda peer: nullcontext(),
+    ) -> None:
         self._services = {"", *services}
+        self._watched_by = watched_by
         self._places = Places("health watches", MOST_WATCHES)
         self._checks = Places("health checks", MOST_CHECKS)
         self._changed = threading.Condition()
@@ -92,7 +99,7 @@ class Health(grpc.GenericRpcHandler):
 
     def _watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
-            with self._places.taken():
+            with self._places.taken(), self._watched_by(context.peer()):
                 yield from self._states(request, context)
         except UnavailableError as error:
             abort(context, error)

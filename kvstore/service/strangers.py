@@ -3,20 +3,24 @@
 gRPC counts connections, whoever made them, so strangers could hold every place. This keeps them to a part of these: it
 finds this process's connections by their descriptors, knows from the calls that were let in whose they are, and shuts
 down those that are too many, or too long without such a call. gRPC sees that their peers went away.
+
+It needs no descriptor for that, so that strangers who use all of them up are found and closed as well.
 """
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import os
+import resource
 import socket
 import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -54,7 +58,11 @@ def most_strangers(places: int) -> int:
 
 
 def surplus(
-    connections: Iterable[Connection], let_in: Mapping[Address, Grant | None], places: int, now: float
+    connections: Iterable[Connection],
+    let_in: Mapping[Address, Grant | None],
+    places: int,
+    now: float,
+    watching: Collection[Address] = (),
 ) -> list[Connection]:
     """Which connections are to be closed.
 
@@ -64,6 +72,7 @@ def surplus(
             under way goes on.
         places: for those that showed something.
         now: on the clock of ``since``.
+        watching: strangers that watch the node's health, which lasts: as many of them as there may be strangers stay.
 
     Returns:
         Strangers that are late; the oldest of the others, and of those that may do nothing any more, as far as they are
@@ -71,10 +80,13 @@ def surplus(
     """
     strangers: list[Connection] = []
     closed: list[Connection] = []
+    watchers = 0
     of_tenant: Counter[str] = Counter()
     for each in sorted(connections, key=lambda connection: connection.since):
         grant = let_in.get(each.peer)
-        if grant is None:
+        if grant is None and each.peer in watching and watchers < most_strangers(places):
+            watchers += 1
+        elif grant is None:
             late = each.peer not in let_in and now - each.since > STRANGER_SECONDS
             (closed if late else strangers).append(each)
         elif not grant.every:
@@ -101,6 +113,11 @@ class Strangers:
         """What gRPC calls a peer → the pass that it showed last."""
         self._seen: dict[int, Connection | None] = {}
         """By inode; None: another kind of socket."""
+        self._watching: list[str] = []
+        """What gRPC calls those that watch the node's health, once for each watch."""
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare = os.dup(self._null)
+        """Takes another descriptor's place for a moment, which needs no new one."""
         self._said = float("-inf")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-strangers", daemon=True)
@@ -110,6 +127,17 @@ class Strangers:
         """Watch no more."""
         self._stopping.set()
         self._thread.join()
+        os.close(self._spare)
+        os.close(self._null)
+
+    @contextmanager
+    def watched_by(self, peer: str) -> Iterator[None]:
+        """Around a watch of the node's health by a peer, as gRPC names it."""
+        self._watching.append(peer)
+        try:
+            yield
+        finally:
+            self._watching.remove(peer)
 
     def note(self, peer: str, shown: bytes) -> None:
         """A call of a peer (as gRPC names it) was let in. Takes a microsecond."""
@@ -128,9 +156,10 @@ class Strangers:
         let_in = {
             address: self._grant_of(each) for peer, each in shown.items() if (address := address_of(peer)) is not None
         }
-        closed = surplus(connections, let_in, self._places, time.monotonic())
+        watching = {address_of(peer) for peer in list(self._watching)}
+        closed = surplus(connections, let_in, self._places, time.monotonic(), {each for each in watching if each})
         if closed:
-            _shut_down({each.number for each in closed})
+            self._shut_down({each.number for each in closed})
             if time.monotonic() - self._said > _SAY_SECONDS:
                 self._said = time.monotonic()
                 _log.warning(
@@ -150,6 +179,20 @@ class Strangers:
             except Exception:  # noqa: BLE001 - it is tried again
                 _log.exception("connections without an accepted call can't be checked")
                 self._stopping.wait(_SAY_SECONDS)
+
+    def _shut_down(self, numbers: set[int]) -> None:
+        """End connections by their sockets' inodes."""
+        for fd, number in _sockets():
+            if number in numbers:
+                with suppress(OSError):
+                    os.dup2(fd, self._spare, inheritable=False)  # a descriptor may become another socket's; this won't
+                    if _inode(self._spare) == number:
+                        connection = socket.socket(fileno=self._spare)
+                        try:
+                            connection.shutdown(socket.SHUT_RDWR)
+                        finally:
+                            connection.detach()
+        os.dup2(self._null, self._spare, inheritable=False)  # what was shut down must be closed, too
 
     def _connections(self) -> list[Connection]:
         seen: dict[int, Connection | None] = {}
@@ -197,10 +240,19 @@ def _normal(host: str, port: int) -> Address:
 
 def _sockets() -> Iterator[tuple[int, int]]:
     """Descriptor and inode of every socket of this process."""
-    for entry in Path("/proc/self/fd").iterdir():
-        number = _inode(int(entry.name))
+    for fd in _descriptors():
+        number = _inode(fd)
         if number is not None:
-            yield int(entry.name), number
+            yield fd, number
+
+
+def _descriptors() -> Iterable[int]:
+    try:
+        return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # all of them are in use
 
 
 def _inode(fd: int) -> int | None:
@@ -209,14 +261,3 @@ def _inode(fd: int) -> int | None:
         if stat.S_ISSOCK(status.st_mode):
             return status.st_ino
     return None
-
-
-def _shut_down(numbers: set[int]) -> None:
-    """End connections by their sockets' inodes."""
-    for fd, number in _sockets():
-        if number in numbers:
-            with suppress(OSError):
-                own = os.dup(fd)  # the descriptor may become another socket's; this one does not
-                with socket.socket(fileno=own) as connection:
-                    if _inode(own) == number:
-                        connection.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,8 @@
 """HTTP for people's tools: ``/metrics`` for Prometheus, ``/health`` for probes, the console. It only reads.
 
-A few threads answer, one connection each, and some more connections wait. None lasts long, whatever it says or does not
-say: strangers must not keep probes out, nor use the node's descriptors up.
+Each connection has a thread, and there are some dozens of both at most. Where they are all taken, who comes next gets
+the place of who came first: a probe or a scraper asks at once and is gone in a moment, so those that stay are others.
+None lasts long, whatever it says or does not say. A few pages are made at once.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ class Answer:
 
 
 Page = Callable[[Ask], Answer]
-_THREADS = 4
+_PAGES_AT_ONCE = 4
 _LONGEST_SECONDS = 10.0
 """From the moment when a connection is accepted."""
 _MOST_CONNECTIONS = 64
-"""Answered and waiting; one more is closed at once."""
+"""One more, and the oldest is closed."""
+_REST_SECONDS = 0.05
+"""Before another connection is accepted when there is no descriptor for it."""
 _BACKLOG = 16
 _log = logging.getLogger(__name__)
 
@@ -83,7 +86,7 @@ class WebServer:
         accepts: Callable[[str], Grant | None] | None,
     ) -> None:
         host, port = address
-        handler = partial(_Handler, pages, healthy, accepts)
+        handler = partial(_Handler, pages, healthy, accepts, threading.Semaphore(_PAGES_AT_ONCE))
         try:
             self._server = _PooledServer((host, port), handler, tls)
         except OSError as error:
@@ -106,18 +109,30 @@ class _PooledServer(HTTPServer):
     def __init__(self, address: tuple[str, int], handler: Any, tls: ssl.SSLContext | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
-        self._pool = ThreadPoolExecutor(_THREADS, "kvstore-web")
+        self._pool = ThreadPoolExecutor(_MOST_CONNECTIONS, "kvstore-web")
         self._open: dict[socket.socket, float] = {}
-        """A second descriptor of each connection → when the connection ends at the latest."""
+        """A second descriptor of each connection → when the connection ends at the latest; the oldest first."""
         self._guard = threading.Lock()
         super().__init__(address, handler)
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # no descriptor is left: it would be asked again at once
+            time.sleep(_REST_SECONDS)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._open) >= _MOST_CONNECTIONS:  # only this thread adds to them
+        try:
+            connection = request.dup()
+        except OSError:
             self.shutdown_request(request)
             return
-        connection = request.dup()
         with self._guard:
+            if len(self._open) >= _MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                self._end([oldest])
             self._open[connection] = time.monotonic() + _LONGEST_SECONDS
         self._pool.submit(self._answer, request, client_address, connection)
 
@@ -143,7 +158,7 @@ class _PooledServer(HTTPServer):
         finally:
             self.shutdown_request(request)
             with self._guard:
-                del self._open[connection]
+                self._open.pop(connection, None)
                 connection.close()
 
     def _end(self, connections: list[socket.socket]) -> None:
@@ -168,11 +183,13 @@ class _Handler(BaseHTTPRequestHandler):
         pages: Mapping[str, Page],
         healthy: Callable[[], bool],
         accepts: Callable[[str], Grant | None] | None,
+        making: threading.Semaphore,
         *request: Any,
     ) -> None:
         self._pages = pages
         self._healthy = healthy
         self._accepts = accepts
+        self._making = making
         super().__init__(*request)  # answers
 
     def do_GET(self) -> None:
@@ -191,7 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
                 headers=(("WWW-Authenticate", "Bearer"), ("WWW-Authenticate", 'Basic realm="kvstore"')),
             )
         else:
-            answer = self._pages[path](Ask(query, self.headers.get("Accept", ""), caller))
+            with self._making:
+                answer = self._pages[path](Ask(query, self.headers.get("Accept", ""), caller))
             self._say(answer.status, answer.content, answer.kind, answer.headers)
 
     def _caller(self) -> Grant | None:

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -237,17 +237,23 @@ class TestHttp:
             for each in slow:
                 each.close()
 
-    def test_more_connections_than_there_may_be_are_closed_at_once(self, node, monkeypatch):
+    def test_where_all_places_are_taken_the_oldest_makes_room(self, node, monkeypatch):
         monkeypatch.setattr("kvstore.service.web._MOST_CONNECTIONS", 6)
-        address = ("127.0.0.1", node.metrics_port)
-        idle = [socket.create_connection(address) for _ in range(6)]
+        idle = [socket.create_connection(("127.0.0.1", node.metrics_port), timeout=60) for _ in range(6)]
         try:
-            with socket.create_connection(address, timeout=60) as another:
-                assert another.recv(1) == b""
+            assert get(node.metrics_port, "/health") == "ok\n"
+            assert idle[0].recv(1) == b""
         finally:
             for each in idle:
                 each.close()
-        assert get_in_the_end(node.metrics_port) == "ok\n"
+
+    def test_a_flood_of_silent_connections_keeps_nobody_out(self, node, monkeypatch):
+        monkeypatch.setattr("kvstore.service.web._LONGEST_SECONDS", 3600.0)
+        with ExitStack() as stack:
+            for _ in range(3):
+                for _ in range(100):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", node.metrics_port), timeout=60))
+                assert "kvstore_info" in get(node.metrics_port)
 
     def test_a_version_that_is_no_number_gets_the_plain_format(self, node):
         request = urllib.request.Request(

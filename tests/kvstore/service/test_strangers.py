@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -60,6 +62,12 @@ class TestWhoGoes:
         known = dict.fromkeys(range(6), a) | {6: b, 7: EVERYTHING}
         assert ports(surplus(open_ones, granted(known), 8, 100.0)) == [4, 5]
         assert surplus(open_ones, granted(dict.fromkeys(range(8), EVERYTHING)), 8, 100.0) == []
+
+    def test_no_more_that_watch_the_health_than_there_may_be_strangers(self):
+        open_ones = connections(*range(5))
+        watching = {("10.0.0.1", port) for port in range(4)}
+        assert ports(surplus(open_ones, granted({}), 12, 100.0, watching)) == [3, 4], "three may stay"
+        assert surplus(open_ones[:3], granted({}), 12, 100.0, watching) == []
 
 
 @pytest.mark.parametrize(
@@ -151,6 +159,37 @@ def test_a_stranger_that_is_late_is_closed_and_who_was_let_in_is_not(node, watch
         eventually(lambda: ended(stranger))
     still_told(node, watch)
     assert "without a call that was let in" in caplog.text
+
+
+def test_a_watch_of_the_health_stays(node, eventually, monkeypatch):
+    with ExitStack() as stack:
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{node.port}"))
+        health = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=SECONDS)
+        assert next(health)
+        stranger = opened(stack, node)
+        monkeypatch.setattr(strangers, "STRANGER_SECONDS", 0.0)
+        eventually(lambda: ended(stranger))
+        node._health.stop()
+        assert next(health), "it is told that the node goes"
+
+
+def test_strangers_are_closed_when_no_descriptor_is_left(node, eventually, monkeypatch):
+    with ExitStack() as stack:
+        stranger = opened(stack, node)
+        eventually(lambda: node._strangers._connections())
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
+        highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 16, limit[1]))
+        monkeypatch.setattr(strangers, "STRANGER_SECONDS", 0.0)
+
+        def ended_without_descriptors() -> bool:
+            with suppress(OSError):  # whatever others give back meanwhile is used up, too
+                while True:
+                    stack.callback(os.close, os.dup(0))
+            return ended(stranger)
+
+        eventually(ended_without_descriptors)
 
 
 def test_what_a_tenant_has_beyond_its_half_is_closed(node, eventually):
