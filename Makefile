@@ -8,7 +8,7 @@ VLLM_VERSION ?= $(NEWEST_VLLM)
 VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERSION))
 
 .DEFAULT_GOAL := help
-.PHONY: redis-server help demo test test-random test-compose test-kill soak test-vllm test-cuda lint format proto bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
+.PHONY: redis-server help demo test test-random test-compose test-kill soak test-vllm test-triton test-cuda lint format proto bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,11 @@ VLLM_TESTS ?= $(if $(filter $(NEWEST_VLLM),$(VLLM_VERSION)),$(BESIDE_VLLM)) test
 test-vllm: $(VLLM)/.ready ## real vLLM with the connector, and the block manager beside vLLM's (installs vLLM: 2.5 GB)
 	PYTHONPATH=.:tests/fixtures $(VLLM)/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib -ra \
 		-p no:cacheprovider $(VLLM_TESTS)
+
+# Torch's CPU builds come without Triton, and nothing else here needs it.
+TRITON := $(VENV)/triton
+test-triton: $(VENV)/.dev $(TRITON)/.ready ## the Triton kernel, byte for byte, in its interpreter (installs triton: 1 GB)
+	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu/test_ways.py -k kernel
 
 # With whatever Python has CUDA, torch and pytest, from a plain checkout, without network: nothing is installed.
 CUDA_PYTHON ?= python3
@@ -102,6 +107,11 @@ $(VENV)/.engine: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing torch, linters and test tools into $(VENV), once: a minute or a few."
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[engine,dev]'
+	@touch $@
+
+$(TRITON)/.ready: | $(VENV)/bin/python
+	@echo "Installing triton into $(TRITON), once: a minute, 1 GB."
+	$(BIN)/pip install --quiet --no-deps --target $(TRITON) triton==3.9.0
 	@touch $@
 
 # Whoever installs kvstore beside vLLM keeps every package as it was: checked each time.
