@@ -65,9 +65,10 @@ class Connection:
     def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
         self._options = options
         self._traces = _open_traces(options.traces)
-        self._client = connect_by_environment(options.url, environment, self._traces)
-        self._peers = Peers(options.peers, environment, self._traces)
-        self._rank_clients = clients_of("rank_nodes", options.rank_nodes, environment, self._traces)
+        timeout = options.call_timeout
+        self._client = connect_by_environment(options.url, environment, self._traces, timeout)
+        self._peers = Peers(options.peers, environment, self._traces, timeout)
+        self._rank_clients = clients_of("rank_nodes", options.rank_nodes, environment, self._traces, timeout)
         self._rank_nodes: RankNodes | None = None
         self._ticket_key = options.ticket_key
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from connector.scheduler import LOOKUP_BUDGET
 from connector.worker import LOAD_DEADLINE, STORE_DEADLINE
+from kvstore.client.connecting import TIMEOUT
 from kvstore.errors import ConfigError
 from kvstore.secret_files import read_key_file
 
@@ -50,6 +51,12 @@ class Options:
     """Where OpenTelemetry's spans of calls to nodes go, as OTLP over gRPC: ``http://127.0.0.1:4317``."""
     node_id: str = ""
     """What ``peers`` of others call this engine's node. Empty: engines on one machine with the same ``url`` agree."""
+
+    @property
+    def call_timeout(self) -> float:
+        """Seconds that one call to a node may take: as long as the most patient of those who wait for it."""
+        patience = max(self.lookup_budget_ms, self.load_deadline_ms, self.store_deadline_ms) / 1000
+        return max(TIMEOUT, patience)
 
     @property
     def ticket_key(self) -> bytes | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from connector.ticket import difference
+from kvstore.client.connecting import TIMEOUT
 from kvstore.client.environment import connect_by_environment
 from kvstore.errors import ConfigError, InvalidRequestError, KVStoreError
 from kvstore.layout import Layout
@@ -27,15 +28,20 @@ class Peers:
         urls: by node id.
         environment: with ``KVSTORE_CONNECT_*``, as for the engine's own node.
         traces: gets spans of what they do.
+        timeout: seconds for a call.
 
     Raises:
         ConfigError: a URL, or one of the files, can't be used.
     """
 
     def __init__(
-        self, urls: Mapping[str, str], environment: Mapping[str, str], traces: TracerProvider | None = None
+        self,
+        urls: Mapping[str, str],
+        environment: Mapping[str, str],
+        traces: TracerProvider | None = None,
+        timeout: float = TIMEOUT,
     ) -> None:
-        self._clients = clients_of("peers", urls, environment, traces)
+        self._clients = clients_of("peers", urls, environment, traces, timeout)
 
     @property
     def names(self) -> list[str]:
@@ -80,7 +86,11 @@ class Peers:
 
 
 def clients_of(
-    option: str, urls: Mapping[str, str], environment: Mapping[str, str], traces: TracerProvider | None = None
+    option: str,
+    urls: Mapping[str, str],
+    environment: Mapping[str, str],
+    traces: TracerProvider | None = None,
+    timeout: float = TIMEOUT,
 ) -> dict[str, Client]:
     """Clients by name. Nothing is asked yet.
 
@@ -89,6 +99,7 @@ def clients_of(
         urls: by name.
         environment: with ``KVSTORE_CONNECT_*``.
         traces: gets spans of what they do.
+        timeout: seconds for a call.
 
     Raises:
         ConfigError: a URL, or one of the files, can't be used.
@@ -98,7 +109,7 @@ def clients_of(
         if not name or url.startswith("embedded:"):
             raise ConfigError(f"{option}: {name!r}: {url!r} is not the name and the URL of a node")
         try:
-            clients[name] = connect_by_environment(url, environment, traces)
+            clients[name] = connect_by_environment(url, environment, traces, timeout)
         except KVStoreError as error:
             raise ConfigError(f"{option}: {name!r}: {error}") from error
     return clients

@@ -22,6 +22,8 @@ from kvstore.errors import InvalidRequestError, PermissionDeniedError, ResourceE
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+TIMEOUT = 5.0
+"""Seconds for a call where nothing else is said."""
 LONGEST_TIMEOUT = 86400.0
 _log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ _log = logging.getLogger(__name__)
 def connect(
     url: str,
     *,
-    timeout: float = 5.0,
+    timeout: float = TIMEOUT,
     ca: FilePath | str | None = None,
     cert: FilePath | str | None = None,
     key: FilePath | str | None = None,

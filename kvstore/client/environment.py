@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvstore.client.client import Client
-from kvstore.client.connecting import connect
+from kvstore.client.connecting import TIMEOUT, connect
 from kvstore.client.url import socket_url
 from kvstore.config import CONNECT_PREFIX, default_socket, load_config
 from kvstore.errors import InvalidRequestError
@@ -42,9 +42,11 @@ def connect_to_node(url: str | None) -> Client:
     return connect_by_environment(url, os.environ)
 
 
-def connect_by_environment(url: str, environment: Mapping[str, str], traces: TracerProvider | None = None) -> Client:
+def connect_by_environment(
+    url: str, environment: Mapping[str, str], traces: TracerProvider | None = None, timeout: float = TIMEOUT
+) -> Client:
     """A client with the files that ``KVSTORE_CONNECT_CA``, ``_CERT``, ``_KEY`` and ``_TOKEN_FILE`` name, as far as the
-    URL has a use for them. Errors as :func:`kvstore.connect`.
+    URL has a use for them. Everything else, and errors, as :func:`kvstore.connect`.
     """
 
     def file(name: str, *schemes: str) -> str | None:
@@ -52,6 +54,7 @@ def connect_by_environment(url: str, environment: Mapping[str, str], traces: Tra
 
     return connect(
         url,
+        timeout=timeout,
         ca=file("CA", "kvs"),
         cert=file("CERT", "kvs"),
         key=file("KEY", "kvs"),

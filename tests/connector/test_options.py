@@ -16,6 +16,12 @@ def test_a_url_is_all_that_is_needed() -> None:
     assert (options.async_load, options.store_threshold, options.load_failure_policy) == (True, 1, "recompute")
 
 
+def test_a_call_may_take_as_long_as_the_most_patient_who_waits_for_it() -> None:
+    assert Options(url=URL).call_timeout == 5.0
+    assert Options(url=URL, load_deadline_ms=100).call_timeout == 5.0
+    assert Options(url=URL, load_deadline_ms=30_000, store_deadline_ms=60_000).call_timeout == 60.0
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

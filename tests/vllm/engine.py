@@ -24,7 +24,7 @@ TWO_RANKS: dict[str, Any] = {
     "in_process": False,
 }
 """An engine of two tensor-parallel workers, each a process of its own on a core of its own."""
-PATIENT = {"lookup_budget_ms": 20_000, "load_deadline_ms": 20_000, "store_deadline_ms": 20_000}
+PATIENT = {"lookup_budget_ms": 60_000, "load_deadline_ms": 60_000, "store_deadline_ms": 60_000}
 """Settings with which every hit is found, and every page loaded and stored, however busy the machine is."""
 START_SECONDS = 400.0
 COMMAND_SECONDS = 300.0

@@ -72,6 +72,6 @@ def test_a_page_that_was_damaged_on_disk(
     assert again.external_hits >= 3 * 192
     assert (again.tokens[0] == expected.tokens[0]) is verify
     assert again.tokens[1:] == expected.tokens[1:]
-    with kvstore.connect(node.url) as client:
+    with kvstore.connect(node.url, timeout=60.0) as client:
         assert (client.status().tier("disk").counters["corrupt"] > 0) is verify
     second.close()

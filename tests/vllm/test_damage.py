@@ -57,7 +57,7 @@ def test_pages_that_were_damaged_in_redis_are_computed(
             assert again.counters["vllm:kvstore_pages_not_loaded"] > 0
             second.drain()
             assert second.state()["blocks_in_use"] == 0
-        with kvstore.connect(node.url) as client:
+        with kvstore.connect(node.url, timeout=60.0) as client:
             assert 0 < client.status().tier("redis").counters["corrupt"] <= damaged
     finally:
         server.close()

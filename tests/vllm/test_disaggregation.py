@@ -25,7 +25,7 @@ PATIENCE = 240.0
 MAX_TOKENS = 8
 
 
-PATIENT = 20_000
+PATIENT = 60_000
 """Milliseconds that never pass in a test."""
 
 

@@ -43,7 +43,7 @@ def test_blocks_are_announced_when_they_are_stored_and_taken_back_when_a_lookup_
     assert {event.medium for event in told} == {"CPU"}
 
     told.clear()
-    with kvstore.connect(node.url) as client:
+    with kvstore.connect(node.url, timeout=60.0) as client:
         for layout in itertools.chain(*loop.worker._layouts):
             client.namespace(layout).clear()
     loop.reset_prefix_cache()

@@ -32,7 +32,7 @@ def nodes(short_folder: Path, shm_folder: Path) -> Iterator[list[NodeProcess]]:
 
 def kept(node: NodeProcess) -> dict[tuple[int, int], int]:
     """Pages that a node has, by the rank whose part they are, of how many."""
-    with kvstore.connect(node.url) as client:
+    with kvstore.connect(node.url, timeout=60.0) as client:
         known = [(Layout.from_json(each.layout), each.arena_pages) for each in client.status().namespaces]
     return {(layout.tp_rank, layout.tp_size): pages for layout, pages in known}
 
@@ -58,7 +58,7 @@ def test_each_rank_keeps_its_part_at_the_node_of_its_host(
         assert again.tokens == expected
         assert again.external_hits == 3 * 192
         # One part gone, or its node: a miss.
-        with kvstore.connect(nodes[1].url) as client:
+        with kvstore.connect(nodes[1].url, timeout=60.0) as client:
             (known,) = client.status().namespaces
             client.namespace(Layout.from_json(known.layout)).evict(kvstore.hash_blocks(prompts[0], 32)[2:])
         engine.forget()

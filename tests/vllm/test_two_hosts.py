@@ -44,7 +44,7 @@ def hosts(short_folder: Path, shm_folder: Path) -> Iterator[tuple[NodeProcess, N
 
 def holds_nothing(node: NodeProcess) -> bool:
     """Whether all that a node has can be dropped: nobody reads or writes any of it."""
-    with kvstore.connect(node.url) as client:
+    with kvstore.connect(node.url, timeout=60.0) as client:
         for told in client.status().namespaces:
             client.namespace(kvstore.Layout.from_json(told.layout)).clear()
         return client.status().tier("arena").used_bytes == 0

@@ -72,7 +72,7 @@ def test_one_that_is_needed_before_is_given_up_and_counted(
     counts = loop.worker._worker.statistics()
     kept = counts.pages_stored + counts.pages_present
     assert kept + counts.pages_dropped == groups * len(prompts) * LENGTH // BLOCK_SIZE
-    with kvstore.connect(node.url) as client:
+    with kvstore.connect(node.url, timeout=60.0) as client:
         known = [client.namespace(Layout.from_json(each.layout)) for each in client.status().namespaces]
         hashes = [kvstore.hash_blocks(tokens, BLOCK_SIZE) for tokens in prompts]
         there = sum(sum(namespace.lookup(each).present) for namespace in known for each in hashes)
