@@ -252,8 +252,9 @@ class WorkerConnector:
 
     def get_requests_with_load_errors(self) -> set[str]:
         """Of the requests that the last :meth:`get_finished` reported, those of which something was not loaded: for
-        engines in which a block's number is one of several groups'."""
-        return set(self._failed)
+        engines in which a block's number is one of several groups'. Told once."""
+        failed, self._failed = self._failed, set()
+        return failed
 
     def take_load_timings(self) -> list[LoadTiming]:
         """How long loads from one tier alone took, since the last call."""
