@@ -134,27 +134,30 @@ class Lane(Generic[Plan]):
             transfer.layers_done = layer + 1
             self._changed.notify_all()
 
-    def wait_layer(self, layer: int, timeout: float) -> list[Transfer[Plan]]:
+    def wait_layer(self, layer: int) -> list[Transfer[Plan]]:
         """Waits until this layer of every transfer submitted so far is in place, or the transfer is over.
 
         Returns:
-            Those for which ``timeout`` seconds did not suffice. They end now, or when the copy under way does.
+            Those that are past their deadline. They end now, or when the copy under way does.
         """
+        late: list[Transfer[Plan]] = []
         with self._changed:
             pending = self._live()
-            end = self._clock() + timeout
             while True:
-                pending = [each for each in pending if not each.over and each.layers_done <= layer]
-                rest = end - self._clock()
-                if not pending or rest <= 0:
-                    break
-                self._changed.wait(rest)
-            for transfer in pending:
-                self._late += 1
-                transfer.given_up = True
-                if not transfer.touching:
-                    self._end(transfer)
-            return pending
+                now = self._clock()
+                pending = [
+                    each for each in pending if not each.over and not each.given_up and each.layers_done <= layer
+                ]
+                for transfer in [each for each in pending if now >= each.deadline]:
+                    pending.remove(transfer)
+                    late.append(transfer)
+                    self._late += 1
+                    transfer.given_up = True
+                    if not transfer.touching:
+                        self._end(transfer)
+                if not pending:
+                    return late
+                self._changed.wait(min(each.deadline for each in pending) - now)
 
     def take_ended(self) -> list[Transfer[Plan]]:
         """The transfers that are over and were not returned before. Gives up what is past its deadline."""

@@ -77,6 +77,8 @@ class Connection:
         layouts: Sequence[Sequence[Layout]],
         pages: Sequence[Sequence[PagedKV]],
         pin: Callable[[Bytes], PinnedMapping] | None,
+        *,
+        by_layer: bool = False,
     ) -> WorkerConnector:
         """For one worker.
 
@@ -84,6 +86,7 @@ class Connection:
             layouts: of its pages, by part and group.
             pages: the same.
             pin: registers the arena with the worker's device; None: there is none.
+            by_layer: the engine waits for single layers of what it loads.
         """
         by_group = [layout for of_group in zip(*layouts, strict=True) for layout in of_group]
         return WorkerConnector(
@@ -95,6 +98,7 @@ class Connection:
             arena=PinnedArena(lambda: self._client.arena, pin) if pin is not None else None,
             peers=self._peers.namespaces(by_group),
             spans=_spans(self._traces),
+            by_layer=by_layer,
         )
 
     def scheduler_half(

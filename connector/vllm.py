@@ -28,6 +28,7 @@ from connector.supported import check_version
 
 check_version(vllm_version)  # before what another release may not have
 
+from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -41,6 +42,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import group_kernel_blocks
 
@@ -52,7 +54,7 @@ from connector.metrics import METRICS, Counts, Increments, together, worker_coun
 from connector.opening import Connection, log_beside, parts_of
 from connector.options import KEEP, RECOMPUTE, Options
 from connector.plan import StepPlan
-from connector.vllm_values import cache_group, check_groups, check_parallel, group_of, model_of, rows_by_part
+from connector.vllm_values import cache_group, check_groups, check_parallel, group_of, layers_of, model_of, rows_by_part
 from connector.worker import LoadTiming, WorkerConnector
 from gpu.pages import PagedKV
 from gpu.pinned import PinnedMapping
@@ -174,6 +176,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerConnector | None = None
         self._plan = StepPlan()
         self._step = 0
+        self._layers: dict[str, int] = {}  # by name the place in a page, where all of them ask before they read
+        self._awaited_layers: Mapping[str, int] = {}  # in this step
         # The scheduler half's.
         self._requests: EngineRequests | None = None
         self._announcements: Announcements | None = None
@@ -245,7 +249,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             return
         device = views[0][0][0].device
         pin = partial(_pin, device) if device.type == "cuda" else None
-        self._worker = self._connection.worker_half(self._layouts, pages, pin)
+        self._layers = {} if self._async_load else self._layers_that_wait(groups[0])
+        self._worker = self._connection.worker_half(self._layouts, pages, pin, by_layer=bool(self._layers))
         atexit.register(self.shutdown)
         for layout in (layout for of_part in self._layouts for layout in of_part):
             logger.info("kvstore at %s: %s, %d bytes a page", self._options.url, layout.name, layout.page_bytes)
@@ -269,15 +274,23 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.handle_preemptions(self._plan)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Begins the step's loads; waits for them where the step computes what it loads."""
+        """Begins the step's loads; where the step computes what it loads, it waits for them: by layer if it can."""
         if self._worker is None or not self._plan.loads:
             return
         self._worker.start_load_kv(self._plan)
-        if not self._async_load:
+        if self._async_load:
+            return
+        # A whole graph that is replayed asks for no layer, and may have no context.
+        context = forward_context if self._layers else None
+        if context and context.attn_metadata is not None and context.cudagraph_runtime_mode is not CUDAGraphMode.FULL:
+            self._awaited_layers = self._layers
+        else:
             self._worker.wait_for_load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: loads are over before the forward pass that needs them."""
+        """The layer is about to be computed, in a step that may load it."""
+        if self._worker is not None and layer_name in self._awaited_layers:
+            self._worker.wait_for_layer_load(self._awaited_layers[layer_name])
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Nothing: a block's page is copied as a whole, behind the step that fills it."""
@@ -292,6 +305,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Requests whose blocks are read no longer, and requests whose loads are over."""
         if self._worker is None:
             return set(), set()
+        if not self._async_load:
+            # vLLM believes what the step computed unless it is told now which of its blocks were not filled.
+            self._worker.wait_for_load()
+            self._awaited_layers = {}
         sent, received = self._worker.get_finished()
         return sent, received if self._async_load else set()
 
@@ -450,6 +467,15 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             [f"vllm-{vllm_version}", *backends, str(getattr(config, "kv_cache_layout", ""))],
             lambda name: getattr(context.get(name), "isa", ""),
             cut,
+        )
+
+    def _layers_that_wait(self, group: Any) -> dict[str, int]:
+        """The only group's layers, if vLLM calls :meth:`wait_for_layer_load` before it reads any of them: those of
+        latent attention may be read without, and so may what an indexer keeps beside them."""
+        context = self._vllm_config.compilation_config.static_forward_context
+        names = [name for name, _ in layers_of(group)]
+        return (
+            {n: at for at, n in enumerate(names)} if all(isinstance(context.get(n), Attention) for n in names) else {}
         )
 
     def _set_failure_policy(self) -> None:

@@ -173,32 +173,28 @@ class WorkerConnector:
             self._lane_of(load).submit(load)
 
     def wait_for_load(self) -> None:
-        """Waits until every load begun so far is over, well or badly, ``load_deadline`` at most.
+        """Waits until every load begun so far is over, well or badly, ``load_deadline`` and a copy at most.
 
-        For steps that compute what they load, instead of :meth:`wait_for_layer_load`.
+        For steps that compute what they load: before the forward pass, or behind it where that waited for each layer
+        (:meth:`wait_for_layer_load`).
         """
         for lane in self._load_lanes:
             lane.wait_idle()
 
-    def wait_for_layer_load(self, layer: int, timeout: float) -> set[str]:
-        """Waits until every load begun so far has this layer in its blocks, or is over. Call it before the layer is
-        computed, for requests that are computed in the step that loads them; ``by_layer`` must be on.
+    def wait_for_layer_load(self, layer: int) -> set[str]:
+        """Waits until every load begun so far has this layer in its blocks, or is over, ``load_deadline`` at most. Call
+        it before the layer is computed, for requests that are computed in the step that loads them; ``by_layer`` must
+        be on. When the step has been computed, :meth:`wait_for_load` sees to it that :meth:`get_finished` has them all.
 
         Args:
             layer: of each group's pages, from 0 on.
-            timeout: seconds, of which a load that is late takes all.
 
         Returns:
             Requests whose load is late. It is given up: the step goes on without it, what the step computes for the
             request counts for nothing, and :meth:`get_finished` reports it, with load errors, when no copy writes to
             its blocks any more. So do loads that failed meanwhile.
         """
-        end = time.monotonic() + timeout
-        return {
-            load.plan.request_id
-            for lane in self._load_lanes
-            for load in lane.wait_layer(layer, max(0.0, end - time.monotonic()))
-        }
+        return {load.plan.request_id for lane in self._load_lanes for load in lane.wait_layer(layer)}
 
     def start_save_kv(self, plan: StepPlan) -> None:
         """Begins the step's stores. Call it when the forward pass that computes their blocks has been queued."""

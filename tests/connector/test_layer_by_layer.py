@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from connector.plan import LoadPlan, StepPlan
-from connector.worker import WorkerConnector
-
-LONG = 20.0
-NO_TIME = 0.0
+from connector.worker import LOAD_DEADLINE, WorkerConnector
 
 
 @pytest.fixture
@@ -44,10 +42,10 @@ def test_a_layer_is_waited_for_and_those_behind_it_are_not(worker, load, kv, eve
     kv.layer_gates[1].close()
     load()
 
-    assert worker.wait_for_layer_load(0, LONG) == set()
+    assert worker.wait_for_layer_load(0) == set()
 
     kv.layer_gates[1].open()
-    assert worker.wait_for_layer_load(2, LONG) == set()
+    assert worker.wait_for_layer_load(2) == set()
     eventually(lambda: received(worker) == ({"a"}, set()))
 
 
@@ -58,16 +56,18 @@ def test_batches_before_the_last_one_are_there_as_a_whole(worker, load, kv):
 
     assert (kv.blocks[20:22, 0] == [100, 101]).all()
     kv.layer_gates[0].open()
-    assert worker.wait_for_layer_load(2, LONG) == set()
+    assert worker.wait_for_layer_load(2) == set()
 
 
-def test_a_late_copy_is_given_up_and_reported_when_it_no_longer_writes(worker, load, kv, eventually):
+def test_a_late_copy_is_given_up_and_reported_when_it_no_longer_writes(worker, load, kv, clock, eventually):
     kv.layer_gates[1].close()
     load()
-    assert worker.wait_for_layer_load(0, LONG) == set()
+    assert worker.wait_for_layer_load(0) == set()
     kv.layer_gates[1].wait_reached()
 
-    assert worker.wait_for_layer_load(1, NO_TIME) == {"a"}
+    clock.advance(LOAD_DEADLINE)
+    assert worker.wait_for_layer_load(1) == {"a"}
+    assert worker.wait_for_layer_load(2) == set(), "it was given up before"
 
     assert received(worker) == (set(), set()), "it still writes to its blocks"
     kv.layer_gates[1].open()
@@ -75,12 +75,13 @@ def test_a_late_copy_is_given_up_and_reported_when_it_no_longer_writes(worker, l
     assert worker.statistics().loads_late == 1
 
 
-def test_a_late_answer_ends_the_load_at_once_and_the_blocks_are_left_alone(worker, load, namespace, kv):
+def test_a_late_answer_ends_the_load_at_once_and_the_blocks_are_left_alone(worker, load, namespace, kv, clock):
     namespace.borrow_gate.close()
     load()
     namespace.borrow_gate.wait_reached()
 
-    assert worker.wait_for_layer_load(0, NO_TIME) == {"a"}
+    clock.advance(LOAD_DEADLINE)
+    assert worker.wait_for_layer_load(0) == {"a"}
 
     assert received(worker) == ({"a"}, {20, 21})
     namespace.borrow_gate.open()
@@ -92,5 +93,21 @@ def test_a_load_that_failed_is_not_waited_for(worker, load, namespace, eventuall
     namespace.borrow_gate.error = RuntimeError("gone")
     load()
 
-    assert worker.wait_for_layer_load(2, LONG) == set()
+    assert worker.wait_for_layer_load(2) == set()
+    assert received(worker) == ({"a"}, {20, 21})
+
+
+def test_behind_the_step_every_load_is_known_to_be_good_or_not(worker, load, kv, clock):
+    kv.layer_gates[1].close()
+    load()
+    assert worker.wait_for_layer_load(0) == set()
+    kv.layer_gates[1].wait_reached()
+    clock.advance(LOAD_DEADLINE)
+    assert worker.wait_for_layer_load(1) == {"a"}
+    waiting = threading.Thread(target=worker.wait_for_load)
+    waiting.start()
+
+    kv.layer_gates[1].open()
+    waiting.join()
+
     assert received(worker) == ({"a"}, {20, 21})
