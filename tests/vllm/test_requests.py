@@ -133,3 +133,23 @@ def test_processes_with_other_seeds_and_hash_algorithms_agree(
         assert answers.external_hits == (whole_blocks(200, 100) if number else 0), algorithm
         engine.drain()
         engine.close()
+
+
+def test_tokens_that_were_guessed_from_the_prompt(
+    node: NodeProcess, start_engine: Callable[..., Any], plain: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    prompts = [prompt(40, seed) * 4 for seed in range(3)]
+    expected = plain(prompts, max_tokens=60).tokens
+    followed = [[*tokens, *answer, 5] for tokens, answer in zip(prompts, expected, strict=True)]
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    options = {"transfer": transfer_config(node.url, **PATIENT), "speculative_config": drafts}
+    with start_engine(**options) as first:
+        answers = first.run(prompts, max_tokens=60)
+        assert answers.tokens == expected
+        assert answers.counters["vllm:spec_decode_num_draft_tokens"] > 0
+        first.drain()
+    with start_engine(**options) as second:
+        again = second.run(followed, max_tokens=60, concurrency=1)
+        assert again.tokens == plain(followed, max_tokens=60).tokens
+        # What was guessed wrongly was never stored: the last token's KV, and all behind it, was not computed.
+        assert again.external_hits == 3 * ((160 + 59) // 32 * 32)
