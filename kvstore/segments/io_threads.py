@@ -162,13 +162,22 @@ class IoThreads:
 
     def submit_all(self, calls: Sequence[Callable[[], T]], who: Hashable = None) -> list[Job[T]]:
         """The same for several calls, in this order. Where others wait, too, they take turns: first those for whom
-        calls are made (``who``), and among the calls for one of them each ``submit_all``."""
+        calls are made (``who``), and among the calls for one of them each ``submit_all``.
+
+        Raises:
+            OSError: there is no thread, and none can be started. None of them was begun.
+        """
         jobs = [Job(call) for call in calls]
         with self._lock:
             more = self._queue.qsize() + len(jobs) - self._idle
             for _ in range(min(more, self._threads - (self._alive - self._hanging))):
                 # Daemons: a thread that hangs must not keep the process from ending.
-                threading.Thread(target=self._work, name="kvstore-disk", daemon=True).start()
+                try:
+                    threading.Thread(target=self._work, name="kvstore-disk", daemon=True).start()
+                except RuntimeError as error:
+                    if self._alive > self._hanging:  # those that there are do it
+                        break
+                    raise OSError(errno.EAGAIN, f"no thread for I/O can be started: {error}") from error
                 self._alive += 1
             self._turns.add(who, jobs)
         for _ in jobs:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 
 import xxhash
 
@@ -98,8 +99,14 @@ class DiskReads:
                     groups.append(indices)
                     reads.append(read)
             start = end
-        jobs = self._patience.threads.submit_all(reads, READER.get())
-        self._gather(list(zip(groups, jobs, strict=True)), fetched)
+        try:
+            jobs = self._patience.threads.submit_all(reads, READER.get())
+        except OSError as error:
+            fetched.errors.append(error)
+            for index in chain.from_iterable(groups):
+                fetched.outcomes[index] = Outcome.FAILED
+        else:
+            self._gather(list(zip(groups, jobs, strict=True)), fetched)
         delivery.end()
         return fetched
 

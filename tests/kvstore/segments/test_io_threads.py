@@ -63,6 +63,28 @@ def test_several_go_on_at_once_and_no_more() -> None:
     threads.close()
 
 
+def test_where_no_thread_can_be_started_those_that_there_are_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = IoThreads(2)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="no thread") as caught:
+            threads.run(lambda: 5, 10)
+        assert caught.value.errno == errno.EAGAIN
+    go_on = threading.Event()
+    first = threads.submit(lambda: go_on.wait(60))
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        second = threads.submit(lambda: 7)
+    go_on.set()
+    assert first.wait(60)
+    assert second.wait(60) == 7
+    threads.close()
+
+
 def test_a_breaker_opens_tries_and_closes() -> None:
     clock = Clock()
     health = Health(clock)

@@ -53,6 +53,22 @@ def wait_for(done: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def test_a_read_for_which_there_is_no_thread_is_a_miss(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with opened(tmp_path, clock) as tier:
+        page = make_page(1, 4096)
+        assert tier.write([page]) == [True]
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            assert read_pages(tier, [page]) == [False]
+        assert tier.statistics().errors == 1
+        assert read_pages(tier, [page]) == [True]
+
+
 def test_a_read_that_hangs_is_a_miss_and_never_writes_into_the_array_later(
     tmp_path: Path, clock: Clock, files: FaultyFiles
 ) -> None:
