@@ -29,6 +29,7 @@ from kvstore.service.access import Access, Gate, Tls, tls_of
 from kvstore.service.bulk import BulkServer, BulkServicer
 from kvstore.service.cache import CacheServicer
 from kvstore.service.console import ConsolePages
+from kvstore.service.descriptors import Descriptors
 from kvstore.service.events import MOST_WATCHERS, EventsServicer
 from kvstore.service.limits import TENANT_SHARE, LimitsCollector, TenantLimits
 from kvstore.service.local import LocalServer
@@ -132,6 +133,9 @@ class Node:
         self._written_back = False
         self.left_pages = 0
         """Behind ``stop``: pages of the arena that were not written back in time."""
+        self._descriptors = Descriptors()
+        if registry is not None:
+            registry.register(self._descriptors)
         self._health = Health(_SERVICES, self._watched_by)
         self.instance = secrets.randbits(63)
         self._started = time.monotonic()
@@ -211,6 +215,7 @@ class Node:
         stopped = self._server.stop(self.config.drain_seconds / 2)
         if self._strangers is not None:
             self._strangers.stop()
+        self._descriptors.stop()
         if self._bulk is not None:
             self._bulk.stop(self.config.drain_seconds / 2)
         if self._local is not None:

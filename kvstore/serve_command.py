@@ -25,6 +25,7 @@ from kvstore.exit_codes import EXIT_CODES, EXIT_UNCLEAN
 from kvstore.logs import log_to_stderr
 from kvstore.malloc import keep_room_for_messages, limit_malloc_arenas
 from kvstore.node import Node
+from kvstore.service.descriptors import raise_limit
 
 _log = logging.getLogger(__name__)
 
@@ -195,6 +196,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     limit_malloc_arenas()  # before there are threads
+    raise_limit()
     keep_room_for_messages()
     config = load_config(*_sources(options))
     log_to_stderr(config.log_level, config.log_format)

@@ -74,6 +74,9 @@ def _keep_going(work: Callable[[], T]) -> T | None:
     """Do one piece of work; a failure of it must not end the thread, or the node would rot silently."""
     try:
         return work()
+    except OSError as error:  # the system's: no descriptor, no memory; where it came from says nothing more
+        _log.error("%s failed; this is tried again: %s", getattr(work, "__qualname__", work), error)
+        return None
     except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the next piece may work
         _log.exception("%s failed; this is tried again", getattr(work, "__qualname__", work))
         return None

@@ -122,7 +122,8 @@ def look_at_limits(config: NodeConfig, gpu: Path = _GPU) -> list[Verdict]:
         )
     else:
         memlock = Verdict("memlock", OK, shown)
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # a node gives itself as many as it may
+    files = 1 << 16 if files == resource.RLIM_INFINITY else files
     if files < (needed := max(_FEW_FILES, _FILES_A_CONNECTION * config.connections)):
         advice = "LimitNOFILE=65536 in the unit, or `ulimit -n 65536`"
         open_files = Verdict(
