@@ -16,8 +16,9 @@ help: ## what there is to make
 demo: $(VENV)/.engine ## the main job, end to end: engines come and go, their KV pages stay
 	@$(BIN)/kvstore demo
 
+# Bytecode is written, whatever the environment says: hundreds of processes start.
 test: $(VENV)/.dev redis-server ## the whole test suite, on every core, with the same dice each time
-	PYTHONHASHSEED=0 $(BIN)/pytest -n auto --dist worksteal
+	PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n auto --dist worksteal
 
 MINUTES ?= 10
 test-random: $(VENV)/.dev redis-server ## what throws dice, with fresh ones, again and again (MINUTES=10)

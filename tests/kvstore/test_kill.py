@@ -14,7 +14,7 @@ import pytest
 import kvstore
 from kvstore.errors import DeadlineError, UnavailableError
 
-KILLS = int(os.environ.get("KILLS", "10"))
+KILLS = int(os.environ.get("KILLS", "5"))
 WRITERS = 4
 BATCH = 16
 BATCHES_A_LIFE = 40

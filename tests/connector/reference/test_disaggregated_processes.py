@@ -178,7 +178,7 @@ def test_one_node_for_both_that_is_killed_at_random_moments(engine, node_process
         assert answer["tokens"] == decode.answer(prompt, plain=True)["tokens"]
         return int(answer["loaded"])
 
-    for _ in range(5):
+    for _ in range(3):
         eventually(lambda: hand_over() == TOKENS - 1, "prompts are handed over")
         killer = threading.Timer(rng.uniform(0.0, 0.25), node.kill)
         killer.start()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from faulty_proxy import Proxy
 from redis import Redis
-from redis_servers import PATIENCE, Cluster, RedisServer
+from redis_servers import PATIENCE, Cluster, RedisServer, wait_until
 
 from kvstore.tiers.redis import RedisTier
 
@@ -69,6 +69,23 @@ def cluster(shared_cluster: Cluster) -> Cluster:
     for server in shared_cluster.primaries():
         server.client.flushall()
     return shared_cluster
+
+
+@pytest.fixture
+def steady_cluster(cluster: Cluster) -> Iterator[Cluster]:
+    """A Cluster that is empty, and stays as it is while one of its servers stands still."""
+
+    def configure(*, no_failover: str, full_coverage: str) -> None:
+        for one in cluster.servers:
+            one.client.config_set("cluster-replica-no-failover", no_failover)
+            one.client.config_set("cluster-require-full-coverage", full_coverage)
+
+    configure(no_failover="yes", full_coverage="no")
+    yield cluster
+    for one in cluster.servers:
+        one.resume()
+    wait_until(cluster.is_whole)
+    configure(no_failover="no", full_coverage="yes")
 
 
 @pytest.fixture

@@ -74,14 +74,10 @@ class OneHangs:
 
 
 @pytest.fixture
-def one_hangs(start_cluster: Any, open_redis: Open) -> OneHangs:
-    cluster = start_cluster()
-    for one in cluster.servers:
-        one.client.config_set("cluster-replica-no-failover", "yes")
-        one.client.config_set("cluster-require-full-coverage", "no")
+def one_hangs(steady_cluster: Any, open_redis: Open) -> OneHangs:
     # Connections to the stopped server are waited for as long as the calls that hang there.
-    tier = open_redis(cluster.url, LIMIT, timeout=30.0, refresh=1000.0)
-    return OneHangs(cluster, tier)
+    tier = open_redis(steady_cluster.url, LIMIT, timeout=30.0, refresh=1000.0)
+    return OneHangs(steady_cluster, tier)
 
 
 def test_calls_that_hang_at_one_server_let_others_be_reached(one_hangs: OneHangs, eventually: Any) -> None:
