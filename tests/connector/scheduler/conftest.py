@@ -37,7 +37,7 @@ def settled(connector):
     def run():
         state = connector._lookups
         with state._changed:
-            assert state._changed.wait_for(lambda: not state._queue and state._call_started is None, 20)
+            assert state._changed.wait_for(lambda: not state._queue and state._call_started is None, 60)
 
     return run
 

@@ -1,6 +1,5 @@
 """What the scheduler half tells an engine that asks, with a client that answers when a test lets it."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -143,13 +142,12 @@ class TestMisses:
         assert answer("b") == (44, True)
         assert answer("a") == (44, True)
 
-    def test_an_answer_between_two_slow_steps_is_told_once(self, client, clock, connector, ask):
+    def test_an_answer_between_two_slow_steps_is_told_once(self, client, clock, connector, ask, eventually):
         client.gate.close()
         assert ask("a") == LATER
         client.gate.wait_reached()
         client.gate.open()
-        while connector.statistics().answered == 0:
-            time.sleep(0.001)
+        eventually(lambda: connector.statistics().answered == 1)
         clock.advance(lookups.MISS_TTL + 1)  # the step took longer than the miss is remembered
         assert ask("a") == MISS
 

@@ -4,6 +4,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,8 @@ def test_garbled_replies_never_become_pages(
         tier.contains([page.key for page in pages])
         tier.write(pages)
         read_pages(tier, pages)  # compares all bytes
-        tier.keys(bytes(32))
+        with suppress(ResourceError):  # not every answer could be read
+            tier.keys(bytes(32))
         proxy.heal()
         read_pages(plain, pages)
         books(server, budget=LIMIT)
