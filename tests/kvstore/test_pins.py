@@ -81,6 +81,15 @@ def test_pins_take_a_quarter_of_the_arena_at_most(open_store: OpenStore, kv: Sim
     store.check_integrity()
 
 
+def test_so_many_pages_may_be_pinned_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.pins.MOST_PINNED_PAGES", 3)
+    pins = Pins(tmp_path / "pins", 1000.0, 100)
+    keys = [bytes([number]) * 64 for number in range(5)]
+    assert pins.add(keys[:2], 2000.0, 1) == 2
+    assert pins.add(keys[1:], 2000.0, 1) == 2, "one that is pinned already, and one more"
+    assert len(pins) == 3
+
+
 def test_a_pin_brings_pages_up_and_stops_at_the_first_that_is_nowhere(
     open_store: OpenStore, kv: SimpleNamespace, tier: Any
 ) -> None:

@@ -26,6 +26,10 @@ def test_a_chunk_fits_into_one_system_call() -> None:
     assert 2 * plan.CHUNK_RECORDS + 1 <= 1024
 
 
+def test_a_chunk_may_be_full_to_the_last_byte() -> None:
+    assert plan_chunks([4096, 4096, 4096], 2 * 4096) == [range(2), range(2, 3)]
+
+
 def test_neighbours_are_read_together_and_others_apart() -> None:
     far = 24576 + 4096 + plan.READ_GAP_BYTES
     assert plan_reads([(4096, 4096), (8192, 100), (24576, 4096), (far, 1)]) == [range(4)]
