@@ -82,6 +82,11 @@ def test_fields_that_cannot_be_are_refused_even_when_signed(ticket, changes):
         verify(sign(replace(ticket, **changes), KEY), KEY, NOW)
 
 
+def test_a_nodes_name_may_be_as_long_as_it_says(ticket):
+    long = replace(ticket, node_id="ä" * 127 + "n")  # 255 bytes
+    assert verify(sign(long, KEY), KEY, NOW) == long
+
+
 def test_a_foreign_ticket_says_what_differs(ticket):
     other = Layout(model="m", block_size=32, page_bytes=4096, tp_size=1)
     with pytest.raises(TicketError, match=r"block_size 16 there, 32 here; tp_size 2 there, 1 here; .*another number"):

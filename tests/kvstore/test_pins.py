@@ -146,6 +146,8 @@ def test_a_time_out_of_range_is_named(open_store: OpenStore, kv: SimpleNamespace
     known = store.open_namespace(kv.layout("a", FRAME))
     with pytest.raises(InvalidRequestError, match="366 days"):
         store.pin(known.fingerprint, kv.hashes_of([1]), seconds)
+    kv.put(store, known, [1])
+    assert store.pin(known.fingerprint, kv.hashes_of([1]), LONGEST_PIN) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", msgpack.packb([1]), msgpack.packb({"version": 1, "pins": [[1]]})])
