@@ -82,7 +82,7 @@ def _what_to_do(error: KVStoreError, options: argparse.Namespace) -> str:
         )
     if isinstance(error, UnauthenticatedError):
         return (
-            "; put the token into a file that only you can read (chmod 600), and set KVSTORE_CONNECT_TOKEN_FILE to it"
+            "; put the token into a file that only you can read (chmod 600), and name it in KVSTORE_CONNECT_TOKEN_FILE"
         )
     return ""
 

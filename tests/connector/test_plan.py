@@ -60,7 +60,7 @@ def test_bytes_that_are_no_plan_are_refused(data):
     ],
 )
 def test_damaged_plans_are_refused(data):
-    with pytest.raises(FormatError, match=f"{len(data)} bytes are no plan"):
+    with pytest.raises(FormatError, match=f"{len(data)} bytes are not the plan"):
         StepPlan.from_bytes(data)
 
 

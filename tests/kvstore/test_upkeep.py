@@ -100,7 +100,7 @@ def test_a_tier_that_fails_is_tried_again(
         tier.write_gate.error = None
         assert landed.wait(PATIENCE)
         running.stop()
-    assert "it is tried again" in caplog.text
+    assert "this is tried again" in caplog.text
     assert "broken" in caplog.text
     assert (len(tier.pages), store.statistics().dirty_pages) == (1, 0)
 
