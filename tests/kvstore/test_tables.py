@@ -39,5 +39,5 @@ def test_a_refused_token_says_what_to_do(start_node, tmp_path: Path, monkeypatch
     assert "and name it in KVSTORE_CONNECT_TOKEN_FILE" in capsys.readouterr().err
     cli.main(["doctor", "--url", url])
     said = capsys.readouterr().out
-    assert "→ name a file with its token in KVSTORE_CONNECT_TOKEN_FILE" in said
+    assert "→ set KVSTORE_CONNECT_TOKEN_FILE to a file with a token" in said
     assert "start it" not in said
