@@ -76,6 +76,11 @@ def _what_to_do(error: KVStoreError, options: argparse.Namespace) -> str:
     """What to add to an error about reaching a node."""
     if "url" not in options:
         return ""
+    if isinstance(error, UnavailableError) and "handshake failed" in str(error):
+        return (
+            "; the node is there, but its certificate is not accepted, or yours: check their dates, and the files that"
+            " KVSTORE_CONNECT_CA, _CERT and _KEY name"
+        )
     if isinstance(error, UnavailableError):
         return (
             "; start the node (`kvstore serve`), or name another one with --url; `kvstore doctor` looks for the cause"

@@ -279,6 +279,7 @@ def test_the_command_line_takes_files_from_the_environment(start_node, files, mo
     node = start_node(**files.tls, token_file=files.tokens)
     url = f"kvs://127.0.0.1:{node.port}"
     assert cli.main(["status", url]) == 1
+    assert "its certificate is not accepted" in capsys.readouterr().err
     monkeypatch.setenv("KVSTORE_CONNECT_CA", str(files.ca))
     assert cli.main(["status", url]) == 1
     assert "no token; this node wants one" in capsys.readouterr().err
