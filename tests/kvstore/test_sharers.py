@@ -96,7 +96,7 @@ def test_a_folder_on_the_way_that_keeps_the_group_out_is_told(
 _AS_USER = """
 import os, sys
 import numpy as np
-import kvstore, kvstore.cli, kvstore.node, kvstore.client.shared, kvstore.client.stream
+import kvstore, kvstore.cli, kvstore.node, kvstore.serve_command, kvstore.client.shared, kvstore.client.stream
 user, group, member = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
 del sys.argv[1:4]
 os.setgroups([group] if member else [])
