@@ -74,8 +74,8 @@ class BringUps:
         self._coming: dict[bytes, _Coming] = {}
         self.reserved = 0
         """Slots that threads of this process may be reading into."""
-        self._frames = Shares(arena.arena_bytes // FRAME_BYTES // 2)
-        """Of pages on their way: a disk that hangs must not take all of the arena."""
+        self._frames = Shares(arena.arena_bytes // FRAME_BYTES)
+        """Of pages on their way: half of the arena for one engine alone."""
         self._runs = Shares(MOST_RUNS)
 
     def begin(self, owner: int, known: KnownNamespace, keys: list[bytes], below: bytes) -> Run:
@@ -122,7 +122,9 @@ class BringUps:
 
     def _has_room(self, who: Hashable, known: KnownNamespace) -> bool:
         frames = frames_for(known.layout.page_bytes)
-        return self._frames.taken + frames <= self._frames.limit and self._frames.may_take(who, frames)
+        on_their_way = self._frames.taken + frames
+        # A disk that hangs must not take all of the arena, however many wait for it.
+        return 4 * on_their_way <= 3 * self._frames.limit and self._frames.may_take(who, frames)
 
     def read(self, run: Run, places: Sequence[int]) -> dict[int, int]:
         """Fill the reserved slots of these places, from the node's own tiers and the shared one at once.
