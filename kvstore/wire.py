@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,13 +54,14 @@ def join_hashes(hashes: Sequence[bytes]) -> bytes:
     Raises:
         InvalidRequestError: a hash has not 32 bytes.
     """
-    if not isinstance(hashes, Sequence):
+    if type(hashes) is not list and not isinstance(hashes, Sequence):
         raise errors.InvalidRequestError(f"hashes must be a list or tuple of bytes, got {type(hashes).__name__}")
-    with contextlib.suppress(TypeError):
+    try:  # many times faster than the loop below
         joined = b"".join(hashes)  # first, since it is the fastest at what is not in the caches
-        # Many times faster than the loop below.
         if {*map(type, hashes)} <= {bytes} and {*map(len, hashes)} <= {HASH_BYTES}:
             return joined
+    except TypeError:
+        pass
     for place, block_hash in enumerate(hashes):
         if not isinstance(block_hash, bytes) or len(block_hash) != HASH_BYTES:
             got = f"{len(block_hash)} bytes" if isinstance(block_hash, bytes) else repr(type(block_hash).__name__)

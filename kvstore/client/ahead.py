@@ -13,8 +13,7 @@ import os
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvstore.answers import LONGEST_TICKET
 from kvstore.client.attachment import Attachment
@@ -35,8 +34,7 @@ _TIMEOUT = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotsAhead:
+class SlotsAhead(NamedTuple):
     """A reservation whose pages are not named yet."""
 
     attachment: Attachment
@@ -63,6 +61,8 @@ class Ahead:
         self._coming: Counter[bytes] = Counter()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        self._asked: tuple[tuple[bytes, int, int, bool], Packed] | None = None
+        """What was asked for last, and the request: the next store mostly asks for the same."""
 
     def take(self, attachment: Attachment, namespace: OpenedNamespace, pages: int) -> SlotsAhead | None:
         """A reservation for at least so many pages; the caller has begun an operation of the attachment, and ends the
@@ -102,13 +102,6 @@ class Ahead:
             if self._closed.is_set() or there >= _RESERVATIONS:
                 return []
             self._coming[fingerprint] += 1
-        request = pb.PrepareStoreRequest(
-            pages=pb.PageList(fingerprint=fingerprint),
-            client=attachment.client,
-            ttl_ms=math.ceil(LONGEST_TICKET * 1000),
-            ahead=following or pages,
-            ahead_evict=following > 0,
-        )
         made = time.monotonic()
 
         def came(answer: Any) -> None:
@@ -116,7 +109,18 @@ class Ahead:
 
         if self._thread is None:
             self._start()
-        return [line.pack(request, came)]
+        asked = fingerprint, attachment.client, following or pages, following > 0
+        before = self._asked
+        if before is None or before[0] != asked:
+            request = pb.PrepareStoreRequest(
+                pages=pb.PageList(fingerprint=fingerprint),
+                client=attachment.client,
+                ttl_ms=math.ceil(LONGEST_TICKET * 1000),
+                ahead=following or pages,
+                ahead_evict=following > 0,
+            )
+            before = self._asked = asked, line.pack(request, came)
+        return [before[1]._replace(answered=came)]
 
     def close(self) -> None:
         """Reserve no more. What is reserved goes back when the client detaches."""

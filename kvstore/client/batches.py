@@ -41,6 +41,15 @@ def store(
         UnavailableError: the node could not be reached at all.
         DeadlineError: it did not answer in time.
     """
+    if not hashes:
+        return StoreResult()
+
+    def at_once(opened: OpenedNamespace, path: Path, left: float) -> StoreResult | None:
+        return path.store(opened, hashes, pages, left, parent) if len(hashes) <= opened.batch_pages else None
+
+    stored = handle.move(at_once, deadline)
+    if stored is not None:
+        return stored
     result, batches = _store(handle, hashes, pages, parent, deadline)
     return _settled(handle, hashes, result, deadline) if batches > 1 and len(hashes) <= MOST_LOOKUP_PAGES else result
 

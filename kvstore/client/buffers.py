@@ -45,7 +45,8 @@ def page_arrays(pages: Pages, count: int, page_bytes: int, *, writable: bool) ->
     Raises:
         InvalidRequestError: not buffers, not contiguous, not writable where they must be, or of another size.
     """
-    if isinstance(pages, list | tuple):
+    plain = _is_plain(pages, writable)
+    if not plain and isinstance(pages, list | tuple):
         if len(pages) != count:
             raise InvalidRequestError(f"{len(pages)} pages were given for {count} hashes")
         arrays = [_array(page, f"page {place}", writable=writable) for place, page in enumerate(pages)]
@@ -55,12 +56,20 @@ def page_arrays(pages: Pages, count: int, page_bytes: int, *, writable: bool) ->
                     f"page {place} has {array.size} bytes, this namespace's pages have {page_bytes}"
                 )
         return arrays
-    whole = _array(pages, "the buffer of pages", writable=writable)
+    whole = pages if plain else _array(pages, "the buffer of pages", writable=writable)
     if whole.size != count * page_bytes:
         raise InvalidRequestError(
             f"the buffer of pages has {whole.size} bytes, {count} pages of {page_bytes} have {count * page_bytes}"
         )
     return Rows(whole.reshape(count, page_bytes))
+
+
+def _is_plain(pages: Pages, writable: bool) -> bool:
+    """Whether these are an array already, as they should be."""
+    if type(pages) is not np.ndarray or pages.dtype.char != "B":
+        return False
+    flags = pages.flags
+    return bool(flags.c_contiguous and (flags.writeable or not writable))
 
 
 def _array(buffer: Any, name: str, *, writable: bool) -> Bytes:

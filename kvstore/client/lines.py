@@ -28,6 +28,7 @@ _FRESH_SECONDS = 0.002
 """How long a connection is taken to be as good as it was when it was used last: no node restarts that fast."""
 _LOOK_SECONDS = 0.0003
 """How long an answer is looked for without sleeping."""
+_BROKEN = (DeadlineError, UnavailableError, FormatError)
 _log = logging.getLogger(__name__)
 _KINDS = {asked: (kind, answered) for kind, (asked, answered) in CALLS.items()}
 Answered = Callable[[Any], object]
@@ -137,8 +138,10 @@ class SocketLine:
         small = [each for each in packed if each.frame]
         self._due.extend((_KINDS[type(each.request)][1], each.answered) for each in small)
         self.channel.deadline = deadline
-        with self._breaking():
+        try:
             self.channel.send_frames(b"".join([each.frame for each in small]))
+        except _BROKEN as error:
+            raise self._broken(error) from error
         for each in packed:
             if not each.frame:
                 self.settle(deadline)
@@ -148,9 +151,11 @@ class SocketLine:
         """Wait for all answers that are due."""
         while self._due:
             self.channel.deadline = deadline
-            with self._breaking():
+            try:
                 self.channel.look(_LOOK_SECONDS)
                 _, answer = self._receive(self._due[0][0])
+            except _BROKEN as error:
+                raise self._broken(error) from error
             self._due.popleft()[1](answer)
         self._used = time.monotonic()
 
@@ -164,12 +169,16 @@ class SocketLine:
             return
         self.channel.deadline = deadline
         last = False
-        with self._breaking():
+        try:
             self.channel.send(kind, message)
+        except _BROKEN as error:
+            raise self._broken(error) from error
         self.good = False  # until all of it was received, however this ends
         while not last:
-            with self._breaking():
+            try:
                 kind, answer = self._receive(answered)
+            except _BROKEN as error:
+                raise self._broken(error) from error
             last = kind is not Kind.PART
             self.good = last
             if isinstance(answer, KVStoreError):
@@ -196,17 +205,13 @@ class SocketLine:
         except DecodeError as error:
             raise FormatError("an answer's message can't be read") from error
 
-    @contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """Note that the connection is good for nothing any more when its work fails."""
-        try:
-            yield
-        except DeadlineError as error:
-            self.good = False
-            raise DeadlineError(f"{self._name} did not answer in time") from error
-        except (UnavailableError, FormatError) as error:
-            self.good = False
-            raise UnavailableError(f"{self._name} was lost: {error}") from error
+    def _broken(self, error: Exception) -> KVStoreError:
+        """The connection is good for nothing any more, since its work failed. Not a context manager: two more calls of
+        code that is not in the caches, for each message."""
+        self.good = False
+        if isinstance(error, DeadlineError):
+            return DeadlineError(f"{self._name} did not answer in time")
+        return UnavailableError(f"{self._name} was lost: {error}")
 
 
 class GrpcLine:

@@ -96,6 +96,10 @@ class MappedArena:
         """Whether the node was restarted, or dropped a namespace, since this one was opened."""
         return self._edition[0] not in (0, namespace.edition)
 
+    def has(self, namespace: OpenedNamespace, block_hash: bytes) -> bool:
+        """Whether a page is here; of a namespace of which ``speaks_of`` was true."""
+        return self._index.find_one(namespace.number, namespace.layout.page_bytes, block_hash)[0] >= 0
+
     def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool]:
         """Which pages are here: one byte a page, and whether those that are not here are nowhere.
 

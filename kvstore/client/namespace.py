@@ -61,7 +61,9 @@ class Namespace:
             UnavailableError: the node could not be reached at all.
             DeadlineError: it did not answer in time.
         """
-        join_hashes([*hashes, *([parent] if parent else [])])
+        join_hashes(hashes)
+        if parent:
+            join_hashes([parent])
         arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
         result = batches.store(self._handle, hashes, arrays, parent, self._deadline())
         self._count_stored(result)

@@ -140,12 +140,13 @@ class Reservation:
         Raises:
             KVStoreError: what the node answered instead.
         """
+        stored = present = refused = 0
         for answer in self._answers:
             if isinstance(answer, KVStoreError):
                 raise answer
-        stored, present, refused = (
-            sum(getattr(answer, field) for answer in self._answers) for field in ("stored", "present", "refused")
-        )
+            stored += answer.stored
+            present += answer.present
+            refused += answer.refused
         written = self.pages
         return StoreResult(stored, present, written - stored - present), stored + present + refused >= written
 

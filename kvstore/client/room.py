@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 
 class Room:
@@ -20,18 +18,23 @@ class Room:
         self._taken = 0
         self._changed = threading.Condition()
 
-    @contextmanager
-    def taken(self, size: int, deadline: float) -> Iterator[Callable[[], bool]]:
-        """Wait for room, but not past the deadline: then the node decides. Yields a function that says whether there is
-        too little for as much again."""
+    @property
+    def is_tight(self) -> bool:
+        """Whether there is too little for as much again."""
+        return 2 * self._taken > self._limit
+
+    def take(self, size: int, deadline: float) -> None:
+        """Wait for room, but not past the deadline: then the node decides."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: not self._taken or self._taken + size <= self._limit, max(0.0, deadline - time.monotonic())
-            )
+            if not self._fits(size):
+                self._changed.wait_for(lambda: self._fits(size), max(0.0, deadline - time.monotonic()))
             self._taken += size
-        try:
-            yield lambda: 2 * self._taken > self._limit
-        finally:
-            with self._changed:
-                self._taken -= size
-                self._changed.notify_all()
+
+    def give_back(self, size: int) -> None:
+        """What was taken is free again."""
+        with self._changed:
+            self._taken -= size
+            self._changed.notify_all()
+
+    def _fits(self, size: int) -> bool:
+        return not self._taken or self._taken + size <= self._limit

@@ -147,7 +147,9 @@ class SharedPath(Path):
         """Copy pages into the arena; they are published behind the copy."""
         deadline = time.monotonic() + timeout
         reserve = partial(self._reserve, namespace, join_hashes(hashes), parent)
-        with self._room.taken(len(hashes) * slot_bytes(namespace.layout.page_bytes), deadline) as is_tight:
+        size = len(hashes) * slot_bytes(namespace.layout.page_bytes)
+        self._room.take(size, deadline)
+        try:
             line, reservation = self._operate(reserve, deadline)
             try:
                 if reservation.ticket:
@@ -155,11 +157,13 @@ class SharedPath(Path):
                     before = partial(self._settle_begun, deadline)
                     reservation.write(line, pages, also, self._recency.take, before, deadline)
                     self._begun.line = line
-                    if is_tight():  # then what was written must have left this client's hands before more is begun
+                    if self._room.is_tight:  # what was written must have left this client's hands before more is begun
                         line.settle(deadline)
             except BaseException as error:
                 self._ended(line, reservation, error)
                 raise
+        finally:
+            self._room.give_back(size)
         return lambda: reservation.before + self._told(line, reservation, deadline)
 
     def load(
@@ -269,10 +273,10 @@ class SharedPath(Path):
         attachment = self._attach(deadline)
         line: Line | None = None
         try:
-            attachment.check_current()
             line = self._lines.take(deadline)
             reservation = self._reserved_ahead(attachment, namespace, hashes, parent)
             if reservation is None:
+                attachment.check_current()
                 reservation = self._reserve_now(line, attachment, namespace, hashes, parent, deadline)
         except BaseException as error:
             self._failed(attachment, error)
@@ -313,9 +317,12 @@ class SharedPath(Path):
     ) -> Reservation | None:
         """Slots that were reserved ahead; None where there are none for these pages."""
         arena = attachment.arena
-        if arena.is_stale(namespace) or not arena.speaks_of(namespace):
+        if not hashes or arena.is_stale(namespace) or not arena.speaks_of(namespace):
             return None
-        here, _ = arena.find(namespace, hashes)
+        if arena.has(namespace, hashes[:HASH_BYTES]):
+            here, _ = arena.find(namespace, hashes)
+        else:  # a prefix leaves its tail first: nothing of it is here, and if it is, its copies are in vain
+            here = bytes(len(hashes) // HASH_BYTES)
         wanted = here.count(ABSENT)
         slots = self._ahead.take(attachment, namespace, wanted) if wanted else None
         if slots is None:

@@ -72,6 +72,19 @@ def test_only_what_is_missing_is_written(near, hashes, calls, eventually):
     check(pages, hashes(6)[4:], 2)
 
 
+def test_a_prefix_without_its_head_is_written_and_kept_as_it_was(near, hashes, calls, eventually):
+    """Whether a page is here is looked up for the first one alone, where that is not: the node tells of the others."""
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    store(pages, hashes(4), 1)
+    eventually(lambda: there(near) == 1)
+    assert pages.evict(hashes(4)[:1]) == 1
+    calls.clear()
+    assert store(pages, hashes(4), 2) == kvstore.StoreResult(stored=1, present=3)
+    assert calls == ["CompleteStoreRequest"]
+    check(pages, hashes(4)[1:], 1)
+    check(pages, hashes(4)[:1], 2)
+
+
 def test_a_forked_child_does_not_write_into_its_parents_slots(near, hashes, eventually):
     pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
     store(pages, hashes(4), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -216,14 +217,18 @@ def test_two_threads_with_long_prompts_share_a_small_arena(start_node, hashes, p
 
 def test_room_is_taken_and_given_back():
     room = Room(10)
-    with room.taken(4, 0.0) as is_tight:
-        assert not is_tight()
-        with room.taken(4, 0.0):
-            assert is_tight()
-            with room.taken(4, 0.0):  # the deadline has passed: the node decides
-                pass
-    with room.taken(100, 0.0):  # larger than all of it, but alone
-        pass
+    room.take(4, 0.0)
+    assert not room.is_tight
+    room.take(4, 0.0)
+    assert room.is_tight
+    room.take(4, 0.0)  # the deadline has passed: the node decides
+    waiting = threading.Thread(target=room.take, args=(100, time.monotonic() + PATIENCE))
+    waiting.start()
+    for _ in range(3):
+        assert waiting.is_alive()
+        room.give_back(4)
+    waiting.join(PATIENCE)  # larger than all of it, but alone
+    assert not waiting.is_alive()
 
 
 class TestKilled:
