@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from node_process import NodeProcess
 
 import kvstore
 from kvstore.layout import Layout
 from tests.vllm.engine import PATIENT, transfer_config
+
+pytestmark = pytest.mark.usefixtures("recurrent_kernels")
 
 # One block a step, and one request at a time: vLLM's kernel for CPUs can't put down a state in the middle of a step.
 OPTIONS = {"max_num_batched_tokens": 32}
