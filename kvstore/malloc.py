@@ -22,8 +22,7 @@ def limit_malloc_arenas() -> None:
     By default there are eight for each core, and each keeps what its threads took at their peaks, cut into pieces: a
     node whose clients come and go grows for a long time, though it holds nothing more. Another C library is left alone.
     """
-    if "MALLOC_ARENA_MAX" not in os.environ:
-        _set(_M_ARENA_MAX, _ARENAS)
+    _set(_M_ARENA_MAX, _ARENAS, "MALLOC_ARENA_MAX")
 
 
 def keep_room_for_messages() -> None:
@@ -31,11 +30,16 @@ def keep_room_for_messages() -> None:
 
     By default glibc gives back about twice the largest block that it ever freed: a node that receives messages of 2 MiB
     over gRPC took a page fault for each 4 KiB of them, a third of its processor time. Another C library is left alone.
+
+    For a node's process alone, which has few arenas: each of them keeps so much. In an engine's, with an arena for each
+    of many threads, that would be hundreds of MiB.
     """
-    _set(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-    _set(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    _set(_M_MMAP_THRESHOLD, _LARGE_BYTES, "MALLOC_MMAP_THRESHOLD_")
+    _set(_M_TRIM_THRESHOLD, _KEPT_BYTES, "MALLOC_TRIM_THRESHOLD_")
 
 
-def _set(parameter: int, value: int) -> None:
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(parameter, value)
+def _set(parameter: int, value: int, variable: str) -> None:
+    """Unless the environment says otherwise."""
+    if variable not in os.environ:
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).mallopt(parameter, value)

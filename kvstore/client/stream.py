@@ -28,8 +28,6 @@ from kvstore.v1.bulk_pb2_grpc import BulkStub
 from kvstore.wire import AT_ONCE_BYTES, LOAD_STREAM, STORE_STREAM, fill, join_hashes, raw_messages
 
 Bytes = npt.NDArray[np.uint8]
-KEPT_BYTES = 8 << 20
-"""What is kept of the memory of one message for the next one."""
 LOAD_BATCHES = 16
 """Batches that one request for pages may be of: few enough for the deadline that a stream must have."""
 
@@ -39,8 +37,6 @@ class StreamPath(OwnMemoryPath):
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # Freed at once, and never touched: from then on glibc keeps so much of what is freed, see kvstore/malloc.py.
-        np.empty(KEPT_BYTES, np.uint8)
         self._load: grpc.UnaryStreamMultiCallable[pb.LoadPages, bytes] = connection.channel.unary_stream(
             LOAD_STREAM, request_serializer=pb.LoadPages.SerializeToString, response_deserializer=None
         )

@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
+from kvstore.malloc import keep_room_for_messages
+
 _MANY_THREADS = """
 import ctypes, threading
-from kvstore.malloc import limit_malloc_arenas
+from kvstore.malloc import keep_room_for_messages, limit_malloc_arenas
 
 def arenas():
     libc = ctypes.CDLL(None)
@@ -78,3 +80,43 @@ def test_the_memory_of_one_message_is_there_for_the_next_one() -> None:
 
     assert faults("keep") < pages_each // 100
     assert faults() > pages_each // 4, "glibc keeps it by itself now"
+
+
+_CLIENT = """
+import resource
+from kvstore.client.control import Connection
+from kvstore.client.stream import StreamPath
+
+def faults():
+    for _ in range(20):
+        messages = [b"x" * (2 << 20) for _ in range(4)]
+        messages.clear()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+path = StreamPath(Connection("127.0.0.1:1", "kv://127.0.0.1:1", None, ()))
+print(-faults() + faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_a_client_leaves_the_memory_of_its_process_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", _CLIENT], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 20 * 4 * (2 << 20) // 4096 // 4
+
+
+def test_what_the_environment_says_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    class Library:
+        def mallopt(self, parameter: int, value: int) -> None:
+            told.append(parameter)
+
+    monkeypatch.setattr("kvstore.malloc.ctypes.CDLL", lambda name: Library())
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+    keep_room_for_messages()
+    assert sorted(told) == [-3, -1]
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
+    told.clear()
+    keep_room_for_messages()
+    assert told == [-3]
