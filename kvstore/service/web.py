@@ -15,13 +15,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvstore.errors import ResourceError
 from kvstore.tenants import EVERYTHING, Grant
@@ -103,6 +103,15 @@ class WebServer:
         self._thread.join()
 
 
+class _Open(NamedTuple):
+    """A connection that is answered, or waits for a thread."""
+
+    until: float
+    """When it ends at the latest."""
+    request: socket.socket
+    answer: Future[None]
+
+
 class _PooledServer(HTTPServer):
     request_queue_size = _BACKLOG
 
@@ -110,8 +119,8 @@ class _PooledServer(HTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
         self._pool = ThreadPoolExecutor(_MOST_CONNECTIONS, "kvstore-web")
-        self._open: dict[socket.socket, float] = {}
-        """A second descriptor of each connection → when the connection ends at the latest; the oldest first."""
+        self._open: dict[socket.socket, _Open] = {}
+        """By a second descriptor of each connection; the oldest first."""
         self._guard = threading.Lock()
         super().__init__(address, handler)
 
@@ -130,11 +139,22 @@ class _PooledServer(HTTPServer):
             return
         with self._guard:
             if len(self._open) >= _MOST_CONNECTIONS:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
-                self._end([oldest])
-            self._open[connection] = time.monotonic() + _LONGEST_SECONDS
-        self._pool.submit(self._answer, request, client_address, connection)
+                self._end_oldest()
+            try:
+                answer = self._pool.submit(self._answer, request, client_address, connection)
+            except RuntimeError:  # no more threads
+                connection.close()
+                raise
+            self._open[connection] = _Open(time.monotonic() + _LONGEST_SECONDS, request, answer)
+
+    def _end_oldest(self) -> None:
+        """The caller has the guard."""
+        oldest = next(iter(self._open))
+        each = self._open.pop(oldest)
+        self._end([oldest])
+        if each.answer.cancel():  # no thread has it: while they all make pages, it would wait with its descriptors
+            each.request.close()
+            oldest.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.exception("web: %s can't be answered", client_address)
@@ -143,7 +163,7 @@ class _PooledServer(HTTPServer):
         """Between connections, and twice a second: end those that last too long."""
         now = time.monotonic()
         with self._guard:
-            self._end([connection for connection, until in self._open.items() if until <= now])
+            self._end([connection for connection, each in self._open.items() if each.until <= now])
 
     def _answer(self, request: socket.socket, client_address: Any, connection: socket.socket) -> None:
         try:

@@ -21,6 +21,7 @@ from kvstore.client.lines import call
 from kvstore.config import NodeConfig
 from kvstore.errors import ConfigError, InvalidRequestError, KVStoreError, ResourceError, UnauthenticatedError
 from kvstore.service import metrics
+from kvstore.service.web import Answer, Ask, WebServer, _PooledServer
 from kvstore.v1 import cache_pb2 as pb
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
@@ -254,6 +255,30 @@ class TestHttp:
                 for _ in range(100):
                     stack.enter_context(socket.create_connection(("127.0.0.1", node.metrics_port), timeout=60))
                 assert "kvstore_info" in get(node.metrics_port)
+
+    def test_a_flood_of_requests_for_pages_that_take_long_takes_few_descriptors(self, eventually, monkeypatch):
+        monkeypatch.setattr(_PooledServer, "request_queue_size", 512)
+        go_on = threading.Event()
+
+        def slow(ask: Ask) -> Answer:
+            go_on.wait(60)
+            return Answer("text/plain", b"")
+
+        server = WebServer(("127.0.0.1", 0), {"/slow": slow}, lambda: True, None, None)
+        try:
+            with ExitStack() as stack:
+                before = len(list(Path("/proc/self/fd").iterdir()))
+                flood = []
+                for _ in range(400):
+                    flood.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)))
+                    flood[-1].sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+                assert all(each.recv(1) == b"" for each in flood[-100:-64])  # every thread is busy, these are closed
+                assert len(list(Path("/proc/self/fd").iterdir())) - before - len(flood) < 5 * 64
+                go_on.set()
+                eventually(lambda: get_in_the_end(server.port) == "ok\n")
+        finally:
+            go_on.set()
+            server.stop()
 
     def test_a_version_that_is_no_number_gets_the_plain_format(self, node):
         request = urllib.request.Request(
