@@ -31,9 +31,12 @@ class Deferred:
     def insert_all(self, pages: Sequence[tuple[int, bytes, int | None]]) -> None:
         """Pages were published, in this order: slot, key and parent of each."""
 
+        untold = deque(pages)
+
         def insert() -> None:
-            for page in pages:
-                self._policy.insert(*page)
+            while untold:  # where the policy fails at one of them, those before are not told again
+                self._policy.insert(*untold[0])
+                untold.popleft()
 
         self._later(insert, len(pages))
 

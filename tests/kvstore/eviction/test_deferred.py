@@ -88,3 +88,22 @@ def test_what_a_policy_fails_at_once_is_told_again() -> None:
     with pytest.raises(MemoryError):
         policy.catch_up()
     assert list(policy.victims()) == [3, 1]
+
+
+def test_pages_before_one_that_a_policy_fails_at_are_told_once() -> None:
+    class Failing(Told):
+        failures = 1
+
+        def insert(self, slot: int, key: bytes, parent: int | None = None) -> None:
+            if slot == 2 and self.failures:
+                self.failures -= 1
+                raise MemoryError
+            super().insert(slot, key, parent)
+
+    failing = Failing()
+    policy = Deferred(failing)
+    policy.insert_all([(1, key(1), None), (2, key(2), 1), (3, key(3), 2)])
+    with pytest.raises(MemoryError):
+        policy.catch_up()
+    assert sorted(policy.victims()) == [1, 2, 3]
+    assert failing.pages == [1, 2, 3]
