@@ -34,6 +34,10 @@ _TIMEOUT = 5.0
 _log = logging.getLogger(__name__)
 
 
+def _nobody(answer: Any) -> None:
+    """Is told."""
+
+
 class SlotsAhead(NamedTuple):
     """A reservation whose pages are not named yet."""
 
@@ -119,7 +123,7 @@ class Ahead:
                 ahead=following or pages,
                 ahead_evict=following > 0,
             )
-            before = self._asked = asked, line.pack(request, came)
+            before = self._asked = asked, line.pack(request, _nobody)  # what is kept must not keep an arena mapped
         return [before[1]._replace(answered=came)]
 
     def close(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from contextlib import suppress
 
 import numpy as np
@@ -156,6 +158,26 @@ def test_slots_of_a_node_that_was_restarted_are_not_written(start_node, hashes, 
         eventually(lambda: again.store.statistics().arena_used_bytes == 8 * SLOT)
         with again.store.write_behind.writing:
             again.store.check_integrity()
+
+
+def test_an_arena_of_a_node_that_was_restarted_is_let_go(start_node, layout, hashes, eventually, monkeypatch):
+    node = start_node(arena=256 * SLOT, disk_limit=0)
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+        store(pages, hashes(4), 1)
+        eventually(lambda: there(client) == 1)
+        former = weakref.ref(client._session.path._attachment)
+        node.stop()
+        start_node(arena=512 * SLOT, disk_limit=0)
+        monkeypatch.setattr(ahead, "LEAST_BYTES", 1 << 30)  # nothing is asked for ahead any more
+        store(pages, hashes(4, 1), 2)
+        monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
+
+        def is_gone() -> bool:
+            gc.collect()
+            return former() is None
+
+        eventually(is_gone)
 
 
 def test_threads_share_what_is_ahead(node, near, hashes):
