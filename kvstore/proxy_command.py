@@ -13,6 +13,7 @@ from typing import Any
 
 from kvstore.config import is_loopback, parse_address
 from kvstore.errors import ConfigError, ResourceError
+from kvstore.service.descriptors import raise_limit
 from kvstore.tls import client_context, server_context
 
 _LONGEST_DEADLINE = 86400.0
@@ -126,6 +127,7 @@ def run(options: argparse.Namespace) -> int:
             await proxy.stop()
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    raise_limit()  # often a thousand, and a request takes two or three
     asyncio.run(serve())
     return 0
 

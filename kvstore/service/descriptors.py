@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def raise_limit() -> None:
     """Let this process have as many descriptors as it may give itself, 65,536 at most.
 
-    The soft limit is often 1,024, for the sake of programs that use ``select``; a node does not.
+    The soft limit is often 1,024, for the sake of programs that use ``select``; neither a node nor a proxy does.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import signal
 import socket
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from openai_instance import words_of
@@ -366,6 +368,17 @@ def test_a_port_that_is_taken_is_one_line_and_exit_code_1(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert cli.main(["proxy", *URLS, "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_it_may_have_more_descriptors_than_the_soft_limit(proxy):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    try:
+        nobody = [SimpleNamespace(url=f"http://127.0.0.1:{port}") for port in (1, 2)]
+        process = proxy(nobody[:1], nobody[1:]).process
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] > 512
 
 
 def test_a_missing_package_is_named(capsys, monkeypatch):
