@@ -36,6 +36,7 @@ TENANT_SHARE = 2
 """One tenant has at most this part of these others."""
 _LOOK_SECONDS = 0.25
 _SAY_SECONDS = 60.0
+_MOST_LOOKED_AT = 1 << 20
 _log = logging.getLogger(__name__)
 Address = tuple[str, int]
 """IP address without zone, and port."""
@@ -252,7 +253,9 @@ def _descriptors() -> Iterable[int]:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # all of them are in use
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # All of them are in use, or all of the machine's: then the limit may be a billion, or none.
+        return range(min(limit, _MOST_LOOKED_AT) if limit != resource.RLIM_INFINITY else _MOST_LOOKED_AT)
 
 
 def _inode(fd: int) -> int | None:

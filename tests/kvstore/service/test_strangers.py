@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import numpy as np
@@ -208,3 +210,13 @@ def test_what_a_tenant_has_beyond_its_half_is_closed(node, eventually):
 def test_how_many_there_may_be(number):
     with pytest.raises(ConfigError, match=f"connections must lie between 16 and 16384, got {number}"):
         NodeConfig(connections=number)
+
+
+@pytest.mark.parametrize("limit", [1 << 30, resource.RLIM_INFINITY])
+def test_without_a_list_not_every_number_that_may_be_is_tried(monkeypatch, limit):
+    def none_left(folder: Path) -> NoReturn:
+        raise OSError(errno.ENFILE, "the machine has none left")
+
+    monkeypatch.setattr(Path, "iterdir", none_left)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (limit, limit))
+    assert strangers._descriptors() == range(1 << 20)
