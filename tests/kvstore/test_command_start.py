@@ -27,6 +27,7 @@ class CtrlC:
         if name == sys.argv[1]:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, CtrlC())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started with it ignored
 from kvstore import cli
 sys.exit(cli.main(["status"]))
 """

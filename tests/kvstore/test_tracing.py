@@ -129,5 +129,5 @@ def test_without_it_installed_a_node_says_what_to_install(start_node, monkeypatc
 
 
 def test_no_url():
-    with pytest.raises(ConfigError, match="traces: 'collector:4317' is no http"):
+    with pytest.raises(ConfigError, match="traces: 'collector:4317' is not an http"):
         NodeConfig(traces="collector:4317")
