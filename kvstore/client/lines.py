@@ -347,6 +347,8 @@ class Lines:
         channel = Calls(connected, deadline)
         try:
             with self._lock:
+                if self._closed:  # what cuts all connections was here before this one
+                    raise ConnectionAbortedError
                 self._channels.add(channel)
             connected.settimeout(max(deadline - time.monotonic(), 1e-3))
             at_socket(self._directory, connected.connect)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.bulk.calls import SOCKET_NAME
+from kvstore.bulk.calls import SOCKET_NAME, Calls
 from kvstore.client import ahead
 from kvstore.client.lines import GrpcLine, SocketLine
 from kvstore.client.reservation import part_ends
@@ -213,6 +213,26 @@ def test_two_threads_with_long_prompts_share_a_small_arena(start_node, hashes, p
         # Pages may leave again for the other thread's: nothing is refused a slot.
         counters = node.store.statistics().counters
         assert (counters["refused"], counters["stored"]) == (0, 2 * 8 * 32)
+
+
+def test_a_client_that_is_closed_as_it_connects_does_not_wait_for_the_node(node_process, space, monkeypatch):
+    node = node_process()
+    client = kvstore.connect(node.url, timeout=PATIENCE)
+    client.namespace(space)
+    connections = client._session.path._lines
+
+    def closed_meanwhile(*arguments):
+        connections.close()
+        return Calls(*arguments)
+
+    monkeypatch.setattr("kvstore.client.lines.Calls", closed_meanwhile)
+    node.pause()
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match="is closed"):
+        connections.take(started + PATIENCE)
+    assert time.monotonic() < started + PATIENCE / 2, "it waited for the node"
+    node.resume()
+    client.close()
 
 
 def test_room_is_taken_and_given_back():
