@@ -17,9 +17,12 @@ class PinnedArena:
     """Follows a client from one mapping to the next: a node that comes back may have another arena, and its client then
     maps that one.
 
-    Registering takes about as long as reading the memory once, so it is done on a thread of its own; until it is over,
-    and where it fails, copies go without. A mapping that is no longer the client's is unregistered behind the last use
-    that may still copy from or to it. It stays mapped until then: this object holds it.
+    Registering takes about as long as reading the memory once. What the client maps when this object is made is
+    registered by the time it has been made: an engine may go on to capture CUDA graphs, and while a capture is under
+    way CUDA refuses to register memory, in any thread, and gives the capture up. Later mappings are registered on a
+    thread of their own; until that is over, and where it fails, copies go without. A mapping that is no longer the
+    client's is unregistered behind the last use that may still copy from or to it. It stays mapped until then: this
+    object holds it.
 
     Args:
         mapping: gives the client's mapping now, None where it has none. It must be quick.
@@ -37,7 +40,8 @@ class PinnedArena:
         self._uses: Counter[int] = Counter()  # by the number of the registration that was the last one at their start
         self._closed = False
         with self.use():
-            pass
+            for registration in self._registrations:
+                registration.wait()
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -91,7 +95,12 @@ class _Registration:
         self._lock = threading.Lock()
         self._pinned: PinnedMapping | None = None
         self._over = False
-        threading.Thread(target=self._register, args=(pin,), name="kvstore-pin", daemon=True).start()
+        self._thread = threading.Thread(target=self._register, args=(pin,), name="kvstore-pin", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until it is registered, or refused."""
+        self._thread.join()
 
     def release(self) -> None:
         with self._lock:

@@ -16,11 +16,13 @@ Eventually = Callable[[Callable[[], object]], None]
 
 class Runtime:
     def __init__(self) -> None:
+        self.reached = threading.Event()
         self.go_on = threading.Event()
         self.go_on.set()
         self.status = 0
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.reached.set()
         assert self.go_on.wait(60)
         return self.status
 
@@ -93,12 +95,32 @@ def test_a_use_keeps_every_arena_that_it_may_have_been_lent(
     assert not is_pinned(second)
 
 
+def test_what_is_mapped_at_the_start_is_registered_before_the_engine_goes_on(client: Client, runtime: Runtime) -> None:
+    # It may capture CUDA graphs next, and a capture does not survive that anybody registers memory.
+    runtime.go_on.clear()
+    made: list[PinnedArena] = []
+    starting = threading.Thread(
+        target=lambda: made.append(PinnedArena(lambda: client.arena, lambda memory: PinnedMapping(memory, runtime)))
+    )
+    starting.start()
+    assert runtime.reached.wait(60)
+
+    starting.join(0.1)
+    assert not made
+
+    runtime.go_on.set()
+    starting.join()
+    assert is_pinned(client.arena)
+    made[0].close()
+
+
 def test_one_that_is_over_before_it_is_registered_is_unregistered_then(
-    client: Client, runtime: Runtime, eventually: Eventually
+    client: Client, runtime: Runtime, arena: PinnedArena
 ) -> None:
     runtime.go_on.clear()
-    arena = PinnedArena(lambda: client.arena, lambda memory: PinnedMapping(memory, runtime))
-    threads = [thread for thread in threading.enumerate() if thread.name == "kvstore-pin"]
+    client.arena = second = np.zeros(8192, np.uint8)
+    with arena.use():  # a later one is not waited for
+        threads = [thread for thread in threading.enumerate() if thread.name == "kvstore-pin"]
     arena.close()
 
     runtime.go_on.set()
@@ -106,7 +128,7 @@ def test_one_that_is_over_before_it_is_registered_is_unregistered_then(
         thread.join(60)
 
     assert threads
-    assert not is_pinned(client.arena)
+    assert not is_pinned(second)
 
 
 def test_without_an_arena_and_where_pinning_fails_copies_go_on(
