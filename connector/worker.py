@@ -168,6 +168,7 @@ class WorkerConnector:
 
     def start_load_kv(self, plan: StepPlan) -> None:
         """Begins the step's loads. Call it before the forward pass where that computes what is loaded."""
+        self._follow(plan.loads)
         for load in self._of_parts(plan.loads):
             self._loads_under_way[load.request_id] += 1
             self._lane_of(load).submit(load)
@@ -198,6 +199,7 @@ class WorkerConnector:
 
     def start_save_kv(self, plan: StepPlan) -> None:
         """Begins the step's stores. Call it when the forward pass that computes their blocks has been queued."""
+        self._follow(plan.stores)
         for store in self._of_parts(plan.stores):
             self._stores_under_way[store.request_id] += 1
             self._stores.submit(store)
@@ -294,6 +296,12 @@ class WorkerConnector:
     @property
     def _load_lanes(self) -> Sequence[Lane[LoadPlan]]:
         return (self._loads, self._peer_loads) if self._peers else (self._loads,)
+
+    def _follow(self, plans: Sequence[LoadPlan | StorePlan]) -> None:
+        """What is copied, by other threads, waits for what this one has queued."""
+        if plans:
+            for _, pages in self._groups:
+                pages.follow()
 
     def _of_parts(self, plans: Sequence[Plan]) -> Iterator[Plan]:
         """The same for each part of the pages; a part's number among the namespaces stands for its group."""

@@ -39,6 +39,10 @@ class CodedKV:
         """Layers that a page has a part of."""
         return self._kv.num_layers
 
+    def follow(self) -> None:
+        """As :meth:`PagedKV.follow`."""
+        self._kv.follow()
+
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         """Copy blocks out, into encoded pages of :attr:`page_bytes`. Otherwise as :meth:`PagedKV.gather`."""
         plain = np.empty((len(out), self._kv.page_bytes), np.uint8)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -39,8 +40,13 @@ class Event(Protocol):
 class Streams(Protocol):
     """Where copies are queued, by direction."""
 
-    def queue(self, direction: str, copies: Sequence[Callable[[], None]]) -> list[Event]:
-        """Queue copies behind what the engine has queued so far. Returns one event behind each.
+    def follow(self) -> None:
+        """The engine queues its work on the stream that is current in this thread."""
+        ...
+
+    def queue(self, direction: str, copies: Iterable[Callable[[], None]]) -> Iterator[Event]:
+        """Queue copies behind what the engine has queued when the first one is: one each time that the next event, the
+        one behind it, is asked for.
 
         When one can't be queued, those before it are done when its error is raised.
         """
@@ -51,26 +57,31 @@ class CudaStreams:
     """A stream a direction: a store does not queue behind a load, and the bus carries both at once."""
 
     def __init__(self, device: torch.device) -> None:
-        self._compute: torch.cuda.Stream = torch.cuda.current_stream(device)
+        self._device = device
+        self.follow()
         self._streams: dict[str, torch.cuda.Stream] = {
             direction: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             for direction in ("gather", "scatter")
         }
 
-    def queue(self, direction: str, copies: Sequence[Callable[[], None]]) -> list[Event]:
+    def follow(self) -> None:
+        """Copies wait for the stream that is current now."""
+        self._compute: torch.cuda.Stream = torch.cuda.current_stream(self._device)
+
+    def queue(self, direction: str, copies: Iterable[Callable[[], None]]) -> Iterator[Event]:
         """Queue copies. The engine's stream waits for nothing."""
         stream = self._streams[direction]
+        # Once: while the second layer is queued, the engine may have begun to compute the first one.
         stream.wait_stream(self._compute)
-        events: list[Event] = []
-        with torch.cuda.stream(stream):
-            try:
-                for copy in copies:
+        for copy in copies:
+            with torch.cuda.stream(stream):
+                try:
                     copy()
-                    events.append(stream.record_event())
-            except BaseException:
-                stream.synchronize()  # whoever learns of the error gives pages and blocks away
-                raise
-        return events
+                    event = stream.record_event()
+                except BaseException:
+                    stream.synchronize()  # whoever learns of the error gives pages and blocks away
+                    raise
+            yield event
 
 
 class DeviceCopies:
@@ -89,6 +100,10 @@ class DeviceCopies:
         """Names of the ways by direction, the fastest first."""
         self._measure()
 
+    def follow(self) -> None:
+        """Copies wait for the stream that is current in this thread now."""
+        self._streams.follow()
+
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         """Copy pieces into pages."""
         self._gather(self._way("gather", out), piece_ids, out)
@@ -103,7 +118,7 @@ class DeviceCopies:
         return next(self._ways[name] for name in self.order[direction] if self._ways[name].takes(pages))
 
     def _gather(self, way: Way, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
-        (done,) = self._streams.queue("gather", [lambda: way.gather(piece_ids, out)])
+        (done,) = self._streams.queue("gather", [partial(way.gather, piece_ids, out)])
         done.synchronize()
 
     def _scatter(
@@ -113,17 +128,26 @@ class DeviceCopies:
         piece_ids: Sequence[int],
         on_layer: Callable[[int], None] | None = None,
     ) -> None:
-        count = len(self._layers)
-        shares = [range(count)] if on_layer is None else [range(each, each + 1) for each in range(count)]
-        copies = [partial(way.scatter, pages, piece_ids, layers) for layers in shares]
-        events = self._streams.queue("scatter", copies)
+        every = range(len(self._layers))
+        shares = [every] if on_layer is None else [range(each, each + 1) for each in every]
+        copies = repeat(partial(next, way.scatter(pages, piece_ids, shares)), len(shares))
+        events: list[Event] = []
+
+        def finish(number: int) -> None:
+            events[number].synchronize()
+            if on_layer is not None:
+                on_layer(number)
+
         try:
-            for layer, event in enumerate(events):
-                event.synchronize()
-                if on_layer is not None:
-                    on_layer(layer)
+            for event in self._streams.queue("scatter", copies):
+                events.append(event)
+                # To queue all layers may take longer than to copy them. With one queued ahead the bus does not rest.
+                if len(events) > 1:
+                    finish(len(events) - 2)
+            finish(len(shares) - 1)
         finally:
-            events[-1].synchronize()  # nothing is copied any more when this returns, however it does
+            for event in events[-1:]:
+                event.synchronize()  # nothing is copied any more when this returns, however it does
 
     def _measure(self) -> None:
         """Rank the ways, and drop those that do not do what the specification says."""

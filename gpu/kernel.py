@@ -8,7 +8,7 @@ With ``TRITON_INTERPRET=1`` in the environment it runs on CPU tensors, slowly, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 import triton
@@ -42,22 +42,29 @@ class Kernel:
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         """Queue copies of pieces into pages."""
-        self._launch(piece_ids, out, range(self._layout.layers), gather=True)
+        self._launch(len(piece_ids), self._numbers(piece_ids, out), range(self._layout.layers), gather=True)
 
-    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range) -> None:
-        """Queue copies of these layers of pages into pieces."""
-        self._launch(piece_ids, pages, layers, gather=False)
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
+        """Queue copies of pages into pieces, share by share."""
+        numbers = self._numbers(piece_ids, pages)
+        for layers in shares:
+            self._launch(len(piece_ids), numbers, layers, gather=False)
+            yield
 
-    def _launch(self, piece_ids: Sequence[int], pages: Sequence[PageBytes], layers: range, *, gather: bool) -> None:
+    def _numbers(self, piece_ids: Sequence[int], pages: Sequence[PageBytes]) -> torch.Tensor:
+        """Pieces, then addresses of pages, in one transfer. Once a call: this thread waits for the stream meanwhile."""
+        return torch.tensor([*piece_ids, *(page.ctypes.data for page in pages)], device=self._device)
+
+    def _launch(self, pieces: int, numbers: torch.Tensor, layers: range, *, gather: bool) -> None:
         runs, word = self._runs, self._word
-        # One transfer for both lists.
-        numbers = torch.tensor([*piece_ids, *(page.ctypes.data for page in pages)], device=self._device)
         words = runs.run_bytes // word
-        grid = (len(piece_ids), len(layers) * runs.parts * runs.rows)
+        # In one dimension: CUDA takes 65,535 programs in the others, and a page may have more runs.
+        grid = (pieces * len(layers) * runs.parts * runs.rows,)
         copy_runs[grid](
             self._addresses,
-            numbers[len(piece_ids) :],
+            numbers[pieces:],
             numbers,
+            pieces,
             layers.start,
             runs.parts,
             runs.rows,
@@ -73,11 +80,13 @@ class Kernel:
         )
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# Compiled once, not for each kind of number: a load must not wait for the compiler.
+@triton.jit(do_not_specialize=["pieces", "first_layer"])  # type: ignore[untyped-decorator, unused-ignore]
 def copy_runs(  # type: ignore[no-untyped-def]  # noqa: D103
     layer_addresses,
     page_addresses,
     piece_ids,
+    pieces,
     first_layer,
     parts,
     rows,
@@ -92,8 +101,9 @@ def copy_runs(  # type: ignore[no-untyped-def]  # noqa: D103
     GATHER: tl.constexpr,  # noqa: N803
 ):
     # 64 bits throughout: a KV cache has more words than 32 bits count.
-    place = tl.program_id(0).to(tl.int64)
-    strip = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0).to(tl.int64)
+    place = program % pieces
+    strip = program // pieces
     row = strip % rows
     part = strip // rows % parts
     layer = first_layer + strip // rows // parts

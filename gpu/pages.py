@@ -42,8 +42,9 @@ class PagedKV:
 
     Both copies block until the bytes are where they belong, release the GIL while they copy, and may run in several
     threads at once as long as no block is written while another copy reads or writes it. On a CUDA device they use
-    streams of their own, which first wait for what was queued, before the call, on the stream that was current
-    when this object was made; make it before the engine computes, since it measures then how to copy fastest.
+    streams of their own, which first wait for what was queued, before the call, on the engine's stream: the one that
+    was current when this object was made, or when :meth:`follow` was last called. Make it before the engine computes,
+    since it measures then how to copy fastest.
 
     Args:
         tensors: on the CPU or on one CUDA device, with the axes that ``axes`` says. They are used in place and must
@@ -82,6 +83,14 @@ class PagedKV:
     def ways(self) -> dict[str, list[str]]:
         """How pages are copied, the fastest way first, by direction (``"gather"``, ``"scatter"``); empty on the CPU."""
         return self._copies.order if isinstance(self._copies, DeviceCopies) else {}
+
+    def follow(self) -> None:
+        """Say, in the engine's thread, which stream it computes on: the one that is current.
+
+        An engine may change it, and copies that wait for another one would read blocks before they are computed.
+        """
+        if isinstance(self._copies, DeviceCopies):
+            self._copies.follow()
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         """Copy blocks out, into contiguous pages.

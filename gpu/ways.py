@@ -7,7 +7,7 @@ device: see :mod:`gpu.choice`. They work on CPU tensors as well, where they are 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -34,8 +34,8 @@ class Way(Protocol):
         """Queue copies of pieces into pages."""
         ...
 
-    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range) -> None:
-        """Queue copies of these layers of pages into pieces."""
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
+        """Queue copies of pages into pieces, one share of the layers each time that the next step is asked for."""
         ...
 
 
@@ -56,8 +56,9 @@ class Staged:
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         """Queue copies of pieces into pages."""
+        places = self._places(piece_ids)
         for start, end in self._batches(len(out), len(self._layers)):
-            blocks, pieces = self._indices(piece_ids, start, end)
+            blocks, pieces = places[:, start * self._runs.pieces_per_page : end * self._runs.pieces_per_page]
             staging = self._staging(end - start, len(self._layers))
             for index, layer in enumerate(self._layers):
                 picked = layer[:, blocks, pieces]  # (parts, pages * pieces_per_page, rows, words)
@@ -66,26 +67,29 @@ class Staged:
             for page, staged in zip(out[start:end], as_bytes(staging), strict=True):
                 tensor_over(page).copy_(staged, non_blocking=True)
 
-    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range) -> None:
-        """Queue copies of these layers of pages into pieces."""
-        first, last = layers.start * self._layout.layer_bytes, layers.stop * self._layout.layer_bytes
-        for start, end in self._batches(len(pages), len(layers)):
-            blocks, pieces = self._indices(piece_ids, start, end)
-            staging = self._staging(end - start, len(layers))
-            for page, staged in zip(pages[start:end], as_bytes(staging), strict=True):
-                staged.copy_(tensor_over(page[first:last]), non_blocking=True)
-            for index, layer in enumerate(layers):
-                # (pages, parts, rows, pieces, words) -> (parts, pages * pieces, rows, words)
-                self._layers[layer][:, blocks, pieces] = staging[:, index].permute(1, 0, 3, 2, 4).flatten(1, 2)
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
+        """Queue copies of pages into pieces, share by share."""
+        places = self._places(piece_ids)
+        for layers in shares:
+            first, last = layers.start * self._layout.layer_bytes, layers.stop * self._layout.layer_bytes
+            for start, end in self._batches(len(pages), len(layers)):
+                blocks, pieces = places[:, start * self._runs.pieces_per_page : end * self._runs.pieces_per_page]
+                staging = self._staging(end - start, len(layers))
+                for page, staged in zip(pages[start:end], as_bytes(staging), strict=True):
+                    staged.copy_(tensor_over(page[first:last]), non_blocking=True)
+                for index, layer in enumerate(layers):
+                    # (pages, parts, rows, pieces, words) -> (parts, pages * pieces, rows, words)
+                    self._layers[layer][:, blocks, pieces] = staging[:, index].permute(1, 0, 3, 2, 4).flatten(1, 2)
+            yield
 
     def _staging(self, pages: int, layers: int) -> torch.Tensor:
         first = self._layers[0]
         return torch.empty((pages, layers, *self._page_shape), dtype=first.dtype, device=first.device)
 
-    def _indices(self, piece_ids: Sequence[int], start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        per_page = self._runs.pieces_per_page
-        ids = torch.tensor(piece_ids[start * per_page : end * per_page], device=self._layers[0].device)
-        return ids // self._runs.pieces_per_block, ids % self._runs.pieces_per_block
+    def _places(self, piece_ids: Sequence[int]) -> torch.Tensor:
+        """Of each piece its block, and its number there. Once a call: this thread waits for the stream meanwhile."""
+        ids = torch.tensor(piece_ids, device=self._layers[0].device)
+        return torch.stack((ids // self._runs.pieces_per_block, ids % self._runs.pieces_per_block))
 
     def _batches(self, count: int, layers: int) -> Iterator[tuple[int, int]]:
         pages = max(1, STAGING_BYTES // (self._layout.layer_bytes * layers))
@@ -110,10 +114,12 @@ class RunByRun:
         for outside, inside in self._pairs(out, piece_ids, range(len(self._layers))):
             outside.copy_(inside, non_blocking=True)
 
-    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range) -> None:
-        """Queue copies of these layers of pages into pieces."""
-        for outside, inside in self._pairs(pages, piece_ids, layers):
-            inside.copy_(outside, non_blocking=True)
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
+        """Queue copies of pages into pieces, share by share."""
+        for layers in shares:
+            for outside, inside in self._pairs(pages, piece_ids, layers):
+                inside.copy_(outside, non_blocking=True)
+            yield
 
     def _pairs(
         self, pages: Sequence[PageBytes], piece_ids: Sequence[int], layers: range

@@ -204,8 +204,14 @@ class FakePagedKV:
         self.scatter_gate = Gate()
         self.layer_gates = [Gate() for _ in range(LAYERS)]
         self.gather_gate = Gate()
+        self.calls: list[tuple[str, int]] = []
+        """What was called, and in which thread."""
+
+    def follow(self) -> None:
+        self.calls.append(("follow", threading.get_ident()))
 
     def scatter(self, pages, block_ids, on_layer=None) -> None:
+        self.calls.append(("scatter", threading.get_ident()))
         assert len(pages) == len(block_ids)
         for layer in range(LAYERS if on_layer is not None else 0):
             self.layer_gates[layer].go_through()
@@ -215,6 +221,7 @@ class FakePagedKV:
             self.blocks[block_id] = page
 
     def gather(self, block_ids, out) -> None:
+        self.calls.append(("gather", threading.get_ident()))
         for page, block_id in zip(out, block_ids, strict=True):
             page[:] = self.blocks[block_id]
         self.gather_gate.go_through()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 
 import numpy as np
 import pytest
@@ -56,8 +57,8 @@ def test_every_way_copies_as_the_specification_does(axes: str, page_tokens: int 
             for layer in layers:
                 layer.view(torch.uint8).zero_()
             torch.cuda.synchronize()
-            shares = [lambda way=way, each=each: way.scatter(pages, ids, range(each, each + 1)) for each in range(3)]
-            for done in streams.queue("scatter", shares):
+            steps = way.scatter(pages, ids, [range(each, each + 1) for each in range(3)])
+            for done in streams.queue("scatter", [partial(next, steps)] * 3):
                 done.synchronize()
             again = [page.cpu().view(-1).view(torch.uint8).numpy() for page in reference.gather(layers, layout, ids)]
             assert all(map(np.array_equal, again, expected)), name
@@ -105,6 +106,43 @@ def test_a_copy_waits_for_what_was_queued_before_it() -> None:
     paged.gather([3], [page])
 
     assert (page == 7).all()
+
+
+def test_a_copy_waits_for_the_stream_that_the_engine_has_changed_to() -> None:
+    case = paged_kv("block kv token head dim", SIZES, torch.bfloat16)
+    tensors = on_device(case)
+    paged = PagedKV(tensors, case.axes)
+    page = np.zeros(paged.page_bytes, np.uint8)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        paged.follow()
+        torch.cuda._sleep(100_000_000)
+        for tensor in tensors:
+            tensor.view(torch.uint8).fill_(7)
+
+    paged.gather([3], [page])
+
+    assert (page == 7).all()
+
+
+def test_layers_are_copied_while_the_engine_computes_those_that_are_there() -> None:
+    case = paged_kv("block kv token head dim", SIZES, torch.bfloat16)
+    paged = PagedKV(on_device(case), case.axes)
+    memory = np.zeros(paged.page_bytes, np.uint8)
+    busy: list[bool] = []
+    with PinnedMapping(memory) as mapping:
+        assert mapping.pinned, mapping.reason
+        paged.scatter([memory], [3], lambda layer: None)  # what is loaded at the first call waits for the device
+        computed = torch.cuda.Event()
+
+        def compute(layer: int) -> None:
+            if layer == 0:
+                torch.cuda._sleep(2_000_000_000)  # more than the other layers take
+                computed.record()
+            busy.append(not computed.query())
+
+        paged.scatter([memory], [3], compute)
+
+    assert busy == [True, True, True]
 
 
 def test_a_mapping_is_pinned_until_it_is_released() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +10,9 @@ import torch
 from kv_layouts import PagedCase, paged_kv, random_pages
 
 from gpu import device
+from gpu.coded import CodedKV
 from gpu.device import DeviceCopies, Event
+from gpu.pages import PagedKV
 from gpu.ways import RunByRun, Staged
 
 SIZES = {"layer": 3, "kv": 2, "block": 6, "token": 4, "head": 2, "dim": 8}
@@ -22,14 +24,19 @@ class Done:
 
 
 class AtOnce:
-    def __init__(self) -> None:
-        self.queued: list[tuple[str, int]] = []
+    """Copies are done when they are queued."""
 
-    def queue(self, direction: str, copies: Sequence[Callable[[], None]]) -> list[Event]:
-        self.queued.append((direction, len(copies)))
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def follow(self) -> None:
+        self.log.append("follow")
+
+    def queue(self, direction: str, copies: Iterable[Callable[[], None]]) -> Iterator[Event]:
         for copy in copies:
             copy()
-        return [Done() for _ in copies]
+            self.log.append(f"{direction} queued")
+            yield Done()
 
 
 class Garbled(Staged):
@@ -39,8 +46,8 @@ class Garbled(Staged):
 
 
 class Misplaced(Staged):
-    def scatter(self, pages, piece_ids, layers) -> None:
-        super().scatter(pages, list(reversed(piece_ids)), layers)
+    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+        return super().scatter(pages, list(reversed(piece_ids)), shares)
 
 
 class Failing(Staged):
@@ -92,45 +99,89 @@ def test_the_fastest_way_that_takes_the_pages_copies_them(monkeypatch: pytest.Mo
     assert page.tobytes() == case.naive_pages([4])[0]
 
 
-def test_layers_are_queued_all_at_once_and_told_in_turn(case: PagedCase) -> None:
+def test_a_layer_is_told_when_the_next_one_is_queued_and_not_when_all_are(case: PagedCase) -> None:
     streams = AtOnce()
     copies = DeviceCopies(case.layers, case.layout, streams)
-    streams.queued.clear()
+    streams.log.clear()
     pages = random_pages(2, case.layout.page_bytes, seed=3)
-    told: list[int] = []
 
-    copies.scatter(pages, [5, 1], told.append)
-    copies.scatter(pages[:1], [2])
+    copies.scatter(pages, [5, 1], lambda layer: streams.log.append(f"layer {layer}"))
 
-    assert told == [0, 1, 2]
-    assert streams.queued == [("scatter", 3), ("scatter", 1)]
-    assert case.naive_pages([5, 1, 2]) == [page.tobytes() for page in (*pages, pages[0])]
+    queued = "scatter queued"
+    assert streams.log == [queued, queued, "layer 0", queued, "layer 1", "layer 2"]
+    assert case.naive_pages([5, 1]) == [page.tobytes() for page in pages]
 
 
-def test_no_copy_is_under_way_when_an_error_is_raised(case: PagedCase) -> None:
-    done: list[int] = []
+def test_layers_that_nobody_waits_for_are_one_copy(case: PagedCase) -> None:
+    streams = AtOnce()
+    copies = DeviceCopies(case.layers, case.layout, streams)
+    streams.log.clear()
+    (page,) = random_pages(1, case.layout.page_bytes, seed=4)
 
-    class Counted:
-        def __init__(self, number: int) -> None:
-            self.number = number
+    copies.scatter([page], [2])
 
-        def synchronize(self) -> None:
-            done.append(self.number)
+    assert streams.log == ["scatter queued"]
+    assert case.naive_pages([2]) == [page.tobytes()]
 
-    class Later(AtOnce):
-        def queue(self, direction: str, copies: Sequence[Callable[[], None]]) -> list[Event]:
-            return [Counted(number) for number, _ in enumerate(super().queue(direction, copies))]
+
+def test_the_engines_stream_is_followed(monkeypatch: pytest.MonkeyPatch, case: PagedCase) -> None:
+    streams = AtOnce()
+    monkeypatch.setattr("gpu.pages.HostCopies", lambda layers, layout: DeviceCopies(layers, layout, streams))
+    paged = PagedKV(case.tensors, case.axes)
+    streams.log.clear()
+
+    paged.follow()
+    CodedKV(paged, "int8").follow()
+
+    assert streams.log == ["follow", "follow"]
+
+
+class Later(AtOnce):
+    """Says which events were waited for, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[int] = []
+        self.fails_at = -1
+
+    def queue(self, direction: str, copies: Iterable[Callable[[], None]]) -> Iterator[Event]:
+        for number, _ in enumerate(super().queue(direction, copies)):
+            if number == self.fails_at:
+                raise RuntimeError("out of memory")
+            yield Counted(self.waited, number)
+
+
+class Counted:
+    def __init__(self, waited: list[int], number: int) -> None:
+        self.synchronize = lambda: waited.append(number)
+
+
+def test_no_copy_is_under_way_when_whoever_is_told_fails(case: PagedCase) -> None:
+    streams = Later()
+    copies = DeviceCopies(case.layers, case.layout, streams)
+    streams.waited.clear()
 
     def fail(layer: int) -> None:
         raise RuntimeError("no")
 
-    copies = DeviceCopies(case.layers, case.layout, Later())
-    done.clear()
-
     with pytest.raises(RuntimeError, match="no"):
         copies.scatter(random_pages(1, case.layout.page_bytes, seed=1), [1], fail)
 
-    assert done == [0, 2]
+    assert streams.waited == [0, 1]  # what was queued: the layer that was told, and the one behind it
+
+
+def test_no_copy_is_under_way_when_a_later_one_can_not_be_queued(case: PagedCase) -> None:
+    streams = Later()
+    copies = DeviceCopies(case.layers, case.layout, streams)
+    streams.waited.clear()
+    streams.fails_at = 2
+    told: list[int] = []
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        copies.scatter(random_pages(1, case.layout.page_bytes, seed=1), [1], told.append)
+
+    assert told == [0]
+    assert streams.waited == [0, 1]
 
 
 def test_fewer_blocks_than_one_page_takes_are_nothing_to_measure() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,11 +84,32 @@ def test_pages_go_in_as_the_specification_says_layer_by_layer(
 
     way = make_way(name, case)
     split = min(split, layout.layers)
-    for layers in (range(split), range(split, layout.layers)):
-        if layers:
-            way.scatter(pages, ids, layers)
+    shares = [layers for layers in (range(split), range(split, layout.layers)) if layers]
+    assert len(list(way.scatter(pages, ids, shares))) == len(shares)
 
     assert all(map(np.array_equal, case.storages, expected))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_the_numbers_of_pieces_go_to_the_device_once_and_not_with_each_layer(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The thread waits there until all that was queued is done: layers would be copied without one queued ahead.
+    case = paged_kv("kv block token head dim", SMALL | {"layer": 4}, torch.float32)
+    way, pages = make_way(name, case), pages_for(case, [3, 1])
+    sent: list[Any] = []
+    make = torch.tensor
+
+    def watched(data: Any, **kwargs: Any) -> torch.Tensor:
+        sent.append(data)
+        return make(data, **kwargs)
+
+    monkeypatch.setattr(torch, "tensor", watched)
+
+    for _ in way.scatter(pages, [3, 1], [range(each, each + 1) for each in range(4)]):
+        pass
+
+    assert len([data for data in sent if isinstance(data, list) and data[:2] == [3, 1]]) == (name != "run by run")
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -136,3 +157,22 @@ def test_the_kernel_takes_only_pages_that_are_pinned_and_whole_words() -> None:
         assert not kernel.takes([first, odd])
         assert not kernel.takes([first, memory[3 * size :]])
     assert not kernel.takes([first])
+
+
+@NEEDS_TRITON
+def test_the_kernel_is_launched_in_one_dimension_however_many_runs_a_page_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    # CUDA takes 65,535 programs in the others.
+    sizes = {"layer": 20, "block": 3, "head": 4096, "token": 2, "dim": 2}
+    case = paged_kv("block head token dim", sizes, torch.float16, page_tokens=1)
+    grids: list[tuple[int, ...]] = []
+
+    class Launched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *args, **kwargs: None
+
+    monkeypatch.setattr("gpu.kernel.copy_runs", Launched())
+
+    make_way("kernel", case).gather([0, 5], pages_for(case, [0, 5]))
+
+    assert grids == [(2 * 20 * 4096,)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from worker_pages import NOTHING, PAGE_BYTES, outcome
 
@@ -18,6 +20,15 @@ class TestLoads:
         assert [int(kv.blocks[block_id, 0]) for block_id in range(19, 26)] == [19, 100, 101, 102, 103, 104, 25]
         assert (kv.blocks[20:25] == kv.blocks[20:25, :1]).all()
         assert outcome(worker) == (set(), set())
+
+    def test_copies_follow_the_stream_of_the_thread_that_begins_them(self, worker, load, store, settled, stocked, kv):
+        load(count=1)
+        settled()
+        store("b", count=1)
+        settled()
+        here = threading.get_ident()
+        assert [name for name, _ in kv.calls] == ["follow", "scatter", "follow", "gather"]
+        assert [thread == here for _, thread in kv.calls] == [True, False, True, False]
 
     def test_pages_are_counted_by_the_tier_they_came_from(self, worker, load, settled, stocked, hashes):
         stocked.on_disk.update(hashes[1:3])
