@@ -1,6 +1,6 @@
 """Slots that the node reserves before this client knows what it will store, so that a store starts copying at once.
 
-Each large store asks for as many slots again with its first part, and has the answer before its own end; where it is
+Each large store asks for as many slots again before its first copy, and has the answer before its own end; where it is
 one batch of several, that is what the next one needs. The next store of that namespace takes them, and names its pages
 when it publishes them. What is not used for a second goes back, so a client that does not store keeps no slots.
 """

@@ -83,7 +83,6 @@ class Reservation:
         self,
         line: Line,
         pages: Sequence[Bytes],
-        also: Sequence[Packed],
         used: Used,
         before: Callable[[], None],
         deadline: float,
@@ -93,7 +92,6 @@ class Reservation:
         Args:
             line: to the node.
             pages: of the batch.
-            also: what is posted with the first part.
             used: see above.
             before: called before anything is published.
             deadline: of all of it.
@@ -107,23 +105,16 @@ class Reservation:
         starts = [0, *(part_ends(len(places), length) if line.ahead else [len(places)])]
         bounds = [0, *(places[end] for end in starts[1:-1]), len(self.outcomes)]
         parts = [
-            (start, end, [*also, packed] if not start else [packed])
+            (start, end, self._part(line, first, behind, start, end - start, used))
             for start, end, first, behind in zip(starts, starts[1:], bounds, bounds[1:], strict=False)
-            for packed in [self._part(line, first, behind, start, end - start, used)]
         ]
         wanted = pages if len(places) == len(pages) else [pages[place] for place in places]
         arena, stride = self.attachment.arena.pages, slot_bytes(length)
-        posted = False
-        try:
-            for start, end, packed in parts:
-                copy_runs(arena, self._offsets[start:end], stride, wanted[start:end], np.copyto, out=False)
-                if not posted:
-                    before()
-                posted = True
-                line.post(packed, deadline)
-        finally:
-            for each in () if posted else also:
-                each.answered(None)
+        for start, end, packed in parts:
+            copy_runs(arena, self._offsets[start:end], stride, wanted[start:end], np.copyto, out=False)
+            if not start:
+                before()
+            line.post([packed], deadline)
 
     def publish(self, line: Line, used: Used, deadline: float) -> None:
         """Post everything at once: it was written already."""

@@ -153,9 +153,9 @@ class SharedPath(Path):
             line, reservation = self._operate(reserve, deadline)
             try:
                 if reservation.ticket:
-                    also = self._next(line, reservation, following)
+                    line.post(self._next(line, reservation, following), deadline)  # done while this one is copied
                     before = partial(self._settle_begun, deadline)
-                    reservation.write(line, pages, also, self._recency.take, before, deadline)
+                    reservation.write(line, pages, self._recency.take, before, deadline)
                     self._begun.line = line
                     if self._room.is_tight:  # what was written must have left this client's hands before more is begun
                         line.settle(deadline)

@@ -15,9 +15,8 @@ import pytest
 
 import kvstore
 from kvstore.bulk.calls import SOCKET_NAME, Calls
-from kvstore.client import ahead
+from kvstore.client import ahead, reservation
 from kvstore.client.lines import GrpcLine, SocketLine
-from kvstore.client.reservation import part_ends
 from kvstore.client.room import Room
 from kvstore.errors import LimitExceededError, UnavailableError
 
@@ -56,18 +55,25 @@ def load(pages: kvstore.Namespace, hashes: list[bytes]) -> tuple[int, np.ndarray
 def test_a_store_is_published_while_it_is_copied(start_node, hashes, payload, asked, monkeypatch, eventually):
     monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
     monkeypatch.setattr(ahead, "_IDLE_SECONDS", 1000.0)
-    monkeypatch.setattr("kvstore.client.reservation.LEAST_PART_BYTES", PAGE)
+    monkeypatch.setattr(reservation, "LEAST_PART_BYTES", PAGE)
+    copy_runs = reservation.copy_runs
+
+    def copy(*runs: Any, **out: bool) -> None:
+        asked.append("copy")
+        copy_runs(*runs, **out)
+
+    monkeypatch.setattr(reservation, "copy_runs", copy)
     node = start_node(arena=1024 * SLOT, disk_limit=0)
     with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
-        for name in (0, 1):  # the second one has slots already
+        for name in (0, 1):  # the second one has slots already, and asks for the next ones before it copies
             asked.clear()
             assert pages.store(hashes(8, name), payload(8, seed=name)) == kvstore.StoreResult(stored=8)
-            assert asked == ["PrepareStore"] * (2 - name) + ["CompleteStore"] * 2
+            assert asked == ["PrepareStore"] * (2 - name) + ["copy", "CompleteStore"] * 2
         asked.clear()
         more = [*hashes(8, 0)[:3], *hashes(5, 77)[3:], *hashes(8, 0)[5:6]]
         assert pages.store(more, payload(6, seed=5)) == kvstore.StoreResult(stored=2, present=4)
-        assert asked == ["PrepareStore", "CompleteStore", "CompleteStore"]
+        assert asked == ["PrepareStore"] + ["copy", "CompleteStore"] * 2
         for name in (0, 1):
             loaded, into = load(pages, hashes(8, name))
             assert loaded == 8
@@ -90,7 +96,7 @@ def test_a_store_is_published_while_it_is_copied(start_node, hashes, payload, as
     ],
 )
 def test_the_last_part_is_small(pages, page_bytes, ends):
-    assert list(part_ends(pages, page_bytes)) == ends
+    assert list(reservation.part_ends(pages, page_bytes)) == ends
 
 
 @pytest.mark.parametrize("socket", ["none", "dead"])
@@ -271,10 +277,10 @@ class TestKilled:
 
         return arm
 
-    @pytest.mark.parametrize("call", [0, 1, 3, 4])
+    @pytest.mark.parametrize("call", [0, 1, 3, 4, 5])
     def test_in_a_store(self, node_process, hashes, payload, kill_at, monkeypatch, eventually, call):
         monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
-        monkeypatch.setattr("kvstore.client.reservation.LEAST_PART_BYTES", PAGE)
+        monkeypatch.setattr(reservation, "LEAST_PART_BYTES", PAGE)
         node = node_process(arena=str(256 * SLOT), disk_limit="0")
         with kvstore.connect(node.url, timeout=PATIENCE) as client:
             pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
