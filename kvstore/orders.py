@@ -127,16 +127,11 @@ class Orders:
         order.free.append(number)
 
     def move(self, slot: Slot, parent: Slot | None) -> None:
-        """From the common order into its namespace's own; the rest as in ``enter``. It is in one of both at any time,
-        also where a policy fails, which is told at once."""
-        slots, common, number = self._slots, self._of(slot), self._slots.rank[slot]
+        """From the common order into its namespace's own; the rest as in ``enter``. Both are told at once: what is put
+        off is worked out in larger pieces."""
+        common, number = self._of(slot), self._slots.rank[slot]
         self.enter([(slot, parent)])
-        try:
-            self._of(slot).policy.catch_up()
-        except BaseException:
-            self.leave(slot, lost=False)
-            slots.rank[slot], slots.apart[slot] = number, 0
-            raise
+        self._of(slot).policy.catch_up()
         common.policy.remove(number, lost=False)
         common.free.append(number)
         common.policy.catch_up()

@@ -156,8 +156,7 @@ def test_a_namespace_that_is_dropped_on_the_way(open_store: OpenStore, kv: Simpl
         (regrouping.Regrouping, "_sorted", 1),
         (regrouping.Regrouping, "_move", 2),
         (Orders, "end_move", 1),
-        (ExpectedReuse, "insert", 6),
-        (ExpectedReuse, "remove", 6),
+        (Orders, "enter", 6),
     ],
 )
 def test_what_fails_on_the_way_is_told_and_tried_again(
@@ -194,6 +193,32 @@ def test_what_fails_on_the_way_is_told_and_tried_again(
     assert pages_of(store) == 20
     store.check_integrity()
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("name", "at"), [("insert", 6), ("insert", 46), ("remove", 6)])
+def test_a_page_that_a_policy_fails_at_does_not_keep_a_quota_waiting(
+    open_store: OpenStore, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, at: int
+) -> None:
+    store = open_store(256)
+    one = store.open_namespace(kv.layout("one", FRAME))
+    kv.put(store, one, range(40))
+    method, calls = getattr(ExpectedReuse, name), 0
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise MemoryError
+        return method(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ExpectedReuse, name, fail)
+        set_quota(store, 20)
+    assert calls > at
+    store.check_integrity()
+    assert kv.put(store, one, [100]).stored == 1
+    assert pages_of(store) == 20
+    store.check_integrity()
 
 
 def test_a_node_that_stops_leaves_it_undone(open_store: OpenStore, kv: SimpleNamespace) -> None:

@@ -1,12 +1,15 @@
 """A policy that is told later."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvstore.eviction import ExpectedReuse, LeastRecentlyUsed
 from kvstore.eviction.deferred import Deferred
+from kvstore.store import Store
 
 
 def key(number: int) -> bytes:
@@ -71,39 +74,98 @@ def test_what_it_does_not_know_is_bounded() -> None:
     assert len(told.pages) == 6000
 
 
-def test_what_a_policy_fails_at_once_is_told_again() -> None:
-    class Failing(LeastRecentlyUsed):
-        failures = 1
+class Failing(LeastRecentlyUsed):
+    """Fails at some pages, whatever it is told of them."""
 
-        def touch(self, slots: Sequence[int]) -> None:
-            if self.failures:
-                self.failures -= 1
-                raise MemoryError
-            super().touch(slots)
+    def __init__(self, *wrong: int) -> None:
+        super().__init__()
+        self.wrong = set(wrong)
 
-    policy = Deferred(Failing())
-    policy.insert_all([(1, key(1), None), (2, key(2), None), (3, key(3), None)])
+    def _check(self, *slots: int) -> None:
+        if self.wrong & set(slots):
+            raise MemoryError
+
+    def insert(self, slot: int, key: bytes, parent: int | None = None) -> None:
+        self._check(slot)
+        super().insert(slot, key, parent)
+
+    def touch(self, slots: Sequence[int]) -> None:
+        self._check(*slots)
+        super().touch(slots)
+
+    def remove(self, slot: int, *, lost: bool = True) -> None:
+        self._check(slot)
+        super().remove(slot, lost=lost)
+
+
+def test_a_page_that_a_policy_fails_at_leaves_first_and_the_others_in_their_order() -> None:
+    failing = Failing(2)
+    policy = Deferred(failing)
+    policy.insert_all([(1, key(1), None), (2, key(2), 1), (3, key(3), 2)])
     policy.touch([1])
+    assert list(policy.victims()) == [2, 3, 1]
+    policy.touch([2, 3])
+    assert list(policy.victims()) == [2, 3, 1]
     policy.remove(2)
-    with pytest.raises(MemoryError):
-        policy.catch_up()
+    assert list(policy.victims()) == [3, 1]
+    policy.insert(2, key(20))
+    assert list(policy.victims()) == [2, 3, 1]
+    policy.remove(2)
+    failing.wrong.clear()
+    policy.insert(2, key(200))
+    assert list(policy.victims()) == [3, 1, 2], "it is one page like others again"
+    policy.remove(2)
     assert list(policy.victims()) == [3, 1]
 
 
-def test_pages_before_one_that_a_policy_fails_at_are_told_once() -> None:
-    class Failing(Told):
-        failures = 1
-
-        def insert(self, slot: int, key: bytes, parent: int | None = None) -> None:
-            if slot == 2 and self.failures:
-                self.failures -= 1
-                raise MemoryError
-            super().insert(slot, key, parent)
-
+def test_a_page_that_left_is_proposed_no_more_though_the_policy_failed_to_let_it_go() -> None:
     failing = Failing()
     policy = Deferred(failing)
     policy.insert_all([(1, key(1), None), (2, key(2), 1), (3, key(3), 2)])
-    with pytest.raises(MemoryError):
-        policy.catch_up()
-    assert sorted(policy.victims()) == [1, 2, 3]
-    assert failing.pages == [1, 2, 3]
+    policy.catch_up()
+    failing.wrong = {2}
+    policy.remove(2)
+    assert list(policy.victims()) == [1, 3]
+    failing.wrong.clear()
+    policy.insert(2, key(20))
+    assert list(policy.victims()) == [1, 3, 2]
+
+
+def test_what_a_policy_fails_at_for_good_is_bounded_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    policy = Deferred(Failing(*range(0, 5000, 2)))
+    for slot in range(5000):
+        policy.insert(slot, key(slot))
+        policy.touch([slot])
+        policy.use([slot])
+        assert policy._pages == sum(pages for pages, _ in policy._untold) <= 256
+    policy.catch_up()
+    assert policy._pages == len(policy._untold) == 0
+    assert list(policy.victims()) == [*range(0, 5000, 2), *range(1, 5000, 2)]
+    for slot in range(5000):
+        policy.remove(slot)
+    assert list(policy.victims()) == []
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "MemoryError" in caplog.text
+
+
+def test_a_store_goes_on_with_a_policy_that_fails_at_a_page_for_good(
+    open_store: Callable[..., Store], kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(16)
+    known = store.open_namespace(kv.layout("a", kv.FRAME))
+    wrong = {known.fingerprint + kv.hash_of(number) for number in (5, 50)}
+    insert = ExpectedReuse.insert
+
+    def fail(self: Any, slot: int, key: bytes, parent: int | None = None) -> None:
+        if key in wrong:
+            raise MemoryError
+        insert(self, slot, key, parent)
+
+    monkeypatch.setattr(ExpectedReuse, "insert", fail)
+    for first in range(0, 100, 4):
+        numbers = range(first, first + 4)
+        assert kv.put(store, known, numbers).stored == 4
+        assert kv.get(store, known, numbers) == 4
+        store.check_integrity()
+    assert kv.counts(store, "stored", "evicted") == (100, 84)
+    assert not kv.found(store, known, [5, 50])
