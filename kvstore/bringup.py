@@ -95,17 +95,28 @@ class BringUps:
             run.slots.append(slot if slot >= 0 else None)
             run.tiers.append(ARENA if slot >= 0 else under)
         self._catalog.hold(slot for slot in run.slots if slot is not None)
-        # Only now that the whole run is held: making room must not push out what comes further on in it.
+        try:
+            # Only now that the whole run is held: making room must not push out what comes further on in it.
+            self._begin_missing(run, known)
+        except BaseException:
+            self.publish(run, list(run.own), {})
+            self.give_up(run)
+            raise
+        return run
+
+    def _begin_missing(self, run: Run, known: KnownNamespace) -> None:
+        """Reserve slots for what the arena lacks, or find out who reads it already."""
         for place, held in enumerate(run.slots):
             if held is not None:
                 continue
             if not run.counted and not self._runs.may_take(run.who):
                 break
-            key = keys[place]
+            key = run.keys[place]
             if key in self._coming:
                 run.awaited[place] = self._coming[key]
             else:
-                slot = self._reserve(known, keys, place, run.tiers[place]) if self._has_room(run.who, known) else None
+                has_room = self._has_room(run.who, known)
+                slot = self._reserve(known, run.keys, place, run.tiers[place]) if has_room else None
                 if slot is None:
                     break
                 run.own[place] = self._coming[key] = _Coming(slot)
@@ -114,7 +125,6 @@ class BringUps:
             if not run.counted:
                 run.counted = True
                 self._runs.take(run.who)
-        return run
 
     def _reserve(self, known: KnownNamespace, keys: Sequence[bytes], place: int, tier: int) -> Slot | None:
         parent = keys[place - 1] if place else b""

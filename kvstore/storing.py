@@ -70,19 +70,26 @@ class Storing:
             resident = self._books.catalog.find_all(keys).tolist()
             here_now = [slot for slot in resident if slot >= 0]
             self._books.catalog.hold(here_now)  # until the end of this call: a batch must not push out its own pages
-            for key, previous, here, under in zip(keys, before[:-1], resident, below, strict=True):
-                if here >= 0 or under:
-                    outcomes.append(PRESENT)
-                    continue
-                reserved = None if full or room < frames else self._books.residency.reserve(key, known, owner, previous)
-                if reserved is None:
-                    full = True
-                    outcomes.append(REFUSED)
-                    continue
-                room -= frames
-                slots.append(reserved)
-                outcomes.append(RESERVED)
-            self._books.catalog.release(here_now)
+            try:
+                for key, previous, here, under in zip(keys, before[:-1], resident, below, strict=True):
+                    if here >= 0 or under:
+                        outcomes.append(PRESENT)
+                        continue
+                    reserved = None
+                    if not full and room >= frames:
+                        reserved = self._books.residency.reserve(key, known, owner, previous)
+                    if reserved is None:
+                        full = True
+                        outcomes.append(REFUSED)
+                        continue
+                    room -= frames
+                    slots.append(reserved)
+                    outcomes.append(RESERVED)
+            except BaseException:
+                self._free(slots)
+                raise
+            finally:
+                self._books.catalog.release(here_now)
             self._books.catalog.touch(here_now)
             present, refused = outcomes.count(PRESENT), outcomes.count(REFUSED)
             self._count(known.number, known.layout.page_bytes, present=present, refused=refused)
@@ -130,14 +137,17 @@ class Storing:
             room = (self._books.half_frames // 2 - self._books.frames_of(owner)) // frames
             if not pages or room < pages:
                 return Reserved(0, b"", [])
-            while len(slots) < pages:
-                slot = self._books.residency.reserve(b"", known, owner, evict=evict)
-                if slot is None:
-                    break
-                slots.append(slot)
+            try:
+                while len(slots) < pages:
+                    slot = self._books.residency.reserve(b"", known, owner, evict=evict)
+                    if slot is None:
+                        break
+                    slots.append(slot)
+            except BaseException:
+                self._free(slots)
+                raise
             if len(slots) < pages:  # a store like the one that this is for would not fit
-                for slot in slots:
-                    self._books.residency.free_written(slot)
+                self._free(slots)
                 return Reserved(0, b"", [])
             slots.sort(key=self._books.slots.frame.__getitem__)
             deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
@@ -313,6 +323,11 @@ class Storing:
         self._books.count("refused", refused)
         if self._books.namespaces.is_open(namespace):
             self._books.usage.stored(namespace, page_bytes, stored=stored, present=present, refused=refused)
+
+    def _free(self, slots: Sequence[Slot]) -> None:
+        """Free reserved slots of no ticket; the caller holds the lock."""
+        for slot in slots:
+            self._books.residency.free_written(slot)
 
     def _shorten(self, ticket: StoreTicket, outcomes: bytearray) -> None:
         """Refuse the reserved pages from the first one on whose slot is still being read: nobody knows of them yet."""

@@ -94,6 +94,34 @@ def test_a_page_damaged_below_is_a_miss_and_the_prefix_ends_there(
     store.check_integrity()
 
 
+def test_a_load_that_fails_as_it_begins_leaves_nothing_behind(
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(64, [tier])
+    known = store.open_namespace(kv.layout("a", FRAME))
+    kv.put_below(store, known, tier, range(1, 6))
+    kv.put(store, known, [0])
+    books = store._books
+    reserve, calls = books.residency.reserve, 0
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError
+        return reserve(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(books.residency, "reserve", fail)
+        with pytest.raises(MemoryError):
+            kv.get(store, known, range(6))
+    store.check_integrity()
+    bringups = books.bringups
+    assert (bringups.reserved, bringups._runs.taken, bringups._frames.taken, bringups._coming) == (0, 0, 0, {})
+    assert kv.get(store, known, range(6)) == 6
+    store.check_integrity()
+
+
 def test_a_page_twice_in_a_load_is_read_once(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
     store = open_store(16, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))

@@ -307,3 +307,35 @@ def test_clients_are_named_by_their_arena(open_store: OpenStore, kv: SimpleNames
     store.sweep()
     with pytest.raises(NotAttachedError):
         store.owner_of(name)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_reservation_that_fails_halfway_leaves_nothing_behind(
+    open_store: OpenStore, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    store = open_store(64)
+    known = store.open_namespace(kv.layout("a", FRAME))
+    kv.put(store, known, [0])
+    client = kv.LocalClient(store.arena.directory)
+    owner = store.owner_of(store.attach(client.name))
+    residency = store._books.residency
+    reserve, calls = residency.reserve, 0
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError
+        return reserve(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(residency, "reserve", fail)
+        with pytest.raises(MemoryError):
+            if ahead:
+                store.reserve_ahead(owner, known.fingerprint, 5, 10.0)
+            else:
+                store.prepare_store(owner, known.fingerprint, kv.hashes_of(range(6)), 10.0, direct=True)
+    store.check_integrity()
+    assert kv.put(store, known, range(6)).stored == 5
+    store.check_integrity()
+    client.die()
