@@ -18,6 +18,8 @@ from kvstore.regrouping import Regrouping
 from kvstore.rules import DURABILITIES, NamespaceRule, TenantRule, rule_for, warn_of_quotas_below_a_page
 from kvstore.tenant_quotas import TenantQuotas
 
+_LOOK_SECONDS = 0.1
+"""How often somebody who waits for another thread's regrouping looks whether to stop."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +50,8 @@ class Granting:
         """The books' lock guards it."""
         self._below_in_step = threading.Lock()
         """Quotas below are worked out and set in one order. Behind the register's lock, before the books'."""
+        self._regrouping = threading.Lock()
+        """Held while namespaces' pages are put into orders of their own, and taken before the books'."""
         books.namespaces.grant_all(self._grant)
 
     def open_namespace(self, layout: Layout, durability: str = "") -> KnownNamespace:
@@ -143,7 +147,16 @@ class Granting:
 
     def regroup(self, stop: threading.Event) -> None:
         """Put the pages of namespaces that have their first quota into orders of their own, and log what fails: that
-        is left to the next call."""
+        is left to the next call. Another thread that is at it is waited for, until ``stop`` is set."""
+        while not self._regrouping.acquire(timeout=_LOOK_SECONDS):
+            if stop.is_set():
+                return
+        try:
+            self._regroup(stop)
+        finally:
+            self._regrouping.release()
+
+    def _regroup(self, stop: threading.Event) -> None:
         left: list[int] = []
         try:
             while (regrouping := self._take_regrouping()) is not None:

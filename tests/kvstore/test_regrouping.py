@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -219,6 +220,47 @@ def test_a_page_that_a_policy_fails_at_does_not_keep_a_quota_waiting(
     assert kv.put(store, one, [100]).stored == 1
     assert pages_of(store) == 20
     store.check_integrity()
+
+
+def test_a_quota_that_another_thread_is_at_counts_when_it_was_set(
+    open_store: OpenStore, kv: SimpleNamespace, threads: ThreadPoolExecutor
+) -> None:
+    store = open_store(256)
+    one = store.open_namespace(kv.layout("one", FRAME))
+    kv.put(store, one, range(40))
+    stopped = threading.Event()
+    stopped.set()
+    set_quota(store, 20, stopped)  # is left to the next one
+    reached, go_on = threading.Event(), threading.Event()
+    other = threads.submit(store.regroup, Pauses(lambda: (reached.set(), go_on.wait(60))))
+    try:
+        assert reached.wait(60)
+        set_quota(store, 20, Pauses(go_on.set))
+        kv.put(store, one, [100])
+        assert pages_of(store) == 20
+    finally:
+        go_on.set()
+        kv.result(other)
+
+
+def test_whoever_waits_for_another_threads_regrouping_stops_when_the_node_does(
+    open_store: OpenStore, kv: SimpleNamespace, threads: ThreadPoolExecutor
+) -> None:
+    store = open_store(256)
+    one = store.open_namespace(kv.layout("one", FRAME))
+    kv.put(store, one, range(40))
+    stopped = threading.Event()
+    stopped.set()
+    set_quota(store, 20, stopped)
+    reached, go_on = threading.Event(), threading.Event()
+    other = threads.submit(store.regroup, Pauses(lambda: (reached.set(), go_on.wait(60))))
+    try:
+        assert reached.wait(60)
+        set_quota(store, 20, stopped)
+        assert not other.done()
+    finally:
+        go_on.set()
+        kv.result(other)
 
 
 def test_a_node_that_stops_leaves_it_undone(open_store: OpenStore, kv: SimpleNamespace) -> None:
