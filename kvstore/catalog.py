@@ -100,11 +100,22 @@ class Catalog:
         return len(self._dirty)
 
     def dirty(self, most: int) -> list[Slot]:
-        """Up to ``most`` dirty slots, the one that has waited longest first."""
+        """Up to ``most`` dirty slots: of the namespace whose turn it is first; of each, the one that has waited longest
+        first."""
         return list(islice(self._dirty, most))
 
+    @property
+    def dirty_namespaces(self) -> int:
+        """How many namespaces have such pages."""
+        return self._dirty.parties
+
+    def end_turns(self, slots: Iterable[Slot]) -> None:
+        """The namespaces of these slots had their turns: ``dirty`` names all others first."""
+        for namespace in dict.fromkeys(map(self.slots.namespace.__getitem__, slots)):
+            self._dirty.end_turn(namespace)
+
     def dirty_stamps(self) -> Iterator[int]:
-        """The stamps of all slots that are dirty now, in the same order. They may be read without the lock."""
+        """The stamps of all slots that are dirty now, namespace by namespace. They may be read without the lock."""
         queue, serials = self._dirty.copy(), self.slots.serials()
         return (serials[slot] << 32 | slot for slot in queue)
 
@@ -378,10 +389,11 @@ class Catalog:
         self._orders.drop(namespace)
 
     def defer(self, slot: Slot) -> None:
-        """The tiers below would not take the page now: let the others go first."""
+        """The tiers below would not take the page now: let the others of its namespace go first."""
         if slot in self._dirty:
-            self._dirty.remove(slot)
-            self._dirty.append(slot)
+            namespace = self.slots.namespace[slot]
+            self._dirty.remove(slot, namespace)
+            self._dirty.append(slot, namespace)
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
@@ -444,12 +456,13 @@ class Catalog:
 
     def _set_dirty(self, slot: Slot, dirty: bool) -> None:
         """A resident page becomes dirty, or a dirty one is so no longer."""
+        namespace = self.slots.namespace[slot]
         self.slots.dirty[slot] = dirty
         if dirty:
-            self._dirty.append(slot)
+            self._dirty.append(slot, namespace)
         else:
-            self._dirty.remove(slot)
-        self._set_risk(slot, dirty and self.slots.namespace[slot] in self._durable)
+            self._dirty.remove(slot, namespace)
+        self._set_risk(slot, dirty and namespace in self._durable)
 
     def _set_risk(self, slot: Slot, at_risk: bool) -> None:
         if at_risk != self.slots.at_risk[slot]:

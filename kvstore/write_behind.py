@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import groupby, islice
 
 from kvstore.answers import DISK
 from kvstore.arena.arena import Arena
@@ -21,7 +22,7 @@ from kvstore.checksum import checksum_of
 from kvstore.errors import ResourceError
 from kvstore.sharing import Sharing
 from kvstore.slot import Slot
-from kvstore.tiers.tier import PageWrite
+from kvstore.tiers.tier import FINGERPRINT_BYTES, PageWrite
 
 _WRITE_BYTES = 8 << 20
 """Most bytes that are held for one write to the tiers below, unless it is one page."""
@@ -159,14 +160,27 @@ class WriteBehind:
                 left -= max(before - len(self._to_share), 1)
 
     def write_back(self) -> int:
-        """Write one batch of dirty pages, oldest first, to the tiers below. Returns how many are clean now."""
-        with self.writing:
-            with self._lock:
-                batch, _ = self._hold_batch(self._catalog.dirty(_WRITE_PAGES))
-            return self._write(batch)
+        """Write one batch of dirty pages to the tiers below: those of the namespace whose turn it is, oldest first; of
+        the next ones, too, while they fit. Where none of it is taken it is the next one's turn at once.
+
+        Returns:
+            How many pages are clean now; 0: no namespace's are taken.
+        """
+        with self._lock:
+            turns = self._catalog.dirty_namespaces
+        for _ in range(turns):
+            with self.writing:
+                with self._lock:
+                    batch, _ = self._hold_batch(self._catalog.dirty(_WRITE_PAGES))
+                    self._catalog.end_turns(batch)
+                written = self._write(batch)
+            if written:
+                return written
+        return 0
 
     def flush(self, deadline: float) -> int:
-        """Write everything that is dirty now, and return when it is durable: how many pages became so.
+        """Write everything that is dirty now, namespaces in turns, and return when it is durable: how many pages became
+        so.
 
         Raises:
             ResourceError: some are not, since the tiers below would not take them, or not before ``deadline``.
@@ -179,13 +193,19 @@ class WriteBehind:
                 slots = [(stamp, self._slots.find_stamp(stamp)) for stamp in stamps]
                 todo += [(stamp, self._slots.key(slot)) for stamp, slot in slots if slot is not None]
             time.sleep(0)  # whoever waits for the lock goes first
-        done = 0
-        while done < len(todo) and time.monotonic() < deadline:
+        turns: deque[tuple[int, int]] = deque()
+        end = 0
+        for _, pages in groupby(todo, lambda page: page[1][:FINGERPRINT_BYTES]):
+            first, end = end, end + sum(1 for _ in pages)
+            turns.append((first, end))
+        while turns and time.monotonic() < deadline:
+            first, end = turns.popleft()
             with self.writing:
                 with self._lock:
-                    batch, seen = self._hold_batch(self._still_dirty(todo[done : done + _WRITE_PAGES]))
+                    batch, seen = self._hold_batch(self._still_dirty(todo[first : min(first + _WRITE_PAGES, end)]))
                 self._write(batch)
-            done += seen
+            if first + seen < end:
+                turns.append((first + seen, end))
         for tier in self._below.own:
             tier.flush()
         left = 0

@@ -67,22 +67,31 @@ def test_keys_come_and_go(steps: list[tuple[str, int, int, int]], bits: int, wra
         slots.check_integrity()
 
 
-@given(st.lists(st.tuples(st.sampled_from(["append", "remove", "again"]), st.integers(0, 12))))
-def test_a_queue_is_a_list(steps: list[tuple[str, int]]) -> None:
-    queue, model = SlotQueue(), list[int]()
+@given(st.lists(st.tuples(st.sampled_from(["append", "remove", "again", "end turn"]), st.integers(0, 12))))
+def test_a_queue_is_a_list_for_each_in_turns(steps: list[tuple[str, int]]) -> None:
+    queue, model = SlotQueue(), dict[int, list[int]]()
     for what, slot in steps:
-        if what == "append" and slot not in model:
-            queue.append(slot)
-            model.append(slot)
-        elif what != "append" and slot in model:
-            queue.remove(slot)
-            model.remove(slot)
+        whose = slot % 3
+        mine = model.get(whose, [])
+        if what == "end turn":
+            queue.end_turn(whose)
+            if mine:
+                model[whose] = model.pop(whose)
+        elif what == "append" and slot not in mine:
+            queue.append(slot, whose)
+            model.setdefault(whose, []).append(slot)
+        elif what != "append" and slot in mine:
+            queue.remove(slot, whose)
+            mine.remove(slot)
+            if not mine:
+                del model[whose]
             if what == "again":
-                queue.append(slot)
-                model.append(slot)
-        assert list(queue) == model
-        assert len(queue) == len(model)
-        assert [each in queue for each in range(14)] == [each in model for each in range(14)]
+                queue.append(slot, whose)
+                model.setdefault(whose, []).append(slot)
+        expected = [each for some in model.values() for each in some]
+        assert list(queue) == list(queue.copy()) == expected
+        assert (len(queue), queue.parties) == (len(expected), len(model))
+        assert [each in queue for each in range(14)] == [each in expected for each in range(14)]
 
 
 def test_a_slot_is_told_from_the_next_one_of_its_number() -> None:

@@ -37,6 +37,58 @@ def test_dirty_pages_are_written_oldest_first_in_bounded_batches(
     store.check_integrity()
 
 
+def test_namespaces_take_turns_and_fill_each_write_together(
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any
+) -> None:
+    store = open_store(64, [tier])
+    flood, own = (store.open_namespace(kv.layout(name, FRAME)) for name in ("flood", "own"))
+    for number in range(30):
+        kv.put(store, flood, [number])
+    assert store.write_behind.write_back() == 8
+    kv.put(store, own, [0, 1])
+    assert [store.write_behind.write_back() for _ in range(4)] == [8, 8, 8, 0]
+
+    def keys(known: Any, numbers: range) -> list[bytes]:
+        return [known.fingerprint + kv.hash_of(number) for number in numbers]
+
+    assert tier.writes == [
+        keys(flood, range(8)),
+        keys(flood, range(8, 16)),
+        keys(own, range(2)) + keys(flood, range(16, 22)),
+        keys(flood, range(22, 30)),
+    ]
+    store.check_integrity()
+
+
+def test_a_namespace_whose_pages_are_refused_for_good_does_not_keep_the_others_waiting(
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any
+) -> None:
+    store = open_store(64, [tier])
+    refused, own = (store.open_namespace(kv.layout(name, FRAME)) for name in ("refused", "own"))
+    for known in (refused, own):
+        kv.put(store, known, range(10))
+        kv.put(store, known, range(10, 20))
+    tier.refuse = lambda key: key.startswith(refused.fingerprint)
+    assert [store.write_behind.write_back() for _ in range(4)] == [8, 8, 4, 0]
+    assert store.statistics().dirty_pages == 20
+    store.check_integrity()
+
+
+def test_namespaces_take_turns_in_a_flush(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+    store = open_store(64, [tier])
+    flood, own = (store.open_namespace(kv.layout(name, FRAME)) for name in ("flood", "own"))
+    for number in range(20):
+        kv.put(store, flood, [number])
+    kv.put(store, own, [0, 1])
+    assert store.flush() == 22
+    assert [{key[:32] for key in keys} for keys in tier.writes] == [
+        {flood.fingerprint},
+        {own.fingerprint},
+        {flood.fingerprint},
+        {flood.fingerprint},
+    ]
+
+
 def test_pages_that_a_tier_refuses_stay_dirty_and_let_others_go_first(
     open_store: OpenStore, kv: SimpleNamespace, tier: Any
 ) -> None:
