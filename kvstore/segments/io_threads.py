@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+
+from kvstore.turns import Turns
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -87,50 +88,26 @@ class Job(Generic[T]):
             afterwards()
 
 
-class Turns:
-    """Jobs that wait, of several who take turns. Not safe for threads."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Hashable, deque[deque[Job[Any]]]] = {}
-        """Whose turn it is next first: the jobs of each of his calls, that call first whose turn it is next."""
-
-    def add(self, who: Hashable, jobs: Sequence[Job[Any]]) -> None:
-        """The jobs of one call."""
-        if jobs:
-            self._waiting.setdefault(who, deque()).append(deque(jobs))
-
-    def take(self) -> Job[Any]:
-        """The next one; there is one."""
-        who = next(iter(self._waiting))
-        calls = self._waiting.pop(who)
-        jobs = calls.popleft()
-        job = jobs.popleft()
-        if jobs:
-            calls.append(jobs)
-        if calls:
-            self._waiting[who] = calls  # behind all others
-        return job
-
-
 class IoThreads:
     """A few threads for I/O, which are replaced when they hang, up to a bound.
 
     Args:
         threads: how many calls go on at once.
         most_hanging: how many threads may hang; with that many, calls are late at once.
+        name: of the threads.
     """
 
-    def __init__(self, threads: int, most_hanging: int = 16) -> None:
+    def __init__(self, threads: int, most_hanging: int = 16, name: str = "kvstore-disk") -> None:
         self._threads = threads
+        self._name = name
         self._most_hanging = most_hanging
-        self._turns = Turns()
+        self._turns: Turns[Job[Any]] = Turns()
         self._queue: SimpleQueue[bool] = SimpleQueue()
         """True for each job that waits, False for each thread that is to end: no other wait costs less."""
         self._lock = threading.Lock()
         self._alive = 0
         self._idle = 0
         self._hanging = 0
-        self._closed = False
 
     @property
     def hanging(self) -> int:
@@ -173,7 +150,7 @@ class IoThreads:
             for _ in range(min(more, self._threads - (self._alive - self._hanging))):
                 # Daemons: a thread that hangs must not keep the process from ending.
                 try:
-                    threading.Thread(target=self._work, name="kvstore-disk", daemon=True).start()
+                    threading.Thread(target=self._work, name=self._name, daemon=True).start()
                 except RuntimeError as error:
                     if self._alive > self._hanging:  # those that there are do it
                         break
@@ -205,7 +182,6 @@ class IoThreads:
     def close(self) -> None:
         """Let the threads end, each behind what it is doing."""
         with self._lock:
-            self._closed = True
             for _ in range(self._alive):
                 self._queue.put(False)
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
+
+from kvstore.segments.io_threads import IoThreads
+from kvstore.tiers.tier import READER
 
 
 class Task:
@@ -38,7 +43,7 @@ class Task:
 
 
 class Crew:
-    """Threads, started when they are needed. Safe for threads.
+    """Threads, started when they are needed; readers take turns. Safe for threads.
 
     Args:
         most: threads.
@@ -46,17 +51,22 @@ class Crew:
     """
 
     def __init__(self, most: int, name: str) -> None:
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix=name)
+        self._threads = IoThreads(most, name=name)
+        self._closed = False
 
     def start(self, work: Callable[[], None]) -> Task:
         """Let a thread do some work; where none can be had, it is done before this returns."""
-        task = Task(work)
+        task = Task(partial(copy_context().run, work))
+        if self._closed:  # the server was let go
+            task.do()
+            return task
         try:
-            self._threads.submit(task.do)
-        except RuntimeError:  # no thread can be started, or the server was let go
+            self._threads.submit_all([task.do], READER.get())
+        except OSError:  # no thread can be started
             task.do()
         return task
 
     def close(self) -> None:
         """Let the threads go, each behind what it is doing."""
-        self._threads.shutdown(wait=False)
+        self._closed = True
+        self._threads.close()

@@ -21,11 +21,13 @@ from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceErr
 from kvstore.tiers.redis.breaker import Breaker
 from kvstore.tiers.redis.crew import Crew
 from kvstore.tiers.redis.resp import Argument, Buffer, Reply, ServerError, Wire, encode
+from kvstore.tiers.tier import READER
+from kvstore.turns import Turns
 
 _log = logging.getLogger(__name__)
 
 MOST_LINKS = 8
-"""Connections to one server; more callers wait their turn."""
+"""Connections to one server; of more callers, readers take turns."""
 FAIR_SECONDS = 0.02
 """A server that had less time than this is not blamed for being late: its caller came too late."""
 
@@ -126,6 +128,15 @@ class Link:
         self._pool.release(self._connection)
 
 
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A caller that waits for a connection."""
+
+    woken: threading.Condition
+    link: Link | None = None
+    """His from now on."""
+
+
 class Node:
     """One server. Safe for threads.
 
@@ -149,8 +160,11 @@ class Node:
         self.writes = breaker()
         """For writes alone: a server may be full, or read-only, and still answer reads."""
         self.crew = Crew(MOST_LINKS, f"kvstore-{name}")
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._idle: list[Link] = []
+        """Empty while somebody waits."""
+        self._turns: Turns[_Waiter] = Turns()
+        self._waiting: set[_Waiter] = set()
         self._links = 0
         self._opening = 0
         self._refused = 0
@@ -217,9 +231,9 @@ class Node:
 
     def close(self) -> None:
         """Close all connections; those in use when they come back."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._wake_all()
         self._drop_idle()
         self.crew.close()
 
@@ -238,29 +252,67 @@ class Node:
         """
         dead: list[Link] = []
         try:
-            with self._changed:
-                refused = self._refused
-                while True:
-                    if self._closed:
-                        raise UnavailableError(f"{self.name} was closed")
-                    while self._idle:
-                        link = self._idle.pop()
-                        if link.is_quiet():
-                            return link
-                        self._links -= 1
-                        dead.append(link)
-                    if self._refused != refused:
-                        raise UnavailableError(f"{self.name} can't be reached: {self._why}")
-                    if not self._opening and self._links < MOST_LINKS:
-                        self._start_opening()
-                    left = deadline - time.monotonic()
-                    if left <= 0 or not self._changed.wait(left):
-                        if self._links >= MOST_LINKS:
-                            return None
-                        raise DeadlineError(f"{self.name} gave no connection in time")
+            with self._lock:
+                if self._closed:
+                    raise UnavailableError(f"{self.name} was closed")
+                while self._idle:  # so nobody waits
+                    link = self._idle.pop()
+                    if link.is_quiet():
+                        return link
+                    self._links -= 1
+                    dead.append(link)
+                waiter = _Waiter(threading.Condition(self._lock))
+                self._waiting.add(waiter)
+                try:
+                    return self._wait(waiter, deadline, dead)
+                finally:
+                    self._waiting.remove(waiter)
+                    if waiter.link is not None:
+                        self._hand_on(waiter.link)
+                    if not self._waiting:
+                        self._turns = Turns()  # without those who gave up
         finally:
             for link in dead:
                 link.close()
+
+    def _wait(self, waiter: _Waiter, deadline: float, dead: list[Link]) -> Link | None:
+        """Wait for one's turn with a connection; see ``_take``. The caller holds the lock, and closes the dead ones."""
+        refused = self._refused
+        self._turns.add(READER.get(), [waiter])
+        while True:
+            if waiter.link is not None:
+                link, waiter.link = waiter.link, None
+                if link.is_quiet():
+                    return link
+                self._links -= 1
+                dead.append(link)
+                self._turns.add(READER.get(), [waiter])
+            if self._closed:
+                raise UnavailableError(f"{self.name} was closed")
+            if self._refused != refused:
+                raise UnavailableError(f"{self.name} can't be reached: {self._why}")
+            if not self._opening and self._links < MOST_LINKS:
+                self._start_opening()
+            left = deadline - time.monotonic()
+            if (left <= 0 or not waiter.woken.wait(left)) and waiter.link is None:
+                if self._links >= MOST_LINKS:
+                    return None
+                raise DeadlineError(f"{self.name} gave no connection in time")
+
+    def _hand_on(self, link: Link) -> None:
+        """Give a connection to whoever's turn it is. The caller holds the lock."""
+        while self._turns:
+            waiter = self._turns.take()
+            if waiter in self._waiting:  # else he gave up
+                waiter.link = link
+                waiter.woken.notify()
+                return
+        self._idle.append(link)
+
+    def _wake_all(self) -> None:
+        """Those who wait look what has changed. The caller holds the lock."""
+        for waiter in self._waiting:
+            waiter.woken.notify()
 
     def _start_opening(self) -> None:
         self._opening += 1
@@ -279,7 +331,7 @@ class Node:
             why = str(error)
         except Exception as error:  # noqa: BLE001 - redis-py may raise anything at a peer that is no Redis
             why = repr(error)
-        with self._changed:
+        with self._lock:
             self._opening -= 1
             if link is None:
                 self._refused += 1
@@ -290,28 +342,27 @@ class Node:
                 self._why = ""
                 if not self._closed:
                     self._links += 1
-                    self._idle.append(link)
+                    self._hand_on(link)
                     link = None
-            self._changed.notify_all()
+            self._wake_all()
         if link is not None:
             link.close()
 
     def _put_back(self, link: Link) -> None:
-        with self._changed:
+        with self._lock:
             if not self._closed:
-                self._idle.append(link)
-                self._changed.notify()
+                self._hand_on(link)
                 return
         self._drop(link)
 
     def _drop(self, link: Link) -> None:
         link.close()
-        with self._changed:
+        with self._lock:
             self._links -= 1
-            self._changed.notify()
+            self._wake_all()
 
     def _drop_idle(self) -> None:
-        with self._changed:
+        with self._lock:
             idle, self._idle = self._idle, []
             self._links -= len(idle)
         for link in idle:

@@ -65,7 +65,7 @@ class OneHangs:
                 later = time.monotonic() + 60
                 calls = [threads.submit(self.tier._entries.find, self.keys, later) for _ in range(24)]
                 crews = [node.crew for node in self.tier._servers._nodes.values()]
-                eventually(lambda: any(crew._threads._work_queue.qsize() for crew in crews))
+                eventually(lambda: any(crew._threads._queue.qsize() for crew in crews))
                 yield
             finally:
                 self._victim.resume()

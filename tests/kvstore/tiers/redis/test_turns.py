@@ -1,0 +1,89 @@
+"""Readers take turns at a server: one that asks for much keeps another waiting for one exchange, and no longer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.crew import Crew
+from kvstore.tiers.redis.node import MOST_LINKS, Request
+from kvstore.tiers.tier import READER
+
+LIMIT = 256 << 20
+PATIENCE = 60.0
+
+
+def test_at_its_connections(server: Any, open_redis: Callable[..., RedisTier], eventually: Any) -> None:
+    tier = open_redis(server.url, LIMIT, refresh=1000.0)
+    tier._look.close()
+    [node] = tier._servers._nodes.values()
+    deadline = time.monotonic() + PATIENCE
+
+    def ask(who: Hashable, *arguments: bytes) -> None:
+        READER.set(who)
+        node.exchange([Request(0, arguments)], deadline, writing=False)
+
+    with ThreadPoolExecutor(MOST_LINKS + 13) as threads:
+        held = [b"held%d" % number for number in range(MOST_LINKS)]
+        calls = [threads.submit(ask, "flood", b"BLPOP", name, b"0") for name in held]
+        eventually(lambda: server.client.info("clients")["blocked_clients"] == MOST_LINKS)
+        calls += [threads.submit(ask, "flood", b"RPUSH", b"order", b"flood") for _ in range(12)]
+        eventually(lambda: len(node._waiting) == 12)
+        calls.append(threads.submit(ask, "own", b"RPUSH", b"order", b"own"))
+        eventually(lambda: len(node._waiting) == 13)
+        for name in held:  # the first one's connection serves most of them, or all
+            server.client.rpush(name, b"1")
+            calls[-1].result(PATIENCE)
+        for call in calls:
+            call.result(PATIENCE)
+    assert server.client.lrange("order", 0, 1) == [b"flood", b"own"]
+    assert server.client.llen("order") == 13
+    assert not node._waiting
+    assert not node._turns
+    assert node._links == MOST_LINKS == len(node._idle)
+
+
+def test_whoever_gave_up_is_passed_over(server: Any, open_redis: Callable[..., RedisTier], eventually: Any) -> None:
+    tier = open_redis(server.url, LIMIT, refresh=1000.0)
+    tier._look.close()
+    [node] = tier._servers._nodes.values()
+    links = [node._take(time.monotonic() + PATIENCE) for _ in range(MOST_LINKS)]
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(node._take, time.monotonic() + PATIENCE)
+        eventually(lambda: len(node._waiting) == 1)
+        for _ in range(3):
+            assert node._take(time.monotonic()) is None
+        second = threads.submit(node._take, time.monotonic() + PATIENCE)
+        eventually(lambda: len(node._waiting) == 2)
+        for link, waiting in zip(links, (first, second), strict=False):
+            node._put_back(link)
+            assert waiting.result(PATIENCE) is link
+    assert not node._turns
+    for link in links:
+        node._put_back(link)
+
+
+def test_at_the_threads_that_wait_for_one_of_several_servers() -> None:
+    crew = Crew(1, "test")
+    begun, go_on = threading.Event(), threading.Event()
+    order: list[Hashable] = []
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    tasks = [crew.start(first)]
+    assert begun.wait(PATIENCE)
+    for who in ("flood", "flood", "flood", "own"):
+        token = READER.set(who)
+        tasks.append(crew.start(lambda: order.append(READER.get())))
+        READER.reset(token)
+    go_on.set()
+    for task in tasks:
+        task.end(time.monotonic() + PATIENCE)
+    crew.close()
+    assert order == ["flood", "own", "flood", "flood"]
