@@ -19,11 +19,11 @@ from kvstore.client.environment import add_url_to, connect_to_node
 from kvstore.client.url import parse_url, socket_url
 from kvstore.config import NodeConfig, load_config
 from kvstore.doctor import engine, machine, node, tiers
-from kvstore.doctor.prompt import Prompt, read_prompt
 from kvstore.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.doctor.why import Known, Why, compare, why_missed
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
+from kvstore.prompt import Prompt, read_prompt
 from kvstore.status import Status
 from kvstore.tables import print_table, shown
 
@@ -63,7 +63,11 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     doctor.add_argument(
         "--engine-pid", metavar="PID", type=int, help="check the flags and the user of this running engine"
     )
-    doctor.add_argument("--engine-python", metavar="PATH", help="check the packages of this Python, the engine's")
+    doctor.add_argument(
+        "--engine-python",
+        metavar="PATH",
+        help="check the packages of this Python, the engine's, and the hashes that it computes",
+    )
     doctor.add_argument("--why", metavar="FILE", help="explain why this prompt missed; - reads standard input")
     doctor.add_argument(
         "--namespace", metavar="NAME", help="with --why: the namespace to ask, or the beginning of its name"
@@ -122,20 +126,22 @@ def _examine(options: argparse.Namespace) -> list[Verdict]:
             verdicts.append(node.look_at_arena(config.arena_directory))
     verdicts.append(node.look_at_hashes(status))
     if address.local:
-        verdicts += _of_machine(config, None if status is None else status.pid)
+        verdicts += _of_machine(config, None if status is None else status.pid, options.engine_pid)
     verdicts += tiers.look_at_redis(config)
     verdicts += engine.look_at_versions(options.engine_python)
+    if options.engine_python is not None:
+        verdicts.append(engine.look_at_hashes(options.engine_python))
     verdicts += _of_engine(options, config)
     if status is not None:
         verdicts += node.look_at_counters(status)
     return verdicts
 
 
-def _of_machine(config: NodeConfig, pid: int | None) -> list[Verdict]:
+def _of_machine(config: NodeConfig, pid: int | None, engine_pid: int | None) -> list[Verdict]:
     return [
         machine.look_at_shared_memory(config),
         *machine.look_at_memory(config, pid),
-        *machine.look_at_limits(config),
+        *machine.look_at_limits(config, pid, engine_pid),
         machine.look_at_numa(config),
         *tiers.look_at_disk(config),
     ]

@@ -6,6 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.bytesize import format_size
@@ -13,14 +17,17 @@ from kvstore.client.client import Client
 from kvstore.client.environment import add_url_to, connect_to_node
 from kvstore.client.namespace import Namespace
 from kvstore.duration import parse_duration
-from kvstore.errors import ConfigError, InvalidRequestError
+from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError
 from kvstore.hashing import parse_hashes
 from kvstore.layout import Layout
 from kvstore.pins import MOST_PINNED_PAGES
+from kvstore.prompt import Prompt, read_prompt
 from kvstore.tables import shown
 
 _LEAST_DIGITS = 6
 _PINNED_SHARE = 4
+_CLEAR_SECONDS = 600.0
+"""A large namespace is dropped in steps, and Redis is searched for it."""
 
 Work = Callable[[Client, Namespace, list[bytes], argparse.Namespace], dict[str, object]]
 
@@ -55,10 +62,11 @@ def _add(
     command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
     add_namespace_to(command)
     if hashes:
-        command.add_argument(
-            "hashes", nargs="+", metavar="HASH", help="block hashes, 64 hexadecimal digits each, first block first;"
-            " - reads them from standard input"
-        )  # fmt: skip
+        add_pages_to(
+            command,
+            "a prompt instead of hashes: a JSON array of token ids, or what vLLM's /tokenize answers; - reads standard"
+            " input",
+        )
     add_url_to(command)
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(run=_run, work=work)
@@ -75,10 +83,46 @@ def add_namespace_to(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_pages_to(command: argparse.ArgumentParser, prompts: str) -> None:
+    """The arguments that name pages. ``prompts``: what is said of ``--tokens``."""
+    command.add_argument(
+        "hashes",
+        nargs="*",
+        metavar="HASH",
+        help="block hashes, 64 hexadecimal digits each, first block first; - reads them from standard input",
+    )
+    command.add_argument("--tokens", metavar="FILE", help=prompts)
+    command.add_argument(
+        "--extra-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="with --tokens: an extra key of every block, as a salt; others stand in the file, as extra_keys",
+    )
+
+
+def check_pages_of(options: argparse.Namespace) -> None:
+    """Whether pages are named in one way.
+
+    Raises:
+        InvalidRequestError: they are not, or in both.
+    """
+    if bool(options.hashes) == (options.tokens is not None):
+        raise InvalidRequestError("give either block hashes or --tokens FILE")
+    if options.extra_key and options.tokens is None:
+        raise InvalidRequestError("--extra-key goes with --tokens FILE")
+
+
 def _run(options: argparse.Namespace) -> int:
+    prompt: Prompt | None = None
+    if "hashes" in options:
+        check_pages_of(options)
+        prompt = read_prompt(Path(options.tokens), options.extra_key) if options.tokens is not None else None
     hashes = parse_hashes(words_of(getattr(options, "hashes", [])))
     with connect_to_node(options.url) as client:
         namespace = find_namespace(client, options.namespace)
+        if prompt is not None:
+            hashes = prompt.hashes(namespace.layout.block_size)
         answer: dict[str, object] = options.work(client, namespace, hashes, options)
     if options.json:
         print(json.dumps(answer))
@@ -102,7 +146,12 @@ def _evict(client: Client, namespace: Namespace, hashes: list[bytes], options: a
 
 
 def _clear(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
-    return {"dropped": namespace.clear()}
+    console = Console(stderr=True)
+    with console.status("kvstore clear: pages are dropped") if console.is_terminal else nullcontext():
+        try:
+            return {"dropped": namespace.clear(_CLEAR_SECONDS)}
+        except DeadlineError as error:
+            raise DeadlineError(f"{error}; it goes on with it: `kvstore namespaces` says when it is gone") from error
 
 
 def _pin(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:

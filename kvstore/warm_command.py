@@ -18,11 +18,10 @@ from kvstore.answers import MOST_LOOKUP_PAGES
 from kvstore.bytesize import format_size
 from kvstore.client.environment import add_url_to, connect_to_node
 from kvstore.client.namespace import Namespace
-from kvstore.errors import InvalidRequestError
-from kvstore.hashing import hash_blocks, parse_hashes
-from kvstore.page_commands import add_namespace_to, find_namespace, words_of
+from kvstore.hashing import parse_hashes
+from kvstore.page_commands import add_namespace_to, add_pages_to, check_pages_of, find_namespace, words_of
+from kvstore.prompt import read_prompts
 
-_MOST_BYTES = 1 << 30
 _CODES = """\
 exit codes:
   0  every page that some tier had is in the arena now
@@ -70,14 +69,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         epilog=_CODES,
     )
     add_namespace_to(warm)
-    warm.add_argument(
-        "hashes", nargs="*", metavar="HASH", help="block hashes, 64 hexadecimal digits each; - reads standard input"
-    )
-    warm.add_argument(
-        "--tokens",
-        metavar="FILE",
-        help="prompts instead of hashes, one JSON array of token ids per line; - reads stdin",
-    )
+    add_pages_to(warm, "prompts instead of hashes, one JSON array of token ids per line; - reads standard input")
     add_url_to(warm)
     warm.add_argument("--json", action="store_true", help="print one JSON object")
     warm.set_defaults(run=run)
@@ -85,14 +77,13 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Warm, print, and answer with the exit code."""
-    if bool(options.hashes) == (options.tokens is not None):
-        raise InvalidRequestError("give either block hashes or --tokens FILE")
-    prompts = _read_prompts(options.tokens) if options.tokens is not None else None
+    check_pages_of(options)
+    prompts = read_prompts(Path(options.tokens), options.extra_key) if options.tokens is not None else None
     hashes = parse_hashes(words_of(options.hashes))
     with connect_to_node(options.url) as client:
         namespace = find_namespace(client, options.namespace)
         size = namespace.layout.block_size
-        runs = [hashes] if prompts is None else [hash_blocks(prompt, size) for prompt in prompts]
+        runs = [hashes] if prompts is None else [prompt.hashes(size) for prompt in prompts]
         began = time.monotonic()
         warmed = _warm(namespace, runs, whole=prompts is not None)
         warmed.seconds = time.monotonic() - began
@@ -175,28 +166,3 @@ def _print(warmed: Warmed) -> None:
     parts = {"already there": warmed.already, "in no tier": warmed.absent, "did not come": warmed.failed}
     said += [f"{count:,} {what}" for what, count in parts.items() if count]
     print(", ".join(said) or "nothing was asked for")
-
-
-def _read_prompts(name: str) -> list[list[int]]:
-    """Prompts, one a line.
-
-    Raises:
-        InvalidRequestError: the file can't be read, or a line is none; the message says which.
-    """
-    try:
-        lines = (sys.stdin.read(_MOST_BYTES) if name == "-" else Path(name).read_text()).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"--tokens: {name} can't be read: {getattr(error, 'strerror', error)}") from error
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"--tokens: {name}, line {number} is not JSON: {error}") from error
-        tokens = value.get("tokens") if isinstance(value, dict) else value
-        if not (isinstance(tokens, list) and all(type(each) is int for each in tokens)):
-            raise InvalidRequestError(f"--tokens: {name}, line {number} is not a JSON array of token ids")
-        prompts.append(tokens)
-    return prompts

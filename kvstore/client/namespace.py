@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvstore.answers import MOST_LOOKUP_PAGES
 from kvstore.client import batches
@@ -12,7 +12,6 @@ from kvstore.client.buffers import Pages, page_arrays
 from kvstore.client.handle import Handle
 from kvstore.client.limits import check_hashes
 from kvstore.client.lookups import look_up
-from kvstore.client.path import Control
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
 from kvstore.errors import UnknownNamespaceError
@@ -184,10 +183,15 @@ class Namespace:
             lambda control, left: control.unpin(self.fingerprint, hashes, left), self._deadline()
         )
 
-    def clear(self) -> int:
-        """Drop the namespace with all its pages. Returns how many these were."""
+    def clear(self, timeout: float | None = None) -> int:
+        """Drop the namespace with all its pages. Returns how many these were.
+
+        Args:
+            timeout: seconds; None: those of the client. The node goes on with it behind that.
+        """
+        deadline = self._deadline() if timeout is None else time.monotonic() + timeout
         try:
-            return self._controlled(lambda control, left: control.clear(self.fingerprint, left))
+            return self._handle.control(lambda control, left: control.clear(self.fingerprint, left), deadline)
         except UnknownNamespaceError:  # somebody else clears it, again and again: nothing is left to do
             return 0
 
@@ -196,9 +200,6 @@ class Namespace:
         with self._lock:
             moved = self._moved
             return NamespaceStatistics(dict(self._loaded), moved.stored, moved.present, moved.refused)
-
-    def _controlled(self, call: Callable[[Control, float], int]) -> int:
-        return self._handle.control(call, self._deadline())
 
     def _deadline(self) -> float:
         return time.monotonic() + self._handle.session.timeout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.client.url import socket_url
+from kvstore.doctor import hash_probe
 from kvstore.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.errors import ConfigError, InvalidRequestError
 
@@ -64,6 +66,21 @@ def look_at_versions(python: str | None) -> list[Verdict]:
         else:
             verdicts.append(Verdict("vLLM", OK, f"{vllm} is supported"))
     return verdicts
+
+
+def look_at_hashes(python: str) -> Verdict:
+    """Whether the engine's Python computes the hashes that this process does."""
+    try:
+        theirs = hash_probe.of_another(python, os.environ)
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+        return Verdict("engine's hashes", WARN, f"{python} can't compute them: {last}", "install kvstore there")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return Verdict("engine's hashes", WARN, f"{python} can't be asked: {error}", "name the engine's python itself")
+    if theirs != hash_probe.of_this_process():
+        text = f"{python} computes other hashes than this process"
+        return Verdict("engine's hashes", FAIL, text, "upgrade the older one: neither finds the other's pages")
+    return Verdict("engine's hashes", OK, f"{python} computes the same")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

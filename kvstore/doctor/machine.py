@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 from kvstore.arena import format as fmt
@@ -106,10 +107,19 @@ def _available() -> int | None:
     return None
 
 
-def look_at_limits(config: NodeConfig, gpu: Path = _GPU) -> list[Verdict]:
-    """Memory that may be locked, which matters to an engine that registers the arena; open files."""
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    shown = "unlimited" if locked == resource.RLIM_INFINITY else format_size(locked)
+def look_at_limits(
+    config: NodeConfig, pid: int | None = None, engine_pid: int | None = None, gpu: Path = _GPU
+) -> list[Verdict]:
+    """Memory that may be locked, which matters to an engine that registers the arena; open files.
+
+    Args:
+        config: of the node.
+        pid: of the node; None, or one that is not to be seen here: this process stands for it.
+        engine_pid: of the engine, likewise.
+        gpu: there where there is a GPU.
+    """
+    (locked, _), engines = _limits_of(engine_pid, resource.RLIMIT_MEMLOCK)
+    shown = ("unlimited" if locked == resource.RLIM_INFINITY else format_size(locked)) + engines
     if not gpu.exists():
         memlock = Verdict("memlock", OK, f"{shown}; no GPU here, so no engine registers the arena")
     elif locked not in (resource.RLIM_INFINITY,) and locked < config.arena:
@@ -122,16 +132,24 @@ def look_at_limits(config: NodeConfig, gpu: Path = _GPU) -> list[Verdict]:
         )
     else:
         memlock = Verdict("memlock", OK, shown)
-    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # a node gives itself as many as it may
+    (_, files), nodes = _limits_of(pid, resource.RLIMIT_NOFILE)  # a node gives itself as many as it may
     files = 1 << 16 if files == resource.RLIM_INFINITY else files
     if files < (needed := max(_FEW_FILES, _FILES_A_CONNECTION * config.connections)):
         advice = "LimitNOFILE=65536 in the unit, or `ulimit -n 65536`"
         open_files = Verdict(
-            "open files", WARN, f"{files} at most; each client takes a few, {needed} are plenty", advice
+            "open files", WARN, f"{files} at most{nodes}; each client takes a few, {needed} are plenty", advice
         )
     else:
-        open_files = Verdict("open files", OK, f"{files} at most")
+        open_files = Verdict("open files", OK, f"{files} at most{nodes}")
     return [memlock, open_files]
+
+
+def _limits_of(pid: int | None, which: int) -> tuple[tuple[int, int], str]:
+    """A process's limits, soft and hard, and a note of whose they are where it can't be asked for its own."""
+    if pid is not None:
+        with suppress(OSError):  # another host's or container's process, another user's
+            return resource.prlimit(pid, which), f" for process {pid}"
+    return resource.getrlimit(which), " for this process"
 
 
 def look_at_numa(config: NodeConfig) -> Verdict:

@@ -11,21 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstore.config import NodeConfig
+from kvstore.doctor import hash_probe
 from kvstore.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.errors import KVStoreError
-from kvstore.hashing import hash_check
 from kvstore.layout import Layout
 from kvstore.namespaces import MOST_NAMESPACES
 from kvstore.status import Status, kvstore_version
 
 _CLOCK_SECONDS = 2.0
 _OTHER_SEED = "12345"
-_CHILD_SECONDS = 60.0
-_CHILD = """\
-from kvstore.hashing import hash_check
-from kvstore.layout import Layout
-print(hash_check().hex(), Layout(model="model", block_size=16, page_bytes=4096).fingerprint.hex())
-"""
 
 
 def look_at_socket(socket: Path) -> Verdict:
@@ -91,18 +85,11 @@ def look_at_clock(status: Status, asked: float, answered: float) -> Verdict:
 
 def look_at_hashes(status: Status | None) -> Verdict:
     """Whether processes agree on hashes, whatever PYTHONHASHSEED they have, and the node with them."""
-    mine = hash_check(), Layout(model="model", block_size=16, page_bytes=4096).fingerprint
+    mine = hash_probe.of_this_process()
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     try:
-        child = subprocess.run(  # noqa: S603 - this Python
-            [sys.executable, "-c", _CHILD],
-            env=os.environ | {"PYTHONHASHSEED": _OTHER_SEED, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=_CHILD_SECONDS,
-            check=True,
-        )
-        other = tuple(map(bytes.fromhex, child.stdout.split()))
+        environment = os.environ | {"PYTHONHASHSEED": _OTHER_SEED, "PYTHONPATH": path}
+        other = hash_probe.of_another(sys.executable, environment)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return Verdict("hashes", WARN, f"a second process could not be asked: {error}")
     if other != mine:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kvstore.doctor.prompt import Prompt
 from kvstore.layout import Layout
+from kvstore.prompt import Prompt
 
 Ask = Callable[[bytes, Sequence[bytes]], Sequence[tuple[str | None, bool]]]
 """Given a namespace's fingerprint and hashes: for each its tier, and whether it is known to have left."""

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_address
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from kvstore.errors import ResourceError
 from kvstore.tenants import EVERYTHING, Grant
@@ -221,6 +223,11 @@ class _Handler(BaseHTTPRequestHandler):
             )
         elif path not in self._pages:
             self._say(HTTPStatus.NOT_FOUND, b"not found; there are /health, /metrics and /console\n")
+        elif self._accepts is None and not self._is_asked_here():
+            self._say(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                b"without tokens a loopback address answers only by its number and as localhost\n",
+            )
         elif (caller := self._caller()) is None:
             self._say(
                 HTTPStatus.UNAUTHORIZED,
@@ -231,6 +238,17 @@ class _Handler(BaseHTTPRequestHandler):
             with self._making:
                 answer = self._pages[path](Ask(query, self.headers.get("Accept", ""), caller))
             self._say(answer.status, answer.content, answer.kind, answer.headers)
+
+    def _is_asked_here(self) -> bool:
+        """Whether no other name led to a loopback address: a page of somebody else's, in a browser of this host, may
+        have a name that it lets point here, and would be shown all (DNS rebinding)."""
+        if not ip_address(self.request.getsockname()[0]).is_loopback:
+            return True
+        try:
+            name = urlsplit(f"//{self.headers.get('Host') or 'localhost'}").hostname
+            return name == "localhost" or ip_address(name or "").is_loopback
+        except ValueError:
+            return False
 
     def _caller(self) -> Grant | None:
         if self._accepts is None:

@@ -81,6 +81,8 @@ def test_the_sidecars_settings_are_known_its_sizes_fit_and_its_probes_are_comman
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert {"name": "run", "mountPath": "/run/kvstore"} in container["volumeMounts"]
+    startup = node["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 2 * config.arena / (1 << 30)
     for probe in ("startupProbe", "livenessProbe"):
         command, *arguments = node[probe]["exec"]["command"]
         assert command == "kvstore"
@@ -131,6 +133,7 @@ def test_the_units_command_and_environment_are_known(caplog: pytest.LogCaptureFi
     environment = dict(each.split("=", 1) for line in settings["Environment"] for each in shlex.split(line))
     config = node_config(environment, caplog)
     assert int(settings["TimeoutStopSec"][0]) > config.drain_seconds
+    assert (settings["Restart"], settings["StartLimitIntervalSec"]) == (["always"], ["0"]), "it never gives up"
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import kvstore
 from kvstore import cli
 from kvstore.config import NodeConfig
+from kvstore.hashing import hash_blocks
 from kvstore.node import Node
 from kvstore.rules import NamespaceRule
 
@@ -97,6 +98,36 @@ def test_a_model_that_one_namespace_has_is_its_name(run: Run, node: Node) -> Non
         client.namespace(dataclasses.replace(LAYOUT, group=1))
     code, _, err = run("clear", LAYOUT.model)
     assert code == 2 and "can be any of these" in err and "group 0" in err and "group 1" in err
+
+
+def test_pages_are_named_by_their_prompt(run: Run, node: Node, tmp_path: Path) -> None:
+    tokens = list(range(40))
+    with kvstore.connect(f"unix://{node.config.socket}") as client:
+        client.namespace(LAYOUT).store(hash_blocks(tokens, 16, ["salt"])[:1], bytes(4096))
+    file = tmp_path / "prompt.json"
+    file.write_text(json.dumps({"tokens": tokens, "count": 40}))
+    code, out, _ = run("lookup", LAYOUT.name, "--tokens", str(file), "--extra-key", "salt", "--json")
+    said = json.loads(out)
+    assert (code, said["asked"], said["leading"]) == (0, 2, 1)
+    assert [each["hash"] for each in said["pages"]] == [each.hex() for each in hash_blocks(tokens, 16, ["salt"])]
+    assert json.loads(run("lookup", LAYOUT.name, "--tokens", str(file), "--json")[1])["present"] == 0
+    file.write_text(json.dumps({"tokens": tokens, "extra_keys": ["salt"]}))
+    assert run("pin", LAYOUT.name, "--tokens", str(file), "--for", "1h")[:2] == (0, "2 asked, 1 pinned\n")
+    assert run("evict", LAYOUT.name, "--tokens", str(file))[:2] == (0, "2 asked, 1 evicted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give either block hashes or --tokens FILE"),
+        (["--tokens", "/none"], "/none can't be read: No such file"),
+        ([WORDS[0], "--tokens", "/none"], "give either block hashes or --tokens FILE"),
+        ([WORDS[0], "--extra-key", "salt"], "--extra-key goes with --tokens FILE"),
+    ],
+)
+def test_pages_that_are_named_in_no_way_or_two(run: Run, arguments: list[str], words: str) -> None:
+    code, _, err = run("lookup", LAYOUT.name, *arguments)
+    assert (code, words in err) == (2, True)
 
 
 def test_evict_drops_pages_and_clear_all_of_them(run: Run) -> None:

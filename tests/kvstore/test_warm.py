@@ -100,6 +100,6 @@ def test_what_cannot_be_used(run: Run, arguments: list[str], words: str) -> None
 def test_a_line_that_is_no_prompt(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_text("[1, 2]\n[1, true]\n")
-    assert "line 2 is not a JSON array of token ids" in run(LAYOUT.name, "--tokens", str(file))[1]
+    assert "line 2: tokens must be an array of whole numbers" in run(LAYOUT.name, "--tokens", str(file))[1]
     file.write_text("[1, 2]\nwords\n")
     assert "line 2 is not JSON" in run(LAYOUT.name, "--tokens", str(file))[1]

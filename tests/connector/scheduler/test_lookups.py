@@ -10,9 +10,9 @@ from connector.health import BACKOFF
 from connector.lookups import LookupStatistics
 from connector.plan import LoadPlan
 from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
-from kvstore.doctor.prompt import read_prompt
 from kvstore.errors import UnavailableError
 from kvstore.layout import Layout
+from kvstore.prompt import read_prompt
 
 MISS = (0, False)
 LATER = (None, False)

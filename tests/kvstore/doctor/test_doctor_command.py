@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -219,6 +220,17 @@ class TestNode:
         status = Status("1", 1, 1, 1.0, (), (), 0, "", "", hash_check=bytes(32))
         assert "computes other hashes" in node.look_at_hashes(status).text
 
+    def test_an_engines_hashes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTHONPATH", str(Path(kvstore.__file__).parents[1]))
+        assert engine.look_at_hashes(sys.executable).level == OK
+        other = tmp_path / "python"
+        other.write_text(f"#!/bin/sh\necho {'00' * 32} {'00' * 32}\n")
+        other.chmod(0o700)
+        assert engine.look_at_hashes(str(other)).level == FAIL
+        other.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'kvstore'\" >&2; exit 1\n")
+        assert "No module named 'kvstore'" in engine.look_at_hashes(str(other)).text
+        assert "can't be asked" in engine.look_at_hashes(str(tmp_path / "none")).text
+
 
 class TestMachine:
     def test_a_folder_that_is_no_memory(self, tmp_path: Path) -> None:
@@ -229,9 +241,19 @@ class TestMachine:
 
     def test_locked_memory_matters_where_there_is_a_gpu(self, tmp_path: Path) -> None:
         config = NodeConfig(arena=1 << 60)
-        assert machine.look_at_limits(config, tmp_path / "none")[0].level == OK
-        limit = machine.look_at_limits(config, tmp_path)[0]
-        assert limit.level == (OK if limit.text == "unlimited" else WARN)
+        assert machine.look_at_limits(config, gpu=tmp_path / "none")[0].level == OK
+        limit = machine.look_at_limits(config, gpu=tmp_path)[0]
+        assert limit.level == (OK if limit.text.startswith("unlimited") else WARN)
+
+    def test_the_limits_are_those_of_node_and_engine(self, tmp_path: Path) -> None:
+        with subprocess.Popen(["sleep", "600"]) as other:
+            resource.prlimit(other.pid, resource.RLIMIT_NOFILE, (500, 500))
+            resource.prlimit(other.pid, resource.RLIMIT_MEMLOCK, (4096, 4096))
+            memlock, files = machine.look_at_limits(NodeConfig(arena=1 << 30), other.pid, other.pid, tmp_path)
+            other.kill()
+        assert (memlock.level, files.level) == (WARN, WARN)
+        assert f"4 KiB for process {other.pid}, the arena has 1 GiB" in memlock.text
+        assert f"500 at most for process {other.pid}" in files.text
 
     def test_a_numa_node_that_is_not_there(self) -> None:
         assert machine.look_at_numa(NodeConfig(numa_node="999")).level == FAIL

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.doctor.prompt import Prompt, read_prompt
 from kvstore.doctor.why import Known, compare, why_missed
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import hash_blocks
 from kvstore.layout import Layout
+from kvstore.prompt import Prompt, read_prompt
 
 LAYOUT = Layout(model="llama", dtype="bfloat16", block_size=4, page_bytes=4096)
 TOKENS = tuple(range(100, 140))

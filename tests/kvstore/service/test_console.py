@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import logging
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import chromium
@@ -123,6 +125,24 @@ class TestData:
     @pytest.mark.parametrize("query", ["?since=soon", "?since=nan"])
     def test_no_such_time(self, node, query):
         assert refused(node, f"/console/data{query}").code == 400
+
+
+class TestNames:
+    """A page of somebody else's, in a browser of this host, lets its own name point to 127.0.0.1."""
+
+    def ask(self, node, name: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", node.metrics_port, timeout=SECONDS)
+        with closing(connection):
+            connection.request("GET", "/console/data", headers={"Host": name})
+            return connection.getresponse().status
+
+    @pytest.mark.parametrize("name", ["localhost", "localhost:1", "127.0.0.1:1", "[::1]:1", ""])
+    def test_this_hosts_are_answered(self, node, name):
+        assert self.ask(node, name) == 200
+
+    @pytest.mark.parametrize("name", ["evil.example", "evil.example:9090", "10.0.0.1", "[", "localhost.evil.example"])
+    def test_others_are_not(self, node, name):
+        assert self.ask(node, name) == 421
 
 
 class TestAccess:

@@ -15,6 +15,7 @@ from kvstore.layout import Layout
 
 _KEYS = ("layout", "namespace", "tokens", "hashes", "extra_keys")
 _MOST_BYTES = 64 << 20
+_MOST_BYTES_OF_MANY = 1 << 30
 _FORM = (
     'a JSON array of token ids, or an object with "tokens" (as vLLM\'s /tokenize answers) or "hashes" and, where known,'
     ' "layout" or "namespace", and "extra_keys"'
@@ -57,25 +58,39 @@ def read_prompt(path: Path, extra_keys: Sequence[str] = ()) -> Prompt:
     Raises:
         InvalidRequestError: the file can't be read, or is none of the forms; the message says which there are.
     """
+    return _parse(_read(path, _MOST_BYTES), str(path), extra_keys)
+
+
+def read_prompts(path: Path, extra_keys: Sequence[str] = ()) -> list[Prompt]:
+    """Prompts from a file, one a line; everything else as :func:`read_prompt`."""
+    lines = _read(path, _MOST_BYTES_OF_MANY).splitlines()
+    return [_parse(line, f"{path}, line {number}", extra_keys) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _read(path: Path, most: int) -> bytes:
     try:
-        data = sys.stdin.buffer.read(_MOST_BYTES + 1) if str(path) == "-" else path.read_bytes()
+        data = sys.stdin.buffer.read(most + 1) if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise InvalidRequestError(f"{path} can't be read: {error.strerror}") from error
-    if len(data) > _MOST_BYTES:
-        raise InvalidRequestError(f"{path} has more than {_MOST_BYTES} bytes")
+    if len(data) > most:
+        raise InvalidRequestError(f"{path} has more than {most} bytes")
+    return data
+
+
+def _parse(data: bytes, where: str, extra_keys: Sequence[str]) -> Prompt:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{path} is not JSON ({error}); write {_FORM}") from error
-    prompt = _prompt({"tokens": value} if isinstance(value, list) else value, path)
+        raise InvalidRequestError(f"{where} is not JSON ({error}); write {_FORM}") from error
+    prompt = _prompt({"tokens": value} if isinstance(value, list) else value, where)
     if extra_keys:
         if prompt.given_hashes is not None:
-            raise InvalidRequestError(f"{path} has hashes: extra keys are in them already")
+            raise InvalidRequestError(f"{where} has hashes: extra keys are in them already")
         prompt = replace(prompt, extra_keys=(*prompt.extra_keys, *extra_keys))
     return prompt
 
 
-def _prompt(value: Any, path: Path) -> Prompt:
+def _prompt(value: Any, path: str) -> Prompt:
     if not isinstance(value, dict) or not ("tokens" in value or "hashes" in value):
         raise InvalidRequestError(f"{path} is not {_FORM}")
     tokens, hashes = value.get("tokens"), value.get("hashes")
