@@ -66,12 +66,13 @@ class Deferred:
     def catch_up(self) -> None:
         """Tell what was not told yet."""
         while self._untold:
-            pages, tell = self._untold.popleft()
-            self._pages -= pages
+            pages, tell = self._untold[0]
             try:
                 tell()
             except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the policy is told the rest
                 self._log_failure()
+            self._untold.popleft()  # only now: whoever was interrupted tells it again
+            self._pages -= pages
 
     def _later(self, tell: Callable[[], None], pages: int) -> None:
         self._untold.append((pages, tell))

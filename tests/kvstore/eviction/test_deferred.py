@@ -148,6 +148,23 @@ def test_what_a_policy_fails_at_for_good_is_bounded_and_logged_once(caplog: pyte
     assert "MemoryError" in caplog.text
 
 
+def test_who_was_interrupted_tells_it_again() -> None:
+    class Interrupted(LeastRecentlyUsed):
+        times = 1
+
+        def insert(self, slot: int, key: bytes, parent: int | None = None) -> None:
+            if slot == 2 and self.times:
+                self.times -= 1
+                raise KeyboardInterrupt
+            super().insert(slot, key, parent)
+
+    policy = Deferred(Interrupted())
+    policy.insert_all([(1, key(1), None), (2, key(2), 1), (3, key(3), 2)])
+    with pytest.raises(KeyboardInterrupt):
+        policy.catch_up()
+    assert list(policy.victims()) == [1, 2, 3]
+
+
 def test_a_store_goes_on_with_a_policy_that_fails_at_a_page_for_good(
     open_store: Callable[..., Store], kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
