@@ -40,8 +40,11 @@ MOST_QUEUED = 1000
 """Most messages that wait for one subscriber: up to 35 KB each."""
 REPLAY_BYTES = 16 << 20
 """Most bytes of batches that can be asked for again."""
-_MOST_REPLAYS = 16
-"""Most requests answered between two pieces of the stream."""
+_LOOK_MS = 250
+"""How long a request for a replay is waited for before it is looked whether all of this ends."""
+_LONGEST_REST = 1.0
+"""Seconds at most; a replay is followed by a rest as long as itself, so that those who ask without end don't take a
+processor."""
 _END = (-1).to_bytes(8, "big", signed=True)
 _REQUEST_BYTES = 8
 _LONGEST_FRAME = 1024
@@ -101,6 +104,8 @@ class EventPublisher:
         self._host = socket.gethostname()
         self._next = int(time.time() * 1e6)
         """From the time on, so that whoever knows numbers of an earlier start sees a gap."""
+        self._guard = threading.Lock()
+        """Of what was sent, which two threads look at."""
         self._sent: deque[Message] = deque()
         self._sent_bytes = 0
         self._layouts: dict[bytes, Layout] = {}
@@ -123,12 +128,18 @@ class EventPublisher:
             self._close()
             raise
         self._thread = threading.Thread(target=self._run, name="kvstore-events", daemon=True)
+        self._replaying = threading.Thread(target=self._answer_replays, name="kvstore-replays", daemon=True)
         self._thread.start()
+        if self._replayer is not None:
+            self._replaying.start()
 
     def stop(self) -> None:
         """Publish no more, and close the endpoints."""
         self._stopping.set()
         self._thread.join()
+        if self._replayer is not None:
+            self._replaying.join()
+        self._close()
 
     def read_keys(self) -> None:
         """Read again whose keys are good, for who connects from now on.
@@ -167,7 +178,6 @@ class EventPublisher:
             except Exception:  # noqa: BLE001 - subscribers learn by a fresh start that something went wrong
                 _log.exception("events: starting over")
                 self._stopping.wait(1.0)
-        self._close()
 
     def _follow(self) -> None:
         for told in self._store.follow():
@@ -183,16 +193,16 @@ class EventPublisher:
             else:
                 for topic, events in self._batches(told):
                     self._publish(topic, events)
-            self._answer_replays()
 
     def _publish(self, topic: bytes, events: list[dict[str, Any]]) -> None:
         message = Message(self._next, topic, encode(time.time(), events))
         self._next += 1
         self._publisher.send_multipart((topic, message.number.to_bytes(8, "big"), message.batch))
-        self._sent.append(message)
-        self._sent_bytes += len(message.batch)
-        while self._sent_bytes > REPLAY_BYTES:
-            self._sent_bytes -= len(self._sent.popleft().batch)
+        with self._guard:
+            self._sent.append(message)
+            self._sent_bytes += len(message.batch)
+            while self._sent_bytes > REPLAY_BYTES:
+                self._sent_bytes -= len(self._sent.popleft().batch)
 
     def _batches(self, told: Iterable[PageEvent]) -> Iterator[tuple[bytes, list[dict[str, Any]]]]:
         """A batch for each run of events of one namespace."""
@@ -228,23 +238,34 @@ class EventPublisher:
     # -- who missed something ----------------------------------------------------------------------------------------
 
     def _answer_replays(self) -> None:
-        for _ in range(_MOST_REPLAYS):
-            if self._replayer is None or not self._replayer.poll(0):
-                return
-            match self._replayer.recv_multipart():
-                case [peer, b"", start] if len(start) == _REQUEST_BYTES:
-                    try:
-                        for topic, number, batch in self._replay(int.from_bytes(start, "big")):
-                            if self._stopping.is_set():
-                                return
-                            self._replayer.send_multipart((peer, b"", topic, number, batch))
-                    except self._zmq.ZMQError as error:  # it went away, or does not read
-                        _log.debug("events: a replay was given up: %s", error)
-                case frames:
-                    _log.debug("events: no request for a replay: %d frames", len(frames))
+        """In a thread of its own: however many ask, and however slowly they read, the stream goes on."""
+        assert self._replayer is not None
+        while not self._stopping.is_set():
+            try:
+                if self._replayer.poll(_LOOK_MS):
+                    began = time.monotonic()
+                    self._answer(self._replayer, self._replayer.recv_multipart())
+                    self._stopping.wait(min(time.monotonic() - began, _LONGEST_REST))
+            except Exception:  # noqa: BLE001 - others ask, too
+                _log.exception("events: a replay failed")
+                self._stopping.wait(_LONGEST_REST)
+
+    def _answer(self, replayer: zmq.Socket[bytes], frames: list[bytes]) -> None:
+        match frames:
+            case [peer, b"", start] if len(start) == _REQUEST_BYTES:
+                try:
+                    for topic, number, batch in self._replay(int.from_bytes(start, "big")):
+                        if self._stopping.is_set():
+                            return
+                        replayer.send_multipart((peer, b"", topic, number, batch))
+                except self._zmq.ZMQError as error:  # it went away, or does not read
+                    _log.debug("events: a replay was given up: %s", error)
+            case _:
+                _log.debug("events: no request for a replay: %d frames", len(frames))
 
     def _replay(self, start: int) -> Iterator[tuple[bytes, bytes, bytes]]:
-        oldest = self._sent[0].number if self._sent else self._next
+        with self._guard:
+            oldest = self._sent[0].number if self._sent else self._next
         if start < oldest:
             number = (oldest - 1).to_bytes(8, "big")
             for topic in self._topics():
@@ -252,7 +273,8 @@ class EventPublisher:
             for piece in self._store.contents():
                 for topic, events in self._batches(piece):
                     yield topic, number, encode(time.time(), events)
-        for message in self._sent:
-            if message.number >= start:
-                yield message.topic, message.number.to_bytes(8, "big"), message.batch
+        with self._guard:  # behind what is there: so what changed meanwhile is among these
+            sent = [message for message in self._sent if message.number >= start]
+        for message in sent:
+            yield message.topic, message.number.to_bytes(8, "big"), message.batch
         yield b"", _END, b""

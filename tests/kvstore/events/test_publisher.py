@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from kvstore.errors import ConfigError, ResourceError
 from kvstore.events import publisher
 from kvstore.layout import Layout
 from kvstore.node import Node
+from kvstore.store import Store
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 PAGE = 5000
@@ -241,6 +244,26 @@ def test_what_a_node_said_before_it_started_again_is_void(context, start_node, t
     assert first[2] == [{"type": "AllBlocksCleared"}]
     told = {block_hash for _, _, events in rest for event in events for block_hash in event.get("block_hashes", ())}
     assert set(hashes(2)) <= told
+
+
+def test_a_replay_that_takes_long_holds_up_no_subscriber(context, node, pages, monkeypatch):
+    monkeypatch.setattr(publisher, "REPLAY_BYTES", 0)
+    subscriber = subscribe(context, node, pages)
+    contents, walked, published = Store.contents, threading.Event(), threading.Event()
+
+    def slowly(store: Store) -> Any:
+        walked.set()
+        assert published.wait(60.0), "the stream waited for the replay"
+        yield from contents(store)
+
+    monkeypatch.setattr(Store, "contents", slowly)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(replay, context, node, 0)
+        assert walked.wait(60.0)
+        store(pages, 1, 9)
+        subscriber.until(lambda event: hashes(1, 9)[0] in event["block_hashes"])
+        published.set()
+        assert any(hashes(1, 9)[0] in event.get("block_hashes", ()) for _, _, told in asked.result() for event in told)
 
 
 def test_garbage_at_the_replay_endpoint_is_passed_over(context, node, pages):
