@@ -194,7 +194,7 @@ class Store:
             holders = [slot for ticket in books.tickets.loads.values() for slot in ticket.slots]
             writers = [slot for ticket in books.tickets.stores.values() for slot in ticket.slots]
             slots = books.slots
-            self._catalog.check_integrity(holders, writers + books.residency.quarantined)
+            self._catalog.check_integrity(holders, [*writers, *books.residency.quarantined])
             self.arena.check_index(
                 [
                     (slots.frame[slot], slots.namespace[slot], slots.block_hash(slot), slots.length[slot])

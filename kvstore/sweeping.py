@@ -13,6 +13,9 @@ from kvstore.storing import Storing
 from kvstore.tickets import NODE
 from kvstore.write_behind import WriteBehind
 
+QUARANTINE_SECONDS = 3.0
+"""For which nobody else gets a slot whose writer has died: a device may have been copying into it."""
+
 
 class Sweeping:
     """The housekeeping of a store, for a thread of the node. Safe for threads.
@@ -33,6 +36,9 @@ class Sweeping:
     def sweep(self) -> None:
         """End what is past its deadline, and what dead clients left open; tell the tiers below what is used above."""
         dead = self._books.clients.dead()
+        left = {number for number in dead if self._books.clients.has_left(number)}
+        now = time.monotonic()
+        until = now + QUARANTINE_SECONDS
 
         def gone(owner: int) -> bool:
             # A call may come through behind its client's end, and open a ticket for nobody.
@@ -41,7 +47,7 @@ class Sweeping:
         with self._books.lock:
             if self._books.closed:
                 return
-            stores, loads = self._books.tickets.overdue(time.monotonic())
+            stores, loads = self._books.tickets.overdue(now)
             for load in loads:
                 self._books.tickets.take_load(load.number, load.owner)
                 self._books.end_holds(load)
@@ -49,7 +55,10 @@ class Sweeping:
                 self._storing.lapse(store)
             for store in [ticket for ticket in self._books.tickets.stores.values() if gone(ticket.owner)]:
                 self._books.tickets.take_store(store.number, store.owner)
-                self._books.give_up(store)
+                if store.direct and store.owner in dead and store.owner not in left:
+                    self._books.residency.quarantine(store.slots, until)
+                else:
+                    self._books.give_up(store)
             for load in [ticket for ticket in self._books.tickets.loads.values() if gone(ticket.owner)]:
                 self._books.tickets.take_load(load.number, load.owner)
                 self._books.end_holds(load)
@@ -58,7 +67,7 @@ class Sweeping:
         self._books.clients.remove_abandoned()
         with self._books.lock:
             if not self._books.closed:
-                self._books.residency.release_quarantine(self._books.clients)
+                self._books.residency.release_quarantine(self._books.clients, left, now, until)
         if self._keeping.end_overdue():
             self._keeping.save()
         self._write_behind.tell_own()

@@ -2,8 +2,9 @@
 
 A client makes a file in the arena's ``clients`` folder, locks it with ``flock`` and names it to the node, which renames
 it to the client's number. The kernel drops the lock when the client dies, however it dies and whatever became of its
-connection; while it is locked, the client may write into the slots that were reserved for it. Locks outlive the node,
-so a node that takes an arena over knows which clients of the earlier one still live.
+connection; while it is locked, the client may write into the slots that were reserved for it. A client that detaches
+makes its file longer than nothing before it lets the lock go: from one that has died, a device may still be copying.
+Locks outlive the node, so a node that takes an arena over knows which clients of the earlier one still live.
 """
 
 from __future__ import annotations
@@ -116,6 +117,12 @@ class Clients:
         """The attached clients that have died or detached."""
         with self._lock:
             return [number for number, fd in self._files.items() if not is_locked(fd)]
+
+    def has_left(self, number: int) -> bool:
+        """Whether a client that holds its lock no longer has said that it had stopped to write: it has not died."""
+        with self._lock:
+            fd = self._files.get(number)
+            return fd is not None and os.fstat(fd).st_size > 0
 
     def forget(self, number: int) -> None:
         """A dead client has nothing in the arena any more."""

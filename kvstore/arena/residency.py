@@ -34,8 +34,9 @@ class Residency:
         self.slots = self.catalog.slots
         self.pins: Collection[bytes] = ()
         """Keys of the pages that are pinned as soon as they are here."""
-        self.quarantined: list[Slot] = []
-        """Slots into which clients of an earlier node may still write."""
+        self.quarantined: dict[Slot, float | None] = {}
+        """Slots of no reservation into which somebody may still write, and when nobody does any more, on the clock of
+        ``time.monotonic``; None: their client, of an earlier node, was alive."""
 
     def reserve(
         self,
@@ -121,14 +122,31 @@ class Residency:
             if checksum is not None and self.slots.is_resident(slot) and self.checksum(slot) is None:
                 self._arena.set_checksum(self.slots.frame[slot], checksum)
 
-    def release_quarantine(self, clients: Clients) -> None:
-        """Free the quarantined slots whose clients are gone."""
-        slots, self.quarantined = self.quarantined, []
+    def quarantine(self, slots: Sequence[Slot], until: float) -> None:
+        """Reserved or lapsed slots whose client has died: a device may still copy into them."""
         for slot in slots:
-            if self.slots.owner[slot] in clients:
-                self.quarantined.append(slot)
-            else:
+            if self.slots.state[slot] != SlotState.LAPSED:
+                self.catalog.lapse(slot)
+            self.quarantined[slot] = until
+
+    def release_quarantine(self, clients: Clients, left: Collection[int], now: float, until: float) -> None:
+        """Free the quarantined slots that nobody writes any more.
+
+        Args:
+            clients: the attached ones.
+            left: those that were until now, and have stopped to write before they left.
+            now: on the clock of ``time.monotonic``.
+            until: how long slots stay whose client is found dead now.
+        """
+        for slot, over in list(self.quarantined.items()):
+            owner = self.slots.owner[slot]
+            if owner in clients:
+                continue
+            if owner in left or (over is not None and over <= now):
+                del self.quarantined[slot]
                 self.free_written(slot)
+            elif over is None:
+                self.quarantined[slot] = until
 
     def take_over(
         self, namespaces: Namespaces, clients: Clients, is_below: Callable[[Sequence[bytes]], bytes], *, tiers: bool
@@ -166,7 +184,7 @@ class Residency:
             self._slabs.restore(
                 slab.first_unit, slab.units, slab.slot_frames, set().union(*(used[unit] for unit in units))
             )
-        self.quarantined = [self.catalog.quarantine(each.frame, each.frames, each.owner) for each in quarantined]
+        self.quarantined = {self.catalog.quarantine(each.frame, each.frames, each.owner): None for each in quarantined}
         for (key, each), under in zip(pages.items(), is_below(list(pages)), strict=True):
             slot = self.catalog.adopt(each.frame, key, each.namespace, each.length, dirty=tiers and not under)
             if key in self.pins:

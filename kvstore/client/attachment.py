@@ -117,6 +117,8 @@ class Attachment:
 
     def _close_if_unused(self) -> None:
         if self._retired and not self._uses and self._lock_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock_fd, 1)  # says that nothing is being written any more
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)  # a forked child may have the descriptor as well
             os.close(self._lock_fd)
             self._lock_fd = -1

@@ -231,6 +231,11 @@ class LocalClient:
             os.close(self._fd)
             self._fd = -1
 
+    def leave(self) -> None:
+        """It has stopped to write."""
+        os.ftruncate(self._fd, 1)
+        self.die()
+
 
 _HOLD_A_LOCK = """
 import fcntl, os, sys

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvstore.answers import LONGEST_TICKET
 from kvstore.store import Store
+from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE
 
 FRAME = 4096
@@ -40,6 +41,8 @@ def test_a_lapsed_direct_reservation_is_not_reused_while_its_client_lives(
     assert store.statistics().arena_used_bytes == 16 * FRAME
     store.check_integrity()
     client.die()
+    store.sweep()
+    clock.now += QUARANTINE_SECONDS
     store.sweep()
     assert store.statistics().arena_used_bytes == 12 * FRAME
     assert store.statistics().clients == 0
@@ -158,6 +161,8 @@ def test_what_a_dead_client_left_open_is_ended(
     store.check_integrity()
     assert not store.complete_load(owner, held.ticket)
     assert store.complete_store(owner, reserved.ticket, publish=True) == (0, 0, 0)
+    clock.now += QUARANTINE_SECONDS
+    store.sweep()
     assert store.statistics().arena_used_bytes == 2 * FRAME
     assert store.complete_store(living, stays.ticket, publish=True) == (1, 0, 0)
     other.die()

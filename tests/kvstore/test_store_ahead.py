@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from kvstore.arena.readers import LINE_WORDS, ReadingLine
 from kvstore.errors import InvalidRequestError, LimitExceededError, UnknownNamespaceError
 from kvstore.rules import NamespaceRule
 from kvstore.store import Store
+from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE, Part
 
 FRAME = 4096
@@ -153,10 +155,12 @@ def test_past_its_deadline_nothing_is_published_and_no_slot_is_anothers(
     store.check_integrity()
 
 
-def test_a_client_that_dies_loses_what_it_had_ahead(store: Store, kv: SimpleNamespace, client) -> None:
+def test_a_client_that_dies_loses_what_it_had_ahead(store: Store, kv: SimpleNamespace, client, clock: Any) -> None:
     known = store.open_namespace(kv.layout("a", FRAME))
     store.reserve_ahead(client.number, known.fingerprint, 2, 10.0)
     client.die()
+    store.sweep()
+    clock.now += QUARANTINE_SECONDS
     store.sweep()
     assert store.statistics().arena_used_bytes == 0
     store.check_integrity()

@@ -18,6 +18,7 @@ from kvstore.errors import (
     UnknownNamespaceError,
 )
 from kvstore.store import Store
+from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE
 
 FRAME = 4096
@@ -293,6 +294,43 @@ def test_a_namespace_from_a_larger_arena_refuses_stores_and_loads_nothing(
     assert kv.get(smaller, known, [1]) == 0
     assert kv.put(smaller, known, [2]) == (0, 0, 1)
     smaller.check_integrity()
+
+
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_what_a_dead_client_was_writing_is_lent_to_nobody_for_some_seconds(
+    open_store: OpenStore, kv: SimpleNamespace, shm: Path, clock: Any, lapsed: bool
+) -> None:
+    """A device may go on copying for it. A client that leaves has said that it stopped."""
+    store = open_store(16)
+    known = store.open_namespace(kv.layout("a", FRAME))
+    leaves, dies = kv.LocalClient(shm / "arena"), kv.LocalClient(shm / "arena")
+    for number, client in enumerate((leaves, dies)):
+        owner = store.owner_of(store.attach(client.name))
+        reserved = store.prepare_store(owner, known.fingerprint, kv.hashes_of([number]), 9.0, direct=True)
+    if lapsed:
+        clock.now += 9.1
+        store.sweep()
+    leaves.leave()
+    dies.die()
+    store.sweep()
+    store.check_integrity()
+    assert store.statistics().clients == 0
+    assert store.statistics().arena_used_bytes == FRAME
+
+    for number in range(100, 120):
+        kv.put(store, known, [number])
+        store.arena.view(reserved.frames[0], FRAME)[:] = 0xFF
+    clock.now += QUARANTINE_SECONDS - 0.1
+    store.sweep()
+    found = kv.found(store, known, list(range(100, 120)))
+    assert len(found) == 15
+    assert all(kv.get(store, known, [number]) == 1 for number in found)
+
+    clock.now += 0.2
+    store.sweep()
+    store.check_integrity()
+    kv.put(store, known, [200])
+    assert store.statistics().arena_pages == 16
 
 
 def test_clients_are_named_by_their_arena(open_store: OpenStore, kv: SimpleNamespace, shm: Path) -> None:

@@ -17,6 +17,7 @@ from kvstore.arena.arena import Arena
 from kvstore.arena.clients import MOST_CLIENTS, Clients
 from kvstore.arena.readers import LINE_WORDS, LONGEST_READ, READERS_BYTES, Readers, ReadingLine
 from kvstore.store import Store
+from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE
 
 FRAME = 4096
@@ -229,7 +230,9 @@ def test_pages_from_below_do_not_come_up_over_what_somebody_reads(
     client.die()
 
 
-def test_a_dead_client_that_was_to_be_refused_leaves_nothing(full: Any, kv: SimpleNamespace, shm: Path) -> None:
+def test_a_dead_client_that_was_to_be_refused_leaves_nothing(
+    full: Any, kv: SimpleNamespace, shm: Path, clock: Any
+) -> None:
     """It dies while its reservation waits for a reader, and is swept away."""
     writer = kv.LocalClient(shm / "arena")
     owner = full.store.attach(writer.name) & 0xFFFF
@@ -244,6 +247,9 @@ def test_a_dead_client_that_was_to_be_refused_leaves_nothing(full: Any, kv: Simp
     full.store._books.readers.wait = sweep_first
     reserved = full.store.prepare_store(owner, full.known.fingerprint, kv.hashes_of([100]), 9.0, direct=True)
     assert reserved == (0, bytes([REFUSED]), [])
+    full.store.check_integrity()
+    clock.now += QUARANTINE_SECONDS
+    full.store.sweep()
     full.store.check_integrity()
     assert full.store.statistics().arena_used_bytes == 15 * FRAME
 

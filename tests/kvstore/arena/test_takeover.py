@@ -19,6 +19,7 @@ from kvstore.arena import format as fmt
 from kvstore.arena.arena import Arena
 from kvstore.errors import NotAttachedError
 from kvstore.store import Store
+from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE
 
 FRAME = 4096
@@ -106,7 +107,7 @@ def test_pages_that_no_tier_has_are_dirty_again(open_store: OpenStore, kv: Simpl
 
 
 def test_a_slot_that_a_living_client_may_write_stays_in_quarantine(
-    open_store: OpenStore, kv: SimpleNamespace, shm: Path, child_client: Callable[[Path], Any]
+    open_store: OpenStore, kv: SimpleNamespace, shm: Path, child_client: Callable[[Path], Any], clock: Any
 ) -> None:
     store = open_store(16)
     known = store.open_namespace(kv.layout("a", FRAME))
@@ -142,6 +143,9 @@ def test_a_slot_that_a_living_client_may_write_stays_in_quarantine(
     third.check_integrity()
     client.die()
     third.sweep()
+    assert third.statistics().arena_used_bytes == 16 * FRAME, "a device may still be copying"
+    clock.now += QUARANTINE_SECONDS
+    third.sweep()
     third.check_integrity()
     assert third.statistics().arena_used_bytes == 14 * FRAME
     kv.put(third, known, [200, 201])
@@ -160,9 +164,9 @@ def test_a_lapsed_slot_is_in_quarantine_too(open_store: OpenStore, kv: SimpleNam
     kv.kill(store)
     again = open_store(16)
     assert again.statistics().arena_used_bytes == FRAME
-    client.die()
+    client.leave()
     again.sweep()
-    assert again.statistics().arena_used_bytes == 0
+    assert again.statistics().arena_used_bytes == 0, "it has said that it had stopped"
 
 
 def test_a_sweep_that_ends_behind_the_store_frees_no_slot(
