@@ -56,13 +56,12 @@ def incoming(store: Store, receipts: Receipts, request: pb.StorePages, cut: Call
             reserved = reserve(store, NODE, request.request)
             ticket, outcomes = reserved.ticket, reserved.outcomes
         views = store.take_over_writing(NODE, ticket) if ticket else None
-        pages: Sequence[PageBytes] | None = views
-        if at_once:
-            slots = iter(views or ())
-            wanted = [next(slots, None) if outcome == RESERVED else None for outcome in outcomes]
-            pages = [np.empty(page_bytes, np.uint8) if slot is None else slot for slot in wanted]
-        arrival = Incoming(pages)
+        arrival = Incoming(views)
         try:
+            if at_once:
+                slots = iter(views or ())
+                wanted = [next(slots, None) if outcome == RESERVED else None for outcome in outcomes]
+                arrival.pages = [np.empty(page_bytes, np.uint8) if slot is None else slot for slot in wanted]
             yield arrival
         finally:
             sums = arrival.checksums
@@ -75,7 +74,7 @@ def incoming(store: Store, receipts: Receipts, request: pb.StorePages, cut: Call
                 present = outcomes.count(PRESENT) if sums is not None else 0
                 stored, present = done.stored, done.present + present
                 done = Published(stored, present, len(outcomes) - stored - present)
-            if pages is not None:
+            if arrival.pages is not None:
                 receipt.published = arrival.published = done
 
 
