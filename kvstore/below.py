@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvstore.answers import ABSENT, DISK, REDIS
-from kvstore.tiers.tier import SharedTier, Tier
+from kvstore.tiers.tier import OwnTier, SharedTier, Tier
 from kvstore.tiers.times import TierTimes
 
 
@@ -17,7 +17,7 @@ class Below:
         shared: the tier that several nodes share.
     """
 
-    def __init__(self, own: Sequence[Tier], shared: SharedTier | None) -> None:
+    def __init__(self, own: Sequence[OwnTier], shared: SharedTier | None) -> None:
         self.own = tuple(own)
         self.times = TierTimes()
         self.shared = shared

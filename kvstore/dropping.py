@@ -98,6 +98,15 @@ class Dropping:
             self._books.count("expired", pages)
         return Expired(pages, shared, why)
 
+    def drop_all(self, fingerprint: bytes, tiers: Sequence[Tier]) -> int:
+        """Drop every page of a fingerprint that these tiers have, from the arena and from them. Returns how many.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some.
+        """
+        keys = {key for tier in tiers for key in tier.keys(fingerprint)}
+        return self._drop(sorted(keys), tiers)
+
     def _keys_of(self, known: KnownNamespace, tiers: Sequence[Tier]) -> tuple[set[bytes], ResourceError | None]:
         """The keys of a namespace's pages here and in these tiers, and why some of them are not known."""
         keys: set[bytes] = set()
@@ -113,7 +122,7 @@ class Dropping:
         return keys, failed
 
     def _clear(self, known: KnownNamespace, tiers: Sequence[Tier]) -> int:
-        self._books.namespaces.forget(known)
+        leaving = self._books.namespaces.forget(known, shared=self._below.shared in tiers)
         self._books.arena.new_edition()
         keys, failed = self._keys_of(known, tiers)
         with self._books.lock:
@@ -128,7 +137,9 @@ class Dropping:
         self._granting.forget(known)
         if failed is not None:
             self._granting.open_namespace(known.layout, known.durability)  # to be cleared once more
+            self._books.namespaces.has_left(leaving)
             raise failed
+        self._books.namespaces.has_left(leaving)
         return dropped
 
     def _drop(self, keys: Sequence[bytes], tiers: Sequence[Tier]) -> int:

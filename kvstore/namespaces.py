@@ -42,6 +42,16 @@ class KnownNamespace:
     """When it was opened first: seconds since 1970."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaving:
+    """A namespace that is being dropped: written down before its first page goes, until the tiers are clear of it."""
+
+    fingerprint: bytes
+    name: str
+    shared: bool
+    """Whether it leaves the shared tier as well."""
+
+
 class _Entry(NamedTuple):
     """What a register says of one namespace."""
 
@@ -51,6 +61,13 @@ class _Entry(NamedTuple):
     created: float
     idle: float
     """How long nobody had used it when this was written, in seconds."""
+
+
+class _Register(NamedTuple):
+    """What is in one file."""
+
+    entries: list[_Entry]
+    leaving: list[Leaving]
 
 
 class Namespaces:
@@ -71,16 +88,24 @@ class Namespaces:
         self._used: dict[int, float] = {}
         """Number → when it was used last, on a clock that runs while a node does: one that was set wrong, or a machine
         that was off, makes nothing old."""
+        self._leaving: dict[bytes, Leaving] = {}
         self._last = 0
         self._opened: Counter[str] = Counter()
         """By tenant, how many new ones since the start."""
         self._closed = False
-        for entry in _read(self._files[0]):
+        first = _read(self._files[0])
+        self._leaving.update((each.fingerprint, each) for each in first.leaving)
+        for entry in first.entries:
             self._restore(entry.number, entry)
         self.in_headers: Mapping[int, KnownNamespace] = dict(self._by_number)
         """What the numbers in the arena's headers stand for. The registers of other folders don't say that."""
-        for path in self._files[1:]:
-            for entry in _read(path):
+        for path in self._files[1:]:  # written later than the first
+            other = _read(path)
+            entries = [entry for entry in other.entries if entry.layout.fingerprint not in self._leaving]
+            for each in other.leaving:
+                if each.fingerprint not in self._by_fingerprint:
+                    self._leaving.setdefault(each.fingerprint, each)
+            for entry in entries:
                 if entry.layout.identity not in self._by_identity and self._last < _LAST_NUMBER:
                     self._restore(self._last + 1, entry)
 
@@ -175,8 +200,18 @@ class Namespaces:
         own = sum(known.layout.tenant == tenant for known in self.known()) if tenant else 0
         return 4 * len(self) >= 3 * MOST_NAMESPACES or 4 * own >= 3 * (MOST_NAMESPACES // TENANT_SHARE)
 
-    def forget(self, known: KnownNamespace) -> None:
-        """Drop a namespace. Whoever drops its pages does so behind this, when no new ones can come any more.
+    def leaving(self) -> list[Leaving]:
+        """What is being dropped: at the start, what an earlier node did not come to the end of."""
+        with self._lock:
+            return list(self._leaving.values())
+
+    def forget(self, known: KnownNamespace, *, shared: bool = False) -> Leaving:
+        """Drop a namespace. Whoever drops its pages does so behind this, when no new ones can come any more, and says
+        :meth:`has_left` in the end: a node that is killed before that leaves the rest to the next one.
+
+        Args:
+            known: the namespace.
+            shared: whether it leaves the shared tier as well.
 
         Raises:
             UnknownNamespaceError: it was dropped already.
@@ -188,7 +223,17 @@ class Namespaces:
             del self._by_fingerprint[known.fingerprint]
             del self._by_identity[known.layout.identity]
             self._used.pop(known.number, None)
+            leaving = Leaving(known.fingerprint, known.layout.name, shared)
+            self._leaving[known.fingerprint] = leaving
             self._save()
+        return leaving
+
+    def has_left(self, leaving: Leaving) -> None:
+        """No tier has pages from before it was dropped."""
+        with self._lock:
+            if not self._closed and self._leaving.get(leaving.fingerprint) is leaving:  # it may leave once more
+                del self._leaving[leaving.fingerprint]
+                self._save()
 
     def save(self) -> None:
         """Write the register into all of its folders, unless it is closed.
@@ -210,7 +255,11 @@ class Namespaces:
             }
             for known in self._by_fingerprint.values()
         ]
-        text = json.dumps({"version": REGISTER_VERSION, "namespaces": entries}, indent=1)
+        leaving = [
+            {"fingerprint": each.fingerprint.hex(), "name": each.name, "shared": each.shared}
+            for each in self._leaving.values()
+        ]
+        text = json.dumps({"version": REGISTER_VERSION, "namespaces": entries, "leaving": leaving}, indent=1)
         for path in self._files:
             self._small_files.replace(path, text.encode())
 
@@ -240,27 +289,37 @@ class Namespaces:
         return known
 
 
-def _read(path: Path) -> list[_Entry]:
-    """The entries of a register. One that can't be read is empty: its pages are then not found."""
+def _read(path: Path) -> _Register:
+    """A register. One that can't be read is empty: its pages are then not found."""
     try:
-        entries = json.loads(path.read_text())["namespaces"]
-        return _each_once(
-            [
-                _Entry(
-                    int(entry["number"]),
-                    Layout.from_json(json.dumps(entry["layout"])),
-                    str(entry.get("durability", "")),
-                    float(entry.get("created", time.time())),  # an older version did not write these down
-                    max(0.0, float(entry.get("idle", 0.0))),
-                )
-                for entry in entries
-            ]
-        )
+        register = json.loads(path.read_text())
+        entries = [
+            _Entry(
+                int(entry["number"]),
+                Layout.from_json(json.dumps(entry["layout"])),
+                str(entry.get("durability", "")),
+                float(entry.get("created", time.time())),  # an older version did not write these down
+                max(0.0, float(entry.get("idle", 0.0))),
+            )
+            for entry in register["namespaces"]
+        ]
+        leaving = [
+            Leaving(_fingerprint(each["fingerprint"]), str(each["name"]), bool(each["shared"]))
+            for each in register.get("leaving", [])
+        ]
+        return _Register(_each_once(entries), leaving)
     except FileNotFoundError:
-        return []
+        return _Register([], [])
     except (OSError, ValueError, KeyError, TypeError) as error:
         _log.warning("%s can't be read, its pages will not be found: %s", path, error)
-        return []
+        return _Register([], [])
+
+
+def _fingerprint(digits: str) -> bytes:
+    fingerprint = bytes.fromhex(digits)
+    if len(fingerprint) != 32:  # a shorter one would be a prefix of others' pages
+        raise ValueError(f"{digits!r} is no fingerprint")
+    return fingerprint
 
 
 def _each_once(entries: list[_Entry]) -> list[_Entry]:

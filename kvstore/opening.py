@@ -13,7 +13,7 @@ from kvstore.secret_files import read_key_file
 from kvstore.small_files import SmallFiles
 from kvstore.store import Store
 from kvstore.tiers.disk import DiskTier
-from kvstore.tiers.tier import SharedTier, Tier
+from kvstore.tiers.tier import OwnTier, SharedTier
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
         refuse_newer(config.disk)  # before the arena, which drops what is in it where that is of another format
     numa_node = int(config.numa_node) if config.numa_node else None
     arena = Arena(config.arena_directory, config.arena, progress, config.sharers, numa_node)
-    tiers: list[Tier] = []
+    own: list[OwnTier] = []
+    shared: SharedTier | None = None
     try:
         directories = [arena.directory]
         small_files = SmallFiles()
@@ -43,7 +44,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
                 write_limit_bytes=config.disk_write_limit,
                 key=None if config.disk_key_file is None else read_key_file(config.disk_key_file),
             )
-            tiers.append(disk)
+            own.append(disk)
             directories.append(config.disk)
             small_files = SmallFiles(config.disk, disk.leave_room)
             room = shutil.disk_usage(config.disk).free + disk.statistics().used_bytes
@@ -55,18 +56,17 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
                     format_size(config.disk_limit),
                     format_size(room),
                 )
-        shared: SharedTier | None = None
         if config.redis:
             from kvstore.tiers.redis import RedisTier  # an engine's side is without redis and lz4
 
             shared = RedisTier(config.redis, config.redis_limit)
-            tiers.append(shared)
-        own = [tier for tier in tiers if tier is not shared]
         return Store(
             arena, own, directories, shared, config.namespace, small_files, config.expire_namespaces, config.tenant
         )
     except BaseException:
-        for tier in tiers:
+        for tier in own:
             tier.close()
+        if shared is not None:
+            shared.close()
         arena.close()
         raise

@@ -32,6 +32,7 @@ from kvstore.expiring import Expiring
 from kvstore.finding import Finding
 from kvstore.granting import Granting
 from kvstore.keeping import Keeping
+from kvstore.leftovers import Leftovers
 from kvstore.loading import Loading
 from kvstore.namespaces import Namespaces
 from kvstore.pins import PINNED_SHARE, PINS_NAME, Pins
@@ -39,7 +40,7 @@ from kvstore.rules import NamespaceRule, TenantRule
 from kvstore.small_files import SmallFiles
 from kvstore.storing import Storing
 from kvstore.sweeping import Sweeping
-from kvstore.tiers.tier import SharedTier, Tier
+from kvstore.tiers.tier import OwnTier, SharedTier
 from kvstore.usage import Activity
 from kvstore.write_behind import WriteBehind
 
@@ -61,7 +62,7 @@ class Store:
     def __init__(
         self,
         arena: Arena,
-        tiers: Sequence[Tier],
+        tiers: Sequence[OwnTier],
         namespace_directories: Sequence[Path],
         shared: SharedTier | None = None,
         rules: Sequence[NamespaceRule] = (),
@@ -109,6 +110,7 @@ class Store:
                 self.namespaces, books.clients, below.find_own, tiers=bool(tiers)
             )
         self.namespaces.save()
+        self.leftovers = Leftovers(books, below, self._dropping)
         arena.open_for_readers(below=bool(below.all()))
 
     def follow(self, visible: Callable[[bytes], bool] = lambda fingerprint: True) -> Iterator[Told]:

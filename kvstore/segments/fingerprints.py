@@ -27,6 +27,10 @@ class Fingerprints:
         """The number of a namespace; -1 if it has no page."""
         return self._numbers.get(fingerprint, -1)
 
+    def all(self) -> list[bytes]:
+        """The namespaces that have a page."""
+        return list(self._numbers)
+
     def of(self, keys: Sequence[bytes]) -> Numbers:
         """The number of each key's namespace."""
         return self._of([key[:FINGERPRINT_BYTES] for key in keys])

@@ -193,6 +193,10 @@ class PageIndex:
             rows = rows[whole]
         return rows
 
+    def fingerprints(self) -> list[bytes]:
+        """The namespaces that have a page."""
+        return self._fingerprints.all()
+
     def pages_of(self, fingerprint: bytes) -> int:
         """How many pages a namespace has."""
         return self._fingerprints.pages_of(fingerprint)

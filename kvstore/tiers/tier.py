@@ -186,6 +186,14 @@ class Tier(Protocol):
         ...
 
 
+class OwnTier(Tier, Protocol):
+    """A tier of this node alone."""
+
+    def fingerprints(self) -> list[bytes]:
+        """The namespaces that have pages here. From memory, without I/O."""
+        ...
+
+
 class SharedTier(Tier, Protocol):
     """A tier that several nodes share."""
 

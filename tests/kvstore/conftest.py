@@ -92,6 +92,9 @@ class MemoryTier:
     def keys(self, prefix: bytes) -> list[bytes]:
         return [key for key in self.pages if key.startswith(prefix)]
 
+    def fingerprints(self) -> list[bytes]:
+        return list({key[:32] for key in self.pages})
+
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
         self.writes.append([page.key for page in pages])
         self.write_gate.go_through()

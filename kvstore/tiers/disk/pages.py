@@ -112,6 +112,11 @@ class Pages:
             time.sleep(0)  # whoever waits for the lock goes first
         return [key for key in found if key.startswith(prefix)]
 
+    def fingerprints(self) -> list[bytes]:
+        """The namespaces that have pages here."""
+        with self._lock:
+            return self._index.fingerprints()
+
     def used_by(self, fingerprint: bytes) -> int:
         """Bytes of a namespace's pages: whole blocks, and a record each in a header and a footer."""
         with self._lock:

@@ -158,6 +158,10 @@ class DiskTier:
         """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint."""
         return self._pages.keys(prefix)
 
+    def fingerprints(self) -> list[bytes]:
+        """The namespaces that have pages here."""
+        return self._pages.fingerprints()
+
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
         """Store pages, in the order given, side by side; makes room within the limit first.
 
