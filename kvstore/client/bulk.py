@@ -30,7 +30,14 @@ from kvstore.client.path import OpenedNamespace
 from kvstore.client.pending import PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.client.stream import LOAD_BATCHES, StreamPath, knows, new_ticket, settle, store_request
-from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError, UnknownNamespaceError
+from kvstore.errors import (
+    FormatError,
+    InvalidRequestError,
+    KVStoreError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnknownNamespaceError,
+)
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import AT_ONCE_BYTES, join_hashes
 
@@ -179,6 +186,9 @@ class BulkPath(OwnMemoryPath):
                     if requests.good:  # the node's own answer
                         raise
                     self._pool.forget_idle()
+                except UnauthenticatedError:  # it was opened with a token that is gone; the file may have another one
+                    requests.good = False
+                    self._pool.forget_idle()
         return None
 
     def _reserve(
@@ -253,6 +263,10 @@ class BulkPath(OwnMemoryPath):
         try:
             requests.put(request, pages, deadline, before_last)
             return requests.stored()
+        except UnauthenticatedError:  # as above
+            requests.good = False
+            self._pool.forget_idle()
+            return None
         except (UnavailableError, FormatError, InvalidRequestError):
             if not requests.good:
                 self._pool.forget_idle()

@@ -51,7 +51,8 @@ def connect(
         ca: PEM file of the authorities that may have signed the node's certificate; by default those of the system.
         cert: PEM file of this client's certificate, where the node asks for one.
         key: PEM file of its private key, which nobody else may read.
-        token_file: a file with the token that the node asks for: the first one in it, ``token`` or ``name:token``.
+        token_file: a file with the token that the node asks for: the first one in it, ``token`` or ``name:token``. It
+            is read again when the node no longer knows that token.
         traces: OpenTelemetry's provider that gets spans of what the client does, and whose traces go on in the node;
             needs the extra ``tracing``.
 
@@ -79,7 +80,7 @@ def connect(
         where.target,
         url,
         credentials.channel_credentials() if where.tls else None,
-        credentials.metadata(),
+        credentials.metadata,
         traced=traces is not None,
     )
     control = RemoteControl(connection, where.arena_folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 
 from kvstore.client.path import OpenedNamespace
-from kvstore.errors import UnavailableError
+from kvstore.errors import ConfigError, UnauthenticatedError, UnavailableError
 from kvstore.layout import Layout
 from kvstore.status import NamespaceStatus, Status, TierStatus
 from kvstore.v1 import cache_pb2 as pb
@@ -17,6 +18,8 @@ from kvstore.v1.cache_pb2_grpc import CacheStub
 from kvstore.wire import MOST_MESSAGE_BYTES, error_of, join_hashes
 
 Reply = TypeVar("Reply")
+Metadata = tuple[tuple[str, str], ...]
+_log = logging.getLogger(__name__)
 _OPTIONS = [
     # Two clients in one process are two clients to the node.
     ("grpc.use_local_subchannel_pool", 1),
@@ -38,7 +41,7 @@ class Connection:
         target: gRPC's name of the node.
         name: what people call it, for errors.
         credentials: for TLS; None: the channel is plain.
-        metadata: what every call carries.
+        metadata: reads what every call carries: at once, and again when the node knows it no longer.
         traced: whether calls carry the current span's context, too.
     """
 
@@ -47,12 +50,13 @@ class Connection:
         target: str,
         name: str,
         credentials: grpc.ChannelCredentials | None = None,
-        metadata: tuple[tuple[str, str], ...] = (),
+        metadata: Callable[[], Metadata] = tuple,
         *,
         traced: bool = False,
     ) -> None:
         self.name = name
-        self.metadata = metadata
+        self._read_metadata = metadata
+        self.metadata = metadata()
         if credentials is None:
             self.channel = grpc.insecure_channel(target, options=_OPTIONS)
         else:
@@ -70,8 +74,35 @@ class Connection:
         Raises:
             KVStoreError: what the node answered, or that it did not.
         """
-        with self.errors():
-            return method(request, timeout=timeout, metadata=self.metadata)
+
+        def ask() -> Reply:
+            with self.errors():
+                return method(request, timeout=timeout, metadata=self.metadata)
+
+        return self.as_known(ask)
+
+    def as_known(self, ask: Callable[[], Reply]) -> Reply:
+        """What ``ask`` returns; where the node no longer knows the token, once more with the one that is in the file
+        now: tokens are rotated while clients run."""
+        shown = self.metadata
+        try:
+            return ask()
+        except UnauthenticatedError:
+            if self.metadata is shown and not self._read_again():
+                raise
+        return ask()
+
+    def _read_again(self) -> bool:
+        """Whether the token in the file is another one by now."""
+        try:
+            metadata = self._read_metadata()
+        except ConfigError as error:
+            _log.warning("%s does not know the token any more, and the file can't be read again: %s", self.name, error)
+            return False
+        if metadata == self.metadata:
+            return False
+        self.metadata = metadata
+        return True
 
     @contextmanager
     def errors(self) -> Iterator[None]:

@@ -114,6 +114,9 @@ class StreamPath(OwnMemoryPath):
     ) -> list[str]:
         """Receive the leading pages into place, and verify them."""
         request = pb.LoadPages(pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)))
+        return self._connection.as_known(lambda: self._receive(request, into, timeout))
+
+    def _receive(self, request: pb.LoadPages, into: Sequence[Bytes], timeout: float) -> list[str]:
         tiers: list[str] = []
         try:
             with self._connection.errors():
@@ -178,9 +181,13 @@ class StreamPath(OwnMemoryPath):
     ) -> StoreResult:
         """What became of pages that were sent. A connection that breaks leaves a question, which the node answers when
         it can be reached again in time."""
-        try:
+
+        def ask() -> pb.StoreCounts:
             with self._connection.errors():
-                counts = tell()
+                return tell()
+
+        try:
+            counts = self._connection.as_known(ask)
         except UnavailableError:
             settled = settle(self._connection, request.ticket, time_left(deadline))
             if not settled.stored and settled.present != pages:

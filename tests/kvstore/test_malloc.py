@@ -93,7 +93,7 @@ def faults():
         messages.clear()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-path = StreamPath(Connection("127.0.0.1:1", "kv://127.0.0.1:1", None, ()))
+path = StreamPath(Connection("127.0.0.1:1", "kv://127.0.0.1:1"))
 print(-faults() + faults())
 """
 

@@ -104,6 +104,49 @@ class TestHangup:
         eventually(lambda: "nothing was reloaded" in node.errors.read_text())
         assert self.may_call(node, tmp_path, NEW, monkeypatch), "a mistake changes nothing"
 
+    @pytest.mark.parametrize("way", ["bulk", "streams"])
+    def test_a_client_goes_on_while_tokens_are_rotated(
+        self, node_process: Callable[..., NodeProcess], tmp_path: Path, tokens: Path, eventually, way: str
+    ) -> None:
+        """Without a call that fails, and without being made anew: nobody restarts every engine for a token."""
+        grant = " tenant=mine"  # of a tenant: its pages do not go through the mapped arena
+        tokens.write_text(OLD + grant + "\n")
+        mine = tmp_path / "mine"
+        mine.write_text(OLD)
+        mine.chmod(0o600)
+        node = node_process(token_file=str(tokens))
+        reloads = 0
+
+        def reload(text: str) -> None:
+            nonlocal reloads
+            reloads += 1
+            tokens.write_text(text)
+            os.kill(node.pid, signal.SIGHUP)
+            eventually(lambda: node.errors.read_text().count("tokens were reloaded") == reloads)
+
+        layout = kvstore.Layout(model="m", tenant="mine", block_size=16, page_bytes=4096)
+        data = np.arange(3 * 4096, dtype=np.uint32).view(np.uint8).reshape(-1, 4096)
+        hashes = [number.to_bytes(32, "big") for number in range(len(data))]
+        url = node.kv_url if way == "bulk" else node.url
+        with kvstore.connect(url, token_file=mine, timeout=20.0) as client:
+            pages = client.namespace(layout)
+            for place, (before, after) in enumerate([(OLD, NEW), (NEW, OLD), (OLD, NEW)]):
+                reload(f"{before}{grant}\n{after}{grant}\n")
+                mine.write_text(after)
+                reload(f"{after}{grant}\n")
+                if place == 1:  # the first request behind a rotation is a store, a load, or one without pages
+                    assert pages.load(hashes[:4], np.zeros_like(data[:4])) == 4
+                if place == 2:
+                    assert client.status().pid == node.pid
+                part = slice(4 * place, 4 * place + 4)
+                assert pages.store(hashes[part], data[part]).stored == 4
+                loaded = np.zeros_like(data[part])
+                assert pages.load(hashes[part], loaded) == 4
+                assert np.array_equal(loaded, data[part])
+            reload(f"{OLD}{grant}\n")
+            with pytest.raises(UnauthenticatedError):
+                client.status()
+
     def test_what_needs_a_restart_is_said(
         self, node_process: Callable[..., NodeProcess], tmp_path: Path, eventually
     ) -> None:
