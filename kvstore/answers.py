@@ -87,4 +87,6 @@ class StoreStatistics:
     """Since the arena was made, restarts included; see ``kvstore.arena.format.COUNTERS``."""
     below: dict[str, TierStatistics]
     namespaces: tuple[NamespaceUsage, ...]
+    gone: dict[str, dict[str, int]]
+    """What was counted of namespaces that were dropped, by tenant."""
     clients: int

@@ -106,7 +106,7 @@ class Granting:
         with self._below_in_step:
             with self._books.lock:
                 self._books.catalog.forget_namespace(known.number)
-                self._books.usage.forget(known.number, known.fingerprint)
+                self._books.usage.forget(known.number, known.fingerprint, known.layout.tenant)
                 others = self._tenants.remove(known)
                 anew = self._tenants.has(known.fingerprint, known.layout.tenant)
             self._set_quotas_below(others)

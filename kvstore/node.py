@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import defaultdict
 from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -33,7 +34,7 @@ from kvstore.service.descriptors import Descriptors
 from kvstore.service.events import MOST_WATCHERS, EventsServicer
 from kvstore.service.limits import TENANT_SHARE, LimitsCollector, TenantLimits
 from kvstore.service.local import LocalServer
-from kvstore.service.metrics import CallTimes, NodeCollector, TierTimesCollector, node_registry
+from kvstore.service.metrics import CallTimes, Labels, NodeCollector, TierTimesCollector, node_registry
 from kvstore.service.page_calls import PageCalls
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.receipts import Receipts
@@ -109,7 +110,9 @@ class Node:
         gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits, self._note)] if known_by else []
         self._web: WebServer | None = None
         self._console: ConsolePages | None = None
-        registry = node_registry(self._status) if config.metrics else None
+        self._labels: dict[tuple[str, frozenset[str]], Labels] = defaultdict(Labels)
+        """By tenant and what it shares: those see the same namespaces."""
+        registry = node_registry(self._status, Labels()) if config.metrics else None
         times: CallTimes | None = None
         if registry is not None:
             registry.register(LimitsCollector(self.limits))
@@ -341,7 +344,8 @@ class Node:
     def _registry_of(self, grant: Grant) -> CollectorRegistry:
         """The metrics that are a tenant's own: nothing of calls and of the process, which are everybody's."""
         registry = CollectorRegistry()
-        registry.register(NodeCollector(lambda: seen_by(self._status(), grant)))
+        labels = self._labels[grant.tenant, grant.shares]
+        registry.register(NodeCollector(lambda: seen_by(self._status(), grant), labels))
         registry.register(LimitsCollector(self.limits, grant))
         return registry
 

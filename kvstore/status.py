@@ -77,6 +77,8 @@ class Status:
     """The node's clock: seconds since 1970. 0: an older node, which does not say."""
     hash_check: bytes = b""
     """What the node computes for :func:`kvstore.hashing.hash_check`. Empty: an older node, which does not say."""
+    gone: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    """What the node counted of namespaces that were dropped since, by tenant. Not told to clients."""
 
     def tier(self, name: str) -> TierStatus:
         """The tier of this name.
@@ -99,13 +101,16 @@ def seen_by(status: Status, grant: Grant) -> Status:
     arena = status.tiers[0]
     used, pages = sum(each.used_bytes.get(arena.name, 0) for each in own), sum(each.arena_pages for each in own)
     counts: Counter[str] = Counter()
-    for each in own:
-        counts.update(each.counters)
+    gone = {tenant: counted for tenant, counted in status.gone.items() if grant.sees(tenant)}
+    for counted in (*(each.counters for each in own), *gone.values()):  # a total never falls
+        counts.update(counted)
     hit = counts["arena"] + counts["disk"] + counts["redis"]
     counters = {name: counts[name] for name in ("missed", "stored", "present", "refused")}
     counters |= {"asked": hit + counts["missed"], "hit": hit}
     tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, counters),)
-    return dataclasses.replace(status, tiers=tiers, namespaces=own, clients=0, arena_directory="", disk_directory="")
+    return dataclasses.replace(
+        status, tiers=tiers, namespaces=own, gone=gone, clients=0, arena_directory="", disk_directory=""
+    )
 
 
 def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory: str) -> Status:
@@ -151,6 +156,7 @@ def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory
         disk_directory=disk_directory,
         time=time.time(),
         hash_check=hash_check(),
+        gone=statistics.gone,
     )
 
 

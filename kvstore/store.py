@@ -176,6 +176,7 @@ class Store:
                     )
                     for known, used in used_below
                 ),
+                gone={tenant: dict(counts) for tenant, counts in self._books.usage.gone.items()},
                 clients=len(self._books.clients),
             )
 

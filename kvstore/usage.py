@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from kvstore.answers import ARENA, DISK, REDIS
@@ -56,6 +57,8 @@ class Usage:
         self.total = NamespaceCounts()
         """Of all namespaces, those included that were dropped."""
         self._namespaces: dict[int, NamespaceCounts] = {}
+        self.gone: dict[str, Counter[str]] = {}
+        """Of namespaces that were dropped, by tenant."""
         self._prefixes: dict[tuple[bytes, int], int] = {}
         self.loaded_bytes = 0
         self.stored_bytes = 0
@@ -64,9 +67,10 @@ class Usage:
         """The counts of a namespace, by its number."""
         return self._namespaces.get(namespace) or NamespaceCounts()
 
-    def forget(self, namespace: int, fingerprint: bytes) -> None:
+    def forget(self, namespace: int, fingerprint: bytes, tenant: str) -> None:
         """It was dropped, and its number is never used again."""
-        self._namespaces.pop(namespace, None)
+        if (counts := self._namespaces.pop(namespace, None)) is not None:
+            self.gone.setdefault(tenant, Counter()).update(asdict(counts))
         self._prefixes = {each: loads for each, loads in self._prefixes.items() if not each[0].startswith(fingerprint)}
 
     def loaded(self, namespace: int, keys: Sequence[bytes], tiers: bytes, missed: int, page_bytes: int) -> None:

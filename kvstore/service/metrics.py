@@ -5,10 +5,11 @@ Everything of the store is read when it is scraped, in one go; only the times of
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter as Counts
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -29,11 +30,46 @@ from kvstore.tiers.times import BOUNDS, Times
 from kvstore.wire import code_of
 
 MOST_NAMESPACES = 64
-"""Namespaces with metrics of their own: those that take most. All others are one, called ``OTHERS``."""
+"""Namespaces with metrics of their own. All others are one, called ``OTHERS``."""
 OTHERS = "(others)"
 _CALL_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BYTES = ("read_bytes", "written_bytes")
 _GAUGES = {"dirty": "Pages of the arena that no tier below has yet."}
+
+
+class Labels:
+    """Which namespaces have metrics of their own, so that no counter ever falls. Safe for threads.
+
+    A namespace keeps its label until it is dropped; then its counts are the others', and the namespace that takes most
+    gets its place. What that one had counted stays with the others.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left: dict[bytes, Counts[str]] = {}
+        """What each of them left to the others."""
+        self._others: set[bytes] = set()
+
+    def give(self, namespaces: Sequence[NamespaceStatus]) -> dict[bytes, Counts[str]]:
+        """The fingerprints of those that have a label now, and what each had counted before."""
+        with self._lock:
+            here = {each.fingerprint: each for each in namespaces}
+            for fingerprint in list(self._left):
+                if fingerprint not in here:
+                    del self._left[fingerprint]
+                elif any(here[fingerprint].counters[name] < count for name, count in self._left[fingerprint].items()):
+                    self._left[fingerprint] = Counts()  # it was dropped, and opened again
+            without = sorted(
+                (each for each in namespaces if each.fingerprint not in self._left),
+                key=lambda each: sum(each.used_bytes.values()),
+                reverse=True,
+            )
+            free = MOST_NAMESPACES - len(self._left)
+            for each in without[:free]:
+                known = each.fingerprint in self._others
+                self._left[each.fingerprint] = Counts(each.counters) if known else Counts()
+            self._others = {each.fingerprint for each in without[free:]}
+            return dict(self._left)
 
 
 class NodeCollector(Collector):
@@ -41,10 +77,12 @@ class NodeCollector(Collector):
 
     Args:
         status: what the node says of itself now.
+        labels: of namespaces, the same for all scrapes by whoever sees the same ones.
     """
 
-    def __init__(self, status: Callable[[], Status]) -> None:
+    def __init__(self, status: Callable[[], Status], labels: Labels) -> None:
         self._status = status
+        self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
         """Everything, from one status."""
@@ -52,7 +90,7 @@ class NodeCollector(Collector):
         yield InfoMetricFamily("kvstore", "The node's version.", {"version": status.version})
         yield GaugeMetricFamily("kvstore_clients", "Clients that share the arena.", status.clients)
         yield from _tiers(status)
-        yield from _namespaces(status.namespaces)
+        yield from _namespaces(status, self._labels.give(status.namespaces))
 
 
 def _tiers(status: Status) -> Iterator[Metric]:
@@ -76,8 +114,8 @@ def _tiers(status: Status) -> Iterator[Metric]:
     yield from (used, limit, pages, events, moved, *gauges.values())
 
 
-def _namespaces(namespaces: Sequence[NamespaceStatus]) -> Iterator[Metric]:
-    yield GaugeMetricFamily("kvstore_namespaces", "Namespaces that the node knows.", len(namespaces))
+def _namespaces(status: Status, labelled: Mapping[bytes, Counts[str]]) -> Iterator[Metric]:
+    yield GaugeMetricFamily("kvstore_namespaces", "Namespaces that the node knows.", len(status.namespaces))
     used = GaugeMetricFamily(
         "kvstore_namespace_used_bytes", "Bytes of the namespace's pages.", labels=["namespace", "tier"]
     )
@@ -96,17 +134,22 @@ def _namespaces(namespaces: Sequence[NamespaceStatus]) -> Iterator[Metric]:
     stores = CounterMetricFamily(
         "kvstore_namespace_stores", "Its pages that were offered, by the answer.", labels=["namespace", "answer"]
     )
-    largest = sorted(namespaces, key=lambda each: sum(each.used_bytes.values()), reverse=True)
     bytes_of: dict[tuple[str, str], int] = Counts()
     pages_of: dict[str, int] = Counts()
     pinned_of: dict[str, int] = Counts()
     counts_of: dict[str, Counts[str]] = defaultdict(Counts)
-    for place, each in enumerate(largest):
+    for gone in status.gone.values():
+        counts_of[OTHERS].update(gone)
+    for each in status.namespaces:
+        left = labelled.get(each.fingerprint)
         # Two layouts may have one name: the fingerprint tells them apart, in the form that `kvstore status` prints.
-        name = f"{each.fingerprint.hex()[:12]} {each.name}" if place < MOST_NAMESPACES else OTHERS
+        name = f"{each.fingerprint.hex()[:12]} {each.name}" if left is not None else OTHERS
         pages_of[name] += each.arena_pages
         pinned_of[name] += each.pinned_pages
         counts_of[name].update(each.counters)
+        if left:
+            counts_of[name].subtract(left)
+            counts_of[OTHERS].update(left)
         for tier, size in each.used_bytes.items():
             bytes_of[name, tier] += size
         if name != OTHERS:
@@ -233,9 +276,9 @@ class CallTimes(grpc.ServerInterceptor):
         self._failures.labels(method, code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN").inc()
 
 
-def node_registry(status: Callable[[], Status]) -> CollectorRegistry:
+def node_registry(status: Callable[[], Status], labels: Labels) -> CollectorRegistry:
     """A registry of a node's own, with what the system says of its process."""
     registry = CollectorRegistry()
-    registry.register(NodeCollector(status))
+    registry.register(NodeCollector(status, labels))
     ProcessCollector(registry=registry)
     return registry

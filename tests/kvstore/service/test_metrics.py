@@ -172,6 +172,47 @@ def test_labels_are_bounded(node, client, monkeypatch):
     assert value(text, "kvstore_namespaces") == 5
 
 
+def test_no_counter_of_namespaces_falls(node, client, monkeypatch):
+    """Prometheus would take that for a restart, and count everything once more."""
+    monkeypatch.setattr(metrics, "MOST_NAMESPACES", 2)
+    spaces = [client.namespace(kvstore.Layout(model=f"m{n}", block_size=16, page_bytes=PAGE)) for n in range(4)]
+    stored = 0
+
+    def store(space: int, count: int) -> None:
+        nonlocal stored
+        stored += spaces[space].store(hashes(count, stored), payload(count)).stored
+
+    def scrape() -> dict[str, float]:
+        text = get(node.metrics_port)
+        counts = {
+            dict(labels)["namespace"]: count
+            for (name, labels), count in samples(text).items()
+            if name == "kvstore_namespace_stores_total" and ("answer", "stored") in labels
+        }
+        assert sum(counts.values()) == stored == value(text, "kvstore_pages_total", tier="arena", event="stored")
+        return counts
+
+    for space, count in enumerate((4, 3, 2, 1)):
+        store(space, count)
+    before = scrape()
+    labelled = {f"{each.fingerprint.hex()[:12]} {each.layout.name}": each for each in spaces[:2]}
+    assert before == {**dict(zip(labelled, (4, 3), strict=True)), metrics.OTHERS: 3}
+    store(3, 20)  # more than any
+    after = scrape()
+    assert after == {**before, metrics.OTHERS: 23}, "a label stays"
+    spaces[0].clear()
+    spaces[2].clear()
+    after = scrape()
+    last = f"{spaces[3].fingerprint.hex()[:12]} {spaces[3].layout.name}"
+    assert after == {list(labelled)[1]: 3, last: 0, metrics.OTHERS: 27}
+    store(3, 5)
+    assert scrape() == {**after, last: 5}
+    spaces[3].clear()
+    spaces[3] = client.namespace(spaces[3].layout)
+    store(3, 1)
+    assert scrape() == {**after, last: 1, metrics.OTHERS: 32}
+
+
 def test_the_document_has_every_metric_and_event(node, client):
     client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
     families = {

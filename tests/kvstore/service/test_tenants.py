@@ -288,6 +288,10 @@ class TestWhatIsThere:
         assert 'kvstore_tier_pages{tier="arena"} 3.0' in texts["b"]
         assert 'kvstore_tier_pages{tier="arena"} 0.0' in texts["c"]
         assert 'kvstore_pages_total{event="stored",tier="arena"} 3.0' in texts["b"]
+        with tenants.client("b") as other:
+            assert other.namespace(layout_of("b")).clear() == 3
+        counted = 'kvstore_pages_total{event="stored",tier="arena"} 3.0'
+        assert (counted in tenants.get("b", "/metrics"), counted in tenants.get("c", "/metrics")) == (True, False)
         for path in ("/console", "/console/data"):
             with pytest.raises(urllib.error.HTTPError) as caught:
                 tenants.get("b", path)
