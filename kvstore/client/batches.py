@@ -164,7 +164,7 @@ def _settled(handle: Handle, hashes: Sequence[bytes], result: StoreResult, deadl
     """The result of several batches: later ones may have pushed out what earlier ones had stored."""
     asked = [(handle.fingerprint, hashes)]
     try:
-        if _touch_whole(handle, hashes, deadline) == len(hashes):
+        if _all_here(handle, hashes, deadline) or _touch_whole(handle, hashes, deadline) == len(hashes):
             return result
         tiers = handle.control(lambda control, left: control.lookup(asked, left)[0], deadline)
         here = len(hashes) - tiers.count(ABSENT)
@@ -173,6 +173,17 @@ def _settled(handle: Handle, hashes: Sequence[bytes], result: StoreResult, deadl
     left = max(0, result.stored + result.present - here)
     from_stored = min(left, result.stored)
     return StoreResult(result.stored - from_stored, result.present - (left - from_stored), result.refused + left)
+
+
+def _all_here(handle: Handle, hashes: Sequence[bytes], deadline: float) -> bool:
+    """Whether a look without a call finds all pages; then they are also used once more, as a whole."""
+    opened, path = handle.now(deadline)
+    joined = join_hashes(hashes)
+    try:
+        found = path.find(opened, joined)
+    except NotAttachedError:
+        return False
+    return found is not None and ABSENT not in found[0] and path.note_wanted(opened, joined)
 
 
 def _want_whole(handle: Handle, hashes: Sequence[bytes], deadline: float) -> None:

@@ -109,6 +109,25 @@ class TestBatchesUnderWay:
         assert pages.load(hashes(count), into) == count
         assert np.array_equal(into.reshape(-1), payload(count, page_bytes=PAGE_BYTES).reshape(-1))
 
+    def test_that_all_are_here_is_seen_without_a_call_and_told_later(
+        self, near, hashes, payload, monkeypatch, eventually
+    ):
+        node, client = near
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
+        count = 2 * pages.batch_pages
+        told: list[list[bytes]] = []
+        note_use = node.store.note_use
+
+        def note(fingerprint, named, **how):
+            told.append(list(named))
+            return note_use(fingerprint, named, **how)
+
+        monkeypatch.setattr(node.store, "note_use", note)
+        for name in ("touch", "lookup"):
+            monkeypatch.delattr(type(client._session.control), name)
+        assert pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES)) == kvstore.StoreResult(stored=count)
+        eventually(lambda: told == [hashes(count)])
+
     def test_a_batch_that_the_node_forgot_is_stored_anew(self, near, hashes, payload, monkeypatch):
         """As if the node had come back, or the namespace been cleared, behind the copies of the first two batches."""
         node, client = near
