@@ -54,13 +54,14 @@ class Granting:
         """Held while namespaces' pages are put into orders of their own, and taken before the books'."""
         books.namespaces.grant_all(self._grant)
 
-    def open_namespace(self, layout: Layout, durability: str = "") -> KnownNamespace:
+    def open_namespace(self, layout: Layout, durability: str = "", *, of_tenant: bool = False) -> KnownNamespace:
         """The namespace of a layout, new or known.
 
         Args:
             layout: of its pages.
             durability: ``disk``: from now on its stores are refused rather than that pages leave the arena before they
                 are on disk. Empty: as it was opened before, or as a rule has it.
+            of_tenant: whether a tenant asks.
 
         Raises:
             InvalidRequestError: no such durability, or the node has no disk to keep it.
@@ -80,7 +81,7 @@ class Granting:
                 f'namespace {layout.name!r} asks for durability "disk": this node has no disk tier'
             )
         self._books.check_open()
-        known = self._books.namespaces.open(layout, durability, self._grant)
+        known = self._books.namespaces.open(layout, durability, self._grant, of_tenant=of_tenant)
         if durability == "disk":
             self._protect(known)
         return known

@@ -144,7 +144,12 @@ class Namespaces:
         return number in self._by_number
 
     def open(
-        self, layout: Layout, durability: str = "", grant: Callable[[KnownNamespace], None] = lambda known: None
+        self,
+        layout: Layout,
+        durability: str = "",
+        grant: Callable[[KnownNamespace], None] = lambda known: None,
+        *,
+        of_tenant: bool = False,
     ) -> KnownNamespace:
         """The namespace of a layout, new or known.
 
@@ -152,6 +157,7 @@ class Namespaces:
             layout: of its pages.
             durability: from now on, where it is not empty.
             grant: called with one that is new, or durable from now on, before anybody can find it.
+            of_tenant: whether a tenant asks, whose share of the namespaces is limited also where layouts name none.
 
         Raises:
             LayoutMismatchError: the same name is known with another page size.
@@ -163,7 +169,8 @@ class Namespaces:
             if known is None:
                 if len(self) >= MOST_NAMESPACES or self._last >= _LAST_NUMBER:
                     raise LimitExceededError(f"the node keeps {len(self)} namespaces, the limit is {MOST_NAMESPACES}")
-                self._check_tenant(layout.tenant)
+                if layout.tenant or of_tenant:
+                    self._check_tenant(layout.tenant)
                 known = self._add(
                     KnownNamespace(self._last + 1, layout, layout.fingerprint, durability, time.time()), grant
                 )
@@ -185,14 +192,13 @@ class Namespaces:
         Raises:
             LimitExceededError: it is one too many.
         """
-        if not tenant:
-            return
+        whose = f"tenant {tenant!r} has" if tenant else "layouts without a tenant have"
         most = MOST_NAMESPACES // TENANT_SHARE
         kept = sum(known.layout.tenant == tenant for known in self._by_fingerprint.values())
         if kept >= most:
-            raise LimitExceededError(f"tenant {tenant!r} has {kept} namespaces, the limit is {most}: clear some")
+            raise LimitExceededError(f"{whose} {kept} namespaces, the limit is {most}: clear some")
         if self._opened[tenant] >= MOST_OPENED:
-            raise LimitExceededError(f"tenant {tenant!r} has opened {MOST_OPENED} new namespaces, the limit")
+            raise LimitExceededError(f"{whose} opened {MOST_OPENED} new namespaces, the limit")
         self._opened[tenant] += 1
 
     def is_crowded(self, tenant: str) -> bool:

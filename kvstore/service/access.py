@@ -194,11 +194,18 @@ class Access:
             raise PermissionDeniedError(
                 f"durability needs the right {WRITE!r}, which the token {grant.name} does not have"
             )
-        if not grant.every and not grant.sees(tenant := Layout.from_json(request.layout).tenant):
+        layout = Layout.from_json(request.layout)
+        tenant = layout.tenant
+        if not grant.sees(tenant):
             whose = f"tenant {grant.tenant!r}" if grant.tenant else "layouts without a tenant"
             raise PermissionDeniedError(
                 f"the token {grant.name} is for {whose}, and this layout's tenant is {tenant!r}: open it with the"
                 " token's own tenant"
+            )
+        if WRITE not in grant.rights and self._namespace(layout.fingerprint) is None:
+            raise PermissionDeniedError(
+                f"nobody has opened this namespace yet: a new one needs the right {WRITE!r}, which the token"
+                f" {grant.name} does not have"
             )
 
 

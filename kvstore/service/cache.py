@@ -51,9 +51,10 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     def OpenNamespace(self, request: pb.OpenNamespaceRequest, context: grpc.ServicerContext) -> pb.OpenNamespaceReply:
         """Name the layout of a client's pages."""
         edition = self._store.arena.edition  # before: a namespace that is dropped meanwhile is then out of date
-        known = self._store.open_namespace(Layout.from_json(request.layout), request.durability)
+        every = self._access.caller(context).every
+        known = self._store.open_namespace(Layout.from_json(request.layout), request.durability, of_tenant=not every)
         batch_pages = self._store.batch_pages(known)
-        if not self._access.caller(context).every:  # who can't map the arena has no use for the rest
+        if not every:  # who can't map the arena has no use for the rest
             return pb.OpenNamespaceReply(fingerprint=known.fingerprint, batch_pages=batch_pages)
         return pb.OpenNamespaceReply(
             fingerprint=known.fingerprint,

@@ -15,9 +15,16 @@ import pytest
 from bulk_peer import Peer, frame, payload_of
 
 import kvstore
+from kvstore import namespaces
 from kvstore.bulk.frame import Kind
 from kvstore.checksum import checksum_of
-from kvstore.errors import ConfigError, PermissionDeniedError, UnauthenticatedError, UnknownNamespaceError
+from kvstore.errors import (
+    ConfigError,
+    LimitExceededError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownNamespaceError,
+)
 from kvstore.node import Node
 from kvstore.rules import TenantRule
 from kvstore.secret_files import read_tokens
@@ -230,6 +237,27 @@ class TestWhatIsThere:
         with tenants.client("a") as client, pytest.raises(PermissionDeniedError, match="the token a is for tenant 'a'"):
             client.namespace(layout_of(tenant))
         assert not tenants.node.store.namespaces.known()
+
+    def test_a_token_of_layouts_without_a_tenant_leaves_namespaces_for_others(self, tenants, monkeypatch):
+        monkeypatch.setattr(namespaces, "MOST_NAMESPACES", 8)
+        layouts = [kvstore.Layout(model=f"m{number}", block_size=16, page_bytes=PAGE) for number in range(4)]
+        with tenants.client("own") as client, tenants.client("operator") as operator:
+            for layout in layouts[:2]:
+                client.namespace(layout)
+            with pytest.raises(LimitExceededError, match="layouts without a tenant have 2 namespaces, the limit is 2"):
+                client.namespace(layouts[2])
+            operator.namespace(layouts[2])
+            client.namespace(layouts[2])
+
+    def test_who_may_not_write_opens_what_is_there_and_nothing_new(self, tenants):
+        with tenants.client("b") as client, tenants.client("b-reader") as reader, tenants.client("monitor") as monitor:
+            for each in (reader, monitor):
+                with pytest.raises(PermissionDeniedError, match="a new one needs the right 'write'"):
+                    each.namespace(layout_of("b"))
+            assert not tenants.node.store.namespaces.known()
+            client.namespace(layout_of("b")).store(hashes_of(4), DATA)
+            for each in (reader, monitor):
+                assert each.namespace(layout_of("b")).load(hashes_of(4), np.zeros_like(DATA)) == 4
 
     def test_a_shared_namespace_is_there_for_those_whose_tokens_share_it(self, tenants):
         with tenants.client("a") as first, tenants.client("b") as second, tenants.client("c") as third:
