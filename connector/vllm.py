@@ -56,6 +56,7 @@ from connector.options import KEEP, RECOMPUTE, Options
 from connector.plan import StepPlan
 from connector.vllm_values import cache_group, check_groups, check_parallel, group_of, layers_of, model_of, rows_by_part
 from connector.worker import LoadTiming, WorkerConnector
+from gpu.cudart import cuda_runtime
 from gpu.pages import PagedKV
 from gpu.pinned import PinnedMapping
 from kvstore.errors import ConfigError, KVStoreError
@@ -248,7 +249,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("vLLM runs without kvstore: %s: %s", type(error).__name__, error)
             return
         device = views[0][0][0].device
-        pin = partial(_pin, device) if device.type == "cuda" else None
+        runtime = cuda_runtime(device)
+        pin = partial(PinnedMapping, runtime=runtime) if device.type == "cuda" else None
         self._layers = {} if self._async_load else self._layers_that_wait(groups[0])
         self._worker = self._connection.worker_half(self._layouts, pages, pin, by_layer=bool(self._layers))
         atexit.register(self.shutdown)
@@ -515,8 +517,3 @@ def _place(config: VllmConfig, replicas: int) -> Place:
         pp_size=parallel.pipeline_parallel_size,
         pp_rank=_pp_rank(),
     )
-
-
-def _pin(device: torch.device, memory: Any) -> PinnedMapping:
-    with torch.cuda.device(device):  # or this thread would begin to use the first one
-        return PinnedMapping(memory)

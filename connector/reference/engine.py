@@ -25,8 +25,9 @@ from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
 from connector.worker import LOAD_DEADLINE, STORE_DEADLINE, WorkerConnector
 from gpu.arena import PinnedArena
 from gpu.coded import CodedKV
+from gpu.cudart import cuda_runtime
 from gpu.pages import PagedKV
-from gpu.pinned import Bytes, PinnedMapping
+from gpu.pinned import PinnedMapping
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
 
@@ -136,12 +137,13 @@ class Engine:
                     has_partials=not has_states,
                 )
             on_cuda = model.device.type == "cuda"
+            pin = partial(PinnedMapping, runtime=cuda_runtime(model.device))
             self._worker = WorkerConnector(
                 namespaces,
                 pages,
                 load_deadline=load_deadline,
                 store_deadline=store_deadline,
-                arena=PinnedArena(lambda: client.arena, partial(_pin, model.device)) if on_cuda else None,
+                arena=PinnedArena(lambda: client.arena, pin) if on_cuda else None,
                 peers={node: theirs for node, (_, (theirs,)) in peers.items()},
             )
         self._scheduler = Scheduler(
@@ -297,11 +299,6 @@ def _most_blocks(spec: KVCacheSpec, num_tokens: int, token_budget: int) -> int:
     if isinstance(spec, MambaSpec):  # a state for each block of a step, and the one that it starts from
         return min(all_blocks, -(-token_budget // spec.block_size) + 1)
     return min(all_blocks, spec.max_blocks(Limits(max_model_len=num_tokens, max_in_flight_tokens=token_budget)))
-
-
-def _pin(device: torch.device, memory: Bytes) -> PinnedMapping:
-    with torch.cuda.device(device):  # or this thread would begin to use the first one
-        return PinnedMapping(memory)
 
 
 def _namespaces(client: Client, layouts: Sequence[Layout]) -> list[Namespace] | None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,7 @@ class Runtime:
 def test_without_a_device_nothing_is_pinned_and_the_reason_is_told() -> None:
     with PinnedMapping(np.zeros(4096, np.uint8)) as mapping:
         assert not mapping.pinned
-        assert mapping.reason == "no CUDA device"
+        assert mapping.reason.startswith("no CUDA device")
     mapping.release()
 
 
@@ -69,3 +71,50 @@ def test_what_the_runtime_refuses_is_not_pinned_and_not_unregistered() -> None:
     with PinnedMapping(memory, runtime) as mapping:
         assert mapping.reason == "cudaHostRegister refused 4096 bytes: error 2"
         assert not is_pinned(memory)
+
+
+def test_one_memory_is_registered_once_and_until_its_last_mapping_is_released() -> None:
+    memory, runtime = np.zeros(4096, np.uint8), Runtime()
+    first, second = PinnedMapping(memory, runtime), PinnedMapping(memory[:], runtime)
+    assert first.pinned
+    assert second.pinned
+
+    first.release()
+    first.release()
+
+    assert is_pinned(memory)
+    assert runtime.registered
+
+    second.release()
+    assert not is_pinned(memory)
+    assert not runtime.registered
+
+    with PinnedMapping(memory, runtime):
+        assert is_pinned(memory)
+
+
+def test_one_that_comes_while_the_memory_is_being_registered_waits_for_that() -> None:
+    memory = np.zeros(4096, np.uint8)
+    runtime, reached, go_on = Runtime(), threading.Event(), threading.Event()
+    register = runtime.cudaHostRegister
+
+    def slowly(address: int, size: int, flags: int) -> int:
+        reached.set()
+        assert go_on.wait(60)
+        return register(address, size, flags)
+
+    runtime.cudaHostRegister = slowly  # type: ignore[method-assign]
+    mappings: list[PinnedMapping] = []
+    threads = [threading.Thread(target=lambda: mappings.append(PinnedMapping(memory, runtime))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert reached.wait(60)
+    assert not is_pinned(memory), "whoever asks meanwhile does not wait"
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+
+    assert [mapping.pinned for mapping in mappings] == [True, True]
+    for mapping in mappings:
+        mapping.release()
+    assert not runtime.registered

@@ -1,0 +1,151 @@
+"""The calls around the calls that pin memory. The CUDA runtime is replaced: there is none here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu.cudart import CudaRuntime, cuda_runtime
+from gpu.pinned import PinnedMapping, is_pinned
+
+GLOBAL = 0  # cudaStreamCaptureModeGlobal, what threads begin with
+RELAXED = 2
+
+
+class Library:
+    """As libcudart: what is refused stays behind as the thread's last error."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.status = 0
+        self.last_error = 0
+        self.mode = GLOBAL
+        self.attribute = 1
+
+    def call(self, name: str) -> int:
+        self.log.append(f"{name}, mode {self.mode}")
+        self.last_error = self.status or self.last_error
+        return self.status
+
+    def cudaHostRegister(self, address: Any, size: Any, flags: Any) -> int:
+        return self.call("register")
+
+    def cudaHostUnregister(self, address: Any) -> int:
+        return self.call("unregister")
+
+    def cudaDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:
+        assert (attribute, device) == (91, 1)
+        value._obj.value = self.attribute
+        return self.call("attribute")
+
+    def cudaGetLastError(self) -> int:
+        error, self.last_error = self.last_error, 0
+        return error
+
+    def cudaThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        mode._obj.value, self.mode = self.mode, mode._obj.value
+        return 0
+
+
+@pytest.fixture
+def library() -> Library:
+    return Library()
+
+
+@pytest.fixture
+def runtime(library: Library, monkeypatch: pytest.MonkeyPatch) -> CudaRuntime:
+    @contextmanager
+    def device(index: torch.device) -> Iterator[None]:
+        library.log.append(f"use {index}")
+        yield
+        library.log.append("as before")
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    return CudaRuntime(library, torch.device("cuda", 1))
+
+
+def test_each_call_is_made_for_its_device_and_beside_captures(library: Library, runtime: CudaRuntime) -> None:
+    with PinnedMapping(np.zeros(64, np.uint8), runtime) as mapping:
+        assert mapping.pinned
+
+    assert library.log == [
+        "use cuda:1",
+        "register, mode 2",
+        "as before",
+        "use cuda:1",
+        "unregister, mode 2",
+        "as before",
+    ]
+    assert library.mode == GLOBAL
+
+
+def test_what_is_refused_leaves_no_error_for_whoever_asks_next(library: Library, runtime: CudaRuntime) -> None:
+    memory = np.zeros(64, np.uint8)
+    library.status = 2
+    assert PinnedMapping(memory, runtime).reason == "cudaHostRegister refused 64 bytes: error 2"
+    assert library.last_error == 0
+
+    library.status = 0
+    mapping = PinnedMapping(memory, runtime)
+    library.status = 713
+    mapping.release()
+    assert library.last_error == 0
+    assert library.mode == GLOBAL
+
+
+@pytest.mark.parametrize(("status", "attribute", "can"), [(0, 1, True), (0, 0, False), (1, 1, False)])
+def test_whether_the_device_has_the_hosts_addresses(
+    library: Library, runtime: CudaRuntime, status: int, attribute: int, can: bool
+) -> None:
+    library.status, library.attribute = status, attribute
+
+    assert runtime.can_use_host_pointers(1) is can
+    assert library.last_error == 0
+
+
+def test_without_torchs_cuda_runtime_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "0.1")
+    memory = np.zeros(64, np.uint8)
+
+    assert cuda_runtime() is None
+    with PinnedMapping(memory) as mapping:
+        assert not mapping.pinned
+        assert not is_pinned(memory)
+
+
+@pytest.mark.cuda
+def test_torchs_cuda_runtime_is_found_and_forgets_what_it_refused() -> None:
+    runtime = cuda_runtime(torch.device("cuda", 0))
+    assert runtime is not None
+    page = np.zeros(1 << 20, np.uint8)
+    address = page.ctypes.data
+
+    assert runtime.cudaHostRegister(address, page.nbytes, 0) == 0
+    assert runtime.cudaHostRegister(address, page.nbytes, 0) != 0
+    assert torch.ones(3, device="cuda").sum().item() == 3, "the error that stayed behind would be raised here"
+    assert runtime.cudaHostUnregister(address) == 0
+    assert runtime.cudaHostUnregister(address) != 0
+    assert torch.ones(3, device="cuda").sum().item() == 3
+
+
+@pytest.mark.cuda
+def test_memory_is_registered_while_a_graph_is_captured() -> None:
+    runtime = cuda_runtime(torch.device("cuda", 0))
+    tensor = torch.zeros(3, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    memory = np.zeros(1 << 20, np.uint8)
+
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        tensor += 1
+        with PinnedMapping(memory, runtime) as mapping:
+            assert mapping.pinned, mapping.reason
+        tensor += 1
+    graph.replay()
+
+    assert tensor.tolist() == [2, 2, 2]
