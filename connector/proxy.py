@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import ssl
 import time
 import uuid
@@ -48,7 +49,7 @@ MOST_BODY_BYTES = 64 << 20
 MOST_REQUESTS = 1024
 """Requests under way; one more is told to come again (503)."""
 MOST_CONNECTIONS = 2048
-"""Of clients; one more is closed."""
+"""Of clients, those included whose TLS handshake is not over; one more is closed, before a handshake."""
 HANDSHAKE_SECONDS = 10.0
 """For a client's TLS handshake."""
 BODY_SECONDS = 60.0
@@ -57,6 +58,9 @@ MOST_HELD_BYTES = 1 << 20
 """Of events without a token that are held back for a retry."""
 DRAIN_SECONDS = 30.0
 """For requests under way when the proxy is stopped."""
+_BACKLOG = 1024
+_REST_SECONDS = 1.0
+"""Before another connection is accepted when there is no descriptor for it."""
 
 _PATHS = ("/v1/completions", "/v1/chat/completions")
 _REQUEST_ID = "X-Request-Id"
@@ -132,8 +136,11 @@ class Proxy:
         self._instances = instances
         self._deadlines = deadlines
         self._tls = tls
-        self._handshakes: dict[_Handshake, float] = {}
-        """Those under way, and failed ones, by when they began; the oldest first."""
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        """For each listener one."""
+        self._arriving: set[asyncio.Task[None]] = set()
+        """Connections that are here, but not yet for HTTP's server, which counts those whose handshake is over."""
         self._upstream = Upstream(instances, upstream_tls)
         self._metrics = ProxyMetrics()
         self._under_way = 0
@@ -146,7 +153,6 @@ class Proxy:
         self._runner = web.AppRunner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_SECONDS
         )
-        self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Begin to serve. Returns the port.
@@ -156,24 +162,27 @@ class Proxy:
         """
         await self._runner.setup()
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._accept,
-                host,
-                port,
-                backlog=1024,
-                ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls is not None else None,
-            )
+            self._listeners = _listen(host, port)
         except OSError as error:
             await self._runner.cleanup()
             raise ResourceError(f"can't listen on {host}:{port}: {error.strerror or error}") from error
         await self._upstream.__aenter__()
-        return int(self._server.sockets[0].getsockname()[1])
+        self._accepting = [asyncio.create_task(self._accept(each)) for each in self._listeners]
+        return int(self._listeners[0].getsockname()[1])
+
+    def use(self, tls: ssl.SSLContext | None, upstream_tls: ssl.SSLContext | None) -> None:
+        """What new connections have from now on: those of clients, and those to instances. Open ones go on."""
+        self._tls = tls
+        self._upstream.use(upstream_tls)
 
     async def stop(self) -> None:
         """End, behind the requests under way, :data:`DRAIN_SECONDS` at most."""
-        if self._server is not None:
-            self._server.close()
+        ending = [*self._accepting, *self._arriving]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
         await self._runner.cleanup()
         await self._upstream.__aexit__()
 
@@ -183,20 +192,36 @@ class Proxy:
     async def __aexit__(self, *exception: object) -> None:
         await self.stop()
 
-    def _accept(self) -> asyncio.BaseProtocol:
-        """What talks to a new client."""
+    async def _accept(self, listener: socket.socket) -> None:
+        """Take clients in. Of those that are too many none keeps a descriptor for as long as a handshake may take."""
         server = self._runner.server
         assert server is not None, "set up before it listens"
-        now = time.monotonic()
-        while self._handshakes and now - next(iter(self._handshakes.values())) >= HANDSHAKE_SECONDS:
-            del self._handshakes[next(iter(self._handshakes))]
-        if len(server.connections) + len(self._handshakes) >= MOST_CONNECTIONS:
-            return _Refusal()
-        if self._tls is None:
-            return server()
-        handshake = _Handshake(server, self._handshakes)
-        self._handshakes[handshake] = now
-        return handshake
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except ConnectionError:  # who came has gone
+                continue
+            except OSError as error:  # no descriptor is left: it would be asked again at once
+                _logger.warning("a client's connection can't be accepted: %s", error.strerror or error)
+                await asyncio.sleep(_REST_SECONDS)
+                continue
+            if len(server.connections) + len(self._arriving) >= MOST_CONNECTIONS:
+                connection.close()
+            else:
+                arriving = asyncio.create_task(self._take_in(connection, server))
+                self._arriving.add(arriving)
+                arriving.add_done_callback(self._arriving.discard)
+            await asyncio.sleep(0)  # while many come, those that are here have their turn, too
+
+    async def _take_in(self, connection: socket.socket, server: web.Server) -> None:
+        """Give a connection to HTTP's server, behind its handshake."""
+        timeout = HANDSHAKE_SECONDS if self._tls is not None else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                server, connection, ssl=self._tls, ssl_handshake_timeout=timeout
+            )
+        except OSError as error:  # it speaks no TLS, shows no good certificate, was too slow, or went away
+            _logger.debug("a client's connection ended: %s", error)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         """A completion, from its arrival to its end."""
@@ -396,26 +421,23 @@ class _Exchange:
         return headers
 
 
-class _Handshake(asyncio.Protocol):
-    """A connection that is here, but not yet for HTTP's server, which counts those whose handshake is over."""
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """A listener on each address of a host.
 
-    def __init__(self, server: Callable[[], asyncio.Protocol], under_way: dict[_Handshake, float]) -> None:
-        self._server = server
-        self._under_way = under_way
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._under_way.pop(self, None)
-        handler = self._server()
-        transport.set_protocol(handler)
-        handler.connection_made(transport)
-
-
-class _Refusal(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+    Raises:
+        OSError: one of them can't be used.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    try:
+        for family, where in dict.fromkeys((family, where) for family, _, _, _, where in found):
+            listeners.append(socket.create_server(where, family=family, backlog=_BACKLOG))
+            listeners[-1].setblocking(False)
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
 
 
 async def _read(request: web.Request) -> bytes:

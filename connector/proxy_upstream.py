@@ -92,14 +92,18 @@ class Upstream:
 
     def __init__(self, instances: Instances, tls: ssl.SSLContext | None = None) -> None:
         self._instances = instances
-        self._tls = tls
+        self.use(tls)
         self._waits: defaultdict[Instance, set[asyncio.Timeout]] = defaultdict(set)
         self._lost: set[asyncio.Timeout] = set()
         self._checks: list[asyncio.Task[None]] = []
 
+    def use(self, tls: ssl.SSLContext | None) -> None:
+        """What new connections have from now on."""
+        self._tls: ssl.SSLContext | bool = True if tls is None else tls
+
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=True if self._tls is None else self._tls),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -141,7 +145,7 @@ class Upstream:
         with self._instances.busy(instance):
             async with self.waiting(instance, silence):
                 response = await self._session.request(
-                    method, instance.url + path, headers=headers, data=body, allow_redirects=False
+                    method, instance.url + path, headers=headers, data=body, allow_redirects=False, ssl=self._tls
                 )
             try:
                 yield Reply(self, instance, response, silence)
@@ -179,7 +183,7 @@ class Upstream:
             try:
                 async with (
                     asyncio.timeout(CHECK_SECONDS),
-                    self._session.get(f"{instance.url}/health", allow_redirects=False) as response,
+                    self._session.get(f"{instance.url}/health", allow_redirects=False, ssl=self._tls) as response,
                 ):
                     status = response.status
             except aiohttp.ClientConnectorError as error:

@@ -17,6 +17,7 @@ from kvstore.service.descriptors import raise_limit
 from kvstore.tls import client_context, server_context
 
 _LONGEST_DEADLINE = 86400.0
+_log = logging.getLogger("kvstore.proxy")
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -100,7 +101,8 @@ def run(options: argparse.Namespace) -> int:
     from connector.proxy_instances import Instances  # upwards, as what follows: for this command alone
 
     instances = Instances(options.prefill, options.decode)
-    upstream_tls = _tls_for_instances(options, [each.url for each in instances.all])
+    urls = [each.url for each in instances.all]
+    upstream_tls = _tls_for_instances(options, urls)
     try:
         from connector.proxy import Deadlines, Proxy
     except ModuleNotFoundError as error:
@@ -114,6 +116,16 @@ def run(options: argparse.Namespace) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         proxy = Proxy(instances, deadlines, tls, upstream_tls)
+
+        def reload() -> None:
+            try:
+                proxy.use(_tls_for_clients(options, host), _tls_for_instances(options, urls))
+            except ConfigError as error:
+                _log.error("SIGHUP: nothing was reloaded: %s", error)
+            else:
+                _log.info("SIGHUP: certificates were reloaded")
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         bound = await proxy.start(host, port)
         shown = f"[{host}]" if ":" in host else host
         counts = f"{len(options.prefill)} prefill, {len(options.decode)} decode"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import signal
 import socket
 import ssl
 from pathlib import Path
@@ -95,9 +96,53 @@ def test_an_instance_that_is_not_trusted_or_does_not_trust_is_not_asked(instance
     assert prefill.seen() == []
 
 
-def test_handshakes_that_go_nowhere_take_places_for_a_while_only(files, monkeypatch):
+def issuer_on(port: int, client: tuple[Path, Path], *authorities: Path) -> str:
+    """Who signed the certificate that a new connection is shown."""
+    context = ssl.create_default_context()
+    context.load_cert_chain(*client)
+    for ca in authorities:
+        context.load_verify_locations(ca)
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection,
+        context.wrap_socket(connection, server_hostname="127.0.0.1") as shown,
+    ):
+        return dict(pair for name in shown.getpeercert()["issuer"] for pair in name)["commonName"]
+
+
+def test_renewed_files_count_for_new_connections_and_open_ones_go_on(instance, proxy, files, eventually):
+    front = proxy([instance("p")], [instance("d")], tls=files.context(), **files.flags)
+    kept = front.open("GET", "/health")
+    assert kept.getresponse().read()
+    for path, new in zip(files.server, files.foreign_server, strict=True):
+        path.write_bytes(new.read_bytes())
+    front.process.send_signal(signal.SIGHUP)
+    eventually(lambda: issuer_on(front.port, files.client, files.ca, files.foreign_ca) == "foreign")
+    kept.request("GET", "/health")
+    assert kept.getresponse().status == 200, "its certificate is the old one"
+    kept.close()
+    front.tls = files.context(files.foreign_ca)
+    assert front.text() == "".join(words_of("hello"))
+
+    files.server[1].write_bytes(files.client[1].read_bytes())
+    front.process.send_signal(signal.SIGHUP)
+    eventually(lambda: "SIGHUP: nothing was reloaded: tls_cert" in front.log.read_text())
+    assert front.text() == "".join(words_of("hello"))
+
+
+def test_renewed_files_count_for_instances_too(instance, proxy, files, tmp_path, eventually):
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(files.ca.read_bytes())
+    servers = [instance(name, "ok", *files.foreign_server) for name in "pd"]
+    front = proxy(servers[:1], servers[1:], upstream_ca=trusted)
+    assert front.complete()[0] in (502, 503), "it trusts neither"
+    trusted.write_bytes(files.foreign_ca.read_bytes())
+    front.process.send_signal(signal.SIGHUP)
+    eventually(lambda: front.complete()[0] == 200)
+
+
+def test_one_connection_too_many_is_closed_before_a_handshake_and_failed_ones_take_no_place(files, monkeypatch):
     monkeypatch.setattr(connector.proxy, "MOST_CONNECTIONS", 4)
-    monkeypatch.setattr(connector.proxy, "HANDSHAKE_SECONDS", PATIENCE)
+    monkeypatch.setattr(connector.proxy, "HANDSHAKE_SECONDS", 100 * PATIENCE)
 
     def ask(port: int) -> int:
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE, context=files.context())
@@ -107,11 +152,14 @@ def test_handshakes_that_go_nowhere_take_places_for_a_while_only(files, monkeypa
         finally:
             connection.close()
 
-    def closed(stranger: socket.socket) -> bool:
+    def has_ended(stranger: socket.socket) -> bool:
+        """What is said before, as TLS's alert, is passed over."""
         try:
-            return stranger.recv(1) == b""
+            while stranger.recv(1 << 10):
+                pass
         except ConnectionError:
-            return True
+            pass
+        return True
 
     async def attempt() -> None:
         front = Proxy(Instances(["http://127.0.0.1:9"], ["http://127.0.0.1:10"]), Deadlines(), tls)
@@ -119,9 +167,11 @@ def test_handshakes_that_go_nowhere_take_places_for_a_while_only(files, monkeypa
         try:
             silent = [await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), PATIENCE) for _ in "1234"]
             one_more = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), PATIENCE)
-            assert await asyncio.to_thread(closed, one_more)
-            monkeypatch.setattr(connector.proxy, "HANDSHAKE_SECONDS", 0.0)
-            for each in (*silent, one_more):
+            assert await asyncio.to_thread(has_ended, one_more)
+            one_more.close()
+            for each in silent:
+                await asyncio.to_thread(each.sendall, b"no TLS at all, but words")
+                assert await asyncio.to_thread(has_ended, each)
                 each.close()
             assert await asyncio.to_thread(ask, port) in (200, 503)
         finally:
