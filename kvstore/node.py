@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from concurrent import futures
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +26,12 @@ from kvstore.events.publisher import EventPublisher
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
 from kvstore.secret_files import read_tokens
+from kvstore.segments.log import default_segment_bytes
 from kvstore.service.access import Access, Gate, Tls, tls_of
 from kvstore.service.bulk import BulkServer, BulkServicer
 from kvstore.service.cache import CacheServicer
 from kvstore.service.console import ConsolePages
-from kvstore.service.descriptors import Descriptors
+from kvstore.service.descriptors import Descriptors, connections_within
 from kvstore.service.events import MOST_WATCHERS, EventsServicer
 from kvstore.service.limits import TENANT_SHARE, LimitsCollector, TenantLimits
 from kvstore.service.local import LocalServer
@@ -95,7 +96,9 @@ class Node:
 
     def __init__(self, config: NodeConfig, progress: Progress = lambda done, size: None) -> None:
         self.config = config
-        tls = tls_of(config)
+        if config.listen:
+            config = dataclasses.replace(config, connections=_places(config))
+        self._tls = tls_of(config)
         tokens = read_tokens(config.token_file) if config.token_file is not None else None
         self.access = access = Access(tokens, lambda fingerprint: self.store.namespaces.get(fingerprint))
         self.limits = TenantLimits(
@@ -120,58 +123,61 @@ class Node:
             times = CallTimes(registry)
             gates.insert(0, times)  # around the gate: who is turned away is counted
         self._traces: TracerProvider | None = None
-        if config.traces:
-            from kvstore.tracing import ServerSpans, open_provider  # OpenTelemetry, for who asks for it alone
-
-            self._traces = open_provider(config.traces)
-            gates.insert(0, ServerSpans(self._traces))
-        sharers = config.sharers
-        self._socket_lock = _own_socket(config.socket, sharers)
-        try:
-            self.store = open_store(config, progress)
-        except BaseException:
-            self._socket_lock.release()
-            raise
-        self._upkeep = Upkeep(self.store)
         self._written_back = False
         self.left_pages = 0
         """Behind ``stop``: pages of the arena that were not written back in time."""
-        self._descriptors = Descriptors()
-        if registry is not None:
-            registry.register(self._descriptors)
-        self._health = Health(_SERVICES, self._watched_by)
         self.instance = secrets.randbits(63)
-        self._started = time.monotonic()
+        self._health = Health(_SERVICES, self._watched_by)
         self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
         self._bulk: BulkServer | None = None
         self.publisher: EventPublisher | None = None
         """Of page events over ZeroMQ, where there is one."""
         self._local: LocalServer | None = None
         receipts = Receipts()
-        self._server = grpc.server(
-            self._handlers,
-            handlers=[
-                PagesHandler(self.store, receipts, access),
-                self._health,
-                Reflection([*(each.DESCRIPTOR.serialized_pb for each in _PROTOS), *STANDARD_FILES]),
-            ],
-            interceptors=gates,
-            maximum_concurrent_rpcs=_HANDLERS + _WAITING_CALLS,
-            options=[
-                # Two nodes must never share a port by accident.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-                ("grpc.max_allowed_incoming_connections", _grpc_connections(config.connections)),
-                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-                ("grpc.max_connection_idle_ms", _IDLE_MS),
-            ],
-        )
-        cache = CacheServicer(self.store, self._status, access, config.socket)
-        cache_pb2_grpc.add_CacheServicer_to_server(cache, self._server)  # type: ignore[no-untyped-call]
-        self._events = EventsServicer(self.store, self.instance, access)
-        events_pb2_grpc.add_EventsServicer_to_server(self._events, self._server)  # type: ignore[no-untyped-call]
+        sharers = config.sharers
+        with ExitStack() as undo:  # what ``stop`` needs is not all there yet
+            self._socket_lock = _own_socket(config.socket, sharers)
+            undo.callback(self._socket_lock.release)
+            if config.traces:
+                from kvstore.tracing import ServerSpans, open_provider  # OpenTelemetry, for who asks for it alone
+
+                self._traces = open_provider(config.traces)
+                undo.callback(self._traces.shutdown)
+                gates.insert(0, ServerSpans(self._traces))
+            self.store = open_store(config, progress)
+            undo.callback(lambda: self.store.close(time.monotonic() + config.drain_seconds))
+            self._started = time.monotonic()
+            self._upkeep = Upkeep(self.store)
+            undo.callback(self._upkeep.stop)
+            self._descriptors = Descriptors()
+            undo.callback(self._descriptors.stop)
+            if registry is not None:
+                registry.register(self._descriptors)
+            self._server = grpc.server(
+                self._handlers,
+                handlers=[
+                    PagesHandler(self.store, receipts, access),
+                    self._health,
+                    Reflection([*(each.DESCRIPTOR.serialized_pb for each in _PROTOS), *STANDARD_FILES]),
+                ],
+                interceptors=gates,
+                maximum_concurrent_rpcs=_HANDLERS + _WAITING_CALLS,
+                options=[
+                    # Two nodes must never share a port by accident.
+                    ("grpc.so_reuseport", 0),
+                    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+                    ("grpc.max_allowed_incoming_connections", _grpc_connections(config.connections)),
+                    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+                    ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ],
+            )
+            cache = CacheServicer(self.store, self._status, access, config.socket)
+            cache_pb2_grpc.add_CacheServicer_to_server(cache, self._server)  # type: ignore[no-untyped-call]
+            self._events = EventsServicer(self.store, self.instance, access)
+            events_pb2_grpc.add_EventsServicer_to_server(self._events, self._server)  # type: ignore[no-untyped-call]
+            undo.pop_all()
         try:
-            self.port = self._bind(tls, sharers)
+            self.port = self._bind(sharers)
             self._local = self._serve_locally(sharers, times)
             if config.listen:
                 host, _ = parse_address(config.listen)
@@ -181,7 +187,7 @@ class Node:
                     receipts,
                     access,
                     self.limits,
-                    tls.context if tls is not None else None,
+                    self._tls,
                     times,
                     config.bulk_connections,
                 )
@@ -192,7 +198,7 @@ class Node:
                 self._strangers = Strangers(self.port, config.connections, access.grant_of)
             self._server.start()
             if registry is not None:
-                self._web = self._serve_metrics(registry, tls)
+                self._web = self._serve_metrics(registry)
             if config.events:
                 self.publisher = EventPublisher(
                     self.store, config.events, config.events_replay, config.published_tenants, config.events_keys
@@ -243,7 +249,7 @@ class Node:
         return not closing.is_alive() and self._written_back
 
     def reload(self, config: NodeConfig, stop: threading.Event | None = None) -> tuple[list[str], list[str]]:
-        """Take over what can change while the node runs: limits, rules, and the tokens in the token file.
+        """Take over what can change while the node runs: limits, rules, and what is in the files of tokens and of TLS.
 
         Calls under way go on. A limit that is smaller than what is used lets pages leave before this returns; where
         they can't, that is logged, and they leave later. The first quota of a namespace with many pages takes longest,
@@ -253,7 +259,7 @@ class Node:
             The settings that are others now, and those that differ and need a restart.
 
         Raises:
-            ConfigError: the token file can't be used, or a limit; nothing was changed.
+            ConfigError: a file of TLS or tokens can't be used, or a limit; nothing was changed.
         """
         differ = [
             field.name
@@ -261,6 +267,7 @@ class Node:
             if getattr(config, field.name) != getattr(self.config, field.name)
         ]
         taken = [key for key in differ if key in _RELOADED and _may_reload(key, self.config, config)]
+        tls = tls_of(self.config)
         tokens = read_tokens(self.config.token_file) if self.config.token_file is not None else None
         if self.publisher is not None:
             self.publisher.read_keys()
@@ -281,6 +288,8 @@ class Node:
         self.limits.replace(config.tenant)
         if tokens is not None:
             self.access.replace(tokens)
+        if self._tls is not None and tls is not None:
+            self._tls.replace(tls)
         self.config = dataclasses.replace(self.config, **{key: getattr(config, key) for key in taken})
         self.store.set_rules(config.namespace, config.expire_namespaces, config.tenant, stop)
         return taken, [key for key in differ if key not in taken]
@@ -322,7 +331,7 @@ class Node:
             _log.warning("clients on this host make all of their calls through gRPC: %s", error)
             return None
 
-    def _serve_metrics(self, registry: CollectorRegistry, tls: Tls | None) -> WebServer:
+    def _serve_metrics(self, registry: CollectorRegistry) -> WebServer:
         def metrics(ask: Ask) -> Answer:
             try:
                 encode, kind = choose_encoder(ask.accept)
@@ -337,7 +346,7 @@ class Node:
             parse_address(self.config.metrics),
             {"/metrics": metrics, **self._console.pages},
             lambda: self._health.serving,
-            tls.context if tls is not None else None,
+            self._tls,
             self._reader if self.access.asks else None,
         )
 
@@ -353,7 +362,7 @@ class Node:
         grant = self.access.accept(authorization)
         return grant if grant is not None and READ in grant.rights else None
 
-    def _bind(self, tls: Tls | None, sharers: Sharers) -> int:
+    def _bind(self, sharers: Sharers) -> int:
         """Listen. Returns the TCP port, 0 without one."""
         self.config.socket.unlink(missing_ok=True)  # a killed node's; its lock is ours
         old = os.umask(0o177)
@@ -369,19 +378,25 @@ class Node:
             _log.warning("insecure: whoever reaches %s may be able to read and write pages", host)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         _check_port(host, port, address)
-        return self._listen(address, tls)
+        return self._listen(address, self._tls)
 
     def _listen(self, address: str, tls: Tls | None = None) -> int:
         try:
             if tls is None:
                 port = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, tls.grpc)
+                port = self._server.add_secure_port(address, tls.credentials())
         except RuntimeError as error:
             raise ResourceError(f"can't listen on {address}: {error}") from error
         if not port:
             raise ResourceError(f"can't listen on {address}")
         return port
+
+
+def _places(config: NodeConfig) -> int:
+    """Most connections by TCP, as many as its descriptors allow beside its segments."""
+    segments = config.disk_limit // default_segment_bytes(config.disk_limit) if config.disk_limit else 0
+    return connections_within(config.connections, segments)
 
 
 def _grpc_connections(places: int) -> int:

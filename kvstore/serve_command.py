@@ -283,7 +283,7 @@ def _reload(node: Node, options: argparse.Namespace, stop: threading.Event | Non
         return
     log_to_stderr(config.log_level, config.log_format)
     _log.info(
-        "SIGHUP: log level, limits, quotas and tokens were reloaded%s",
+        "SIGHUP: log level, limits, quotas, certificates and tokens were reloaded%s",
         f"; changed: {', '.join(taken)}" if taken else "",
     )
     if ignored:

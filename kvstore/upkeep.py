@@ -23,17 +23,18 @@ class Upkeep:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._write_back, name="kvstore-write-back", daemon=True),
-            threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True),
-        ]
-        self._threads.append(threading.Thread(target=self._expire, name="kvstore-expire", daemon=True))
-        if store.below.shared is not None:
-            self._threads.append(threading.Thread(target=self._share, name="kvstore-share", daemon=True))
-        if store.kept_pages:
-            self._threads.append(threading.Thread(target=self._verify, name="kvstore-verify", daemon=True))
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            self._start("write-back", self._write_back)
+            self._start("sweep", self._sweep)
+            self._start("expire", self._expire)
+            if store.below.shared is not None:
+                self._start("share", self._share)
+            if store.kept_pages:
+                self._start("verify", self._verify)
+        except RuntimeError:  # no more threads
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """End the threads, each behind what it is doing."""
@@ -41,6 +42,11 @@ class Upkeep:
         self._store.write_behind.wake()
         for thread in self._threads:
             thread.join()
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name=f"kvstore-{name}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _write_back(self) -> None:
         while not self._stop.is_set():

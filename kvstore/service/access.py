@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,7 @@ _OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 
 
 class Tls:
-    """A node's certificate, for all of its TCP ports.
+    """A node's certificate, for all of its TCP ports: each connection gets the latest. Safe for threads.
 
     Args:
         cert: PEM file of the certificate, the chain behind it.
@@ -48,11 +49,30 @@ class Tls:
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
         self.context = server_context(cert, key, client_ca)
+        """For a connection that comes now."""
         chain, private = read_file(cert, "tls_cert"), read_file(key, "tls_key")
         authorities = read_file(client_ca, "client_ca") if client_ca is not None else None
-        self.grpc = grpc.ssl_server_credentials(
-            [(private, chain)], root_certificates=authorities, require_client_auth=client_ca is not None
+        self._asks = client_ca is not None
+        self._lock = threading.Lock()
+        self._for_grpc: grpc.ServerCertificateConfiguration | None = grpc.ssl_server_certificate_configuration(
+            [(private, chain)], root_certificates=authorities
         )
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For gRPC, which asks with each connection whether there is another certificate. Once."""
+        take = self._take_for_grpc  # grpc's stubs don't know of None
+        return grpc.dynamic_ssl_server_credentials(take(), take, self._asks)  # type: ignore[arg-type]
+
+    def replace(self, other: Tls) -> None:
+        """Use another's certificate and authorities from now on; connections that are open go on as they are."""
+        with self._lock:
+            self.context, self._for_grpc = other.context, other._for_grpc
+
+    def _take_for_grpc(self) -> grpc.ServerCertificateConfiguration | None:
+        """What gRPC does not have yet; None: it has the latest. It takes each of them once, so it is not kept."""
+        with self._lock:
+            latest, self._for_grpc = self._for_grpc, None
+        return latest
 
 
 def tls_of(config: NodeConfig) -> Tls | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from kvstore.errors import (
     UnknownNamespaceError,
 )
 from kvstore.hashing import HASH_BYTES
-from kvstore.service.access import Access
+from kvstore.service.access import Access, Tls
 from kvstore.service.calls import answering
 from kvstore.service.incoming import incoming
 from kvstore.service.limits import TENANT_SHARE, TenantLimits
@@ -75,7 +74,7 @@ class BulkServer:
         receipts: told what became of stores.
         access: what whoever was given a connection's token may do.
         limits: of tenants.
-        tls: for TLS connections, None for plain ones.
+        tls: the node's TLS; None: connections are plain.
         times: told how long requests take.
         most: most connections that showed a token.
 
@@ -90,7 +89,7 @@ class BulkServer:
         receipts: Receipts,
         access: Access,
         limits: TenantLimits,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         times: CallTimes | None = None,
         most: int = MOST_CONNECTIONS,
     ) -> None:
@@ -235,7 +234,7 @@ class BulkServer:
         connected = stranger
         if self._tls is not None:
             stranger.settimeout(HELLO_SECONDS)
-            connected = self._tls.wrap_socket(stranger, server_side=True)
+            connected = self._tls.context.wrap_socket(stranger, server_side=True)
         channel = Channel(connected, deadline)
         try:
             holder = self._check_hello(channel)

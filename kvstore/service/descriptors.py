@@ -1,4 +1,5 @@
-"""Descriptors of this process: as many as it may have, and a word in log and metrics when none is left.
+"""Descriptors of this process: as many as it may have, no more connections than leave some for the node's own work, and
+a word in log and metrics when none is left all the same.
 
 A node without descriptors goes on serving those that are connected. Who comes new is refused, or waits.
 """
@@ -12,11 +13,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 _ENOUGH = 65_536
+_FOR_EACH = 1.75
+"""Descriptors for each of ``connections``: one for gRPC, a half for strangers, a quarter for bulk connections."""
+_OTHERS = 480
+"""For connections that ``connections`` does not count: web, bulk strangers, the socket in the arena's folder."""
+_RESERVE = 256
+"""For the node itself: files, Redis, clients of this host that map the arena, what is on its way in or out."""
+_FEWEST = 16
 _LOOK_SECONDS = 1.0
 _SAY_SECONDS = 60.0
 _log = logging.getLogger(__name__)
@@ -34,6 +43,30 @@ def raise_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def connections_within(wanted: int, files: int) -> int:
+    """Most connections of a node by TCP that leave descriptors for its own work; if these are fewer, the log says so.
+
+    Args:
+        wanted: what ``connections`` says.
+        files: that the node may come to have open, beside those that are.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return wanted
+    here = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    fitting = max(_FEWEST, int((limit - here - files - _OTHERS - _RESERVE) / _FOR_EACH))
+    if fitting >= wanted:
+        return wanted
+    _log.warning(
+        "this process may have %d descriptors, too few for %d connections and its own files: there are %d places;"
+        " raise LimitNOFILE (ulimit -n)",
+        limit,
+        wanted,
+        fitting,
+    )
+    return fitting
+
+
 class Descriptors(Collector):
     """Looks every second whether one is left, until it is stopped; for Prometheus, how often none was."""
 
@@ -43,7 +76,11 @@ class Descriptors(Collector):
         self._said = float("-inf")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-descriptors", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads
+            os.close(self._own)
+            raise
 
     def stop(self) -> None:
         """Look no more."""

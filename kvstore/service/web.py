@@ -11,7 +11,6 @@ import base64
 import binascii
 import logging
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from kvstore.errors import ResourceError
+from kvstore.service.access import Tls
 from kvstore.tenants import EVERYTHING, Grant
 
 
@@ -84,7 +84,7 @@ class WebServer:
         address: tuple[str, int],
         pages: Mapping[str, Page],
         healthy: Callable[[], bool],
-        tls: ssl.SSLContext | None,
+        tls: Tls | None,
         accepts: Callable[[str], Grant | None] | None,
     ) -> None:
         host, port = address
@@ -117,7 +117,7 @@ class _Open(NamedTuple):
 class _PooledServer(HTTPServer):
     request_queue_size = _BACKLOG
 
-    def __init__(self, address: tuple[str, int], handler: Any, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: tuple[str, int], handler: Any, tls: Tls | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
         self._pool = ThreadPoolExecutor(_MOST_CONNECTIONS, "kvstore-web")
@@ -171,7 +171,7 @@ class _PooledServer(HTTPServer):
         try:
             request.settimeout(_LONGEST_SECONDS)
             if self._tls is not None:
-                request = self._tls.wrap_socket(request, server_side=True)
+                request = self._tls.context.wrap_socket(request, server_side=True)
             self.finish_request(request, client_address)
         except OSError as error:  # a peer that went away, spoke no TLS, or was too slow
             _log.debug("web: %s: %s", client_address, error)

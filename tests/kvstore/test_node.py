@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import socket
 import stat
 import threading
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import numpy as np
@@ -27,6 +33,19 @@ def hashes_of(count: int) -> list[bytes]:
 
 def payload_of(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, 5000), dtype=np.uint8)
+
+
+def raising(*arguments: object, **named: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def open_files() -> Counter[str]:
+    """What this process has open: files of the node, but not what gRPC keeps for the next server."""
+    found = Counter[str]()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found[str(entry.readlink())] += 1
+    return Counter({name: count for name, count in found.items() if name.startswith("/")})
 
 
 def url_of(node: kvstore.node.Node) -> str:
@@ -84,6 +103,22 @@ class TestOwning:
             start_node(listen=f"127.0.0.1:{taken.getsockname()[1]}")
         node = start_node()
         with kvstore.connect(url_of(node)) as client:
+            assert client.status().clients == 0
+
+    @pytest.mark.parametrize(
+        "part",
+        ["open_store", "Upkeep", "Descriptors", "PagesHandler", "CacheServicer", "EventsServicer", "WebServer"],
+    )
+    def test_a_start_that_fails_midway_gives_everything_back(self, start_node, monkeypatch, eventually, part):
+        with monkeypatch.context() as broken:
+            broken.setattr(kvstore.node, part, raising)
+            files, threads = open_files(), set(threading.enumerate())
+            with pytest.raises(OSError, match="Too many open files"):
+                start_node(metrics="0")
+            eventually(lambda: not [each for each in set(threading.enumerate()) - threads if "kvstore" in each.name])
+            gc.collect()  # a mapping ends with the last array over it
+            assert open_files() - files == Counter()
+        with kvstore.connect(url_of(start_node())) as client:
             assert client.status().clients == 0
 
     def test_the_socket_of_a_killed_node_is_replaced(self, node_process, start_node):
