@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -21,7 +22,7 @@ from prometheus_client.exposition import choose_encoder
 
 from kvstore.arena.arena import Progress
 from kvstore.config import NodeConfig, is_loopback, parse_address
-from kvstore.errors import ConfigError, InUseError, ResourceError
+from kvstore.errors import InUseError, ResourceError
 from kvstore.events.publisher import EventPublisher
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
@@ -60,6 +61,8 @@ _HANDSHAKE_MS = 5_000
 """How long a connection may take to say what it is."""
 _IDLE_MS = 600_000
 """A connection without a call is closed; clients open another one when they need it."""
+_STOP_SECONDS = 0.1
+"""How often who waits for a disk looks whether the node is to stop."""
 _TRACES_SECONDS = 1.0
 """How long a stopping node waits for its last spans to be sent."""
 _WAITING_CALLS = 256
@@ -251,9 +254,9 @@ class Node:
     def reload(self, config: NodeConfig, stop: threading.Event | None = None) -> tuple[list[str], list[str]]:
         """Take over what can change while the node runs: limits, rules, and what is in the files of tokens and of TLS.
 
-        Calls under way go on. A limit that is smaller than what is used lets pages leave before this returns; where
-        they can't, that is logged, and they leave later. The first quota of a namespace with many pages takes longest,
-        up to a minute, and comes last; once ``stop`` is set it is left undone.
+        Calls under way go on. Tokens count first. A limit that is smaller than what is used lets pages leave before
+        this returns; where they can't, that is logged, and they leave later. The first quota of a namespace with many
+        pages takes longest, up to a minute. Once ``stop`` is set, neither is waited for.
 
         Returns:
             The settings that are others now, and those that differ and need a restart.
@@ -269,30 +272,38 @@ class Node:
         taken = [key for key in differ if key in _RELOADED and _may_reload(key, self.config, config)]
         tls = tls_of(self.config)
         tokens = read_tokens(self.config.token_file) if self.config.token_file is not None else None
+        below = self.store.below
+        if "redis_limit" in taken and below.shared is not None:
+            below.shared.check_limit(config.redis_limit)
+        for own in below.own if "disk_limit" in taken else ():
+            own.check_limit(config.disk_limit)
         if self.publisher is not None:
             self.publisher.read_keys()
-        if "redis_limit" in taken and self.store.below.shared is not None:  # first: no page leaves by that yet
-            self.store.below.shared.set_limit(config.redis_limit)
-        try:
-            for own in self.store.below.own if "disk_limit" in taken else ():
-                own.set_limit(config.disk_limit)
-        except ResourceError as error:  # it holds for what comes, and a token that was removed can't wait
-            _log.error("%s", error)
-        except ConfigError:
-            if "redis_limit" in taken and self.store.below.shared is not None:
-                self.store.below.shared.set_limit(self.config.redis_limit)
-            raise
-        if "disk_write_limit" in taken:
-            for own in self.store.below.own:
-                own.set_write_limit(config.disk_write_limit)
         self.limits.replace(config.tenant)
-        if tokens is not None:
+        if tokens is not None:  # before whatever may wait for a disk: a token that was removed can't
             self.access.replace(tokens)
         if self._tls is not None and tls is not None:
             self._tls.replace(tls)
         self.config = dataclasses.replace(self.config, **{key: getattr(config, key) for key in taken})
+        if "redis_limit" in taken and below.shared is not None:
+            below.shared.set_limit(config.redis_limit)
+        # By a thread of its own: who stops the node does not wait for a disk that hangs.
+        resizing = threading.Thread(target=self._resize_disk, args=(taken,), name="kvstore-resize", daemon=True)
+        resizing.start()
         self.store.set_rules(config.namespace, config.expire_namespaces, config.tenant, stop)
+        while resizing.is_alive() and not (stop is not None and stop.is_set()):
+            resizing.join(_STOP_SECONDS)
         return taken, [key for key in differ if key not in taken]
+
+    def _resize_disk(self, taken: Sequence[str]) -> None:
+        for own in self.store.below.own:
+            if "disk_write_limit" in taken:
+                own.set_write_limit(self.config.disk_write_limit)
+            try:
+                if "disk_limit" in taken:
+                    own.set_limit(self.config.disk_limit)
+            except ResourceError as error:  # it holds for what comes
+                _log.error("%s", error)
 
     @property
     def metrics_port(self) -> int:

@@ -167,11 +167,11 @@ class SegmentLog:
         self._count_older()
         return recovered, max(ids, default=0) + 1
 
-    def set_limit(self, limit_bytes: int) -> None:
-        """Another limit from now on; whoever calls this makes room behind it. Segments keep their length.
+    def check_limit(self, limit_bytes: int) -> None:
+        """Whether :meth:`set_limit` would take that; safe for threads.
 
         Raises:
-            ConfigError: there would be room for less than two segments; nothing was changed.
+            ConfigError: there would be room for less than two segments.
         """
         least = max(MIN_LIMIT_BYTES, 2 * self.segment_bytes)
         if limit_bytes < least:
@@ -179,6 +179,14 @@ class SegmentLog:
                 f"disk limit is {limit_bytes} bytes; while the tier is open the least is {least}, two of its segments"
                 " (a restart makes them shorter)"
             )
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Another limit from now on; whoever calls this makes room behind it. Segments keep their length.
+
+        Raises:
+            ConfigError: there would be room for less than two segments; nothing was changed.
+        """
+        self.check_limit(limit_bytes)
         self.limit_bytes = self._room_bytes = limit_bytes
         self.reserve_bytes = self.segment_bytes // _RESERVE_SHARE if 4 * self.segment_bytes <= limit_bytes else 0
         self._most_padded = limit_bytes - self._small_bytes - _fresh_footprint(ChunkSize(1, 0))

@@ -136,6 +136,14 @@ class Tier(Protocol):
         """
         ...
 
+    def check_limit(self, limit_bytes: int) -> None:
+        """Whether ``set_limit`` would take that. No I/O, and nobody is waited for.
+
+        Raises:
+            ConfigError: less than the tier can do with while it is open.
+        """
+        ...
+
     def set_limit(self, limit_bytes: int) -> None:
         """Say how many bytes the whole tier may take, from now on. What is too much leaves at once, or as others come.
 

@@ -126,6 +126,9 @@ class MemoryTier:
     def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
         self.quotas[prefix] = limit_bytes
 
+    def check_limit(self, limit_bytes: int) -> None:
+        pass
+
     def set_limit(self, limit_bytes: int) -> None:
         self.limit = limit_bytes
 

@@ -228,6 +228,14 @@ class DiskTier:
         """
         self._pages.set_quota(prefix, limit_bytes)
 
+    def check_limit(self, limit_bytes: int) -> None:
+        """Whether :meth:`set_limit` would take that.
+
+        Raises:
+            ConfigError: less than two segments.
+        """
+        self._log.check_limit(limit_bytes)
+
     def set_limit(self, limit_bytes: int) -> None:
         """Limit the whole tier from now on; what is too much leaves before this returns. Segments keep their length.
 

@@ -241,6 +241,14 @@ class RedisTier:
         """
         self._buckets.set_quota(prefix, limit_bytes)
 
+    def check_limit(self, limit_bytes: int) -> None:
+        """Whether :meth:`set_limit` would take that.
+
+        Raises:
+            ConfigError: too small a limit.
+        """
+        _check_limit(limit_bytes)
+
     def set_limit(self, limit_bytes: int) -> None:
         """Limit all pages, of all nodes: give every node the same. What is too much leaves as new pages come.
 

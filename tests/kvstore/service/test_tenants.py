@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
@@ -515,6 +517,24 @@ def test_a_token_is_refused_also_when_the_disk_cannot_be_made_smaller(tenants, m
     assert node.config.disk_limit == limit
     assert node.access.accept(f"Bearer {token_of('a')}") is None
     assert node.access.accept(f"Bearer {token_of('b')}") is not None
+
+
+def test_a_token_is_refused_while_the_disk_hangs_and_the_node_can_stop(tenants):
+    """Neither waits until the disk has become smaller."""
+    node, stop = tenants.node, threading.Event()
+    write_tokens(tenants.file, {name: grant for name, grant in TOKENS.items() if name != "a"})
+    config = replace(node.config, disk_limit=node.config.disk_limit // 2)
+    reloading = threading.Thread(target=node.reload, args=(config, stop), daemon=True)
+    with node.store.below.own[0]._changing:  # as whoever writes to it
+        reloading.start()
+        deadline = time.monotonic() + SECONDS
+        while node.access.accept(f"Bearer {token_of('a')}") is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert reloading.is_alive()
+        stop.set()
+        reloading.join(SECONDS)
+        assert not reloading.is_alive()
 
 
 class TestTheFile:
