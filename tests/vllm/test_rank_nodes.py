@@ -47,10 +47,10 @@ def test_each_rank_keeps_its_part_at_the_node_of_its_host(
 
     transfer = transfer_config(nodes[0].url, rank_nodes={OTHER_HOST: nodes[1].kv_url}, **PATIENT)
     transfer |= {"kv_connector": "ConnectorOnTwoHosts", "kv_connector_module_path": "tests.vllm.two_hosts"}
-    environment = TWO_RANKS["environment"] | {OTHER_URL: nodes[1].url}
+    environment = {OTHER_URL: nodes[1].url}
     prompts = [prompt(200, seed) for seed in range(3)]
     expected = plain(prompts, options=TWO_RANKS).tokens
-    with start_engine(transfer=transfer, **TWO_RANKS | {"environment": environment}) as engine:
+    with start_engine(transfer=transfer, environment=environment, **TWO_RANKS) as engine:
         assert engine.run(prompts).tokens == expected
         engine.forget()  # refused until everything is stored
         assert [kept(node) for node in nodes] == [{(0, 2): 3 * 6}, {(1, 2): 3 * 6}]

@@ -68,8 +68,7 @@ def test_two_ranks_hand_over_to_two_ranks(
 
     def start(name: str, node: NodeProcess, **extra: Any) -> None:
         transfer = transfer_config(node.url, ticket_key_file=str(key), **PATIENT, **extra)
-        variables = environment | TWO_RANKS["environment"]
-        started[name] = start_engine(transfer=transfer, **TWO_RANKS | {"environment": variables})
+        started[name] = start_engine(transfer=transfer, environment=environment, **TWO_RANKS)
 
     peer = {"peers": {"host 1": f"kvs://127.0.0.1:{first.port}"}}
     both = [
