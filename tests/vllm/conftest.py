@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from node_process import NodeProcess
 
 HERE = Path(__file__).parent
 
@@ -44,6 +45,29 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return folder if folder.exists() else writers[name](folder)
 
     return model
+
+
+@pytest.fixture
+def node(node_process: Callable[..., NodeProcess]) -> NodeProcess:
+    """A node with room for all that a test stores."""
+    return node_process(arena="64MiB")
+
+
+@pytest.fixture
+def transfer(node: NodeProcess) -> dict[str, Any]:
+    """An engine's ``kv_transfer_config`` for it, with which every hit is found, however busy the machine is."""
+    from tests.vllm.engine import PATIENT, transfer_config
+
+    return transfer_config(node.url, **PATIENT)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A ``ticket_key_file``."""
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    return path
 
 
 @pytest.fixture

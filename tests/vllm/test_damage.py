@@ -90,15 +90,15 @@ def page_of(node: NodeProcess, tokens: list[int], place: int) -> bytes:
 
 
 def test_a_page_that_is_damaged_on_the_wire_is_computed(
-    node_process: Callable[..., NodeProcess],
+    node: NodeProcess,
+    transfer: dict[str, Any],
     start_engine: Callable[..., Any],
     plain: Callable[..., Any],
     prompt: Callable[..., list[int]],
 ) -> None:
-    node = node_process(arena="64MiB")
     prompts = [prompt(200, seed) for seed in range(3)]
     expected = plain(prompts).tokens
-    with start_engine(transfer=transfer_config(node.url, **PATIENT)) as first:
+    with start_engine(transfer=transfer) as first:
         assert first.run(prompts).tokens == expected
         first.drain()
     damage = DamageOf(page_of(node, prompts[0], 2))

@@ -30,15 +30,6 @@ PATIENT = 60_000
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> Path:
-    """A ticket_key_file."""
-    path = tmp_path / "key"
-    path.write_bytes(bytes(range(32)))
-    path.chmod(0o600)
-    return path
-
-
-@pytest.fixture
 def start_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[..., Any]]:
     """Start an engine with a made-up model on a node, which shares its work; ``extra`` is for its connector."""
     pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
@@ -369,14 +360,13 @@ def external_hits(server: Any) -> float:
 
 
 def test_instances_killed_and_restarted_in_turn_under_load(
-    node_process: Callable[..., NodeProcess],
+    node: NodeProcess,
     start_server: Callable[..., Any],
     start_proxy: Callable[[str, str], Proxy],
     start_engine: Callable[..., Any],
     prompt: Callable[..., list[int]],
     key: Path,
 ) -> None:
-    node = node_process(arena="64MiB")
     prompts = [prompt(150 + 37 * seed, seed) for seed in range(12)]
     with start_engine() as plain:
         expected = [tuple(tokens) for tokens in plain.run(prompts, max_tokens=MAX_TOKENS).tokens]

@@ -13,11 +13,6 @@ from tests.vllm.engine import PATIENT, TWO_RANKS, Prompt, transfer_config
 
 
 @pytest.fixture
-def node(node_process: Callable[..., NodeProcess]) -> NodeProcess:
-    return node_process(arena="64MiB")
-
-
-@pytest.fixture
 def prompts(prompt: Callable[..., list[int]]) -> list[list[int]]:
     """One prefix of three blocks, and behind it nothing, part of a block, whole blocks, and many."""
     head = prompt(96)
@@ -47,10 +42,9 @@ def test_a_second_process_loads_what_the_first_one_computed(
 
 
 def test_generated_tokens_are_stored_too(
-    node: NodeProcess, start_engine: Callable[..., Any], prompt: Callable[..., list[int]]
+    transfer: dict[str, Any], start_engine: Callable[..., Any], prompt: Callable[..., list[int]]
 ) -> None:
     question = prompt(40)
-    transfer = transfer_config(node.url, **PATIENT)
     with start_engine(transfer=transfer) as first:
         answer = list(first.run([question], max_tokens=100).tokens[0])
     with start_engine(transfer=transfer) as second:
@@ -59,11 +53,11 @@ def test_generated_tokens_are_stored_too(
 
 
 def test_a_model_with_windows_beside_full_attention(
-    node: NodeProcess, start_engine: Callable[..., Any], prompts: list[list[int]]
+    transfer: dict[str, Any], start_engine: Callable[..., Any], prompts: list[list[int]]
 ) -> None:
     with start_engine("hybrid") as plain:
         expected = plain.run(prompts, max_tokens=40).tokens
-    with start_engine("hybrid", transfer=transfer_config(node.url, **PATIENT)) as engine:
+    with start_engine("hybrid", transfer=transfer) as engine:
         engine.run(prompts, max_tokens=1)  # no more: a window that moves on may take a block away before it is stored
         engine.drain()
         engine.forget()
@@ -74,25 +68,28 @@ def test_a_model_with_windows_beside_full_attention(
 
 
 def test_two_ranks_store_and_load_their_parts(
-    node: NodeProcess, start_engine: Callable[..., Any], prompts: list[list[int]]
+    transfer: dict[str, Any], start_engine: Callable[..., Any], prompts: list[list[int]]
 ) -> None:
     with start_engine(**TWO_RANKS) as plain:
         expected = plain.run(prompts, max_tokens=20).tokens
-    with start_engine(**TWO_RANKS, transfer=transfer_config(node.url, **PATIENT)) as first:
+    with start_engine(**TWO_RANKS, transfer=transfer) as first:
         assert first.run(prompts, max_tokens=20).tokens == expected
         first.forget()  # refused until everything is stored
-    with start_engine(**TWO_RANKS, transfer=transfer_config(node.url, **PATIENT)) as second:
+    with start_engine(**TWO_RANKS, transfer=transfer) as second:
         again = second.run(prompts, max_tokens=20, concurrency=1)
     assert again.tokens == expected
     assert again.external_hits + again.local_hits == whole_blocks(prompts)
 
 
 def test_adapters_and_salts_have_pages_of_their_own(
-    node: NodeProcess, start_engine: Callable[..., Any], models: Callable[[str], Path], prompt: Callable[..., list[int]]
+    transfer: dict[str, Any],
+    start_engine: Callable[..., Any],
+    models: Callable[[str], Path],
+    prompt: Callable[..., list[int]],
 ) -> None:
     tokens = prompt(128)
     kinds = [Prompt(tokens), Prompt(tokens, lora=models("lora")), Prompt(tokens, salt="s")]
-    with start_engine(transfer=transfer_config(node.url, **PATIENT), enable_lora=True) as engine:
+    with start_engine(transfer=transfer, enable_lora=True) as engine:
         first = [engine.run([kind]) for kind in kinds]
         assert [answers.external_hits + answers.local_hits for answers in first] == [0, 0, 0]
         assert first[1].tokens != first[0].tokens == first[2].tokens
@@ -104,10 +101,10 @@ def test_adapters_and_salts_have_pages_of_their_own(
 
 
 def test_a_reset_finds_nothing_older_and_leaves_the_pages_of_others(
-    node: NodeProcess, start_engine: Callable[..., Any], prompt: Callable[..., list[int]]
+    transfer: dict[str, Any], start_engine: Callable[..., Any], prompt: Callable[..., list[int]]
 ) -> None:
     tokens = prompt(128)
-    with start_engine(transfer=transfer_config(node.url, **PATIENT)) as engine:
+    with start_engine(transfer=transfer) as engine:
         engine.run([tokens])
         engine.drain()
         engine.forget(connector=True)
@@ -115,5 +112,5 @@ def test_a_reset_finds_nothing_older_and_leaves_the_pages_of_others(
         engine.drain()
         engine.forget()
         assert engine.run([tokens]).external_hits == 128  # what it stored since
-    with start_engine(transfer=transfer_config(node.url, **PATIENT)) as other:
+    with start_engine(transfer=transfer) as other:
         assert other.run([tokens]).external_hits == 128

@@ -15,16 +15,12 @@ ASK = {"do_remote_decode": True}
 
 
 def test_one_rank_and_two_ranks_hand_over_to_each_other(
-    node_process: Callable[..., NodeProcess],
+    node: NodeProcess,
     start_engine: Callable[..., Any],
     plain: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    tmp_path: Path,
+    key: Path,
 ) -> None:
-    key = tmp_path / "key"
-    key.write_bytes(bytes(range(32)))
-    key.chmod(0o600)
-    node = node_process(arena="64MiB")
     prompts = [prompt(length, seed) for seed, length in enumerate((40, 129, 300, 333))]
     expected = plain(prompts, max_tokens=20).tokens
     transfer = transfer_config(node.url, kv_parts=2, ticket_key_file=str(key), **PATIENT)

@@ -11,14 +11,13 @@ from tests.vllm.engine import PATIENT, transfer_config
 
 
 def test_a_layer_is_computed_while_those_behind_it_are_copied_and_a_page_lost_meanwhile_is_computed(
-    node_process: Callable[..., NodeProcess],
+    node: NodeProcess,
     start_engine: Callable[..., Any],
     plain: Callable[..., Any],
     prompt: Callable[..., list[int]],
 ) -> None:
     from tests.vllm.watched_layers import BROKEN_PAGE, LOAD_TO_BREAK, OVERLAPPED
 
-    node = node_process(arena="64MiB")
     whole, broken = prompt(200, 1), prompt(200, 2)
     beside = broken[:96] + prompt(50, 3)  # it finds blocks of the load that fails, in the same step
     expected = {name: plain([tokens]).tokens for name, tokens in (("whole", whole), ("broken", broken))}

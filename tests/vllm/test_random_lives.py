@@ -147,11 +147,8 @@ class Life:
 
 
 @pytest.fixture
-def make_loop(models: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[..., Loop]]:
+def make_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[..., Loop]]:
     loops: list[Loop] = []
-    key = tmp_path / "key"
-    key.write_bytes(bytes(range(32)))
-    key.chmod(0o600)
 
     def make(node: Any, kind: str, async_load: bool, caching: bool, overlap: bool) -> Loop:
         loops.append(

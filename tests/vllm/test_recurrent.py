@@ -10,7 +10,6 @@ from node_process import NodeProcess
 
 import kvstore
 from kvstore.layout import Layout
-from tests.vllm.engine import PATIENT, transfer_config
 
 pytestmark = pytest.mark.usefixtures("recurrent_kernels")
 
@@ -26,15 +25,14 @@ def last_boundaries() -> list[int]:
 
 
 def test_a_second_process_goes_on_from_the_states_of_the_first(
-    node_process: Callable[..., NodeProcess],
+    node: NodeProcess,
+    transfer: dict[str, Any],
     start_engine: Callable[..., Any],
     plain: Callable[..., Any],
     prompt: Callable[..., list[int]],
 ) -> None:
-    node = node_process(arena="64MiB")
     prompts = [prompt(length, length) for length in LENGTHS]
     expected = plain(prompts, model="recurrent", options=OPTIONS, max_tokens=40, **ALONE)
-    transfer = transfer_config(node.url, **PATIENT)
     with start_engine("recurrent", transfer=transfer, **OPTIONS) as first:
         assert first.run(prompts, max_tokens=40, **ALONE).tokens == expected.tokens
     with start_engine("recurrent", transfer=transfer, **OPTIONS) as second:
@@ -57,15 +55,14 @@ def test_a_second_process_goes_on_from_the_states_of_the_first(
 
 
 def test_states_of_generated_tokens_where_vllm_keeps_them(
-    node_process: Callable[..., NodeProcess],
+    transfer: dict[str, Any],
     start_engine: Callable[..., Any],
     plain: Callable[..., Any],
     prompt: Callable[..., list[int]],
 ) -> None:
-    node = node_process(arena="64MiB")
     options = OPTIONS | {"prefix_cache_retention_interval": 32}
     question = prompt(50)
-    with start_engine("recurrent", transfer=transfer_config(node.url, **PATIENT), **options) as engine:
+    with start_engine("recurrent", transfer=transfer, **options) as engine:
         answer = list(engine.run([question], max_tokens=60).tokens[0])
         engine.drain()
         engine.forget()

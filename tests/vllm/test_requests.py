@@ -11,11 +11,6 @@ from node_process import NodeProcess
 from tests.vllm.engine import BLOCK_SIZE, PATIENT, Prompt, transfer_config
 
 
-@pytest.fixture
-def node(node_process: Callable[..., NodeProcess]) -> NodeProcess:
-    return node_process(arena="64MiB")
-
-
 def whole_blocks(*lengths: int) -> int:
     """Tokens in full blocks of prompts of these lengths."""
     return sum(length // BLOCK_SIZE * BLOCK_SIZE for length in lengths)
@@ -49,12 +44,15 @@ def test_prompts_longer_than_a_step(
 
 
 def test_requests_that_are_preempted(
-    node: NodeProcess, start_engine: Callable[..., Any], plain: Callable[..., Any], prompt: Callable[..., list[int]]
+    transfer: dict[str, Any],
+    start_engine: Callable[..., Any],
+    plain: Callable[..., Any],
+    prompt: Callable[..., list[int]],
 ) -> None:
     prompts = [prompt(60 + 10 * seed, seed) for seed in range(8)]
     expected = plain(prompts, max_tokens=80)
     # 31 blocks for eight requests that grow to seven blocks each.
-    engine = start_engine(transfer=transfer_config(node.url, **PATIENT), num_gpu_blocks_override=32, max_model_len=512)
+    engine = start_engine(transfer=transfer, num_gpu_blocks_override=32, max_model_len=512)
     first = engine.run(prompts, max_tokens=80)
     assert first.tokens == expected.tokens
     engine.drain()
@@ -68,9 +66,9 @@ def test_requests_that_are_preempted(
 
 
 @pytest.fixture
-def run(node: NodeProcess, start_engine: Callable[..., Any]) -> Callable[[Any], Any]:
+def run(transfer: dict[str, Any], start_engine: Callable[..., Any]) -> Callable[[Any], Any]:
     """Have one engine answer a request, of which it has nothing itself."""
-    engine = start_engine(transfer=transfer_config(node.url, **PATIENT))
+    engine = start_engine(transfer=transfer)
 
     def answer(each: Any) -> Any:
         engine.drain()
@@ -104,10 +102,13 @@ def test_requests_that_turn_storing_or_loading_off(run: Callable[[Any], Any], pr
 
 
 def test_requests_that_are_aborted(
-    node: NodeProcess, start_engine: Callable[..., Any], plain: Callable[..., Any], prompt: Callable[..., list[int]]
+    transfer: dict[str, Any],
+    start_engine: Callable[..., Any],
+    plain: Callable[..., Any],
+    prompt: Callable[..., list[int]],
 ) -> None:
     prompts = [prompt(300, seed) for seed in range(6)]
-    engine = start_engine(transfer=transfer_config(node.url, **PATIENT), max_num_batched_tokens=256)
+    engine = start_engine(transfer=transfer, max_num_batched_tokens=256)
     for steps in range(1, 9):
         engine.run(prompts, max_tokens=20, abort_after=steps)
     engine.drain()
@@ -117,14 +118,17 @@ def test_requests_that_are_aborted(
 
 
 def test_processes_with_other_seeds_and_hash_algorithms_agree(
-    node: NodeProcess, start_engine: Callable[..., Any], plain: Callable[..., Any], prompt: Callable[..., list[int]]
+    transfer: dict[str, Any],
+    start_engine: Callable[..., Any],
+    plain: Callable[..., Any],
+    prompt: Callable[..., list[int]],
 ) -> None:
     prompts = [prompt(200), prompt(100, 1)]
     expected = plain(prompts).tokens
     algorithms = ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
     for number, algorithm in enumerate(algorithms):
         engine = start_engine(
-            transfer=transfer_config(node.url, **PATIENT),
+            transfer=transfer,
             environment={"PYTHONHASHSEED": str(number)},
             prefix_caching_hash_algo=algorithm,
         )
@@ -136,13 +140,16 @@ def test_processes_with_other_seeds_and_hash_algorithms_agree(
 
 
 def test_tokens_that_were_guessed_from_the_prompt(
-    node: NodeProcess, start_engine: Callable[..., Any], plain: Callable[..., Any], prompt: Callable[..., list[int]]
+    transfer: dict[str, Any],
+    start_engine: Callable[..., Any],
+    plain: Callable[..., Any],
+    prompt: Callable[..., list[int]],
 ) -> None:
     prompts = [prompt(40, seed) * 4 for seed in range(3)]
     expected = plain(prompts, max_tokens=60).tokens
     followed = [[*tokens, *answer, 5] for tokens, answer in zip(prompts, expected, strict=True)]
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    options = {"transfer": transfer_config(node.url, **PATIENT), "speculative_config": drafts}
+    options = {"transfer": transfer, "speculative_config": drafts}
     with start_engine(**options) as first:
         answers = first.run(prompts, max_tokens=60)
         assert answers.tokens == expected

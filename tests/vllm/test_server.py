@@ -6,10 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from node_process import NodeProcess
-
-from tests.vllm.engine import PATIENT, transfer_config
-
 
 def metric(text: str, name: str) -> float:
     """The sum of a metric's samples in what ``/metrics`` says."""
@@ -18,15 +14,14 @@ def metric(text: str, name: str) -> float:
 
 
 def test_a_server_that_is_killed_finds_its_pages_again(
-    node_process: Callable[..., NodeProcess],
+    transfer: dict[str, Any],
     start_server: Callable[..., Any],
     plain: Callable[..., Any],
     prompt: Callable[..., list[int]],
 ) -> None:
-    node = node_process(arena="64MiB")
     prompts = [prompt(100, seed % 3) + prompt(100, 10 + seed) for seed in range(12)]
     expected = plain(prompts).tokens
-    server = start_server(transfer=transfer_config(node.url, **PATIENT))
+    server = start_server(transfer=transfer)
 
     def answer_all() -> list[tuple[int, ...]]:
         with ThreadPoolExecutor(4) as pool:

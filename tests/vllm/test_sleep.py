@@ -8,21 +8,19 @@ from typing import Any
 import pytest
 from node_process import NodeProcess
 
-from tests.vllm.engine import PATIENT, transfer_config
-
-
-@pytest.fixture
-def node(node_process: Callable[..., NodeProcess]) -> NodeProcess:
-    return node_process(arena="64MiB")
+from tests.vllm.engine import transfer_config
 
 
 def test_an_engine_that_wakes_up_finds_nothing_older(
-    node: NodeProcess, start_engine: Callable[..., Any], plain: Callable[..., Any], prompt: Callable[..., list[int]]
+    transfer: dict[str, Any],
+    start_engine: Callable[..., Any],
+    plain: Callable[..., Any],
+    prompt: Callable[..., list[int]],
 ) -> None:
     tokens = prompt(200)
     expected = plain([tokens]).tokens
     # The engine in a process of its own, as behind a server: it waits for stores before it sleeps.
-    with start_engine(transfer=transfer_config(node.url, **PATIENT), in_process=False) as engine:
+    with start_engine(transfer=transfer, in_process=False) as engine:
         for level in (1, 2):
             assert engine.run([tokens]).tokens == expected
             engine.do("sleep", level=level)
@@ -32,17 +30,20 @@ def test_an_engine_that_wakes_up_finds_nothing_older(
             assert woken.external_hits == woken.local_hits == 0
         engine.forget()
         assert engine.run([tokens]).external_hits == 192  # what it stored since
-    with start_engine(transfer=transfer_config(node.url, **PATIENT)) as other:
+    with start_engine(transfer=transfer) as other:
         found = other.run([tokens])
         assert (found.external_hits, found.tokens) == (192, expected)
 
 
 def test_a_reset_in_the_middle_of_requests(
-    node: NodeProcess, start_engine: Callable[..., Any], plain: Callable[..., Any], prompt: Callable[..., list[int]]
+    transfer: dict[str, Any],
+    start_engine: Callable[..., Any],
+    plain: Callable[..., Any],
+    prompt: Callable[..., list[int]],
 ) -> None:
     prompts = [prompt(200 + seed, seed) for seed in range(6)]
     expected = plain(prompts, max_tokens=30).tokens
-    with start_engine(transfer=transfer_config(node.url, **PATIENT)) as engine:
+    with start_engine(transfer=transfer) as engine:
         answers = engine.run(prompts, max_tokens=30, reset_after=10)
         assert answers.tokens == expected
         assert answers.preemptions > 0

@@ -56,12 +56,9 @@ def test_two_ranks_hand_over_to_two_ranks(
     plain: Callable[..., Any],
     prompt: Callable[..., list[int]],
     eventually: Callable[..., None],
-    tmp_path: Path,
+    key: Path,
 ) -> None:
     first, second, environment = hosts
-    key = tmp_path / "key"
-    key.write_bytes(bytes(range(32)))
-    key.chmod(0o600)
     prompts = [prompt(length, seed) for seed, length in enumerate((40, 129, 300, 333, 200, 150))]
     expected = plain(prompts, max_tokens=MAX_TOKENS).tokens
     started: dict[str, Any] = {}
