@@ -13,6 +13,7 @@ import grpc
 
 from kvstore.config import NodeConfig
 from kvstore.errors import (
+    ConfigError,
     InvalidRequestError,
     KVStoreError,
     NotAttachedError,
@@ -48,10 +49,15 @@ class Tls:
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
+        def read() -> tuple[bytes, bytes, bytes | None]:
+            authorities = read_file(client_ca, "client_ca") if client_ca is not None else None
+            return read_file(cert, "tls_cert"), read_file(key, "tls_key"), authorities
+
+        chain, private, authorities = before = read()
         self.context = server_context(cert, key, client_ca)
         """For a connection that comes now."""
-        chain, private = read_file(cert, "tls_cert"), read_file(key, "tls_key")
-        authorities = read_file(client_ca, "client_ca") if client_ca is not None else None
+        if read() != before:  # gRPC would have other files than the rest, or a key that is not the certificate's
+            raise ConfigError(f"tls_cert {cert}, its key or client_ca changed while they were read: reload again")
         self._asks = client_ca is not None
         self._lock = threading.Lock()
         self._for_grpc: grpc.ServerCertificateConfiguration | None = grpc.ssl_server_certificate_configuration(

@@ -15,7 +15,9 @@ from node_process import NodeProcess
 from ports import free_port
 
 import kvstore
-from kvstore.errors import DeadlineError, UnavailableError
+from kvstore.errors import ConfigError, DeadlineError, UnavailableError
+from kvstore.service import access
+from kvstore.tls import server_context
 
 LAYOUT = kvstore.Layout(model="tiny", block_size=16, page_bytes=300_000)
 HASHES = [number.to_bytes(32, "big") for number in range(4)]
@@ -100,6 +102,17 @@ def test_new_connections_get_the_new_files_and_open_ones_go_on(node, files, even
             pytest.raises((UnavailableError, DeadlineError)),
         ):
             late.status()
+
+
+def test_files_that_change_while_they_are_read_are_not_used(files, monkeypatch):
+    def slow(*paths: Path | None) -> ssl.SSLContext:
+        context = server_context(*paths)
+        files.renew(files.new)
+        return context
+
+    monkeypatch.setattr(access, "server_context", slow)
+    with pytest.raises(ConfigError, match="changed while they were read"):
+        access.Tls(files.cert, files.key, files.client_ca)
 
 
 def put_foreign_key(files: Files) -> str:
