@@ -33,16 +33,15 @@ def recurrent_kernels() -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model by name, written when it is asked for first: ``llama``, ``hybrid``,
-    ``recurrent``, ``lora``."""
-    from tests.vllm.model import write_hybrid, write_llama, write_lora, write_recurrent
+    """The folder of a model by name, written when it is asked for first: ``llama``, ``hybrid``, ``recurrent``,
+    ``deepseek``, ``idefics``, ``lora`` (:mod:`tests.vllm.model`)."""
+    from tests.vllm import model as writers
 
     base = tmp_path_factory.mktemp("models")
-    writers = {"llama": write_llama, "hybrid": write_hybrid, "recurrent": write_recurrent, "lora": write_lora}
 
     def model(name: str) -> Path:
-        folder = base / name
-        return folder if folder.exists() else writers[name](folder)
+        folder: Path = base / name
+        return folder if folder.exists() else getattr(writers, f"write_{name}")(folder)
 
     return model
 

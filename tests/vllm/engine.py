@@ -34,7 +34,8 @@ class EngineError(Exception):
 class Prompt:
     """A request.
 
-    ``params`` are its ``kv_transfer_params``, ``lora`` the folder of an adapter, ``salt`` its cache salt.
+    ``params`` are its ``kv_transfer_params``, ``lora`` the folder of an adapter, ``salt`` its cache salt, ``picture``
+    the number of the picture that stands in it, in place of one token (:data:`tests.vllm.model.PICTURE`).
     """
 
     tokens: Sequence[int]
@@ -43,6 +44,7 @@ class Prompt:
     prompt_logprobs: int | None = None
     lora: Path | None = None
     salt: str | None = None
+    picture: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +54,7 @@ class Prompt:
             "prompt_logprobs": self.prompt_logprobs,
             "lora": str(self.lora) if self.lora else None,
             "salt": self.salt,
+            "picture": self.picture,
         }
 
 

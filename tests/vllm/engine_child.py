@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
 import traceback
@@ -130,6 +131,8 @@ class _Driver:
         prompt = TokensPrompt(prompt_token_ids=request["prompt"])
         if request.get("salt"):
             prompt["cache_salt"] = request["salt"]
+        if request.get("picture") is not None:
+            prompt["multi_modal_data"] = {"image": _picture(request["picture"])}
         lora = LoRARequest("adapter", 1, request["lora"]) if request.get("lora") else None
         self.engine.add_request(request_id, prompt, sampling, lora_request=lora)
 
@@ -199,6 +202,14 @@ class _Driver:
 
     def close(self) -> None:
         self.engine.engine_core.shutdown()
+
+
+def _picture(number: int) -> Any:
+    """A noisy one, another for each number."""
+    from PIL import Image
+
+    side = 112
+    return Image.frombytes("RGB", (side, side), random.Random(number).randbytes(3 * side * side))
 
 
 def _prompt_logprobs(output: Any) -> list[list[float]] | None:
