@@ -21,9 +21,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from connector.plan import LoadPlan, StorePlan
+
+if TYPE_CHECKING:
+    from gpu.device import Event
 
 Plan = TypeVar("Plan", LoadPlan, StorePlan)
 
@@ -37,6 +40,8 @@ class Transfer(Generic[Plan]):
     """When it was submitted, by the lane's clock."""
     deadline: float
     """When it is given up."""
+    after: Event | None = None
+    """What the engine had queued on its device when it was submitted: nothing touches its blocks before."""
     pages_done: int = 0
     """How many leading pages are dealt with: loaded, or offered to the node."""
     advanced: float = 0.0
@@ -88,11 +93,13 @@ class Lane(Generic[Plan]):
         """Transfers given up at their deadline."""
         return self._late
 
-    def submit(self, plan: Plan) -> None:
-        """Takes a plan. When the queue is full or the lane is shut down, the transfer is over at once."""
+    def submit(self, plan: Plan, after: Event | None = None) -> None:
+        """Takes a plan, to be carried out behind a mark.
+
+        When the queue is full or the lane is shut down, the transfer is over at once."""
         with self._changed:
             now = self._clock()
-            transfer = Transfer(plan, now, now + self._deadline, advanced=now)
+            transfer = Transfer(plan, now, now + self._deadline, after, advanced=now)
             if self._stopped or len(self._queued) >= self._capacity:
                 transfer.over = True
                 self._ended.append(transfer)
@@ -203,9 +210,11 @@ class Lane(Generic[Plan]):
                     block_ids=tuple(plan.block_ids[index] for index in kept),
                 )
                 if transfer is self._current:
-                    self._queued.insert(0, Transfer(rest, transfer.began, transfer.deadline))
+                    self._queued.insert(0, Transfer(rest, transfer.began, transfer.deadline, transfer.after))
                 else:
-                    self._queued[self._queued.index(transfer)] = Transfer(rest, transfer.began, transfer.deadline)
+                    self._queued[self._queued.index(transfer)] = Transfer(
+                        rest, transfer.began, transfer.deadline, transfer.after
+                    )
         return pages
 
     def postpone(self, transfer: Transfer[Plan], seconds: float) -> None:

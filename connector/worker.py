@@ -20,6 +20,7 @@ from kvstore.errors import InvalidRequestError, PermissionDeniedError
 if TYPE_CHECKING:
     from gpu.arena import PinnedArena
     from gpu.coded import CodedKV
+    from gpu.device import Event
     from gpu.pages import PagedKV
     from kvstore import Namespace
     from kvstore.tracing import ClientSpans
@@ -168,10 +169,10 @@ class WorkerConnector:
 
     def start_load_kv(self, plan: StepPlan) -> None:
         """Begins the step's loads. Call it before the forward pass where that computes what is loaded."""
-        self._follow(plan.loads)
+        after = self._mark(plan.loads)
         for load in self._of_parts(plan.loads):
             self._loads_under_way[load.request_id] += 1
-            self._lane_of(load).submit(load)
+            self._lane_of(load).submit(load, after)
 
     def wait_for_load(self) -> None:
         """Waits until every load begun so far is over, well or badly, ``load_deadline`` and a copy at most.
@@ -199,10 +200,10 @@ class WorkerConnector:
 
     def start_save_kv(self, plan: StepPlan) -> None:
         """Begins the step's stores. Call it when the forward pass that computes their blocks has been queued."""
-        self._follow(plan.stores)
+        after = self._mark(plan.stores)
         for store in self._of_parts(plan.stores):
             self._stores_under_way[store.request_id] += 1
-            self._stores.submit(store)
+            self._stores.submit(store, after)
         self._ending.update(plan.finished)
 
     def wait_for_save(self) -> None:
@@ -297,11 +298,9 @@ class WorkerConnector:
     def _load_lanes(self) -> Sequence[Lane[LoadPlan]]:
         return (self._loads, self._peer_loads) if self._peers else (self._loads,)
 
-    def _follow(self, plans: Sequence[LoadPlan | StorePlan]) -> None:
-        """What is copied, by other threads, waits for what this one has queued."""
-        if plans:
-            for _, pages in self._groups:
-                pages.follow()
+    def _mark(self, plans: Sequence[LoadPlan | StorePlan]) -> Event | None:
+        """What is copied, by other threads, waits for what this one has queued by now. All groups are on one device."""
+        return self._groups[0][1].mark() if plans else None
 
     def _of_parts(self, plans: Sequence[Plan]) -> Iterator[Plan]:
         """The same for each part of the pages; a part's number among the namespaces stands for its group."""
@@ -330,6 +329,7 @@ class WorkerConnector:
         plan, lane = transfer.plan, self._lane_of(transfer.plan)
         hashes, block_ids = plan.hashes, plan.block_ids
         namespace, pages = self._groups[plan.group]
+        _wait_for_engine(transfer)
         if plan.node:
             namespace = self._peers[plan.node][plan.group]
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
@@ -344,7 +344,7 @@ class WorkerConnector:
                 with lane.touch(transfer) as allowed:
                     if not allowed:
                         return
-                    pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)], on_layer)
+                    pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)], on_layer, transfer.after)
                 tiers = list(pending.tiers)
                 valid = pending.complete()
             if not lane.advance(transfer, valid):
@@ -391,6 +391,7 @@ class WorkerConnector:
     def _store(self, transfer: Transfer[StorePlan]) -> None:
         hashes, block_ids = transfer.plan.hashes, transfer.plan.block_ids
         namespace, pages = self._groups[transfer.plan.group]
+        _wait_for_engine(transfer)
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
         for start in range(0, len(hashes), size):
             batch = slice(start, start + size)
@@ -406,7 +407,8 @@ class WorkerConnector:
                 with self._stores.touch(transfer) as allowed:
                     if not allowed:
                         return
-                    pages.gather([block_id for block_id, _ in wanted], [page for _, page in wanted])
+                    wanted_ids, wanted_pages = [each for each, _ in wanted], [page for _, page in wanted]
+                    pages.gather(wanted_ids, wanted_pages, transfer.after)
                 if not self._stores.wanted(transfer):
                     return  # its blocks may have been given away, and overwritten, during the copy
                 result = pending.complete()
@@ -439,6 +441,17 @@ class WorkerConnector:
     def _spend(self, what: str, seconds: float) -> None:
         with self._lock:
             self._seconds[what] += seconds
+
+
+def _wait_for_engine(transfer: Transfer[Plan]) -> None:
+    """Until the device has done what the engine had queued when it submitted this.
+
+    The copies would wait for that, too, but with pages of the arena in hand, and a node refuses
+    stores into slots that are read for longer than 0.1 s: a step may take longer. A load gives up that its pages are
+    asked for, or read from disk, meanwhile, for the rest of one step at most: the one before the step that loads.
+    """
+    if transfer.after is not None:
+        transfer.after.synchronize()
 
 
 def _touch_whole(namespace: Namespace, hashes: Sequence[bytes]) -> None:

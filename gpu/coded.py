@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gpu.codec import Codec
+from gpu.device import Event
 from gpu.pages import PageBytes, PagedKV
 
 
@@ -39,14 +40,14 @@ class CodedKV:
         """Layers that a page has a part of."""
         return self._kv.num_layers
 
-    def follow(self) -> None:
-        """As :meth:`PagedKV.follow`."""
-        self._kv.follow()
+    def mark(self) -> Event | None:
+        """As :meth:`PagedKV.mark`."""
+        return self._kv.mark()
 
-    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> None:
         """Copy blocks out, into encoded pages of :attr:`page_bytes`. Otherwise as :meth:`PagedKV.gather`."""
         plain = np.empty((len(out), self._kv.page_bytes), np.uint8)
-        self._kv.gather(piece_ids, list(plain))
+        self._kv.gather(piece_ids, list(plain), after)
         pages = torch.from_numpy(plain).view(self._kv.dtype).view(len(out), *self.layout.page_shape)
         for page, encoded in zip(out, self.codec.encode(pages).numpy(), strict=True):
             np.copyto(page, encoded)
@@ -56,10 +57,11 @@ class CodedKV:
         pages: Sequence[PageBytes],
         piece_ids: Sequence[int],
         on_layer: Callable[[int], None] | None = None,
+        after: Event | None = None,
     ) -> None:
         """Copy encoded pages into blocks. Otherwise as :meth:`PagedKV.scatter`."""
         if not pages:
             return
         decoded = self.codec.decode(torch.from_numpy(np.stack(pages)))
         plain = decoded.reshape(len(pages), -1).view(torch.uint8).numpy()
-        self._kv.scatter(list(plain), piece_ids, on_layer)
+        self._kv.scatter(list(plain), piece_ids, on_layer, after)

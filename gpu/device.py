@@ -1,7 +1,7 @@
 """Page copies where the paged KV is on a CUDA device: on streams of their own, by the way that is fastest here.
 
-The stream that the engine computes on is never synchronised: a copy stream waits for what was queued there, and this
-thread waits for an event on the copy stream.
+The engine's streams wait for nothing: a copy stream waits for a mark that the engine's thread made on its own, and the
+thread that copies waits for an event on the copy stream.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import repeat
 from typing import Protocol
 
@@ -19,6 +19,7 @@ import torch
 
 from gpu import reference
 from gpu.choice import measure, ranking
+from gpu.cudart import cuda_runtime
 from gpu.layout import PageLayout
 from gpu.pinned import PinnedMapping
 from gpu.ways import PageBytes, RunByRun, Staged, Way
@@ -30,23 +31,29 @@ _log = logging.getLogger(__name__)
 
 
 class Event(Protocol):
-    """A point in a stream."""
+    """A point in a stream, for any thread."""
 
     def synchronize(self) -> None:
         """Wait in this thread until everything queued before it is done."""
+        ...
+
+    def wait(self, stream: torch.cuda.Stream) -> None:
+        """Have another stream wait until then."""
         ...
 
 
 class Streams(Protocol):
     """Where copies are queued, by direction."""
 
-    def follow(self) -> None:
-        """The engine queues its work on the stream that is current in this thread."""
+    def mark(self) -> Event:
+        """A point behind all that was queued so far on the stream that is current in this thread."""
         ...
 
-    def queue(self, direction: str, copies: Iterable[Callable[[], None]]) -> Iterator[Event]:
-        """Queue copies behind what the engine has queued when the first one is: one each time that the next event, the
-        one behind it, is asked for.
+    def queue(
+        self, direction: str, copies: Iterable[Callable[[], None]], after: Event | None = None
+    ) -> Iterator[Event]:
+        """Queue copies behind a point (a mark made now where none is given): one each time that the next event, the one
+        behind it, is asked for.
 
         When one can't be queued, those before it are done when its error is raised.
         """
@@ -58,30 +65,57 @@ class CudaStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.follow()
         self._streams: dict[str, torch.cuda.Stream] = {
             direction: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             for direction in ("gather", "scatter")
         }
 
-    def follow(self) -> None:
-        """Copies wait for the stream that is current now."""
-        self._compute: torch.cuda.Stream = torch.cuda.current_stream(self._device)
+    def mark(self) -> Event:
+        """A point behind all that was queued so far on the stream that is current in this thread."""
+        return CudaEvent(torch.cuda.current_stream(self._device))
 
-    def queue(self, direction: str, copies: Iterable[Callable[[], None]]) -> Iterator[Event]:
-        """Queue copies. The engine's stream waits for nothing."""
+    def queue(
+        self, direction: str, copies: Iterable[Callable[[], None]], after: Event | None = None
+    ) -> Iterator[Event]:
+        """Queue copies. The engine's streams wait for nothing."""
         stream = self._streams[direction]
         # Once: while the second layer is queued, the engine may have begun to compute the first one.
-        stream.wait_stream(self._compute)
+        (self.mark() if after is None else after).wait(stream)
         for copy in copies:
-            with torch.cuda.stream(stream):
+            # The device, too: at its end ``stream`` sets that of the thread's current device, which is the first one in
+            # a new thread, and would take memory there.
+            with torch.cuda.device(self._device), torch.cuda.stream(stream):
                 try:
                     copy()
-                    event = stream.record_event()
+                    event = CudaEvent(stream)
                 except BaseException:
                     stream.synchronize()  # whoever learns of the error gives pages and blocks away
                     raise
             yield event
+
+
+class CudaEvent:
+    """A point behind what a stream has queued so far. Whoever waits for it leaves the processor to others."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._device = stream.device
+        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._event.record(stream)
+
+    def synchronize(self) -> None:
+        """Wait in this thread."""
+        with torch.cuda.device(self._device):  # or a new thread would begin to use the first one
+            self._event.synchronize()
+
+    def wait(self, stream: torch.cuda.Stream) -> None:
+        """Have another stream wait."""
+        self._event.wait(stream)
+
+
+@cache
+def cuda_streams(device: torch.device) -> CudaStreams:
+    """One pair for all groups and parts of an engine: torch has 32 streams, and gives each out again and again."""
+    return CudaStreams(device)
 
 
 class DeviceCopies:
@@ -94,31 +128,35 @@ class DeviceCopies:
     def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout, streams: Streams | None = None) -> None:
         self._layers = list(layers)
         self._layout = layout
-        self._streams = streams if streams is not None else CudaStreams(layers[0].device)
+        self._streams = streams if streams is not None else cuda_streams(layers[0].device)
         self._ways = ways_for(layers, layout)
         self.order: dict[str, list[str]] = {"gather": list(self._ways), "scatter": list(self._ways)}
         """Names of the ways by direction, the fastest first."""
         self._measure()
 
-    def follow(self) -> None:
-        """Copies wait for the stream that is current in this thread now."""
-        self._streams.follow()
+    def mark(self) -> Event:
+        """A point behind all that was queued so far on the stream that is current in this thread."""
+        return self._streams.mark()
 
-    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> None:
         """Copy pieces into pages."""
-        self._gather(self._way("gather", out), piece_ids, out)
+        self._gather(self._way("gather", out), piece_ids, out, after)
 
     def scatter(
-        self, pages: Sequence[PageBytes], piece_ids: Sequence[int], on_layer: Callable[[int], None] | None = None
+        self,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+        after: Event | None = None,
     ) -> None:
         """Copy pages into pieces."""
-        self._scatter(self._way("scatter", pages), pages, piece_ids, on_layer)
+        self._scatter(self._way("scatter", pages), pages, piece_ids, on_layer, after)
 
     def _way(self, direction: str, pages: Sequence[PageBytes]) -> Way:
         return next(self._ways[name] for name in self.order[direction] if self._ways[name].takes(pages))
 
-    def _gather(self, way: Way, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
-        (done,) = self._streams.queue("gather", [partial(way.gather, piece_ids, out)])
+    def _gather(self, way: Way, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> None:
+        (done,) = self._streams.queue("gather", [partial(way.gather, piece_ids, out)], after)
         done.synchronize()
 
     def _scatter(
@@ -127,6 +165,7 @@ class DeviceCopies:
         pages: Sequence[PageBytes],
         piece_ids: Sequence[int],
         on_layer: Callable[[int], None] | None = None,
+        after: Event | None = None,
     ) -> None:
         every = range(len(self._layers))
         shares = [every] if on_layer is None else [range(each, each + 1) for each in every]
@@ -139,7 +178,7 @@ class DeviceCopies:
                 on_layer(number)
 
         try:
-            for event in self._streams.queue("scatter", copies):
+            for event in self._streams.queue("scatter", copies, after):
                 events.append(event)
                 # To queue all layers may take longer than to copy them. With one queued ahead the bus does not rest.
                 if len(events) > 1:
@@ -159,7 +198,7 @@ class DeviceCopies:
         memory = np.zeros(count * layout.page_bytes, np.uint8)
         pages = list(memory.reshape(count, layout.page_bytes))
         before = reference.gather(self._layers, layout, ids)
-        with PinnedMapping(memory):  # where the machine can
+        with PinnedMapping(memory, cuda_runtime(self._layers[0].device)):  # where the machine can
             for name, way in list(self._ways.items()):
                 if fault := self._fault(way, ids, pages, before):
                     _log.log(logging.INFO if name == "kernel" else logging.ERROR, "copies by %s: %s", name, fault)

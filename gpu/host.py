@@ -25,8 +25,8 @@ class HostCopies:
         self._layers = [run_view(layer, layout).numpy() for layer in layers]
         self._in_lists = runs.run_bytes >= SHORTEST_RUN and can_copy_runs()
 
-    def gather(self, piece_ids: Sequence[int], out: Pages) -> None:
-        """Copy pieces into pages."""
+    def gather(self, piece_ids: Sequence[int], out: Pages, after: object = None) -> None:
+        """Copy pieces into pages. There is nothing to wait for."""
         every = range(len(self._layers))
         if self._in_lists:
             copy_runs(self._in_pages(out, every), self._in_blocks(piece_ids, every), self._runs.run_bytes)
@@ -34,7 +34,13 @@ class HostCopies:
         for part, piece in self._pairs(piece_ids, out, every):
             np.copyto(part, piece)
 
-    def scatter(self, pages: Pages, piece_ids: Sequence[int], on_layer: Callable[[int], None] | None = None) -> None:
+    def scatter(
+        self,
+        pages: Pages,
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+        after: object = None,
+    ) -> None:
         """Copy pages into pieces, one layer after the other where somebody waits for layers."""
         every = range(len(self._layers))
         for layers in [every] if on_layer is None else [range(each, each + 1) for each in every]:

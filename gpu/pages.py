@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu.device import DeviceCopies
+from gpu.device import DeviceCopies, Event
 from gpu.host import HostCopies
 from gpu.layout import KV_FIRST
 from gpu.tensors import by_layer, describe
@@ -23,12 +23,16 @@ PageBytes = npt.NDArray[np.uint8]
 class Copies(Protocol):
     """How one kind of device moves pages; its arguments were checked before."""
 
-    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None) -> None:
         """Copy pieces into pages; they are complete when it returns."""
         ...
 
     def scatter(
-        self, pages: Sequence[PageBytes], piece_ids: Sequence[int], on_layer: Callable[[int], None] | None
+        self,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None,
+        after: Event | None,
     ) -> None:
         """Copy pages into pieces; the pages may change again when it returns."""
         ...
@@ -42,9 +46,8 @@ class PagedKV:
 
     Both copies block until the bytes are where they belong, release the GIL while they copy, and may run in several
     threads at once as long as no block is written while another copy reads or writes it. On a CUDA device they use
-    streams of their own, which first wait for what was queued, before the call, on the engine's stream: the one that
-    was current when this object was made, or when :meth:`follow` was last called. Make it before the engine computes,
-    since it measures then how to copy fastest.
+    streams of their own, which first wait for a mark (:meth:`mark`): in a thread other than the engine's, give one.
+    Make this object before the engine computes, since it measures then how to copy fastest.
 
     Args:
         tensors: on the CPU or on one CUDA device, with the axes that ``axes`` says. They are used in place and must
@@ -84,21 +87,19 @@ class PagedKV:
         """How pages are copied, the fastest way first, by direction (``"gather"``, ``"scatter"``); empty on the CPU."""
         return self._copies.order if isinstance(self._copies, DeviceCopies) else {}
 
-    def follow(self) -> None:
-        """Say, in the engine's thread, which stream it computes on: the one that is current.
+    def mark(self) -> Event | None:
+        """A point behind all that the engine has queued, in whose thread this is called: on the stream that is current
+        there now, which an engine may change. None on the CPU, where nothing is queued."""
+        return self._copies.mark() if isinstance(self._copies, DeviceCopies) else None
 
-        An engine may change it, and copies that wait for another one would read blocks before they are computed.
-        """
-        if isinstance(self._copies, DeviceCopies):
-            self._copies.follow()
-
-    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> None:
         """Copy blocks out, into contiguous pages.
 
         Args:
             piece_ids: ``layout.pieces_per_page`` for each page, each between 0 and ``layout.num_pieces - 1``; one may
                 occur twice.
             out: writable arrays of ``page_bytes`` bytes (uint8, one-dimensional).
+            after: the mark that a device's copies wait for; one made now, in this thread, where not given.
 
         Raises:
             InvalidRequestError: an id out of range, another number of pages than the ids make, or a page of another
@@ -109,13 +110,14 @@ class PagedKV:
             if not page.flags.writeable:
                 raise InvalidRequestError(f"page {index}: gather needs a writable array")
         if ids:
-            self._copies.gather(ids, out)
+            self._copies.gather(ids, out, after)
 
     def scatter(
         self,
         pages: Sequence[PageBytes],
         piece_ids: Sequence[int],
         on_layer: Callable[[int], None] | None = None,
+        after: Event | None = None,
     ) -> None:
         """Copy pages into blocks.
 
@@ -125,6 +127,7 @@ class PagedKV:
                 ``layout.num_pieces - 1``, all different.
             on_layer: told each layer, from 0 on, when all pages' parts of it are in their blocks: then the layer can be
                 computed while the others are still on their way. It must be quick and must not raise.
+            after: as for :meth:`gather`.
 
         Raises:
             InvalidRequestError: as for :meth:`gather`, or an id that occurs twice. Nothing was copied.
@@ -134,7 +137,7 @@ class PagedKV:
             twice = next(each for index, each in enumerate(ids) if each in ids[:index])
             raise InvalidRequestError(f"block id {twice} occurs twice: a block takes one page")
         if ids:
-            self._copies.scatter(pages, ids, on_layer)
+            self._copies.scatter(pages, ids, on_layer, after)
 
     def _checked(self, piece_ids: Sequence[int], pages: Sequence[PageBytes]) -> list[int]:
         per_page = self.layout.pieces_per_page

@@ -53,6 +53,10 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
+    @property
+    def reached(self) -> bool:
+        return self._reached.is_set()
+
     def wait_reached(self) -> None:
         assert self._reached.wait(PATIENCE), "no thread came here"
 
@@ -195,6 +199,18 @@ class FakeNamespace:
         self.held -= 1
 
 
+class Mark:
+    """A point in a stream."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.passed = False
+
+    def synchronize(self) -> None:
+        self.gate.go_through()
+        self.passed = True
+
+
 class FakePagedKV:
     """An engine's blocks: one row of bytes each, block n filled with n."""
 
@@ -204,13 +220,17 @@ class FakePagedKV:
         self.scatter_gate = Gate()
         self.layer_gates = [Gate() for _ in range(LAYERS)]
         self.gather_gate = Gate()
+        self.computed = Gate()
+        """What the engine has queued on its device."""
         self.calls: list[tuple[str, int]] = []
         """What was called, and in which thread."""
 
-    def follow(self) -> None:
-        self.calls.append(("follow", threading.get_ident()))
+    def mark(self) -> Mark:
+        self.calls.append(("mark", threading.get_ident()))
+        return Mark(self.computed)
 
-    def scatter(self, pages, block_ids, on_layer=None) -> None:
+    def scatter(self, pages, block_ids, on_layer=None, after=None) -> None:
+        assert after.passed, "what the engine computes is not there yet"
         self.calls.append(("scatter", threading.get_ident()))
         assert len(pages) == len(block_ids)
         for layer in range(LAYERS if on_layer is not None else 0):
@@ -220,7 +240,8 @@ class FakePagedKV:
         for page, block_id in zip(pages, block_ids, strict=True):
             self.blocks[block_id] = page
 
-    def gather(self, block_ids, out) -> None:
+    def gather(self, block_ids, out, after=None) -> None:
+        assert after.passed, "what the engine computes is not there yet"
         self.calls.append(("gather", threading.get_ident()))
         for page, block_id in zip(out, block_ids, strict=True):
             page[:] = self.blocks[block_id]

@@ -443,9 +443,9 @@ class TestGroups:
         go_on = threading.Event()
         gather = window.pages.gather
 
-        def gather_late(block_ids, out) -> None:
+        def gather_late(block_ids, out, after=None) -> None:
             assert go_on.wait(60)
-            gather(block_ids, out)
+            gather(block_ids, out, after)
 
         monkeypatch.setattr(window.pages, "gather", gather_late)
         request = TinyRequest("a", SECOND_TURN)

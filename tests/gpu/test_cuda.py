@@ -114,12 +114,12 @@ def test_a_copy_waits_for_the_stream_that_the_engine_has_changed_to() -> None:
     paged = PagedKV(tensors, case.axes)
     page = np.zeros(paged.page_bytes, np.uint8)
     with torch.cuda.stream(torch.cuda.Stream()):
-        paged.follow()
         torch.cuda._sleep(100_000_000)
         for tensor in tensors:
             tensor.view(torch.uint8).fill_(7)
+        mark = paged.mark()
 
-    paged.gather([3], [page])
+    paged.gather([3], [page], mark)
 
     assert (page == 7).all()
 

@@ -22,17 +22,25 @@ class Done:
     def synchronize(self) -> None:
         pass
 
+    def wait(self, stream: torch.cuda.Stream) -> None:
+        pass
+
 
 class AtOnce:
     """Copies are done when they are queued."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.after: list[Event | None] = []
 
-    def follow(self) -> None:
-        self.log.append("follow")
+    def mark(self) -> Event:
+        self.log.append("mark")
+        return Done()
 
-    def queue(self, direction: str, copies: Iterable[Callable[[], None]]) -> Iterator[Event]:
+    def queue(
+        self, direction: str, copies: Iterable[Callable[[], None]], after: Event | None = None
+    ) -> Iterator[Event]:
+        self.after.append(after)
         for copy in copies:
             copy()
             self.log.append(f"{direction} queued")
@@ -124,16 +132,23 @@ def test_layers_that_nobody_waits_for_are_one_copy(case: PagedCase) -> None:
     assert case.naive_pages([2]) == [page.tobytes()]
 
 
-def test_the_engines_stream_is_followed(monkeypatch: pytest.MonkeyPatch, case: PagedCase) -> None:
+def test_copies_wait_for_the_mark_that_they_are_given(monkeypatch: pytest.MonkeyPatch, case: PagedCase) -> None:
     streams = AtOnce()
     monkeypatch.setattr("gpu.pages.HostCopies", lambda layers, layout: DeviceCopies(layers, layout, streams))
     paged = PagedKV(case.tensors, case.axes)
     streams.log.clear()
+    streams.after.clear()
 
-    paged.follow()
-    CodedKV(paged, "int8").follow()
+    for pages in (paged, CodedKV(paged, "int8")):
+        memory = [np.zeros(pages.page_bytes, np.uint8)]
+        mark = pages.mark()
+        pages.gather([1], memory, mark)
+        pages.scatter(memory, [1], after=mark)
+        assert isinstance(mark, Done)
+        assert streams.after == [mark, mark]
+        streams.after.clear()
 
-    assert streams.log == ["follow", "follow"]
+    assert streams.log == ["mark", "gather queued", "scatter queued"] * 2
 
 
 class Later(AtOnce):
@@ -144,14 +159,16 @@ class Later(AtOnce):
         self.waited: list[int] = []
         self.fails_at = -1
 
-    def queue(self, direction: str, copies: Iterable[Callable[[], None]]) -> Iterator[Event]:
-        for number, _ in enumerate(super().queue(direction, copies)):
+    def queue(
+        self, direction: str, copies: Iterable[Callable[[], None]], after: Event | None = None
+    ) -> Iterator[Event]:
+        for number, _ in enumerate(super().queue(direction, copies, after)):
             if number == self.fails_at:
                 raise RuntimeError("out of memory")
             yield Counted(self.waited, number)
 
 
-class Counted:
+class Counted(Done):
     def __init__(self, waited: list[int], number: int) -> None:
         self.synchronize = lambda: waited.append(number)
 

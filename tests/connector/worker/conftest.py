@@ -14,6 +14,7 @@ from connector.worker import WorkerConnector
 @pytest.fixture
 def gates(namespace, kv):
     return {
+        "computed": kv.computed,
         "borrow": namespace.borrow_gate,
         "scatter": kv.scatter_gate,
         "complete_load": namespace.complete_load_gate,

@@ -21,14 +21,42 @@ class TestLoads:
         assert (kv.blocks[20:25] == kv.blocks[20:25, :1]).all()
         assert outcome(worker) == (set(), set())
 
-    def test_copies_follow_the_stream_of_the_thread_that_begins_them(self, worker, load, store, settled, stocked, kv):
+    def test_the_mark_is_made_in_the_thread_that_begins_the_copies(self, worker, load, store, settled, stocked, kv):
         load(count=1)
         settled()
         store("b", count=1)
         settled()
         here = threading.get_ident()
-        assert [name for name, _ in kv.calls] == ["follow", "scatter", "follow", "gather"]
+        assert [name for name, _ in kv.calls] == ["mark", "scatter", "mark", "gather"]
         assert [thread == here for _, thread in kv.calls] == [True, False, True, False]
+
+    def test_nothing_is_borrowed_before_the_engine_has_computed_what_it_had_queued(
+        self, worker, load, settled, stocked, kv
+    ):
+        """Borrowed pages would keep the node from storing for as long as a step takes."""
+        kv.computed.close()
+        load()
+        kv.computed.wait_reached()
+        assert stocked.held == 0
+        assert not stocked.borrow_gate.reached
+
+        kv.computed.open()
+        settled()
+        assert outcome(worker) == ({"a"}, set())
+        assert stocked.borrow_gate.reached
+
+    def test_a_device_that_is_late_is_not_waited_for(self, worker, load, settled, stocked, kv, clock):
+        kv.computed.close()
+        load()
+        kv.computed.wait_reached()
+        clock.advance(LOAD_DEADLINE)
+
+        assert outcome(worker) == ({"a"}, {20, 21, 22})
+
+        kv.computed.open()
+        settled()
+        assert not stocked.borrow_gate.reached
+        assert [name for name, _ in kv.calls] == ["mark"]
 
     def test_pages_are_counted_by_the_tier_they_came_from(self, worker, load, settled, stocked, hashes):
         stocked.on_disk.update(hashes[1:3])

@@ -25,6 +25,27 @@ class TestStores:
             pages_stored=3, bytes_stored=3 * PAGE_BYTES, store_seconds=statistics.store_seconds
         )
 
+    def test_nothing_is_reserved_before_the_engine_has_computed_the_blocks(
+        self, worker, store, settled, namespace, hashes, kv
+    ):
+        kv.computed.close()
+        store(count=3)
+        kv.computed.wait_reached()
+        assert not namespace.prepare_store_gate.reached
+        worker.handle_preemptions(StepPlan(overwritten=(2,)))
+
+        kv.blocks[1:4] = 7
+        kv.computed.open()
+        settled()
+        assert {key: int(page[0]) for key, page in namespace.pages.items()} == {hashes[0]: 7, hashes[2]: 7}
+
+    def test_a_device_that_failed_is_a_store_that_failed(self, worker, store, settled, namespace, kv):
+        kv.computed.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+        store(count=3)
+        settled()
+        assert not namespace.pages
+        assert worker.statistics().store_failures == 1
+
     def test_pages_that_are_there_or_refused_are_not_copied(self, worker, store, settled, stocked, hashes):
         del stocked.pages[hashes[1]]
         del stocked.pages[hashes[2]]
