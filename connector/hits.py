@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 NumSkipped = Callable[[int], int]
 """How many leading tokens a group does not need any more when so many are computed: 0 for full attention, those before
@@ -31,18 +30,39 @@ def longest_hit(
         At least ``num_local``; where it is more, a multiple of all block sizes, and kvstore has the pages of every
         block behind ``num_local`` that is needed to go on from there.
     """
-    # Missing pages before each block: a range of blocks lacks none when both its ends have the same number.
-    missing = [list(accumulate((not here for here in of_group), initial=0)) for of_group in presence]
     step = math.lcm(*block_sizes)
-    for num_tokens in range(limit // step * step, num_local, -step):
-        for gaps, block_size, skipped in zip(missing, block_sizes, num_skipped, strict=True):
-            end = num_tokens // block_size
-            start = max(num_local, skipped(num_tokens)) // block_size
-            if end >= len(gaps) or (start < end and gaps[start] != gaps[end]):
-                break
-        else:
-            return num_tokens
+    num_tokens = limit
+    while (hit := num_tokens // step * step) > num_local:
+        num_tokens = hit
+        for here, block_size, skipped in zip(presence, block_sizes, num_skipped, strict=True):
+            first = max(num_local, skipped(num_tokens)) // block_size
+            num_tokens = _without_gap(here, first, num_local // block_size, num_tokens // block_size) * block_size
+        if num_tokens == hit:
+            return hit
     return num_local
+
+
+def _without_gap(here: Sequence[bool], first: int, local: int, end: int) -> int:
+    """The most blocks, ``end`` of them or fewer, that a group may agree to.
+
+    A shorter prefix needs its blocks from ``first`` on, or from an earlier one on: so it ends before the first block
+    that is missing there, and, as it needs its last one, not behind another one that is missing.
+
+    Args:
+        here: whether kvstore has each block's page.
+        first: the first block that a prefix of ``end`` blocks needs.
+        local: blocks of the engine's own.
+        end: blocks of the prefix.
+    """
+    if end > len(here):
+        return max(local, len(here))
+    try:
+        end = here.index(False, first, end)
+    except ValueError:
+        return end
+    while end > local and not here[end - 1]:
+        end -= 1
+    return end
 
 
 def leading(present: Sequence[bool]) -> int:

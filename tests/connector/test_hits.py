@@ -50,6 +50,24 @@ def test_groups_agree_on_a_length_that_suits_all_of_them() -> None:
     assert longest_hit([attention, [HERE, GONE, HERE]], [4, 8], [full, window(5)], 0, 24) == 8
 
 
+@pytest.mark.parametrize("here", [[], [GONE] * 8192, [HERE] + [GONE] * 8191, [HERE, GONE] * 4096])
+@pytest.mark.parametrize("reaches", [[None], [None, 4096], [4096, None], [4096], [1000, 4096]])
+def test_a_long_prompt_that_misses_takes_few_rounds(here, reaches) -> None:
+    rounds = 0
+
+    def counted(reach: int | None):
+        def skipped(computed: int) -> int:
+            nonlocal rounds
+            rounds += 1
+            return max(0, computed - reach + 1) if reach else 0
+
+        return skipped
+
+    hit = longest_hit([here] * len(reaches), [16] * len(reaches), list(map(counted, reaches)), 0, 8192 * 16)
+    assert hit == (16 if HERE in here else 0)
+    assert rounds < 200
+
+
 @given(st.data())
 def test_as_a_search_without_shortcuts(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.sampled_from([2, 4, 6]), min_size=1, max_size=3))
