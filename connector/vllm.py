@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -267,6 +268,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Gives up stores of blocks that this step overwrites."""
         assert isinstance(kv_connector_metadata, KVStoreMetadata)
+        self.wait_for_save()  # of the step before: where it drafts tokens, vLLM asks the last pipeline rank alone
         self._plan = StepPlan.from_bytes(kv_connector_metadata.plan)
         self._step = kv_connector_metadata.step
         number = _pp_rank() * self._vllm_config.parallel_config.tensor_parallel_size + _tp_rank()
@@ -298,9 +300,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing: a block's page is copied as a whole, behind the step that fills it."""
 
     def wait_for_save(self) -> None:
-        """Begins the step's stores, and does not wait for them."""
+        """Begins the step's stores, and does not wait for them. vLLM calls it also when the forward pass has failed."""
         if self._worker is not None:
-            self._worker.start_save_kv(self._plan)
+            has_failed = sys.exc_info()[0] is not None
+            self._worker.start_save_kv(replace(self._plan, stores=()) if has_failed else self._plan)
         self._plan = StepPlan()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
@@ -370,9 +373,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens kvstore can add to what vLLM has; None: not known yet. Plans nothing."""
-        if self._requests is None:
-            return 0, False
-        return self._requests.get_num_new_matched_tokens(request, num_computed_tokens)
+        requests = self._requests
+        return (0, False) if requests is None else requests.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """vLLM has given the request blocks; those of the external tokens are to be filled."""
@@ -393,9 +395,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVStoreMetadata:
         """Everything for the workers in this step."""
-        if self._requests is None:
-            return KVStoreMetadata(_NOTHING)
-        plan, step = self._requests.plan_step(scheduler_output)
+        plan, step = (StepPlan(), 0) if self._requests is None else self._requests.plan_step(scheduler_output)
         return KVStoreMetadata(plan.to_bytes() if plan else _NOTHING, step, self._storing)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -476,9 +476,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         latent attention may be read without, and so may what an indexer keeps beside them."""
         context = self._vllm_config.compilation_config.static_forward_context
         names = [name for name, _ in layers_of(group)]
-        return (
-            {n: at for at, n in enumerate(names)} if all(isinstance(context.get(n), Attention) for n in names) else {}
-        )
+        all_wait = all(isinstance(context.get(name), Attention) for name in names)
+        return {name: at for at, name in enumerate(names)} if all_wait else {}
 
     def _set_failure_policy(self) -> None:
         """vLLM fails a request whose load failed, unless told otherwise; it reads the policy after this connector."""

@@ -100,6 +100,8 @@ class Loop:
         **arguments: Any,
     ) -> None:
         self.overlap = overlap
+        self.ends_saves = True
+        """False: steps end without ``wait_for_save``, as on pipeline ranks before the last one that drafts tokens."""
         self._in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
         self._tables: dict[str, tuple[list[int], ...]] = {}  # of the step that is planned
         arguments["async_scheduling"] = overlap
@@ -289,15 +291,17 @@ class Loop:
             before = step.has_sync_kv_loads
             if before:
                 worker.start_load_kv(SimpleNamespace())
-            if scheduled:
-                for layer, cache in self.caches.items():
+            try:
+                for layer, cache in self.caches.items() if scheduled else ():
                     worker.wait_for_layer_load(layer)
                     if layer == next(reversed(self.caches)):
                         sampled = self._forward(step)
                     worker.save_kv_layer(layer, cache, None)
-            if not before:
-                worker.start_load_kv(SimpleNamespace())
-            worker.wait_for_save()
+            finally:
+                if not before:
+                    worker.start_load_kv(SimpleNamespace())
+                if self.ends_saves:
+                    worker.wait_for_save()
             results = worker.get_transfer_results(step.finished_req_ids)
             transfer = KVConnectorOutput(
                 finished_sending=results.finished_sending,
@@ -309,7 +313,8 @@ class Loop:
                 kv_connector_worker_meta=worker.build_connector_worker_meta(),
             )
             self.load_failures += len(transfer.invalid_block_ids) + len(transfer.failed_recving)
-            worker.clear_connector_metadata()
+            if self.ends_saves:
+                worker.clear_connector_metadata()
         self._check_doubtful(transfer)
         return ModelRunnerOutput(
             req_ids=scheduled,

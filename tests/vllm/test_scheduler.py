@@ -500,6 +500,38 @@ def test_blocks_are_held_while_their_pages_are_copied_and_no_longer(
         assert answer(start_loop(node, kind=kind), "again", prompt(200)) == 200 % BLOCK_SIZE + 3
 
 
+def test_a_pipeline_rank_that_is_never_asked_to_save_stores_all_the_same(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    loop = start_loop(node)
+    loop.ends_saves = False
+    answer(loop, "first", tokens, max_tokens=60)  # ends when its blocks are given back
+    assert loop.left_over() == []
+    longer = [*tokens, *loop.tokens["first"]]
+    assert answer(start_loop(node), "again", longer) == 260 - 8 * BLOCK_SIZE + 3
+
+
+def test_what_a_step_that_failed_was_to_compute_is_not_stored(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(step: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    node, tokens = node_process(), prompt(200)
+    loop = start_loop(node)
+    loop.add("first", tokens)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_forward", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            run_until(loop, lambda: False)
+    loop.close()  # waits for stores
+    assert answer(start_loop(node), "again", tokens) == 203
+
+
 def test_a_node_that_hangs_gives_blocks_back_at_the_deadline(
     start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
 ) -> None:
