@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MISS_TTL = 1.0
 """Seconds for which a miss is remembered."""
 
+HIT_TTL = 2.0
+"""Seconds after which a hit that the mapping showed is looked at again, while its request waits for room."""
+
 HASHES_A_CALL = 16384
 """Most hashes in one call to the node (512 KiB). Of a longer prefix the rest is not asked for, in no group."""
 
@@ -72,6 +75,8 @@ class Answer:
     tiers: Tiers = ()
     """Which tier has them; of a page of several parts the slowest one."""
     expires_at: float = 0.0
+    mapped: bool = False
+    """Whether that is what the mapping says: looking again costs no call."""
     told: bool = False
     """Whether the engine knows: an answer that comes between two slow steps must not expire unheard."""
     late: bool = False
@@ -96,8 +101,9 @@ class Answer:
 class Lookups:
     """One lookup a request: a read of the mapping, or batched into calls of one thread.
 
-    Everything here is kept until :meth:`take` or :meth:`forget`, but for misses, which expire, and failures, which are
-    asked again once the node may have come back. What is never taken is bounded by :data:`REMEMBERED`.
+    Everything here is kept until :meth:`take` or :meth:`forget`, but for misses, which expire, hits in the mapping,
+    which are looked at again, and failures, which are asked again once the node may have come back. What is never taken
+    is bounded by :data:`REMEMBERED`.
 
     :meth:`ask`, :meth:`take` and :meth:`forget` hold a lock for a few dictionary operations, never during a call.
 
@@ -159,7 +165,7 @@ class Lookups:
             answer = self._answers.get(request_id)
             if answer is not None:
                 answer.first = first
-                if answer.told and now >= answer.expires_at and not answer.hit:
+                if answer.told and now >= answer.expires_at and (answer.mapped or not answer.hit):
                     del self._answers[request_id]
                     answer = None
             if answer is None:
@@ -218,7 +224,7 @@ class Lookups:
             self._count("here")
             self._keep(request_id, answer)
             self._answer(answer, present, now)
-            answer.told = True
+            answer.mapped = answer.told = True
             return answer.present
         if all(self._misses.get(page, now) > now for page in _first_missed(hashes, first)):
             self._count("remembered")
@@ -333,7 +339,7 @@ class Lookups:
     def _answer(self, answer: Answer, tiers: Tiers, now: float) -> None:
         answer.tiers = tiers
         answer.present = tuple(tuple(map(bool, of_group)) for of_group in tiers)
-        answer.expires_at = now + MISS_TTL
+        answer.expires_at = now + (HIT_TTL if answer.hit else MISS_TTL)
         if not answer.hit:
             for page in _first_missed(answer.hashes, answer.first):
                 self._remember_miss(page, now)

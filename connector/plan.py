@@ -32,6 +32,8 @@ class LoadPlan:
     """The last one is a ticket's, of a block that is not full: nobody else has a use for it."""
     wait: float = 0.0
     """Seconds for which pages that are not there are waited for: they are on their way, in the order of the tokens."""
+    below: bool = False
+    """Not all of them are in the node's arena: it may take long, and others must not wait behind it."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -66,7 +68,8 @@ class StepPlan:
     loads: tuple[LoadPlan, ...] = ()
     stores: tuple[StorePlan, ...] = ()
     preempted: tuple[str, ...] = ()
-    """Requests whose blocks are given away from this step on: what is still to be stored of them must not be."""
+    """Requests whose blocks are given away from this step on, or wanted back: what is still to be stored of them must
+    not be."""
     finished: tuple[str, ...] = ()
     """Requests that are over and whose blocks the engine holds for their stores, those of this plan included."""
     overwritten: tuple[int, ...] = ()
@@ -78,7 +81,16 @@ class StepPlan:
     def to_bytes(self) -> bytes:
         """The plan in msgpack."""
         loads = [
-            (load.request_id, b"".join(load.hashes), load.block_ids, load.group, load.node, load.partial, load.wait)
+            (
+                load.request_id,
+                b"".join(load.hashes),
+                load.block_ids,
+                load.group,
+                load.node,
+                load.partial,
+                load.wait,
+                load.below,
+            )
             for load in self.loads
         ]
         stores = [
@@ -99,8 +111,8 @@ class StepPlan:
             loads, stores, preempted, finished, overwritten = msgpack.unpackb(data)
             return cls(
                 tuple(
-                    LoadPlan(*_fields(load), node=str(node), partial=bool(partial), wait=float(wait))
-                    for *load, node, partial, wait in loads
+                    LoadPlan(*_fields(load), str(node), bool(partial), float(wait), bool(below))
+                    for *load, node, partial, wait, below in loads
                 ),
                 tuple(StorePlan(*_fields(store), parent=bytes(parent)) for *store, parent in stores),
                 tuple(map(str, preempted)),

@@ -22,6 +22,9 @@ LOOKUP_BUDGET = 0.020
 """Seconds for which a request may be told to wait for its lookup."""
 
 
+HOLD = 0.250
+"""Seconds for which an engine that has no free block waits for blocks that a store still reads."""
+
 _OWN_NODE = ""
 
 NULL_BLOCK_ID = 0
@@ -94,7 +97,7 @@ class SchedulerConnector:
         self._clock = clock
         self._transfers: dict[str, _Transfers] = {}
         self._loading: set[str] = set()
-        self._held: set[str] = set()
+        self._held: dict[str, float] = {}  # finished requests whose blocks are held → since when
         # Planned since the last step.
         self._loads: list[LoadPlan] = []
         self._stores: dict[tuple[str, int], dict[int, bytes]] = {}  # request and group → block id → hash
@@ -271,7 +274,8 @@ class SchedulerConnector:
             if pages:
                 partial = arrival is not None and arrival.has_partial[group] and hashes[-1] == arrival.hashes[group][-1]
                 block_ids = tuple(block_id for _, block_id in pages)
-                plans.append(LoadPlan(request_id, tuple(hashes), block_ids, group, node, partial, wait))
+                below = any(transfers.tiers[group][index] != "arena" for index, _ in pages)
+                plans.append(LoadPlan(request_id, tuple(hashes), block_ids, group, node, partial, wait, below))
         if plans:
             transfers.loaded = True
             transfers.loading = {
@@ -416,7 +420,7 @@ class SchedulerConnector:
         if transfers is None or not transfers.stores:
             return False
         self._finished.append(request_id)
-        self._held.add(request_id)
+        self._held[request_id] = self._clock()
         return True
 
     def update_connector_output(
@@ -438,7 +442,8 @@ class SchedulerConnector:
         Returns:
             Requests of which something was not loaded.
         """
-        self._held.difference_update(finished_sending)
+        for request_id in finished_sending:
+            self._held.pop(request_id, None)
         failed = self._loading.intersection(failed_recving)
         for request_id in self._loading if load_errors else ():
             transfers = self._transfers[request_id]
@@ -454,8 +459,11 @@ class SchedulerConnector:
         return failed
 
     def has_pending_block_frees(self) -> bool:
-        """Whether blocks of finished requests wait for ``finished_sending``: the engine must go on stepping."""
-        return bool(self._held)
+        """Whether blocks of finished requests come free soon. For an engine that needs some: it waits for them instead
+        of preempting a request. Stores for which it has waited :data:`HOLD` are given up with the next plan."""
+        now = self._clock()
+        self._preempted += [request_id for request_id, since in self._held.items() if now - since >= HOLD]
+        return any(now - since < 2 * HOLD for since in self._held.values())
 
     def statistics(self) -> LookupStatistics:
         """How lookups went since the start."""

@@ -75,7 +75,7 @@ class WorkerStatistics:
     bytes_loaded: int = 0
     bytes_stored: int = 0
     load_seconds: float = 0.0
-    """Time that the load thread was busy, waiting for the node included."""
+    """Time that the load threads were busy, waiting for the node included."""
     store_seconds: float = 0.0
 
 
@@ -94,7 +94,8 @@ class WorkerConnector:
     Args:
         namespaces: of the layouts of the model's cache groups, one each, or ``parts``, group by group.
         peers: the same namespaces at other nodes, by the names that plans give these. Their pages are loaded on a
-            thread of its own, so that a node that hangs holds up nobody else's.
+            thread of its own, as are those that are not in the arena (``LoadPlan.below``), so that a node that hangs,
+            or a slow disk, holds up nobody else's.
         pages: the engine's paged KV, one for each namespace; its ``page_bytes`` is the layout's.
         parts: into how many parts a page is cut here, each with a namespace of its own. They are moved one after the
             other; plans speak of whole pages, and what is counted are parts.
@@ -140,6 +141,7 @@ class WorkerConnector:
         self._parts = parts
         self._clock = clock
         self._load_health = NodeHealth("loading pages", clock)
+        self._below_health = NodeHealth("loading pages from disk or Redis", clock)
         self._store_health = NodeHealth("storing pages", clock)
         self._load_errors: set[int] = set()
         self._failed: set[str] = set()
@@ -153,10 +155,10 @@ class WorkerConnector:
         self._stored: deque[tuple[int, tuple[bytes, ...]]] = deque(maxlen=MOST_STORED)
         self._timings: deque[LoadTiming] = deque(maxlen=MOST_TIMINGS)
         self._seconds: dict[str, float] = {"load": 0.0, "store": 0.0}
-        self._loads: Lane[LoadPlan] = Lane("kvstore-load", QUEUED_LOADS, load_deadline, self._carry_out_load, clock)
-        self._peer_loads = self._loads
-        if self._peers:
-            self._peer_loads = Lane("kvstore-peer-load", QUEUED_LOADS, load_deadline, self._carry_out_load, clock)
+        self._loads, self._loads_from_below, self._peer_loads = self._load_lanes = [
+            Lane[LoadPlan](name, QUEUED_LOADS, load_deadline, self._carry_out_load, clock)
+            for name in ("kvstore-load", "kvstore-load-below", "kvstore-peer-load")
+        ]
         self._stores: Lane[StorePlan] = Lane(
             "kvstore-store", QUEUED_STORES, store_deadline, self._carry_out_store, clock
         )
@@ -277,7 +279,9 @@ class WorkerConnector:
                 **self._counts,
                 loads_late=sum(lane.late for lane in self._load_lanes),
                 stores_late=self._stores.late,
-                load_failures=sum(health.failures for health in (self._load_health, *self._peer_health.values())),
+                load_failures=sum(
+                    health.failures for health in (self._load_health, self._below_health, *self._peer_health.values())
+                ),
                 store_failures=self._store_health.failures,
                 load_seconds=self._seconds["load"],
                 store_seconds=self._seconds["store"],
@@ -294,10 +298,6 @@ class WorkerConnector:
         if self._arena is not None:
             self._arena.close()
 
-    @property
-    def _load_lanes(self) -> Sequence[Lane[LoadPlan]]:
-        return (self._loads, self._peer_loads) if self._peers else (self._loads,)
-
     def _mark(self, plans: Sequence[LoadPlan | StorePlan]) -> Event | None:
         """What is copied, by other threads, waits for what this one has queued by now. All groups are on one device."""
         return self._groups[0][1].mark() if plans else None
@@ -309,12 +309,14 @@ class WorkerConnector:
                 yield replace(plan, group=plan.group * self._parts + part)
 
     def _lane_of(self, load: LoadPlan) -> Lane[LoadPlan]:
-        return self._peer_loads if load.node else self._loads
+        """Nobody waits behind a load that may take longer than their own."""
+        return self._peer_loads if load.node else self._loads_from_below if load.below else self._loads
 
     def _carry_out_load(self, transfer: Transfer[LoadPlan]) -> None:
         started = time.monotonic()
-        node = transfer.plan.node
-        health = self._peer_health.get(node) if node else self._load_health
+        node, below = transfer.plan.node, transfer.plan.below
+        own = self._below_health if below else self._load_health
+        health = self._peer_health.get(node) if node else own
         if health is not None and health.available():  # None: not one of the peers, and so nothing is loaded
             try:
                 with self._span("kvstore worker load", transfer.plan):

@@ -28,7 +28,7 @@ def plans(kind, *others):
 @given(
     st.builds(
         StepPlan,
-        plans(LoadPlan, names, st.booleans()),
+        plans(LoadPlan, names, st.booleans(), st.floats(0, 60), st.booleans()),
         plans(StorePlan, st.binary(min_size=32, max_size=32)),
         st.lists(names).map(tuple),
         st.lists(names).map(tuple),

@@ -546,6 +546,24 @@ def test_a_node_that_hangs_gives_blocks_back_at_the_deadline(
     run_until(loop, lambda: not loop.left_over())
 
 
+def test_when_no_block_is_free_nobody_waits_for_a_node_that_hangs(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    node = node_process()
+    loop = start_loop(node, num_blocks=18, extra={"lookup_budget_ms": 20, "store_deadline_ms": 3_600_000})
+    loop.add("running", prompt(60, 1), max_tokens=300)  # 12 blocks in the end
+    run_until(loop, lambda: loop.tokens["running"])
+    node.pause()
+    loop.add("held", prompt(200, 2), max_tokens=2)  # seven of 17
+    run_until(loop, lambda: "held" in loop.finished)
+    run_until(loop, lambda: "running" in loop.finished)
+    assert loop.tokens["running"] == right_answer(prompt(60, 1), 300)
+    assert "held" not in loop.scheduler.requests
+    node.resume()
+    run_all(loop)
+    assert loop.left_over() == []
+
+
 @KINDS
 @WAYS
 def test_a_node_that_is_killed_while_pages_are_loaded(

@@ -219,6 +219,20 @@ class TestWithoutACall:
         assert client.calls == []
         assert connector.statistics() == LookupStatistics(here=1)
 
+    @pytest.mark.parametrize("tells", [True, False], ids=["in the mapping", "by a call"])
+    def test_a_hit_whose_pages_left_while_its_request_waited_for_room(self, client, ask, settled, clock, hashes, tells):
+        client.pages.update(hashes)
+        client.shows = True
+        assert ask() == (44, True)
+        client.pages.discard(hashes[1])
+        client.shows = tells  # once a page is elsewhere, the mapping can't tell whether it is gone
+        assert ask() == (44, True)
+        clock.advance(lookups.HIT_TTL)
+        first = ask()
+        settled()
+        assert ask() == (4, True)
+        assert (first, len(client.calls)) == (((4, True), 0) if tells else (LATER, 1))
+
     def test_a_page_that_came_a_moment_after_its_miss_is_found(self, client, ask, hashes):
         client.shows = True
         assert ask("a") == MISS

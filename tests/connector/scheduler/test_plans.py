@@ -6,7 +6,7 @@ import pytest
 
 from connector import lookups
 from connector.plan import LoadPlan, StepPlan, StorePlan
-from connector.scheduler import SchedulerConnector
+from connector.scheduler import HOLD, SchedulerConnector
 from kvstore.errors import InvalidRequestError, UnavailableError
 
 MISS = (0, False)
@@ -20,6 +20,14 @@ class TestLoads:
         connector.update_state_after_alloc("a", {0: [(2, 7), (3, 8), (4, 9)]})
         assert connector.build_connector_meta() == StepPlan(loads=(LoadPlan("a", tuple(hashes[2:5]), (7, 8, 9)),))
         assert not connector.build_connector_meta()
+
+    def test_the_worker_is_told_which_loads_may_take_long(self, client, answer, connector, namespace, hashes):
+        client.pages.update(hashes)
+        namespace.on_disk.add(hashes[2])
+        for request_id, count in (("fast", 2), ("slow", 3)):
+            answer(request_id)
+            connector.update_state_after_alloc(request_id, {0: [(index, 1 + index) for index in range(count)]})
+        assert [load.below for load in connector.build_connector_meta().loads] == [False, True]
 
     def test_the_engine_may_take_less_than_was_offered(self, client, answer, connector, hashes):
         client.pages.update(hashes[:5])
@@ -108,6 +116,19 @@ class TestStores:
 
 
 class TestEndings:
+    def test_an_engine_without_free_blocks_does_not_wait_for_a_store_that_hangs(self, connector, clock, hashes):
+        connector.save_blocks("a", 0, hashes[:1], [4])
+        assert connector.request_finished("a")
+        connector.build_connector_meta()
+        assert connector.has_pending_block_frees()
+        assert connector.build_connector_meta() == StepPlan()
+        clock.advance(HOLD)
+        assert not connector.build_connector_meta().preempted  # nobody needs its blocks
+        assert connector.has_pending_block_frees()  # they come with the next step
+        assert connector.build_connector_meta() == StepPlan(preempted=("a",))
+        clock.advance(HOLD)
+        assert not connector.has_pending_block_frees()  # and if they do not, it goes on without them
+
     def test_blocks_are_held_until_their_stores_are_over(self, connector, hashes):
         connector.save_blocks("a", 0, hashes[:1], [4])
         assert connector.request_finished("a")

@@ -31,7 +31,7 @@ def worker(namespace, kv, clock, gates) -> Iterator[WorkerConnector]:
     for gate in gates.values():
         gate.open()
     worker.shutdown()
-    assert not worker._loads._thread.is_alive()
+    assert not any(lane._thread.is_alive() for lane in worker._load_lanes)
     assert not worker._stores._thread.is_alive()
     assert namespace.held == 0
 
@@ -60,10 +60,10 @@ def store(worker, hashes):
 
 @pytest.fixture
 def settled(worker):
-    """Waits until both threads have let go of everything that they were given."""
+    """Waits until all threads have let go of everything that they were given."""
 
     def run():
-        for lane in (worker._loads, worker._stores):
+        for lane in (*worker._load_lanes, worker._stores):
             with lane._changed:
                 assert lane._changed.wait_for(lambda lane=lane: not lane._queued and lane._current is None, 20)
 

@@ -8,6 +8,7 @@ import pytest
 from worker_pages import NOTHING, PAGE_BYTES, outcome
 
 from connector.health import BACKOFF
+from connector.plan import LoadPlan, StepPlan
 from connector.worker import LOAD_DEADLINE
 from kvstore.errors import DeadlineError, UnavailableError
 
@@ -66,6 +67,34 @@ class TestLoads:
         assert statistics.pages_loaded == {"arena": 3, "disk": 2}
         assert statistics.bytes_loaded == 5 * PAGE_BYTES
         assert statistics.load_seconds > 0
+
+    def test_what_is_in_the_arena_does_not_wait_behind_what_is_not(
+        self, worker, settled, stocked, hashes, gates, eventually, monkeypatch
+    ):
+        borrow = stocked.borrow
+        disk = gates["gather"]  # nothing is stored here
+        disk.close()
+
+        def borrow_slowly(asked):
+            if asked[0] == hashes[0]:
+                disk.go_through()
+            return borrow(asked)
+
+        monkeypatch.setattr(stocked, "borrow", borrow_slowly)
+        from_disk = LoadPlan("slow", tuple(hashes[:1]), (20,), below=True)
+        from_arena = LoadPlan("fast", tuple(hashes[1:2]), (21,))
+        worker.start_load_kv(StepPlan(loads=(from_disk, from_arena)))
+        disk.wait_reached()
+        received = set()
+        eventually(lambda: received.update(worker.get_finished()[1]) or received)
+        assert received == {"fast"}
+        disk.error = DeadlineError("slow disk")
+        disk.open()
+        settled()
+        assert outcome(worker) == ({"slow"}, {20})
+        worker.start_load_kv(StepPlan(loads=(from_arena,)))  # nor is it given up because the disk failed
+        settled()
+        assert outcome(worker) == ({"fast"}, set())
 
     def test_pages_that_are_gone_are_load_errors_from_the_first_one_on(
         self, worker, load, settled, stocked, hashes, kv
