@@ -26,7 +26,7 @@ from connector.reference.engine import Engine
 from connector.reference.model import Llama, LlamaConfig
 from gpu.choice import measure
 from gpu.pages import PagedKV
-from gpu.pinned import PinnedMapping
+from gpu.pinned import PinnedMapping, is_pinned
 
 BLOCKS = 256
 LAYOUTS = {
@@ -112,6 +112,8 @@ def first_token(model: Llama, tokens: int, rounds: int) -> dict[str, float]:
             prompt = np.random.default_rng([1, turn + 1]).integers(0, model.config.vocab_size, tokens).tolist()
             for name, with_client in zip(times, (None, client, client), strict=True):
                 engine = Engine(model, num_blocks=tokens // 16 + 8, token_budget=tokens, client=with_client)
+                if with_client is not None and model.device.type == "cuda" and not is_pinned(with_client.arena):
+                    raise SystemExit("the arena could not be pinned: these figures would be those of a detour")
                 engine.add_request(name, prompt, 1)
                 (answer,) = engine.run()
                 engine.close()

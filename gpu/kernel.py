@@ -14,10 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from gpu.cudart import cuda_runtime
 from gpu.layout import PageLayout
 from gpu.pinned import is_pinned
 from gpu.tensors import word_bytes
-from gpu.ways import PageBytes
+from gpu.ways import PageBytes, on_device
 
 _MOST_LANES = 1024
 """Words that one program copies at once."""
@@ -30,15 +31,19 @@ class Kernel:
 
     def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
         self._layers = list(layers)  # they must not go away: the kernel knows addresses only
+        self._layer_addresses = [layer.data_ptr() for layer in layers]
         self._layout = layout
         self._runs = layout.runs
         self._word = word_bytes(layers, self._runs)
         self._device = layers[0].device
-        self._addresses = torch.tensor([layer.data_ptr() for layer in layers], device=self._device)
+        runtime = cuda_runtime(self._device) if self._device.type == "cuda" else None
+        self._has_host_addresses = runtime is None or runtime.can_use_host_pointers(self._device.index)
 
     def takes(self, pages: Sequence[PageBytes]) -> bool:
-        """Whether the device can reach all of these pages, and reads them in whole words."""
-        return all(page.ctypes.data % self._word == 0 and is_pinned(page) for page in pages)
+        """Whether the device can reach all of these pages, at their addresses, and reads them in whole words."""
+        return self._has_host_addresses and all(
+            page.ctypes.data % self._word == 0 and is_pinned(page) for page in pages
+        )
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         """Queue copies of pieces into pages."""
@@ -52,8 +57,10 @@ class Kernel:
             yield
 
     def _numbers(self, piece_ids: Sequence[int], pages: Sequence[PageBytes]) -> torch.Tensor:
-        """Pieces, then addresses of pages, in one transfer. Once a call: this thread waits for the stream meanwhile."""
-        return torch.tensor([*piece_ids, *(page.ctypes.data for page in pages)], device=self._device)
+        """Addresses of layers, pieces, addresses of pages. Once a call, and kept by nobody: an engine that sleeps may
+        discard what is on its device."""
+        addresses = [page.ctypes.data for page in pages]
+        return on_device([*self._layer_addresses, *piece_ids, *addresses], self._device)
 
     def _launch(self, pieces: int, numbers: torch.Tensor, layers: range, *, gather: bool) -> None:
         runs, word = self._runs, self._word
@@ -61,9 +68,8 @@ class Kernel:
         # In one dimension: CUDA takes 65,535 programs in the others, and a page may have more runs.
         grid = (pieces * len(layers) * runs.parts * runs.rows,)
         copy_runs[grid](
-            self._addresses,
-            numbers[pieces:],
             numbers,
+            len(self._layers),
             pieces,
             layers.start,
             runs.parts,
@@ -83,9 +89,8 @@ class Kernel:
 # Compiled once, not for each kind of number: a load must not wait for the compiler.
 @triton.jit(do_not_specialize=["pieces", "first_layer"])  # type: ignore[untyped-decorator, unused-ignore]
 def copy_runs(  # type: ignore[no-untyped-def]  # noqa: D103
-    layer_addresses,
-    page_addresses,
-    piece_ids,
+    numbers,
+    all_layers,
     pieces,
     first_layer,
     parts,
@@ -107,12 +112,12 @@ def copy_runs(  # type: ignore[no-untyped-def]  # noqa: D103
     row = strip % rows
     part = strip // rows % parts
     layer = first_layer + strip // rows // parts
-    piece = tl.load(piece_ids + place)
+    piece = tl.load(numbers + all_layers + place)
     block = piece // pieces_per_block
     share = piece % pieces_per_block
-    inside = tl.load(layer_addresses + layer).to(tl.pointer_type(WORD))
+    inside = tl.load(numbers + layer).to(tl.pointer_type(WORD))
     inside += part * part_stride + block * block_stride + row * row_stride + share * words
-    outside = tl.load(page_addresses + place // pieces_per_page).to(tl.pointer_type(WORD))
+    outside = tl.load(numbers + all_layers + pieces + place // pieces_per_page).to(tl.pointer_type(WORD))
     outside += (((layer * parts + part) * rows + row) * pieces_per_page + place % pieces_per_page) * words
     for start in range(0, words, LANES):
         at = start + tl.arange(0, LANES)

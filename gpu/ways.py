@@ -7,6 +7,7 @@ device: see :mod:`gpu.choice`. They work on CPU tensors as well, where they are 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol
 
@@ -19,8 +20,8 @@ from gpu.tensors import run_view, word_bytes
 
 PageBytes = npt.NDArray[np.uint8]
 
-STAGING_BYTES = 64 << 20
-"""Most device memory that one copy takes for its staging buffer (at least one page)."""
+STAGING_BYTES = 16 << 20
+"""Device memory of one staging buffer (at least one page). An engine has given nearly all of the device's to its KV."""
 
 
 class Way(Protocol):
@@ -49,6 +50,7 @@ class Staged:
         self._layout = layout
         self._runs = runs
         self._page_shape = (runs.parts, runs.rows, runs.pieces_per_page, runs.run_bytes // word)
+        self._words = max(STAGING_BYTES, layout.page_bytes) // word
 
     def takes(self, pages: Sequence[PageBytes]) -> bool:
         """Any pages."""
@@ -83,12 +85,13 @@ class Staged:
             yield
 
     def _staging(self, pages: int, layers: int) -> torch.Tensor:
-        first = self._layers[0]
-        return torch.empty((pages, layers, *self._page_shape), dtype=first.dtype, device=first.device)
+        """Always a part of as much: torch keeps that for this stream, and gives it out again for what comes next."""
+        first, shape = self._layers[0], (pages, layers, *self._page_shape)
+        return torch.empty(self._words, dtype=first.dtype, device=first.device)[: math.prod(shape)].view(shape)
 
     def _places(self, piece_ids: Sequence[int]) -> torch.Tensor:
-        """Of each piece its block, and its number there. Once a call: this thread waits for the stream meanwhile."""
-        ids = torch.tensor(piece_ids, device=self._layers[0].device)
+        """Of each piece its block, and its number there. Once a call."""
+        ids = on_device(piece_ids, self._layers[0].device)
         return torch.stack((ids // self._runs.pieces_per_block, ids % self._runs.pieces_per_block))
 
     def _batches(self, count: int, layers: int) -> Iterator[tuple[int, int]]:
@@ -135,6 +138,15 @@ class RunByRun:
                     for part in range(parts):
                         for row in range(rows):
                             yield outside[layer, part, row, piece], self._layers[layer][part, block, share, row]
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Numbers for what is queued behind, in one transfer.
+
+    From pinned memory, which torch keeps until they have left it: else this thread would wait until all that the stream
+    has queued is done, and what it queues next would come late.
+    """
+    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def tensor_over(page: PageBytes) -> torch.Tensor:

@@ -11,9 +11,11 @@ import torch
 from kv_layouts import DECLARED, PagedCase, paged_kv
 
 from gpu import reference
+from gpu.arena import PinnedArena
+from gpu.cudart import cuda_runtime
 from gpu.device import CudaStreams, DeviceCopies, ways_for
 from gpu.pages import PagedKV
-from gpu.pinned import PinnedMapping
+from gpu.pinned import PinnedMapping, is_pinned
 from gpu.tensors import by_layer, describe
 
 pytestmark = pytest.mark.cuda
@@ -143,6 +145,32 @@ def test_layers_are_copied_while_the_engine_computes_those_that_are_there() -> N
         paged.scatter([memory], [3], compute)
 
     assert busy == [True, True, True]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_kernel_reads_and_writes_an_arena_until_the_last_engine_that_maps_it_is_gone() -> None:
+    case = paged_kv("block kv token head dim", SIZES, torch.bfloat16)
+    copies = DeviceCopies(on_device(case), case.layout)
+    arena = np.zeros(4 * case.layout.page_bytes, np.uint8)
+    pages = list(arena.reshape(4, -1)[1:3])
+    pin = partial(PinnedMapping, runtime=cuda_runtime(torch.device("cuda", 0)))
+    first, second = (PinnedArena(lambda: arena, pin) for _ in range(2))
+    assert is_pinned(arena)
+    first.close()
+    assert is_pinned(arena)
+    copies.order = {"gather": ["kernel", "staged"], "scatter": ["kernel", "staged"]}
+    used: list[str] = []
+    copies._ways["staged"].gather = copies._ways["staged"].scatter = lambda *_: used.append("staged")
+
+    copies.gather([5, 7], pages)
+    copies.scatter(pages, [1, 2], lambda layer: None)
+    copies.gather([1, 2], pages)
+
+    assert [page.tobytes() for page in pages] == case.naive_pages([5, 7])
+    assert not used
+    second.close()
+    assert not copies._ways["kernel"].takes(pages)
+    assert not torch.from_numpy(arena).is_pinned()
 
 
 def test_a_mapping_is_pinned_until_it_is_released() -> None:

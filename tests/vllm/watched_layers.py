@@ -27,7 +27,9 @@ class ConnectorWithWatchedLayers(KVStoreConnector):
         scatter, loads = pages.scatter, iter(range(1000))
         self._computed = threading.Event()
 
-        def watched(sources: Sequence[Any], piece_ids: Sequence[int], on_layer: Callable[[int], None]) -> None:
+        def watched(
+            sources: Sequence[Any], piece_ids: Sequence[int], on_layer: Callable[[int], None], after: Any
+        ) -> None:
             load = next(loads)
             self._computed.clear()
 
@@ -38,7 +40,7 @@ class ConnectorWithWatchedLayers(KVStoreConnector):
                     if str(load) == os.environ[LOAD_TO_BREAK]:
                         namespace.evict([self._plan.loads[0].hashes[BROKEN_PAGE]])
 
-            scatter(sources, piece_ids, copied)
+            scatter(sources, piece_ids, copied, after)
 
         pages.scatter = watched  # type: ignore[method-assign]
 

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="the reference engine needs torch")
 import kvstore  # noqa: E402
 from connector.reference.engine import Engine  # noqa: E402
 from connector.reference.model import Llama, LlamaConfig  # noqa: E402
+from gpu.pinned import is_pinned  # noqa: E402
 
 TINY = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=3, num_heads=4, num_kv_heads=2)
 
@@ -27,6 +28,7 @@ def test_pages_stored_by_one_engine_on_the_device_answer_for_the_next(short_fold
     with kvstore.connect(url) as client:
         for with_client in (None, client, client):
             engine = Engine(model, num_blocks=32, client=with_client, lookup_budget=10.0, load_deadline=30.0)
+            assert with_client is None or is_pinned(with_client.arena)
             engine.add_request("a", prompt, 8)
             answers += engine.run()
             engine.close()
