@@ -16,10 +16,12 @@ from kvstore.namespaces import MOST_NAMESPACES
 from kvstore.service.access import Access
 from kvstore.service.calls import Places, abort
 from kvstore.store import Store
+from kvstore.tenants import READ
 from kvstore.v1 import cache_pb2, events_pb2_grpc
 from kvstore.v1 import events_pb2 as pb
 
 MOST_WATCHERS = 8
+_WATCH = "/kvstore.v1.Events/Watch"
 _CHANGES = {Change.STORED: pb.PAGE_CHANGE_STORED, Change.REMOVED: pb.PAGE_CHANGE_REMOVED}
 _TIERS = {name: cache_pb2.PageTier.Name(number) for number, name in enumerate(TIER_NAMES)}
 
@@ -54,7 +56,8 @@ class EventsServicer(events_pb2_grpc.EventsServicer):
             sight = _Sight(self._access, shown, wanted)
             with self._places.taken():
                 for told in self._store.follow(sight.sees):
-                    grant = self._access.holder(shown)  # it may have been taken away since
+                    grant = self._access.holder(shown)  # it may have been taken away since, or changed
+                    self._access.check_right(grant, _WATCH)
                     if self._stopping.is_set() or not context.is_active():
                         return
                     if isinstance(told, Start):
@@ -71,19 +74,27 @@ class EventsServicer(events_pb2_grpc.EventsServicer):
 
 
 class _Sight:
-    """Which namespaces one caller is told of. One that was seen is seen to its end: its pages leave behind it."""
+    """Which namespaces one caller is told of. One that was seen is seen to its end, since its pages leave behind it;
+    but what the token grants may change meanwhile."""
 
     def __init__(self, access: Access, shown: bytes, wanted: set[bytes]) -> None:
         self._access = access
         self._shown = shown
         self._wanted = wanted
+        self._grant = access.holder(shown)
         self._seen: set[bytes] = set()
+        """With that grant."""
 
     def sees(self, fingerprint: bytes) -> bool:
         """Whether this one is the caller's, and wanted."""
         if self._wanted and fingerprint not in self._wanted:
             return False
         grant = self._access.holder(self._shown)
+        if grant != self._grant:
+            self._grant = grant
+            self._seen.clear()
+        if READ not in grant.rights:
+            return False
         if grant.every or fingerprint in self._seen:
             return True
         if not self._access.sees(grant, fingerprint):

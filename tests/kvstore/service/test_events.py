@@ -172,3 +172,24 @@ class TestTenants:
         wire.node.reload(wire.node.config)
         with pytest.raises(grpc.RpcError, match="no longer knows"):
             next(stream)
+
+    def test_a_stream_tells_what_its_token_grants_now(self, wire, payload):
+        """Also of namespaces that it told of before."""
+        mine, other = self.open(wire, "a"), self.open(wire, "b")
+        stream = self.watch(wire, "the-long-token-of-a")
+        until_complete(stream)
+        wire.put(mine, payload(1))
+        assert {event.fingerprint for event in next(stream).events.events} == {mine}
+        self.write("a:the-long-token-of-a tenant=b\n")
+        wire.node.reload(wire.node.config)
+        wire.stub.Evict(wire.pages(mine, 1), timeout=SECONDS)
+        wire.put(other, payload(1))
+        told = []
+        while other not in {event.fingerprint for event in told}:
+            told += next(stream).events.events
+        assert mine not in {event.fingerprint for event in told if event.change == pb.PAGE_CHANGE_REMOVED}
+        self.write("a:the-long-token-of-a tenant=b rights=write\n")
+        wire.node.reload(wire.node.config)
+        with pytest.raises(grpc.RpcError, match="Watch needs the right 'read'"):
+            for _ in stream:  # what was on its way
+                pass
