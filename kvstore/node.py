@@ -63,6 +63,9 @@ _IDLE_MS = 600_000
 """A connection without a call is closed; clients open another one when they need it."""
 _STOP_SECONDS = 0.1
 """How often who waits for a disk looks whether the node is to stop."""
+_KEEPALIVE_MS, _ALIVE_MS = 30_000, 10_000
+"""How often a connection that is quiet is asked whether anybody is there, and how long for: a host that lost its power
+closes nothing, and its watches would keep their places for hours. Clients answer by themselves, and ask nothing."""
 _TRACES_SECONDS = 1.0
 """How long a stopping node waits for its last spans to be sent."""
 _WAITING_CALLS = 256
@@ -172,6 +175,11 @@ class Node:
                     ("grpc.max_allowed_incoming_connections", _grpc_connections(config.connections)),
                     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                     ("grpc.max_connection_idle_ms", _IDLE_MS),
+                    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                    ("grpc.keepalive_timeout_ms", _ALIVE_MS),
+                    ("grpc.http2.ping_timeout_ms", _ALIVE_MS),  # a minute otherwise, whatever the line above says
+                    ("grpc.keepalive_permit_without_calls", 1),
+                    ("grpc.http2.max_pings_without_data", 0),  # or a stream that says nothing gets two of them in all
                 ],
             )
             cache = CacheServicer(self.store, self._status, access, config.socket)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 
 import grpc
@@ -93,6 +96,45 @@ class TestHealth:
         eventually(another_one)
         for each in watches:
             each.cancel()
+
+
+WATCHER = """
+import sys, time
+import grpc
+watch = grpc.insecure_channel(sys.argv[1]).unary_stream("/grpc.health.v1.Health/Watch")(b"")
+print(next(watch), flush=True)
+for answer in watch:
+    pass
+"""
+
+
+def test_a_peer_that_is_gone_without_a_word_keeps_no_place(start_node, connect, eventually, monkeypatch):
+    """As when its host loses its power: nothing closes the connection."""
+    monkeypatch.setattr(kvstore.node, "_KEEPALIVE_MS", 500)
+    monkeypatch.setattr(kvstore.node, "_ALIVE_MS", 1000)
+    monkeypatch.setattr(kvstore.service.standard, "MOST_WATCHES", 1)
+    wire = connect(start_node())
+    watch = wire.channel.unary_stream("/grpc.health.v1.Health/Watch")
+
+    def there_is_room() -> bool:
+        mine = watch(b"", timeout=SECONDS)
+        try:
+            return next(mine) == SERVING
+        except grpc.RpcError:
+            return False
+        finally:
+            mine.cancel()
+
+    command = [sys.executable, "-c", WATCHER, f"127.0.0.1:{wire.node.port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as gone:
+        assert gone.stdout is not None
+        try:
+            assert gone.stdout.readline()
+            assert not there_is_room()
+            gone.send_signal(signal.SIGSTOP)
+            eventually(there_is_room)
+        finally:
+            gone.kill()
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
