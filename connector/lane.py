@@ -17,6 +17,7 @@ may hang. A transfer whose pages are not there yet goes back to the queue (:meth
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -232,22 +233,27 @@ class Lane(Generic[Plan]):
             self._end(transfer)
             self._current = None
 
-    def wait_idle(self) -> None:
-        """Waits until every transfer submitted so far is over: as long as a deadline and a copy take, at most."""
+    def wait_idle(self, most: float = math.inf) -> None:
+        """Waits until every transfer submitted so far is over: as long as a deadline and a copy take, or ``most``
+        seconds."""
         with self._changed:
-            pending = self._live()
+            end = self._clock() + most
+            pending: list[Transfer[Plan]] = self._live()
             while True:
                 self._give_up_late()
                 pending = [transfer for transfer in pending if not transfer.over]
-                if not pending:
+                now = self._clock()
+                if not pending or now >= end:
                     return
-                rest = min(transfer.deadline for transfer in pending) - self._clock()
-                self._changed.wait(rest if rest > 0 else None)  # past its deadline it is touching: until the copy ends
+                # One that is past its deadline is touching: until the copy ends.
+                times = [end, *(transfer.deadline for transfer in pending)]
+                rest = min((each for each in times if now < each < math.inf), default=None)
+                self._changed.wait(None if rest is None else rest - now)
 
-    def shutdown(self, wait: float) -> None:
-        """Gives everything up and stops the thread. Waits for a call or copy under way, ``wait`` seconds at most.
+    def stop(self) -> None:
+        """Gives everything up and stops the thread.
 
-        A thread that hangs in a call for longer ends when the call does, and touches no block before.
+        A thread that hangs in a call ends when the call does, and touches no block before.
         """
         with self._changed:
             self._stopped = True
@@ -255,7 +261,10 @@ class Lane(Generic[Plan]):
                 if not transfer.touching:
                     self._end(transfer)
             self._changed.notify_all()
-        self._thread.join(wait)
+
+    def join(self, most: float) -> None:
+        """Waits for a call or copy under way behind :meth:`stop`, ``most`` seconds at most."""
+        self._thread.join(most)
 
     def _run(self) -> None:
         while True:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("kvstore.connector")
 
+START_WAIT = 5.0
+"""Seconds for which an engine's start waits for its node, however patient its calls are."""
+
 _TRACES_SECONDS = 1.0
 """How long the end waits for the last spans to be sent."""
 
@@ -180,10 +183,21 @@ class Connection:
     def _namespaces(self, layouts: Sequence[Layout]) -> list[Namespace]:
         """Opened now if the node is there, or else as soon as it is."""
         namespaces = [self._client.namespace(layout, lazy=True) for layout in layouts]
-        try:
-            self._client.lookup([(namespace, ()) for namespace in namespaces])
-        except KVStoreError as error:
-            _logger.warning("kvstore at %s is not there yet, vLLM starts without it: %s", self._options.url, error)
+        said = f"no answer in {START_WAIT:g} s"
+
+        def ask() -> None:
+            nonlocal said
+            try:
+                self._client.lookup([(namespace, ()) for namespace in namespaces])
+                said = ""
+            except KVStoreError as error:
+                said = str(error)
+
+        asking = threading.Thread(target=ask, name="kvstore-open", daemon=True)
+        asking.start()
+        asking.join(START_WAIT)
+        if said:
+            _logger.warning("kvstore at %s is not there yet, vLLM starts without it: %s", self._options.url, said)
         return namespaces
 
 

@@ -56,7 +56,7 @@ from connector.opening import Connection, log_beside, parts_of
 from connector.options import KEEP, RECOMPUTE, Options
 from connector.plan import StepPlan
 from connector.vllm_values import cache_group, check_groups, check_parallel, group_of, layers_of, model_of, rows_by_part
-from connector.worker import LoadTiming, WorkerConnector
+from connector.worker import SHUTDOWN_WAIT, LoadTiming, WorkerConnector
 from gpu.cudart import cuda_runtime
 from gpu.pages import PagedKV
 from gpu.pinned import PinnedMapping
@@ -199,7 +199,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Ends what is under way, stores first; a second call changes nothing."""
         if self._worker is not None:
             atexit.unregister(self.shutdown)
-            self._worker.wait_for_save()
+            self._worker.wait_for_save(SHUTDOWN_WAIT)
             self._worker.shutdown()
         if self._requests is not None:
             self._requests.shutdown()

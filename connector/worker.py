@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -38,7 +39,7 @@ QUEUED_STORES = 256
 """Most stores that wait for the thread. One more is dropped."""
 
 SHUTDOWN_WAIT = 5.0
-"""Seconds for which each thread's last call, or copy, is waited for at shutdown."""
+"""Seconds for which the last calls and copies are waited for at shutdown; before that, as many for stores."""
 
 
 LoadTiming = tuple[str, int, float]
@@ -208,12 +209,13 @@ class WorkerConnector:
             self._stores.submit(store, after)
         self._ending.update(plan.finished)
 
-    def wait_for_save(self) -> None:
-        """Waits until every store begun so far has been carried out or given up, ``store_deadline`` at most.
+    def wait_for_save(self, most: float = math.inf) -> None:
+        """Waits until every store begun so far has been carried out or given up, ``store_deadline`` at most, or
+        ``most`` seconds.
 
         For the end of a run, and for engines that can't hold a finished request's blocks until it is reported.
         """
-        self._stores.wait_idle()
+        self._stores.wait_idle(most)
 
     def get_finished(self) -> tuple[set[str], set[str]]:
         """What came to its end since the last call.
@@ -288,13 +290,16 @@ class WorkerConnector:
             )
 
     def shutdown(self) -> None:
-        """Gives up what is under way and stops the threads, waiting :data:`SHUTDOWN_WAIT` for each at most.
+        """Gives up what is under way and stops the threads, waiting :data:`SHUTDOWN_WAIT` for all of them at most.
 
         Stores that have to arrive: :meth:`wait_for_save` before. A second call changes nothing.
         """
-        for lane in self._load_lanes:
-            lane.shutdown(SHUTDOWN_WAIT)
-        self._stores.shutdown(SHUTDOWN_WAIT)
+        lanes: tuple[Lane[LoadPlan] | Lane[StorePlan], ...] = (*self._load_lanes, self._stores)
+        for lane in lanes:
+            lane.stop()
+        end = time.monotonic() + SHUTDOWN_WAIT
+        for lane in lanes:
+            lane.join(max(0.0, end - time.monotonic()))
         if self._arena is not None:
             self._arena.close()
 

@@ -6,7 +6,7 @@ import pytest
 from worker_pages import NOTHING, PAGE_BYTES, outcome
 
 from connector import worker as worker_module
-from connector.plan import StepPlan
+from connector.plan import StepPlan, StorePlan
 from connector.worker import STORE_DEADLINE, WorkerConnector, WorkerStatistics
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 
@@ -298,6 +298,18 @@ class TestWaitingAndShutdown:
             gates["gather"].open()
             worker.wait_for_save()
         assert worker._stores._live() == []
+
+    def test_a_wait_for_stores_ends_also_before_their_deadline(self, namespace, kv, gates, hashes):
+        worker = WorkerConnector([namespace], [kv], store_deadline=3600.0)
+        gates["prepare_store"].close()
+        worker.start_save_kv(StepPlan(stores=(StorePlan("a", tuple(hashes[:1]), (1,)),)))
+        gates["prepare_store"].wait_reached()
+        worker.wait_for_save(0.01)
+        assert worker._stores._live()
+        gates["prepare_store"].open()
+        worker.wait_for_save(3600.0)
+        assert not worker._stores._live()
+        worker.shutdown()
 
     def test_after_shutdown_loads_are_errors_and_stores_are_dropped(self, worker, load, store, stocked):
         worker.shutdown()

@@ -1,0 +1,48 @@
+"""The halves put together at a node that is in no state to answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="moves an engine's tensors")
+
+import kvstore  # noqa: E402
+from connector import opening  # noqa: E402
+from connector.options import Options  # noqa: E402
+from connector.plan import StepPlan, StorePlan  # noqa: E402
+from gpu.pages import PagedKV  # noqa: E402
+
+LAYOUT = kvstore.Layout(model="m", block_size=16, page_bytes=16 * 32 * 4)
+HASHES = tuple(kvstore.hash_blocks(list(range(16)), 16))
+
+
+def test_a_start_does_not_wait_for_a_node_that_hangs_however_patient_its_calls_are(
+    node_process: Callable[..., Any],
+    eventually: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(opening, "START_WAIT", 0.05)
+    node = node_process()
+    node.pause()
+    connection = opening.Connection(Options.parse({"url": node.url, "load_deadline_ms": 3_600_000}), {})
+    workers: list[Any] = []
+
+    def start() -> None:
+        pages = PagedKV([torch.rand(2, 16 * 32)], "block dim")
+        workers.append(connection.worker_half([[LAYOUT]], [[pages]], None))
+
+    starting = threading.Thread(target=start, daemon=True)
+    starting.start()
+    starting.join(60)
+    assert workers, "it waits"
+    assert "is not there yet, vLLM starts without it: no answer in 0.05 s" in caplog.text
+    node.resume()
+    workers[0].start_save_kv(StepPlan(stores=(StorePlan("a", HASHES, (1,)),)))
+    eventually(lambda: workers[0].statistics().pages_stored == 1)
+    workers[0].shutdown()
+    connection.close()
