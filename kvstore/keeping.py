@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from kvstore.answers import LONGEST_TICKET
@@ -15,6 +17,9 @@ from kvstore.granting import Granting
 from kvstore.loading import Loading
 from kvstore.pins import LONGEST_PIN, PINNED_SHARE, Pins
 from kvstore.tickets import NODE
+from kvstore.tiers.tier import FINGERPRINT_BYTES
+
+_log = logging.getLogger(__name__)
 
 
 class Keeping:
@@ -60,7 +65,7 @@ class Keeping:
                 f"a pin lasts above 0 and at most {LONGEST_PIN} seconds (366 days), not {seconds:g}"
             )
         keys = self._books.keys(known, hashes)
-        until = time.time() + seconds
+        until = time.monotonic() + seconds
         pinned, size = 0, self._books.batch_pages(known)
         frames = frames_for(known.layout.page_bytes)
         quota = self._granting.quotas(known).get("arena", self._books.arena.arena_bytes)
@@ -102,11 +107,16 @@ class Keeping:
         return number
 
     def end_overdue(self) -> bool:
-        """End the pins whose time is over. Whether there were any: then ``save`` comes behind it."""
-        now = time.time()
+        """End the pins whose time is over, and log it. Whether there were any: then ``save`` comes behind it."""
+        now = time.monotonic()
         with self._books.lock:
             overdue = self._pins.overdue(now)
-        return bool(self.end(overdue, now))
+        ended = self.end(overdue, now)
+        for fingerprint, pages in Counter(key[:FINGERPRINT_BYTES] for key in overdue).items():
+            known = self._books.namespaces.get(fingerprint)
+            name = known.layout.name if known is not None else fingerprint.hex()[:12]
+            _log.info("namespace %r: the time of %d pins is over", name, pages)
+        return bool(ended)
 
     def pages_of(self, fingerprint: bytes) -> int:
         """Pinned pages of one namespace; the caller holds the lock."""
@@ -122,4 +132,4 @@ class Keeping:
             with self._books.lock:
                 table = None if self._books.closed else self._pins.copy()
             if table is not None:
-                self._pins.save(table)
+                self._pins.save(table, time.time() - time.monotonic())

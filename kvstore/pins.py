@@ -31,14 +31,20 @@ _log = logging.getLogger(__name__)
 class Pins:
     """The table, and the file that it is kept in. The store's lock guards all methods but ``save``.
 
+    When a pin ends is said on a clock that only grows: one that is set by days must not end them all. In the file, it
+    is seconds since 1970, for a node that starts later.
+
     Args:
         path: of the file.
-        now: seconds since 1970.
+        now: on that clock.
+        ahead: by how much seconds since 1970 are ahead of it.
         limit_frames: most frames that pinned pages may take.
         small_files: replaces the file.
     """
 
-    def __init__(self, path: Path, now: float, limit_frames: int, small_files: SmallFiles | None = None) -> None:
+    def __init__(
+        self, path: Path, now: float, ahead: float, limit_frames: int, small_files: SmallFiles | None = None
+    ) -> None:
         self._path = path
         self._small_files = small_files or SmallFiles()
         self._small_files.know(path)
@@ -48,8 +54,8 @@ class Pins:
         self._pages_of: Counter[bytes] = Counter()
         self._next_end = float("inf")
         for end, frames, keys in _read(path):
-            if end > now:
-                self.add(keys, end, frames)
+            if end - ahead > now:
+                self.add(keys, end - ahead, frames)
 
     def __contains__(self, key: object) -> bool:
         return key in self._until
@@ -69,7 +75,7 @@ class Pins:
 
         Args:
             keys: page keys, head of the prefix first.
-            until: seconds since 1970.
+            until: on the clock that only grows.
             frames: of each page.
             most_pages: of this namespace.
 
@@ -89,7 +95,7 @@ class Pins:
         return len(keys)
 
     def remove(self, keys: Sequence[bytes], until: float = float("inf")) -> list[bytes]:
-        """End pins that end before ``until`` (seconds since 1970) anyway. Returns those that there were."""
+        """End pins that end before ``until`` anyway. Returns those that there were."""
         ended = [key for key in dict.fromkeys(keys) if key in self._until and self._until[key][0] <= until]
         for key in ended:
             self._frames -= self._until.pop(key)[1]
@@ -113,12 +119,12 @@ class Pins:
         """The table: key → (end, frames)."""
         return dict(self._until)
 
-    def save(self, table: Mapping[bytes, tuple[float, int]]) -> None:
-        """Write down what :meth:`copy` gave."""
+    def save(self, table: Mapping[bytes, tuple[float, int]], ahead: float) -> None:
+        """Write down what :meth:`copy` gave; ``ahead`` as at the start."""
         groups: dict[tuple[float, int], list[bytes]] = {}
         for key, group in table.items():
             groups.setdefault(group, []).append(key)
-        pins = [[end, frames, keys] for (end, frames), keys in groups.items()]
+        pins = [[end + ahead, frames, keys] for (end, frames), keys in groups.items()]
         packed: bytes = msgpack.packb({"version": PINS_VERSION, "pins": pins})
         self._small_files.replace(self._path, packed)
 

@@ -78,7 +78,13 @@ class Store:
         self._catalog = books.catalog
         self.write_behind = WriteBehind(arena, books.residency, below, books.lock)
         most_pinned = arena.arena_bytes // FRAME_BYTES // PINNED_SHARE
-        pins = Pins(namespace_directories[-1] / PINS_NAME, time.time(), most_pinned, small_files)
+        pins = Pins(
+            namespace_directories[-1] / PINS_NAME,
+            time.monotonic(),
+            time.time() - time.monotonic(),
+            most_pinned,
+            small_files,
+        )
         self._granting = Granting(books, below, rules, life, tenants)
         finding = Finding(books, below, self.write_behind)
         storing = Storing(books, below, self.write_behind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,27 @@ def test_what_is_pinned_outlasts_a_burst_until_its_time_is_over(
     assert store.statistics().namespaces[0].pinned_pages == 0
 
 
+def test_a_clock_that_is_set_ends_no_pin_and_what_ends_is_said(
+    open_store: OpenStore, kv: SimpleNamespace, clock: Any, shm: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(64)
+    known = store.open_namespace(kv.layout("a", FRAME))
+    kv.put(store, known, range(4))
+    store.pin(known.fingerprint, kv.hashes_of(range(4)), 1000.0)
+    ahead = 3 * 86400.0
+    clock.time = lambda: clock.now + ahead
+    store.sweep()
+    assert store.statistics().namespaces[0].pinned_pages == 4
+    store.pin(known.fingerprint, kv.hashes_of([0]), 2000.0)  # it is written down
+    kv.kill(store)
+    again = open_store(64)
+    clock.now += 1001.0
+    with caplog.at_level(logging.INFO):
+        again.sweep()
+    assert again.statistics().namespaces[0].pinned_pages == 1
+    assert "'a · block 16 · group 0': the time of 3 pins is over" in caplog.text
+
+
 def test_a_later_end_wins_and_unpin_ends_all(open_store: OpenStore, kv: SimpleNamespace, clock: Any) -> None:
     store = open_store(64)
     known = store.open_namespace(kv.layout("a", FRAME))
@@ -83,7 +105,7 @@ def test_pins_take_a_quarter_of_the_arena_at_most(open_store: OpenStore, kv: Sim
 
 def test_so_many_pages_may_be_pinned_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.pins.MOST_PINNED_PAGES", 3)
-    pins = Pins(tmp_path / "pins", 1000.0, 100)
+    pins = Pins(tmp_path / "pins", 1000.0, 0.0, 100)
     keys = [bytes([number]) * 64 for number in range(5)]
     assert pins.add(keys[:2], 2000.0, 1) == 2
     assert pins.add(keys[1:], 2000.0, 1) == 2, "one that is pinned already, and one more"
@@ -154,4 +176,4 @@ def test_a_time_out_of_range_is_named(open_store: OpenStore, kv: SimpleNamespace
 def test_a_damaged_file_has_no_pins(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pins"
     path.write_bytes(content)
-    assert len(Pins(path, 0.0, 10)) == 0
+    assert len(Pins(path, 0.0, 0.0, 10)) == 0
