@@ -19,6 +19,7 @@ from kvstore.bytesize import format_size, parse_size
 from kvstore.duration import format_duration, parse_duration
 from kvstore.errors import ConfigError
 from kvstore.rules import NamespaceRule, TenantRule, did_you_mean, parse_rules, parse_tenants
+from kvstore.secret_files import check_private
 from kvstore.sharers import Sharers
 from kvstore.tenants import EVERY_TENANT, check_name
 
@@ -315,6 +316,16 @@ class Setting:
         return "none" if self.value in (None, "") else _without_passwords(str(self.value))
 
 
+def _warn_of_readable_passwords(file: Path, settings: Mapping[str, Setting]) -> None:
+    secret = [key for key, each in settings.items() if str(each.value) != _without_passwords(str(each.value))]
+    if not secret:
+        return
+    try:
+        check_private(file, "settings file")
+    except ConfigError as error:  # no reason not to start: whoever could has read it
+        _log.warning("%s; it holds the password of %s", error, ", ".join(secret))
+
+
 def _without_passwords(text: str) -> str:
     text = re.sub(r"(?<=://)([^/?#]*?):[^/?#]*@", r"\1:***@", text)
     return re.sub(r"(?<=password=)[^&#]*", "***", text)
@@ -346,6 +357,7 @@ def load_settings(
     given: dict[str, Setting] = {}
     if file is not None:
         given |= {key: Setting(_convert(key, value, str(file)), str(file)) for key, value in _read(file).items()}
+        _warn_of_readable_passwords(file, given)
     for name, text in sorted((environment or {}).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(CONNECT_PREFIX):

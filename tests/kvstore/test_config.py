@@ -116,6 +116,26 @@ def test_nothing_in_a_file_ends_a_node_that_reads_it_again(file: Path, text: str
         load_config(file)
 
 
+@pytest.mark.parametrize(
+    ("text", "mode", "warned"),
+    [
+        ('redis = "redis://:secret@cache"', 0o644, True),
+        ('redis = "redis+sentinel://a:1/it?sentinel_password=secret"', 0o604, True),
+        ('redis = "redis://:secret@cache"', 0o600, False),
+        ('redis = "redis://cache"', 0o644, False),
+    ],
+)
+def test_a_file_that_shows_others_a_password_is_warned_of(
+    file: Path, caplog: pytest.LogCaptureFixture, text: str, mode: int, warned: bool
+) -> None:
+    file.write_text(text)
+    file.chmod(mode)
+    load_config(file)
+    assert (f"{file} has mode {mode:04o}" in caplog.text and "the password of redis" in caplog.text) == warned
+    assert "secret" not in caplog.text
+    assert bool(caplog.records) == warned
+
+
 def test_rules_are_for_the_file_alone() -> None:
     with pytest.raises(ConfigError, match=r"KVSTORE_TENANT: tenant is given in the file only, as \[\[tenant\]\]"):
         load_config(None, {"KVSTORE_TENANT": "search"})
