@@ -139,14 +139,14 @@ class Residency:
             until: how long slots stay whose client is found dead now.
         """
         for slot, over in list(self.quarantined.items()):
-            owner = self.slots.owner[slot]
-            if owner in clients:
-                continue
-            if owner in left or (over is not None and over <= now):
+            if over is None:
+                owner = self.slots.owner[slot]
+                if owner in clients:
+                    continue
+                over = self.quarantined[slot] = now if owner in left else until
+            if over <= now:
                 del self.quarantined[slot]
                 self.free_written(slot)
-            elif over is None:
-                self.quarantined[slot] = until
 
     def take_over(
         self, namespaces: Namespaces, clients: Clients, is_below: Callable[[Sequence[bytes]], bytes], *, tiers: bool
