@@ -81,9 +81,9 @@ def cuda_runtime(device: torch.device | None = None) -> CudaRuntime | None:
     """Torch's; None where torch has no CUDA device, or a runtime that can't be found.
 
     Args:
-        device: as for :class:`CudaRuntime`.
+        device: as for :class:`CudaRuntime`; one of another kind has none.
     """
-    if not torch.cuda.is_available() or torch.version.cuda is None:
+    if not torch.cuda.is_available() or torch.version.cuda is None or (device and device.type != "cuda"):
         return None
     try:  # it is loaded: its name is enough
         library = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")

@@ -36,7 +36,7 @@ class Kernel:
         self._runs = layout.runs
         self._word = word_bytes(layers, self._runs)
         self._device = layers[0].device
-        runtime = cuda_runtime(self._device) if self._device.type == "cuda" else None
+        runtime = cuda_runtime(self._device)
         self._has_host_addresses = runtime is None or runtime.can_use_host_pointers(self._device.index)
 
     def takes(self, pages: Sequence[PageBytes]) -> bool:

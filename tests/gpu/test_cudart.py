@@ -108,6 +108,19 @@ def test_whether_the_device_has_the_hosts_addresses(
     assert library.last_error == 0
 
 
+def test_torchs_cuda_runtime_is_looked_for_where_tensors_are_on_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr("gpu.cudart.ctypes.CDLL", names.append)
+
+    assert cuda_runtime(torch.device("cpu")) is None
+    assert names == []
+    assert cuda_runtime(torch.device("cuda", 1)) is not None
+    assert cuda_runtime() is not None
+    assert names == ["libcudart.so.12"] * 2
+
+
 def test_without_torchs_cuda_runtime_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "0.1")
