@@ -340,14 +340,14 @@ class WorkerConnector:
         if plan.node:
             namespace = self._peers[plan.node][plan.group]
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
-        for start in range(transfer.pages_done, len(hashes), size):
+        while (start := transfer.pages_done) < len(hashes):
             batch = slice(start, start + size)
             if not lane.wanted(transfer):
                 return
             started = time.monotonic()
-            last = self._by_layer and batch.stop >= len(hashes)  # the batches before it are there as a whole
-            on_layer = partial(lane.pass_layer, transfer) if last else None
             with self._pinned(), namespace.borrow(hashes[batch]) as pending:
+                last = batch.stop >= len(hashes) and not pending.more  # the batches before it are there as a whole
+                on_layer = partial(lane.pass_layer, transfer) if self._by_layer and last else None
                 with lane.touch(transfer) as allowed:
                     if not allowed:
                         return
@@ -361,7 +361,7 @@ class WorkerConnector:
                 if valid == len(tiers) and len(set(tiers)) == 1 and not plan.node:
                     self._timings.append((tiers[0], valid, (time.monotonic() - started) * self._parts))
             self._count(bytes_loaded=valid * pages.page_bytes)
-            if valid < len(hashes[batch]):
+            if valid < len(hashes[batch]) and not (pending.more and valid == len(tiers)):
                 if self._may_come(transfer, namespace):
                     lane.postpone(transfer, pause_after(self._clock() - transfer.advanced))
                 return

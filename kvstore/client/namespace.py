@@ -132,7 +132,8 @@ class Namespace:
 
     def borrow(self, hashes: Sequence[bytes]) -> PendingLoad:
         """As :meth:`prepare_load`, for a reader that copies at once: without a call where the pages are in the arena
-        of this host. They are not held for it: its copies are good if ``complete`` says so behind them.
+        of this host. They are not held for it: its copies are good if ``complete`` says so behind them. Those that lie
+        below come by another call (``PendingLoad.more``).
 
         Raises:
             Exception: as :meth:`prepare_load`.

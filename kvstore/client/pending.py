@@ -70,14 +70,20 @@ class PendingLoad:
         pages: see below.
         tiers: see below.
         finish: ends the hold, and says how many leading pages had stayed (more than there are: all).
+        more: see below.
 
     Attributes:
         pages: one read-only array of ``page_bytes`` bytes for each leading page that is here.
         tiers: where each one was when it was asked for, ``"arena"`` or ``"disk"``.
+        more: whether pages behind these may be there as well, in a tier below: whoever wants them asks for them behind
+            the copies of these.
     """
 
-    def __init__(self, pages: Sequence[Bytes], tiers: Sequence[str], finish: Callable[[], int]) -> None:
+    def __init__(
+        self, pages: Sequence[Bytes], tiers: Sequence[str], finish: Callable[[], int], *, more: bool = False
+    ) -> None:
         self.pages = list(pages)
+        self.more = more
         self.tiers = list(tiers)
         self._finish: Callable[[], int] | None = finish
         self._observer: Callable[[Sequence[str]], None] = lambda tiers: None

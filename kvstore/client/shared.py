@@ -205,7 +205,7 @@ class SharedPath(Path):
         return loaded, nowhere
 
     def borrow(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
-        """Lend pages as they lie in the arena: announced, where all that are anywhere are in it; else held."""
+        """Lend pages as they lie in the arena: those that are there announced, and else the others held."""
         deadline = time.monotonic() + timeout
         lent = self._operate(partial(self._borrow_mapped, namespace, join_hashes(hashes)), deadline)
         return lent if lent is not None else self.prepare_load(namespace, hashes, time_left(deadline))
@@ -230,7 +230,7 @@ class SharedPath(Path):
             raise NotAttachedError(f"{self._connection.name} has no arena there any more: {error}") from error
 
     def _borrow_mapped(self, namespace: OpenedNamespace, hashes: bytes, deadline: float) -> PendingLoad | None:
-        """Lend the leading pages if all that are anywhere are in the arena."""
+        """Lend the leading pages that are in the arena; None where the first one may be elsewhere."""
         attachment = self._attach(deadline)
         lent: PendingLoad | None = None
         try:
@@ -239,9 +239,11 @@ class SharedPath(Path):
             announced = attachment.line.begin(min(deadline, time.monotonic() + LONGEST_READ))
             try:
                 read = attachment.arena.read(namespace, hashes)
-                if read.nowhere or len(read.frames) * HASH_BYTES == len(hashes):
+                whole = read.nowhere or len(read.frames) * HASH_BYTES == len(hashes)
+                if whole or read.frames:
                     give_back = partial(self._give_back, attachment, announced, namespace, hashes, read)
-                    lent = PendingLoad(_read_only(read.views()), [_ARENA] * len(read.frames), give_back)
+                    tiers = [_ARENA] * len(read.frames)
+                    lent = PendingLoad(_read_only(read.views()), tiers, give_back, more=not whole)
             finally:
                 if lent is None:
                     attachment.line.end(announced)

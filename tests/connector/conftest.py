@@ -115,7 +115,7 @@ class FakePending:
     """Both kinds: what is not completed is given up when its context ends."""
 
     def __init__(self, pages, tiers, finish, give_up) -> None:
-        self.pages, self.tiers = pages, tiers
+        self.pages, self.tiers, self.more = pages, tiers, False
         self._finish, self._give_up = finish, give_up
 
     def complete(self):

@@ -96,6 +96,34 @@ class TestLoads:
         settled()
         assert outcome(worker) == ({"fast"}, set())
 
+    def test_what_is_here_is_copied_before_what_is_below_is_up(
+        self, worker, load, settled, stocked, hashes, gates, kv, monkeypatch
+    ):
+        borrow = stocked.borrow
+        disk = gates["gather"]  # nothing is stored here
+        disk.close()
+        stocked.on_disk.update(hashes[3:5])
+
+        def borrow_what_is_here(asked):
+            below = [block_hash in stocked.on_disk for block_hash in asked]
+            if below[0]:
+                disk.go_through()
+            elif True in below:
+                lent = borrow(asked[: below.index(True)])
+                lent.more = True
+                return lent
+            return borrow(asked)
+
+        monkeypatch.setattr(stocked, "borrow", borrow_what_is_here)
+        load(count=6)
+        disk.wait_reached()
+        assert kv.blocks[20:24, 0].tolist() == [100, 101, 102, 23]
+        disk.open()
+        settled()
+        assert outcome(worker) == ({"a"}, set())
+        assert kv.blocks[20:26, 0].tolist() == [100, 101, 102, 103, 104, 105]
+        assert worker.statistics().pages_loaded == {"arena": 4, "disk": 2}
+
     def test_pages_that_are_gone_are_load_errors_from_the_first_one_on(
         self, worker, load, settled, stocked, hashes, kv
     ):

@@ -163,16 +163,28 @@ class TestWithoutACall:
         assert calls == []
         assert pages.statistics().loaded == {"arena": 3}
 
-    def test_what_must_come_up_is_held_instead_of_lent(self, start_node, layout, hashes, payload):
+    def test_what_is_here_is_lent_first_and_what_must_come_up_is_held(self, start_node, layout, hashes, payload):
         node = start_node(arena=16 * SLOT)
         with kvstore.connect(f"unix://{node.config.socket}", timeout=20.0) as client:
             pages = client.namespace(layout)
-            pages.store(hashes(3), payload(3))
-            with pages.borrow(hashes(4)) as lent:
-                assert len(lent.pages) == 3
+            pages.store(hashes(4), payload(4))
+            client.flush()
+            pages.store(hashes(14, name=9000), payload(14))  # some have to go
+            tiers = dict(zip(hashes(4), pages.lookup(hashes(4)).tiers, strict=True))
+            here = [each for each, tier in tiers.items() if tier == "arena"]
+            below = [each for each, tier in tiers.items() if tier == "disk"]
+            assert here
+            assert below
+            with pages.borrow(here + below) as lent:
+                assert lent.more
+                assert not node.store._books.tickets.loads
+                assert lent.complete() == len(lent.pages) == len(here)
+            with pages.borrow(below) as held:
+                assert not held.more
+                assert len(held.pages) == len(below)
                 assert node.store._books.tickets.loads
                 assert node.store._books.readers.passed(node.store.arena._epoch[0]), "it would wait for itself"
-                assert lent.complete() == 3
+                assert held.complete() == len(below)
 
     def test_a_client_that_opened_a_namespace_before_it_was_cleared_finds_the_new_one(
         self, near, node, layout, hashes, payload, calls
