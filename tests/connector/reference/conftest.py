@@ -103,6 +103,7 @@ class _Load(_Pending):
     def __init__(self, pages: list[Page]) -> None:
         self.pages = pages
         self.tiers = ["arena"] * len(pages)
+        self.more = False
 
     def complete(self) -> int:
         return len(self.pages)
