@@ -29,8 +29,9 @@ def test_pages_add_up_to_those_that_were_asked_for_and_offered(counted):
     counted.stored(1, 100, stored=3, present=2, refused=1)
     assert counted.of(1) == counted.total == NamespaceCounts(1, 1, 1, 1, 3, 2, 1)
     assert (counted.loaded_bytes, counted.stored_bytes) == (300, 300)
-    counted.forget(1, A)
+    counted.forget(1, A, "mine")
     assert counted.of(1) == NamespaceCounts() and counted.total.stored == 3
+    assert {tenant: counts["stored"] for tenant, counts in counted.gone.items()} == {"mine": 3}
 
 
 def test_the_hottest_prefix_is_the_one_that_brought_most_pages(counted):
