@@ -19,7 +19,7 @@ from kvstore.client.ahead import Ahead
 from kvstore.client.attachment import Attachment
 from kvstore.client.control import Connection
 from kvstore.client.deadline import locked, time_left
-from kvstore.client.lines import Line, Lines, Packed, call
+from kvstore.client.lines import Line, Lines, call
 from kvstore.client.mapped import MappedRead, copy_bytes
 from kvstore.client.path import OpenedNamespace, Path
 from kvstore.client.pending import PendingLoad, PendingStore
@@ -111,7 +111,7 @@ class SharedPath(Path):
         reserve = partial(self._reserve, namespace, join_hashes(hashes), parent)
         line, reservation = self._operate(reserve, deadline)
         try:
-            line.post(self._next(line, reservation, 0), deadline)
+            self._ask_next(line, reservation, 0, deadline)
         except BaseException as error:
             self._ended(line, reservation, error)
             raise
@@ -153,7 +153,7 @@ class SharedPath(Path):
             line, reservation = self._operate(reserve, deadline)
             try:
                 if reservation.ticket:
-                    line.post(self._next(line, reservation, following), deadline)  # done while this one is copied
+                    self._ask_next(line, reservation, following, deadline)  # done while this one is copied
                     before = partial(self._settle_begun, deadline)
                     reservation.write(line, pages, self._recency.take, before, deadline)
                     self._begun.line = line
@@ -288,11 +288,12 @@ class SharedPath(Path):
             raise
         return line, reservation
 
-    def _next(self, line: Line, reservation: Reservation, following: int) -> list[Packed]:
-        """What asks for the slots of the store behind this one."""
-        if not reservation.ticket:
-            return []
-        return self._ahead.ask(line, reservation.attachment, reservation.namespace, reservation.pages, following)
+    def _ask_next(self, line: Line, reservation: Reservation, following: int, deadline: float) -> None:
+        """Ask for the slots of the store behind this one, unless there are some."""
+        if reservation.ticket:
+            attachment, namespace = reservation.attachment, reservation.namespace
+            if asked := self._ahead.ask(line, attachment, namespace, reservation.pages, following):
+                line.post(asked, deadline)
 
     def _reserve_now(
         self,
