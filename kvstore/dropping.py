@@ -16,6 +16,9 @@ from kvstore.namespaces import KnownNamespace
 from kvstore.tiers.tier import Tier
 from kvstore.write_behind import WriteBehind
 
+_KEYS_AT_ONCE = 16_384
+"""Between so many it is looked whether the node stops."""
+
 
 class Expired(NamedTuple):
     """What was dropped of a namespace that nobody uses."""
@@ -98,14 +101,44 @@ class Dropping:
             self._books.count("expired", pages)
         return Expired(pages, shared, why)
 
-    def drop_all(self, fingerprint: bytes, tiers: Sequence[Tier]) -> int:
-        """Drop every page of a fingerprint that these tiers have, from the arena and from them. Returns how many.
+    def drop_own(self, fingerprint: bytes, stop: threading.Event) -> int:
+        """Drop every page of a namespace that is not known from this node's own tiers, and its pins, until ``stop`` is
+        set. Returns how many pages that were."""
+        self._end_pins(fingerprint)
+        keys = sorted({key for tier in self._below.own for key in tier.keys(fingerprint)})
+        pages = 0
+        for at in range(0, len(keys), _KEYS_AT_ONCE):
+            if stop.is_set():
+                break
+            pages += self._drop(keys[at : at + _KEYS_AT_ONCE], self._below.own)
+        return pages
+
+    def drop_shared(self, fingerprint: bytes, seconds: float, stop: threading.Event) -> int | None:
+        """Drop every page of a namespace from the shared tier, unless it is known here or a node has used it there.
+
+        Args:
+            fingerprint: of the namespace.
+            seconds: within which a use counts.
+            stop: once it is set, what is still there is left.
+
+        Returns:
+            How many pages; None: it is in use, and stays.
 
         Raises:
-            ResourceError: a tier could not be reached, and may still have some.
+            ResourceError: the tier could not be reached, and may still have some.
         """
-        keys = {key for tier in tiers for key in tier.keys(fingerprint)}
-        return self._drop(sorted(keys), tiers)
+        if self._below.shared is None:
+            return 0
+        with self._write_behind.sharing:  # what this node stores of one that is opened now gets there afterwards
+            if self._books.namespaces.get(fingerprint) is not None:
+                return None
+            return self._below.shared.expire(fingerprint, seconds, stop)
+
+    def _end_pins(self, fingerprint: bytes) -> None:
+        with self._books.lock:
+            pinned = self._keeping.keys(fingerprint)
+        if self._keeping.end(pinned):
+            self._keeping.save()
 
     def _keys_of(self, known: KnownNamespace, tiers: Sequence[Tier]) -> tuple[set[bytes], ResourceError | None]:
         """The keys of a namespace's pages here and in these tiers, and why some of them are not known."""
@@ -124,11 +157,8 @@ class Dropping:
     def _clear(self, known: KnownNamespace, tiers: Sequence[Tier]) -> int:
         leaving = self._books.namespaces.forget(known, shared=self._below.shared in tiers)
         self._books.arena.new_edition()
+        self._end_pins(known.fingerprint)  # first: a node that is killed from here on leaves none behind
         keys, failed = self._keys_of(known, tiers)
-        with self._books.lock:
-            pinned = self._keeping.keys(known.fingerprint)
-        if self._keeping.end(pinned):
-            self._keeping.save()
         dropped = 0
         try:
             dropped = self._drop(sorted(keys), tiers)
@@ -137,7 +167,6 @@ class Dropping:
         self._granting.forget(known)
         if failed is not None:
             self._granting.open_namespace(known.layout, known.durability)  # to be cleared once more
-            self._books.namespaces.has_left(leaving)
             raise failed
         self._books.namespaces.has_left(leaving)
         return dropped

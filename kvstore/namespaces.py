@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore.errors import LayoutMismatchError, LimitExceededError, UnavailableError, UnknownNamespaceError
 from kvstore.layout import Layout
@@ -26,6 +26,7 @@ MOST_OPENED = 4096
 """Most new namespaces that one tenant opens while a node runs: the numbers of those that went are not used again."""
 _LAST_NUMBER = 0xFFFF
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class KnownNamespace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaving:
-    """A namespace that is being dropped: written down before its first page goes, until the tiers are clear of it."""
+    """A namespace that is being dropped: written down before its first page goes, until the tiers are clear of it, or
+    somebody opens it again."""
 
     fingerprint: bytes
     name: str
@@ -92,22 +94,24 @@ class Namespaces:
         self._last = 0
         self._opened: Counter[str] = Counter()
         """By tenant, how many new ones since the start."""
+        self._limited_without = False
+        """Whether a tenant has asked since the start for one whose layout names none: their share counts then."""
         self._closed = False
         first = _read(self._files[0])
-        self._leaving.update((each.fingerprint, each) for each in first.leaving)
         for entry in first.entries:
             self._restore(entry.number, entry)
+        self._restore_leaving(first.leaving)
         self.in_headers: Mapping[int, KnownNamespace] = dict(self._by_number)
         """What the numbers in the arena's headers stand for. The registers of other folders don't say that."""
         for path in self._files[1:]:  # written later than the first
             other = _read(path)
             entries = [entry for entry in other.entries if entry.layout.fingerprint not in self._leaving]
-            for each in other.leaving:
-                if each.fingerprint not in self._by_fingerprint:
-                    self._leaving.setdefault(each.fingerprint, each)
             for entry in entries:
                 if entry.layout.identity not in self._by_identity and self._last < _LAST_NUMBER:
                     self._restore(self._last + 1, entry)
+            self._restore_leaving(other.leaving)
+        for path in self._files:
+            self._small_files.know(_damaged(path))
 
     def __len__(self) -> int:
         return len(self._by_fingerprint)
@@ -151,7 +155,8 @@ class Namespaces:
         *,
         of_tenant: bool = False,
     ) -> KnownNamespace:
-        """The namespace of a layout, new or known.
+        """The namespace of a layout, new or known. One that was being dropped is not any more, from the same writing of
+        the register on: what is stored now must not leave with what was there before.
 
         Args:
             layout: of its pages.
@@ -174,6 +179,7 @@ class Namespaces:
                 known = self._add(
                     KnownNamespace(self._last + 1, layout, layout.fingerprint, durability, time.time()), grant
                 )
+                self._leaving.pop(known.fingerprint, None)
                 self._save()
             elif durability not in ("", known.durability) and known.fingerprint == layout.fingerprint:
                 known = self._add(replace(known, durability=durability), grant)
@@ -192,6 +198,7 @@ class Namespaces:
         Raises:
             LimitExceededError: it is one too many.
         """
+        self._limited_without |= not tenant
         whose = f"tenant {tenant!r} has" if tenant else "layouts without a tenant have"
         most = MOST_NAMESPACES // TENANT_SHARE
         kept = sum(known.layout.tenant == tenant for known in self._by_fingerprint.values())
@@ -202,8 +209,10 @@ class Namespaces:
         self._opened[tenant] += 1
 
     def is_crowded(self, tenant: str) -> bool:
-        """Whether there are three quarters of the namespaces that there may be: in all, or of one tenant."""
-        own = sum(known.layout.tenant == tenant for known in self.known()) if tenant else 0
+        """Whether there are three quarters of the namespaces that there may be: in all, or of one tenant. Those
+        without a tenant have a tenant's share once a tenant has asked for one of them."""
+        limited = bool(tenant) or self._limited_without
+        own = sum(known.layout.tenant == tenant for known in self.known()) if limited else 0
         return 4 * len(self) >= 3 * MOST_NAMESPACES or 4 * own >= 3 * (MOST_NAMESPACES // TENANT_SHARE)
 
     def leaving(self) -> list[Leaving]:
@@ -278,6 +287,11 @@ class Namespaces:
         if self._closed:
             raise UnavailableError("the node is stopping")
 
+    def _restore_leaving(self, leaving: Sequence[Leaving]) -> None:
+        for each in leaving:
+            if each.fingerprint not in self._by_fingerprint:  # or it was opened again
+                self._leaving.setdefault(each.fingerprint, each)
+
     def _restore(self, number: int, entry: _Entry) -> None:
         known = self._add(
             KnownNamespace(number, entry.layout, entry.layout.fingerprint, entry.durability, entry.created)
@@ -296,40 +310,82 @@ class Namespaces:
 
 
 def _read(path: Path) -> _Register:
-    """A register. One that can't be read is empty: its pages are then not found."""
+    """A register, without what of it can't be read: those pages are not found. The file as it was is kept then."""
     try:
         register = json.loads(path.read_text())
-        entries = [
-            _Entry(
-                int(entry["number"]),
-                Layout.from_json(json.dumps(entry["layout"])),
-                str(entry.get("durability", "")),
-                float(entry.get("created", time.time())),  # an older version did not write these down
-                max(0.0, float(entry.get("idle", 0.0))),
-            )
-            for entry in register["namespaces"]
-        ]
-        leaving = [
-            Leaving(_fingerprint(each["fingerprint"]), str(each["name"]), bool(each["shared"]))
-            for each in register.get("leaving", [])
-        ]
-        return _Register(_each_once(entries), leaving)
+        entries, damage = _each_readable(register["namespaces"], _entry)
+        leaving, more = _each_readable(register.get("leaving", []), _leaving)
     except FileNotFoundError:
         return _Register([], [])
     except (OSError, ValueError, KeyError, TypeError) as error:
+        _keep_damaged(path)
         _log.warning("%s can't be read, its pages will not be found: %s", path, error)
         return _Register([], [])
+    once = _only_once(entries)
+    damage += more + ["a number or a layout is there twice, or a number is out of range"] * (len(entries) - len(once))
+    if damage:
+        _keep_damaged(path)
+        _log.warning(
+            "%d records of %s can't be read, their pages will not be found, those of %d others will: %s",
+            len(damage),
+            path,
+            len(once),
+            damage[0],
+        )
+    return _Register(once, leaving)
 
 
-def _fingerprint(digits: str) -> bytes:
-    fingerprint = bytes.fromhex(digits)
+def _each_readable(records: Any, read: Callable[[Any], T]) -> tuple[list[T], list[str]]:
+    """What can be read of these, and why the others can't."""
+    if not isinstance(records, list):
+        return [], ["no list of records"]
+    readable: list[T] = []
+    damage: list[str] = []
+    for record in records:
+        try:
+            readable.append(read(record))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            damage.append(f"{type(error).__name__}: {error}")
+    return readable, damage
+
+
+def _entry(record: Any) -> _Entry:
+    return _Entry(
+        int(record["number"]),
+        Layout.from_json(json.dumps(record["layout"])),
+        str(record.get("durability", "")),
+        float(record.get("created", time.time())),  # an older version did not write these down
+        max(0.0, float(record.get("idle", 0.0))),
+    )
+
+
+def _leaving(record: Any) -> Leaving:
+    fingerprint = bytes.fromhex(record["fingerprint"])
     if len(fingerprint) != 32:  # a shorter one would be a prefix of others' pages
-        raise ValueError(f"{digits!r} is no fingerprint")
-    return fingerprint
+        raise ValueError(f"{record['fingerprint']!r} is no fingerprint")
+    return Leaving(fingerprint, str(record["name"]), bool(record["shared"]))
 
 
-def _each_once(entries: list[_Entry]) -> list[_Entry]:
-    numbers = {entry.number for entry in entries if 0 < entry.number <= _LAST_NUMBER}
-    if not len(entries) == len(numbers) == len({entry.layout.identity for entry in entries}):
-        raise ValueError("a number or a layout is there twice, or a number is out of range")
-    return entries
+def _only_once(entries: list[_Entry]) -> list[_Entry]:
+    """Those that share neither number nor layout with another: which of two is right, nobody can tell."""
+    numbers = Counter(entry.number for entry in entries)
+    layouts = Counter(entry.layout.identity for entry in entries)
+    return [
+        entry
+        for entry in entries
+        if 0 < entry.number <= _LAST_NUMBER and numbers[entry.number] == layouts[entry.layout.identity] == 1
+    ]
+
+
+def _keep_damaged(path: Path) -> None:
+    """Give a register another name beside its own, under which it stays when it is replaced."""
+    kept = _damaged(path)
+    try:
+        kept.unlink(missing_ok=True)
+        kept.hardlink_to(path)
+    except OSError as error:
+        _log.warning("%s can't be kept as %s: %s", path, kept.name, error)
+
+
+def _damaged(path: Path) -> Path:
+    return path.with_name(path.name + ".damaged")

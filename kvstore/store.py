@@ -116,7 +116,7 @@ class Store:
                 self.namespaces, books.clients, below.find_own, tiers=bool(tiers)
             )
         self.namespaces.save()
-        self.leftovers = Leftovers(books, below, self._dropping)
+        self.leftovers = Leftovers(books, below, self._keeping, self._dropping)
         arena.open_for_readers(below=bool(below.all()))
 
     def follow(self, visible: Callable[[bytes], bool] = lambda fingerprint: True) -> Iterator[Told]:

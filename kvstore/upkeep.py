@@ -66,9 +66,9 @@ class Upkeep:
             _keep_going(self._store.sweep)
 
     def _expire(self) -> None:
-        _keep_going(self._store.leftovers.drop)
+        _keep_going(lambda: self._store.leftovers.drop(self._stop))
         while not self._stop.wait(self._store.expiring.wait_seconds):
-            _keep_going(self._store.leftovers.drop)
+            _keep_going(lambda: self._store.leftovers.drop(self._stop))
             _keep_going(lambda: self._store.expiring.expire(self._stop))
             _keep_going(lambda: self._store.regroup(self._stop))
 

@@ -163,6 +163,59 @@ def test_a_damaged_register_is_empty_and_said(arena: Path, content: bytes, caplo
     assert known.open(layout("a")).number == 1
 
 
+def test_one_bad_record_takes_no_other_along_and_the_file_is_kept(
+    arena: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = Namespaces([arena])
+    known.forget(known.open(layout("gone")))
+    for model in "abcde":
+        known.open(layout(model))
+    known.forget(known.open(layout("gone as well")))
+    path = arena / "namespaces.json"
+    register = json.loads(path.read_text())
+    entries, leaving = register["namespaces"], register["leaving"]
+    entries[0]["layout"] = {"model": "a"}
+    entries[1]["number"] = float("inf")
+    entries[2]["number"] = entries[3]["number"]
+    leaving[0]["fingerprint"] = leaving[0]["fingerprint"][:-2]
+    text = json.dumps(register)
+    path.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        again = Namespaces([arena])
+    assert "5 records of" in caplog.text
+    assert models(again) == {6: "e"}
+    assert [each.name for each in again.leaving()] == [layout("gone as well").name]
+    again.save()
+    assert (arena / "namespaces.json.damaged").read_text() == text
+    caplog.clear()
+    assert models(Namespaces([arena])) == {6: "e"}
+    assert not caplog.records
+
+
+def test_what_is_leaving_being_damaged_takes_no_namespace_along(arena: Path) -> None:
+    (arena / "namespaces.json").write_text(json.dumps({"namespaces": [ENTRY], "leaving": 3}))
+    assert models(Namespaces([arena])) == {1: "a"}
+
+
+def test_a_register_that_cannot_be_read_is_kept(arena: Path) -> None:
+    (arena / "namespaces.json").write_text("{damaged")
+    Namespaces([arena]).save()
+    assert (arena / "namespaces.json.damaged").read_text() == "{damaged"
+    assert models(Namespaces([arena])) == {}
+
+
+def test_layouts_without_a_tenant_have_a_share_once_a_tenant_asks(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "MOST_NAMESPACES", 16)
+    known = Namespaces([arena])
+    for model in "abcd":
+        known.open(layout(model))
+    assert not known.is_crowded("")
+    with pytest.raises(LimitExceededError, match="layouts without a tenant have 4 namespaces"):
+        known.open(layout("e"), of_tenant=True)
+    assert known.is_crowded("")
+    assert not known.is_crowded("another")
+
+
 def test_a_register_that_cannot_be_written_is_said_and_the_namespace_works(
     arena: Path, disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

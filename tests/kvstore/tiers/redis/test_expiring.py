@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import kvstore.leftovers
 import kvstore.namespaces
 from kvstore.arena.arena import Arena
 from kvstore.errors import ResourceError
@@ -294,3 +295,38 @@ def test_what_could_not_be_asked_is_asked_again(
     while store.namespaces.known():
         store.expiring.expire(NEVER)
     assert not list(server.client.scan_iter(match="kvstore:page:*"))
+
+
+@KINDS
+@pytest.mark.parametrize("used_since", [False, True])
+def test_what_a_killed_node_was_clearing_leaves_unless_another_uses_it_since(
+    servers: Any,
+    open_nodes: Any,
+    open_redis: Open,
+    shm: Path,
+    kv: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    used_since: bool,
+) -> None:
+    url, primaries = servers
+    clock = kv.FakeClock()
+    monkeypatch.setattr(kvstore.leftovers, "time", clock)
+    a, b = open_nodes(url)
+    known, _ = [store.open_namespace(kv.layout("a", FRAME)) for store in (a, b)]
+    kv.put(a, known, range(8))
+    while a.write_behind.share():
+        pass
+    assert kv.get(b, known, range(8)) == 8
+    b.write_behind.tell_shared()
+    a.namespaces.forget(known, shared=True)  # the first step of clear
+    kv.kill(a)
+    with Store(Arena(shm / "a", 64 * FRAME), [], [shm / "a"], shared=open_redis(url, LIMIT, timeout=5.0)) as again:
+        clock.now += 60
+        age(primaries, 61)
+        if used_since:
+            kv.get(b, known, [0])
+            b.write_behind.tell_shared()
+        again.leftovers.drop(NEVER)
+        assert again.namespaces.leaving() == []
+        keys = [known.fingerprint + each for each in kv.hashes_of(range(8))]
+        assert b.below.shared.contains(keys) == [used_since] * 8
