@@ -177,6 +177,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         # The worker half's.
         self._worker: WorkerConnector | None = None
         self._plan = StepPlan()
+        self._is_computed = False  # the plan's step, on a rank that may not be told that its saves end
         self._step = 0
         self._layers: dict[str, int] = {}  # by name the place in a page, where all of them ask before they read
         self._awaited_layers: Mapping[str, int] = {}  # in this step
@@ -268,7 +269,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Gives up stores of blocks that this step overwrites."""
         assert isinstance(kv_connector_metadata, KVStoreMetadata)
-        self.wait_for_save()  # of the step before: where it drafts tokens, vLLM asks the last pipeline rank alone
+        self._end_step(self._is_computed)  # where it drafts tokens, vLLM asks the last pipeline rank alone to save
+        self._is_computed = False
         self._plan = StepPlan.from_bytes(kv_connector_metadata.plan)
         self._step = kv_connector_metadata.step
         number = _pp_rank() * self._vllm_config.parallel_config.tensor_parallel_size + _tp_rank()
@@ -301,13 +303,13 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Begins the step's stores, and does not wait for them. vLLM calls it also when the forward pass has failed."""
-        if self._worker is not None:
-            has_failed = sys.exc_info()[0] is not None
-            self._worker.start_save_kv(replace(self._plan, stores=()) if has_failed else self._plan)
-        self._plan = StepPlan()
+        self._end_step(not _is_failing())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """Requests whose blocks are read no longer, and requests whose loads are over."""
+        # The last rank may still draft, and is always asked to save when that is done.
+        is_last = _pp_rank() == self._vllm_config.parallel_config.pipeline_parallel_size - 1
+        self._is_computed = not is_last and not _is_failing()
         if self._worker is None:
             return set(), set()
         if not self._async_load:
@@ -456,6 +458,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._requests.reset()
         return True
 
+    def _end_step(self, is_computed: bool) -> None:
+        """Begins the stores of what was computed. Requests that have ended give their blocks back in any case."""
+        if self._worker is not None:
+            self._worker.start_save_kv(self._plan if is_computed else replace(self._plan, stores=()))
+        self._plan = StepPlan()
+
     def _describe(
         self, group: Any, blocks: Mapping[str, torch.Tensor], views: Sequence[torch.Tensor], cut: int
     ) -> CacheGroup:
@@ -493,6 +501,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 _NOTHING = StepPlan().to_bytes()
+
+
+def _is_failing() -> bool:
+    """Whether vLLM calls this while it handles a failure of the step."""
+    return sys.exc_info()[0] is not None
 
 
 def _tp_rank() -> int:

@@ -302,7 +302,7 @@ class Loop:
                     worker.start_load_kv(SimpleNamespace())
                 if self.ends_saves:
                     worker.wait_for_save()
-            results = worker.get_transfer_results(step.finished_req_ids)
+                results = worker.get_transfer_results(step.finished_req_ids)
             transfer = KVConnectorOutput(
                 finished_sending=results.finished_sending,
                 finished_recving=results.finished_recving,

@@ -9,6 +9,7 @@ import copy
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -506,6 +507,7 @@ def test_a_pipeline_rank_that_is_never_asked_to_save_stores_all_the_same(
     node, tokens = node_process(), prompt(200)
     loop = start_loop(node)
     loop.ends_saves = False
+    loop.config.parallel_config.pipeline_parallel_size = 2
     answer(loop, "first", tokens, max_tokens=60)  # ends when its blocks are given back
     assert loop.left_over() == []
     longer = [*tokens, *loop.tokens["first"]]
@@ -528,6 +530,40 @@ def test_what_a_step_that_failed_was_to_compute_is_not_stored(
         patch.setattr(loop, "_forward", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             run_until(loop, lambda: False)
+    loop.close()  # waits for stores
+    assert answer(start_loop(node), "again", tokens) == 203
+
+
+@pytest.mark.parametrize(("fails", "ranks"), [("bind_connector_metadata", 2), ("_forward", 2), ("_check_doubtful", 1)])
+def test_nor_where_vllm_leaves_that_step_without_an_end(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    fails: str,
+    ranks: int,
+) -> None:
+    """Before the forward pass, in it, and behind it on the last rank, which may draft there."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    node, tokens = node_process(), prompt(200)
+    loop = start_loop(node)
+    loop.config.parallel_config.pipeline_parallel_size = ranks
+    loop.ends_saves = False
+    loop.add("first", tokens)
+    while "first" not in (step := loop.schedule()).num_scheduled_tokens:  # kvstore is asked
+        loop.update(step, loop.execute(step))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop if hasattr(loop, fails) else loop.worker, fails, fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            loop.execute(step)
+        loop.abort("first")
+        with suppress(RuntimeError):
+            loop.step()  # has nothing to compute, and gives the request's blocks back
+    run_all(loop)
+    assert loop.left_over() == []
     loop.close()  # waits for stores
     assert answer(start_loop(node), "again", tokens) == 203
 
