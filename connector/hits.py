@@ -35,32 +35,42 @@ def longest_hit(
     while (hit := num_tokens // step * step) > num_local:
         num_tokens = hit
         for here, block_size, skipped in zip(presence, block_sizes, num_skipped, strict=True):
-            first = max(num_local, skipped(num_tokens)) // block_size
-            num_tokens = _without_gap(here, first, num_local // block_size, num_tokens // block_size) * block_size
+            num_blocks = _without_gap(here, block_size, skipped, num_local, num_tokens // block_size)
+            num_tokens = num_blocks * block_size
         if num_tokens == hit:
             return hit
     return num_local
 
 
-def _without_gap(here: Sequence[bool], first: int, local: int, end: int) -> int:
+def _without_gap(here: Sequence[bool], block_size: int, skipped: NumSkipped, num_local: int, end: int) -> int:
     """The most blocks, ``end`` of them or fewer, that a group may agree to.
 
-    A shorter prefix needs its blocks from ``first`` on, or from an earlier one on: so it ends before the first block
-    that is missing there, and, as it needs its last one, not behind another one that is missing.
+    A shorter prefix needs its blocks from the same one on, or from an earlier one on: so it ends before the first block
+    that is missing there. It does not end behind another one that is missing either, unless it does not need its last
+    block: at the start of a chunk of attention it needs none.
 
     Args:
         here: whether kvstore has each block's page.
-        first: the first block that a prefix of ``end`` blocks needs.
-        local: blocks of the engine's own.
+        block_size: in tokens.
+        skipped: of the group.
+        num_local: tokens of the engine's own.
         end: blocks of the prefix.
     """
+    local = num_local // block_size
     if end > len(here):
         return max(local, len(here))
     try:
-        end = here.index(False, first, end)
+        end = here.index(False, max(num_local, skipped(end * block_size)) // block_size, end)
     except ValueError:
         return end
+    checked = end  # prefixes that end behind it need their last block
     while end > local and not here[end - 1]:
+        if end == checked:
+            start = skipped(end * block_size)
+            # A chunk that begins there needs nothing before it; the start of a window does, at any length.
+            checked = start // block_size if skipped(start) == start else local
+            if checked == end:
+                break
         end -= 1
     return end
 
