@@ -59,6 +59,7 @@ class Attachment:
                 # The lock file is gone, or lies where the node does not look: the arena was replaced in between.
                 raise NotAttachedError(f"{connection.name} does not own {directory}: {error}") from error
             raise
+        self._process = os.getpid()
         self._uses = 0
         self._retired = False
         self._guard = threading.Lock()
@@ -117,8 +118,9 @@ class Attachment:
 
     def _close_if_unused(self) -> None:
         if self._retired and not self._uses and self._lock_fd >= 0:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._lock_fd, 1)  # says that nothing is being written any more
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)  # a forked child may have the descriptor as well
+            if os.getpid() == self._process:  # a forked child holds the same lock, but for its parent
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._lock_fd, 1)  # says that nothing is being written any more
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
             os.close(self._lock_fd)
             self._lock_fd = -1

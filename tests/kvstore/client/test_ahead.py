@@ -102,6 +102,23 @@ def test_a_forked_child_does_not_write_into_its_parents_slots(near, hashes, even
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_forked_child_says_no_goodbye_for_its_parent(node, near, hashes):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    store(pages, hashes(4), 1)
+    child = os.fork()
+    if not child:
+        status = 1
+        with suppress(BaseException):
+            near._session.path._attachment.retire()
+            status = 0
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    pending = pages.prepare_store(hashes(4, 1))
+    node.store.sweep()
+    assert near.status().clients == 1
+    assert pending.complete() == kvstore.StoreResult(stored=4)
+
+
 def test_a_larger_store_is_reserved_as_ever(near, hashes, calls, eventually):
     pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
     store(pages, hashes(2, 0), 0)
