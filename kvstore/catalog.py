@@ -109,10 +109,12 @@ class Catalog:
         """How many namespaces have such pages."""
         return self._dirty.parties
 
-    def end_turns(self, slots: Iterable[Slot]) -> None:
-        """The namespaces of these slots had their turns: ``dirty`` names all others first."""
-        for namespace in dict.fromkeys(map(self.slots.namespace.__getitem__, slots)):
+    def end_turns(self, slots: Iterable[Slot]) -> int:
+        """The namespaces of these slots had their turns: ``dirty`` names all others first. Returns how many had."""
+        namespaces = dict.fromkeys(map(self.slots.namespace.__getitem__, slots))
+        for namespace in namespaces:
             self._dirty.end_turn(namespace)
+        return len(namespaces)
 
     def dirty_stamps(self) -> Iterator[int]:
         """The stamps of all slots that are dirty now, namespace by namespace. They may be read without the lock."""

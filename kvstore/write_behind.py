@@ -167,15 +167,16 @@ class WriteBehind:
             How many pages are clean now; 0: no namespace's are taken.
         """
         with self._lock:
-            turns = self._catalog.dirty_namespaces
-        for _ in range(turns):
+            left = self._catalog.dirty_namespaces
+        while left > 0:
             with self.writing:
                 with self._lock:
                     batch, _ = self._hold_batch(self._catalog.dirty(_WRITE_PAGES))
-                    self._catalog.end_turns(batch)
+                    ended = self._catalog.end_turns(batch)
                 written = self._write(batch)
             if written:
                 return written
+            left -= max(1, ended)
         return 0
 
     def flush(self, deadline: float) -> int:

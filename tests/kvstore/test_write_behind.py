@@ -74,6 +74,18 @@ def test_a_namespace_whose_pages_are_refused_for_good_does_not_keep_the_others_w
     store.check_integrity()
 
 
+def test_namespaces_that_are_refused_together_are_not_tried_again_at_once(
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any
+) -> None:
+    store = open_store(64, [tier])
+    for name in "abcdefgh":
+        kv.put(store, store.open_namespace(kv.layout(name, FRAME)), [1])
+    tier.refuse = lambda key: True
+    assert store.write_behind.write_back() == 0
+    assert [len(batch) for batch in tier.writes] == [8]
+    store.check_integrity()
+
+
 def test_namespaces_take_turns_in_a_flush(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
     store = open_store(64, [tier])
     flood, own = (store.open_namespace(kv.layout(name, FRAME)) for name in ("flood", "own"))
