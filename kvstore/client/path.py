@@ -67,7 +67,7 @@ class Path(Protocol):
         return 0, False
 
     def note_wanted(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
-        """Mark pages as used a moment from now, without a call. False: this path can't."""
+        """Mark pages as used a moment from now, without a call. False: this path can't, or not so many."""
         return False
 
     def borrow(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:

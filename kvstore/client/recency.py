@@ -16,7 +16,7 @@ REPORT_SECONDS = 0.2
 MOST_USES = 1024
 """Most uses that are kept; the oldest are passed over: they matter least."""
 MOST_PAGES = 1 << 16
-"""Most pages in one report; of more, the latest uses go."""
+"""Most pages in one report; of more, the latest uses go that fit."""
 _IDLE_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
@@ -48,10 +48,10 @@ class Recency:
         with self._lock:
             while self._waiting:
                 fingerprint, hashes, read, missed = self._waiting.pop()
-                pages += len(hashes) // HASH_BYTES
-                if pages > MOST_PAGES:
-                    self._waiting.clear()
-                    break
+                more = len(hashes) // HASH_BYTES
+                if pages + more > MOST_PAGES:
+                    continue
+                pages += more
                 uses.append(pb.PageUse(fingerprint=fingerprint, hashes=hashes, read=read, missed=missed))
         return pb.UseReport(uses=reversed(uses)) if uses else None
 

@@ -42,6 +42,8 @@ Bytes = npt.NDArray[np.uint8]
 Pending = TypeVar("Pending")
 _ARENA = TIER_NAMES[ARENA] or ""
 _REPORT_TIMEOUT = 1.0
+_MOST_NOTED = 1024
+"""Most pages that the next call takes along: with more it might be too long for its connection."""
 _OUTCOMES = bytes.maketrans(bytes([ABSENT, ARENA]), bytes([RESERVED, PRESENT]))
 """What the index says of a page → what a store does with it."""
 _STEP_BYTES = 16 << 20
@@ -100,6 +102,8 @@ class SharedPath(Path):
 
     def note_wanted(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
         """Tell the node with the next call, or a moment later."""
+        if len(hashes) > _MOST_NOTED * HASH_BYTES:
+            return False
         self._recency.note(namespace.fingerprint, hashes, read=False)
         return True
 

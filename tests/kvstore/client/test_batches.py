@@ -128,6 +128,23 @@ class TestBatchesUnderWay:
         assert pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES)) == kvstore.StoreResult(stored=count)
         eventually(lambda: told == [hashes(count)])
 
+    def test_more_pages_than_a_call_takes_along_are_told_by_a_call(self, near, hashes, monkeypatch):
+        _, client = near
+        pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=4096))
+        told: list[int] = []
+        touch = client._session.control.touch
+
+        def note(fingerprint, named, timeout):
+            told.append(len(named))
+            return touch(fingerprint, named, timeout)
+
+        monkeypatch.setattr(client._session.control, "touch", note)
+        for count, name in ((1024, 0), (1025, 1)):
+            assert pages.batch_pages < count
+            data = np.zeros((count, 4096), np.uint8)
+            assert pages.store(hashes(count, name), data) == kvstore.StoreResult(stored=count)
+        assert told == [1025]
+
     def test_a_batch_that_the_node_forgot_is_stored_anew(self, near, hashes, payload, monkeypatch):
         """As if the node had come back, or the namespace been cleared, behind the copies of the first two batches."""
         node, client = near

@@ -264,6 +264,10 @@ class TestWhatTheNodeLearns:
         kept = [int.from_bytes(use.fingerprint, "big") for use in recency.take().uses]
         assert kept == list(range(3 * MOST_USES - MOST_PAGES // 256, 3 * MOST_USES)), "the latest are kept, in order"
         assert recency.take() is None
+        recency.note(b"old", bytes(32), read=True)
+        recency.note(b"long", bytes((MOST_PAGES + 1) * 32), read=True)
+        recency.note(b"new", bytes(32), read=True)
+        assert [use.fingerprint for use in recency.take().uses] == [b"old", b"new"], "what is too long is passed over"
         failing = Recency(report)
         for turn in range(2):
             failing.note(b"f" * 32, bytes(32), read=True)
