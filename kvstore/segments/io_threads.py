@@ -108,6 +108,7 @@ class IoThreads:
         self._alive = 0
         self._idle = 0
         self._hanging = 0
+        self._closed = False
 
     @property
     def hanging(self) -> int:
@@ -142,10 +143,12 @@ class IoThreads:
         calls are made (``who``), and among the calls for one of them each ``submit_all``.
 
         Raises:
-            OSError: there is no thread, and none can be started. None of them was begun.
+            OSError: there is no thread, and none can be started; or they were let go. None of them was begun.
         """
         jobs = [Job(call) for call in calls]
         with self._lock:
+            if self._closed:
+                raise OSError(errno.ESHUTDOWN, "the threads for I/O were let go")
             more = self._queue.qsize() + len(jobs) - self._idle
             for _ in range(min(more, self._threads - (self._alive - self._hanging))):
                 # Daemons: a thread that hangs must not keep the process from ending.
@@ -157,8 +160,8 @@ class IoThreads:
                     raise OSError(errno.EAGAIN, f"no thread for I/O can be started: {error}") from error
                 self._alive += 1
             self._turns.add(who, jobs)
-        for _ in jobs:
-            self._queue.put(True)
+            for _ in jobs:  # before any thread is told to end
+                self._queue.put(True)
         return jobs
 
     def give_up(self, job: Job[T], afterwards: Callable[[], None] | None = None) -> None:
@@ -182,6 +185,7 @@ class IoThreads:
     def close(self) -> None:
         """Let the threads end, each behind what it is doing."""
         with self._lock:
+            self._closed = True
             for _ in range(self._alive):
                 self._queue.put(False)
 

@@ -52,21 +52,16 @@ class Crew:
 
     def __init__(self, most: int, name: str) -> None:
         self._threads = IoThreads(most, name=name)
-        self._closed = False
 
     def start(self, work: Callable[[], None]) -> Task:
         """Let a thread do some work; where none can be had, it is done before this returns."""
         task = Task(partial(copy_context().run, work))
-        if self._closed:  # the server was let go
-            task.do()
-            return task
         try:
             self._threads.submit_all([task.do], READER.get())
-        except OSError:  # no thread can be started
+        except OSError:  # no thread can be started, or the server was let go
             task.do()
         return task
 
     def close(self) -> None:
         """Let the threads go, each behind what it is doing."""
-        self._closed = True
         self._threads.close()

@@ -17,6 +17,25 @@ def test_calls_return_and_raise() -> None:
     threads.close()
 
 
+def test_threads_that_were_let_go_do_what_was_submitted_and_refuse_the_rest() -> None:
+    threads = IoThreads(1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        begun.set()
+        return go_on.wait(60)
+
+    first = threads.submit(wait)
+    assert begun.wait(60)
+    second = threads.submit(lambda: 2)
+    threads.close()
+    with pytest.raises(OSError, match="were let go"):
+        threads.submit(lambda: 3)
+    go_on.set()
+    assert first.wait(60)
+    assert second.wait(60) == 2
+
+
 def test_a_late_call_is_cleaned_up_behind_when_it_is_over() -> None:
     threads = IoThreads(1)
     go_on, cleaned = threading.Event(), threading.Event()
