@@ -113,7 +113,7 @@ class Store:
         """Pages that were found in the arena of an earlier node."""
         if arena.taken_over:
             self.kept_pages = books.residency.take_over(
-                self.namespaces, books.clients, below.find_own, tiers=bool(tiers)
+                self.namespaces, books.clients, below.find_own, time.monotonic(), tiers=bool(tiers)
             )
         self.namespaces.save()
         self.leftovers = Leftovers(books, below, self._keeping, self._dropping)

@@ -334,7 +334,7 @@ class Storing:
         with self._books.lock:
             slots, passed = ticket.slots, self._books.readers.passed
             kept = 0
-            if ticket.number in self._books.tickets.stores:  # else its client is dead, and they are free already
+            if ticket.number in self._books.tickets.stores:  # else its client is dead, and they are in quarantine
                 while kept < len(slots) and passed(self._books.retired_at(slots[kept])):
                     kept += 1
                 namespace, page_bytes = self._books.slots.namespace[slots[0]], self._books.slots.length[slots[0]]

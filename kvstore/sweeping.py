@@ -13,9 +13,6 @@ from kvstore.storing import Storing
 from kvstore.tickets import NODE
 from kvstore.write_behind import WriteBehind
 
-QUARANTINE_SECONDS = 3.0
-"""For which nobody else gets a slot whose writer has died: a device may have been copying into it."""
-
 
 class Sweeping:
     """The housekeeping of a store, for a thread of the node. Safe for threads.
@@ -38,7 +35,6 @@ class Sweeping:
         dead = self._books.clients.dead()
         left = {number for number in dead if self._books.clients.has_left(number)}
         now = time.monotonic()
-        until = now + QUARANTINE_SECONDS
 
         def gone(owner: int) -> bool:
             # A call may come through behind its client's end, and open a ticket for nobody.
@@ -56,7 +52,7 @@ class Sweeping:
             for store in [ticket for ticket in self._books.tickets.stores.values() if gone(ticket.owner)]:
                 self._books.tickets.take_store(store.number, store.owner)
                 if store.direct and store.owner in dead and store.owner not in left:
-                    self._books.residency.quarantine(store.slots, until)
+                    self._books.residency.quarantine(store.slots, now)
                 else:
                     self._books.give_up(store)
             for load in [ticket for ticket in self._books.tickets.loads.values() if gone(ticket.owner)]:
@@ -67,7 +63,7 @@ class Sweeping:
         self._books.clients.remove_abandoned()
         with self._books.lock:
             if not self._books.closed:
-                self._books.residency.release_quarantine(self._books.clients, left, now, until)
+                self._books.residency.release_quarantine(self._books.clients, left, now)
         if self._keeping.end_overdue():
             self._keeping.save()
         self._write_behind.tell_own()

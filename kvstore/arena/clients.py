@@ -46,12 +46,16 @@ class Clients:
         self._files: dict[int, int] = {}
         self._last = 0
         self._closed = False
+        self._left_earlier: set[int] = set()
         for path in directory.iterdir():
             fd = _open(path)
+            number = int(path.name) if _NUMBER.fullmatch(path.name) else 0
             if fd is None or not is_locked(fd):
+                if fd is not None and os.fstat(fd).st_size > 0:
+                    self._left_earlier.add(number)
                 remove_lock_file(path)
-            elif _NUMBER.fullmatch(path.name) and int(path.name) <= _LAST_NUMBER:
-                self._files[int(path.name)] = fd
+            elif 0 < number <= _LAST_NUMBER:
+                self._files[number] = fd
                 continue
             if fd is not None:
                 os.close(fd)
@@ -119,10 +123,11 @@ class Clients:
             return [number for number, fd in self._files.items() if not is_locked(fd)]
 
     def has_left(self, number: int) -> bool:
-        """Whether a client that holds its lock no longer has said that it had stopped to write: it has not died."""
+        """Whether a client that holds its lock no longer has said that it had stopped to write: it has not died. Of an
+        earlier node's clients those are known that left behind it."""
         with self._lock:
             fd = self._files.get(number)
-            return fd is not None and os.fstat(fd).st_size > 0
+            return os.fstat(fd).st_size > 0 if fd is not None else number in self._left_earlier
 
     def forget(self, number: int) -> None:
         """A dead client has nothing in the arena any more."""

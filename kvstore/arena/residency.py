@@ -22,6 +22,9 @@ from kvstore.eviction import ExpectedReuse
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.slot import Slot, SlotState
 
+QUARANTINE_SECONDS = 3.0
+"""For which nobody else gets a slot whose writer has died: a device may have been copying into it."""
+
 
 class Residency:
     """Changes to the pages of one arena, which are told. The store's lock guards every call, and the catalog."""
@@ -122,41 +125,47 @@ class Residency:
             if checksum is not None and self.slots.is_resident(slot) and self.checksum(slot) is None:
                 self._arena.set_checksum(self.slots.frame[slot], checksum)
 
-    def quarantine(self, slots: Sequence[Slot], until: float) -> None:
-        """Reserved or lapsed slots whose client has died: a device may still copy into them."""
+    def quarantine(self, slots: Sequence[Slot], now: float) -> None:
+        """Reserved or lapsed slots whose client was found dead ``now``: a device may still copy into them."""
         for slot in slots:
             if self.slots.state[slot] != SlotState.LAPSED:
                 self.catalog.lapse(slot)
-            self.quarantined[slot] = until
+            self.quarantined[slot] = now + QUARANTINE_SECONDS
 
-    def release_quarantine(self, clients: Clients, left: Collection[int], now: float, until: float) -> None:
+    def release_quarantine(self, clients: Clients, left: Collection[int], now: float) -> None:
         """Free the quarantined slots that nobody writes any more.
 
         Args:
             clients: the attached ones.
             left: those that were until now, and have stopped to write before they left.
             now: on the clock of ``time.monotonic``.
-            until: how long slots stay whose client is found dead now.
         """
         for slot, over in list(self.quarantined.items()):
             if over is None:
                 owner = self.slots.owner[slot]
                 if owner in clients:
                     continue
-                over = self.quarantined[slot] = now if owner in left else until
+                over = self.quarantined[slot] = now if owner in left else now + QUARANTINE_SECONDS
             if over <= now:
                 del self.quarantined[slot]
                 self.free_written(slot)
 
     def take_over(
-        self, namespaces: Namespaces, clients: Clients, is_below: Callable[[Sequence[bytes]], bytes], *, tiers: bool
+        self,
+        namespaces: Namespaces,
+        clients: Clients,
+        is_below: Callable[[Sequence[bytes]], bytes],
+        now: float,
+        *,
+        tiers: bool,
     ) -> int:
         """Make the catalog again from the headers that an earlier node left.
 
         Args:
             namespaces: what the numbers in the headers stand for; pages of others are dropped.
-            clients: those of the earlier node that still live.
+            clients: those of the earlier node that still live, or have left.
             is_below: for each key whether a tier below has the page.
+            now: on the clock of ``time.monotonic``.
             tiers: whether there are tiers below at all.
 
         Returns:
@@ -168,7 +177,7 @@ class Residency:
         for each in found:
             known = namespaces.in_headers.get(each.namespace)
             key = known.fingerprint + each.hash if known is not None else b""
-            if not each.complete and each.owner in clients:
+            if not each.complete and not clients.has_left(each.owner):
                 quarantined.append(each)
             elif each.complete and known and known.layout.page_bytes == each.length and key not in pages:
                 pages[key] = each
@@ -184,7 +193,13 @@ class Residency:
             self._slabs.restore(
                 slab.first_unit, slab.units, slab.slot_frames, set().union(*(used[unit] for unit in units))
             )
-        self.quarantined = {self.catalog.quarantine(each.frame, each.frames, each.owner): None for each in quarantined}
+        # Nobody knows when a client died that lives no more: its slots stay as if it had died now.
+        self.quarantined = {
+            self.catalog.quarantine(each.frame, each.frames, each.owner): (
+                None if each.owner in clients else now + QUARANTINE_SECONDS
+            )
+            for each in quarantined
+        }
         for (key, each), under in zip(pages.items(), is_below(list(pages)), strict=True):
             slot = self.catalog.adopt(each.frame, key, each.namespace, each.length, dirty=tiers and not under)
             if key in self.pins:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvstore.answers import LONGEST_TICKET
+from kvstore.arena.residency import QUARANTINE_SECONDS
 from kvstore.store import Store
-from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE
 
 FRAME = 4096

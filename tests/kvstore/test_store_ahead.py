@@ -11,10 +11,10 @@ import pytest
 from kvstore.answers import PRESENT, REFUSED, RESERVED
 from kvstore.arena.clients import MOST_CLIENTS
 from kvstore.arena.readers import LINE_WORDS, ReadingLine
+from kvstore.arena.residency import QUARANTINE_SECONDS
 from kvstore.errors import InvalidRequestError, LimitExceededError, UnknownNamespaceError
 from kvstore.rules import NamespaceRule
 from kvstore.store import Store
-from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE, Part
 
 FRAME = 4096

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.answers import ABSENT, ARENA, MOST_LOOKUP_PAGES, PRESENT, REFUSED, RESERVED
+from kvstore.arena.residency import QUARANTINE_SECONDS
 from kvstore.errors import (
     InvalidRequestError,
     LayoutMismatchError,
@@ -18,7 +19,6 @@ from kvstore.errors import (
     UnknownNamespaceError,
 )
 from kvstore.store import Store
-from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE
 
 FRAME = 4096

@@ -16,8 +16,8 @@ from kvstore.arena import readers as readers_module
 from kvstore.arena.arena import Arena
 from kvstore.arena.clients import MOST_CLIENTS, Clients
 from kvstore.arena.readers import LINE_WORDS, LONGEST_READ, READERS_BYTES, Readers, ReadingLine
+from kvstore.arena.residency import QUARANTINE_SECONDS
 from kvstore.store import Store
-from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE
 
 FRAME = 4096

@@ -17,9 +17,9 @@ import pytest
 from kvstore.answers import DISK
 from kvstore.arena import format as fmt
 from kvstore.arena.arena import Arena
+from kvstore.arena.residency import QUARANTINE_SECONDS
 from kvstore.errors import NotAttachedError
 from kvstore.store import Store
-from kvstore.sweeping import QUARANTINE_SECONDS
 from kvstore.tickets import NODE
 
 FRAME = 4096
@@ -125,16 +125,23 @@ def test_a_slot_that_a_living_client_may_write_stays_in_quarantine(
     assert again.owner_of(name) == 1
     with pytest.raises(NotAttachedError):
         again.owner_of(dying)
-    assert again.statistics().arena_used_bytes == 3 * FRAME, "two in quarantine, one page"
-    for number in range(100, 130):
-        kv.put(again, known, [number])
-        for frame in reserved.frames:  # it was stopped, and wakes up
-            again.arena.view(frame, FRAME)[:] = 0xFF
-        again.sweep()
-    found = kv.found(again, known, list(range(130)))
-    assert len(found) == 14
-    assert all(kv.get(again, known, [number]) == 1 for number in found)
-    again.check_integrity()
+    assert again.statistics().arena_used_bytes == 4 * FRAME, "three in quarantine, one page"
+
+    def fill(writing: list[int], pages: int) -> None:
+        for number in range(100, 130):
+            kv.put(again, known, [number])
+            for frame in writing:
+                again.arena.view(frame, FRAME)[:] = 0xFF
+            again.sweep()
+        found = kv.found(again, known, list(range(130)))
+        assert len(found) == pages
+        assert all(kv.get(again, known, [number]) == 1 for number in found)
+        again.check_integrity()
+
+    clock.now += QUARANTINE_SECONDS - 0.1
+    fill([*reserved.frames, *gone.frames], 13)  # one was stopped, and wakes up; a device copies for the other
+    clock.now += 0.2
+    fill(reserved.frames, 14)
 
     # A third node, over the quarantine of the second one.
     kv.kill(again)
@@ -167,6 +174,45 @@ def test_a_lapsed_slot_is_in_quarantine_too(open_store: OpenStore, kv: SimpleNam
     client.leave()
     again.sweep()
     assert again.statistics().arena_used_bytes == 0, "it has said that it had stopped"
+
+
+def test_the_quarantine_of_a_dead_clients_slots_outlives_the_node(
+    open_store: OpenStore, kv: SimpleNamespace, shm: Path, clock: Any
+) -> None:
+    """The node is killed in the middle of it, when it has forgotten the client already."""
+    store = open_store(16)
+    known = store.open_namespace(kv.layout("a", FRAME))
+    client = kv.LocalClient(shm / "arena")
+    owner = store.owner_of(store.attach(client.name))
+    store.prepare_store(owner, known.fingerprint, kv.hashes_of([1]), 9.0, direct=True)
+    client.die()
+    store.sweep()
+    assert store.statistics().clients == 0
+    clock.now += 1.0
+    kv.kill(store)
+    again = open_store(16)
+    again.sweep()
+    assert again.statistics().arena_used_bytes == FRAME, "a device may still be copying"
+    clock.now += QUARANTINE_SECONDS
+    again.sweep()
+    assert again.statistics().arena_used_bytes == 0
+    again.check_integrity()
+
+
+def test_slots_of_a_client_that_left_while_no_node_was_there_are_free_at_once(
+    open_store: OpenStore, kv: SimpleNamespace, shm: Path
+) -> None:
+    store = open_store(16)
+    known = store.open_namespace(kv.layout("a", FRAME))
+    client = kv.LocalClient(shm / "arena")
+    owner = store.owner_of(store.attach(client.name))
+    store.prepare_store(owner, known.fingerprint, kv.hashes_of([1]), 9.0, direct=True)
+    kv.kill(store)
+    client.leave()
+    again = open_store(16)
+    assert again.statistics().arena_used_bytes == 0, "it has said that it had stopped"
+    assert not list((shm / "arena" / "clients").iterdir())
+    again.check_integrity()
 
 
 def test_a_sweep_that_ends_behind_the_store_frees_no_slot(

@@ -121,7 +121,7 @@ def test_many_namespaces_share_one_attachment(node, near, hashes):
 
 def test_two_clients_in_one_process_are_two(node, layout, hashes, payload, eventually, monkeypatch):
     """The end of one frees what is its own, at once: it is not taken for one that died."""
-    monkeypatch.setattr("kvstore.sweeping.QUARANTINE_SECONDS", math.inf)
+    monkeypatch.setattr("kvstore.arena.residency.QUARANTINE_SECONDS", math.inf)
     one, two = (kvstore.connect(f"unix://{node.config.socket}") for _ in range(2))
     mine, theirs = (client.namespace(layout).prepare_store(hashes(2, name=n)) for n, client in enumerate((one, two)))
     assert one.status().clients == 2
