@@ -61,6 +61,8 @@ class Published(NamedTuple):
 class NamespaceUsage:
     """A namespace and its pages."""
 
+    number: int = field(compare=False)
+    """Another one when it is opened again after it was dropped."""
     layout: Layout
     arena_pages: int
     used_bytes: dict[str, int]

@@ -79,6 +79,9 @@ class Status:
     """What the node computes for :func:`kvstore.hashing.hash_check`. Empty: an older node, which does not say."""
     gone: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """What the node counted of namespaces that were dropped since, by tenant. Not told to clients."""
+    numbers: Mapping[bytes, int] = dataclasses.field(default_factory=dict)
+    """Fingerprint → a number that is another one when the namespace is opened again after it was dropped. Not told to
+    clients."""
 
     def tier(self, name: str) -> TierStatus:
         """The tier of this name.
@@ -157,6 +160,7 @@ def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory
         time=time.time(),
         hash_check=hash_check(),
         gone=statistics.gone,
+        numbers={each.layout.fingerprint: each.number for each in statistics.namespaces},
     )
 
 

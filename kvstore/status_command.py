@@ -84,7 +84,8 @@ def _status(options: argparse.Namespace) -> int:
     with connect_to_node(options.url if options.url is not None else options.positional_url) as client:
         status = client.status()
     if options.json:
-        print(json.dumps(_plain(dataclasses.asdict(status)), indent=2))
+        told = {name: each for name, each in dataclasses.asdict(status).items() if name not in ("gone", "numbers")}
+        print(json.dumps(_plain(told), indent=2))
     else:
         _print_status(status)
     return 0

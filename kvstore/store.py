@@ -170,6 +170,7 @@ class Store:
                 below=below,
                 namespaces=tuple(
                     NamespaceUsage(
+                        known.number,
                         known.layout,
                         self._catalog.pages_of(known.number),
                         {"arena": self._catalog.frames_of(known.number) * FRAME_BYTES} | used,

@@ -8,10 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter as Counts
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -25,7 +24,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from kvstore.errors import KVStoreError
-from kvstore.status import NamespaceStatus, Status
+from kvstore.status import Status
 from kvstore.tiers.times import BOUNDS, Times
 from kvstore.wire import code_of
 
@@ -37,39 +36,67 @@ _BYTES = ("read_bytes", "written_bytes")
 _GAUGES = {"dirty": "Pages of the arena that no tier below has yet."}
 
 
-class Labels:
-    """Which namespaces have metrics of their own, so that no counter ever falls. Safe for threads.
+class _Series(NamedTuple):
+    """What a namespace with a label was counted."""
 
-    A namespace keeps its label until it is dropped; then its counts are the others', and the namespace that takes most
-    gets its place. What that one had counted stays with the others.
+    before: Counts[str]
+    """Before it had the label: that stays with the others."""
+    last: Counts[str]
+    """At the last look."""
+
+
+class Labels:
+    """Which namespaces have metrics of their own, and what is counted of the others. Safe for threads.
+
+    A namespace keeps its label until it is dropped; then the namespace that takes most gets its place. Each page is
+    counted in one series alone, also when its namespace gets a label or is dropped, so the increases of all series
+    together are what happened.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: dict[bytes, Counts[str]] = {}
-        """What each of them left to the others."""
-        self._others: set[bytes] = set()
+        self._labelled: dict[int, _Series] = {}
+        """By the namespace's number."""
+        self._unlabelled: set[int] = set()
+        self._ended: Counts[str] = Counts()
+        """What the series of namespaces that were dropped had shown."""
+        self._others: Counts[str] = Counts()
 
-    def give(self, namespaces: Sequence[NamespaceStatus]) -> dict[bytes, Counts[str]]:
-        """The fingerprints of those that have a label now, and what each had counted before."""
-        with self._lock:
-            here = {each.fingerprint: each for each in namespaces}
-            for fingerprint in list(self._left):
-                if fingerprint not in here:
-                    del self._left[fingerprint]
-                elif any(here[fingerprint].counters[name] < count for name, count in self._left[fingerprint].items()):
-                    self._left[fingerprint] = Counts()  # it was dropped, and opened again
+    def give(self, look: Callable[[], Status]) -> tuple[Status, dict[bytes, Counts[str]], Counts[str]]:
+        """The status now, the counts of those that have a label (by fingerprint), and those of all others."""
+        with self._lock:  # around the look, too: a status that is older than the last one would count twice
+            status = look()
+            here = {status.numbers[each.fingerprint]: each for each in status.namespaces}
+            for number, series in list(self._labelled.items()):
+                each = here.get(number)
+                # One that is dropped just now may be listed still, without what was counted.
+                if each is None or any(each.counters[name] < count for name, count in series.last.items()):
+                    self._ended.update(series.last)
+                    self._ended.subtract(series.before)
+                    del self._labelled[number]
+                else:
+                    self._labelled[number] = series._replace(last=Counts(each.counters))
             without = sorted(
-                (each for each in namespaces if each.fingerprint not in self._left),
-                key=lambda each: sum(each.used_bytes.values()),
+                (number for number in here if number not in self._labelled),
+                key=lambda number: sum(here[number].used_bytes.values()),
                 reverse=True,
             )
-            free = MOST_NAMESPACES - len(self._left)
-            for each in without[:free]:
-                known = each.fingerprint in self._others
-                self._left[each.fingerprint] = Counts(each.counters) if known else Counts()
-            self._others = {each.fingerprint for each in without[free:]}
-            return dict(self._left)
+            free = MOST_NAMESPACES - len(self._labelled)
+            for number in without[:free]:
+                counts = Counts(here[number].counters)
+                self._labelled[number] = _Series(counts if number in self._unlabelled else Counts(), counts)
+            self._unlabelled = set(without[free:])
+            others: Counts[str] = Counts()
+            for counted in (
+                *status.gone.values(),
+                *(here[number].counters for number in self._unlabelled),
+                *(series.before for series in self._labelled.values()),
+            ):
+                others.update(counted)
+            others.subtract(self._ended)
+            self._others |= others  # while a namespace is dropped it is neither listed nor gone
+            own = {here[number].fingerprint: series.last - series.before for number, series in self._labelled.items()}
+            return status, own, Counts(self._others)
 
 
 class NodeCollector(Collector):
@@ -86,11 +113,11 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Everything, from one status."""
-        status = self._status()
+        status, own, others = self._labels.give(self._status)
         yield InfoMetricFamily("kvstore", "The node's version.", {"version": status.version})
         yield GaugeMetricFamily("kvstore_clients", "Clients that share the arena.", status.clients)
         yield from _tiers(status)
-        yield from _namespaces(status, self._labels.give(status.namespaces))
+        yield from _namespaces(status, own, others)
 
 
 def _tiers(status: Status) -> Iterator[Metric]:
@@ -114,7 +141,7 @@ def _tiers(status: Status) -> Iterator[Metric]:
     yield from (used, limit, pages, events, moved, *gauges.values())
 
 
-def _namespaces(status: Status, labelled: Mapping[bytes, Counts[str]]) -> Iterator[Metric]:
+def _namespaces(status: Status, own: Mapping[bytes, Counts[str]], others: Counts[str]) -> Iterator[Metric]:
     yield GaugeMetricFamily("kvstore_namespaces", "Namespaces that the node knows.", len(status.namespaces))
     used = GaugeMetricFamily(
         "kvstore_namespace_used_bytes", "Bytes of the namespace's pages.", labels=["namespace", "tier"]
@@ -137,24 +164,20 @@ def _namespaces(status: Status, labelled: Mapping[bytes, Counts[str]]) -> Iterat
     bytes_of: dict[tuple[str, str], int] = Counts()
     pages_of: dict[str, int] = Counts()
     pinned_of: dict[str, int] = Counts()
-    counts_of: dict[str, Counts[str]] = defaultdict(Counts)
-    for gone in status.gone.values():
-        counts_of[OTHERS].update(gone)
+    counts_of: dict[str, Counts[str]] = {}
     for each in status.namespaces:
-        left = labelled.get(each.fingerprint)
         # Two layouts may have one name: the fingerprint tells them apart, in the form that `kvstore status` prints.
-        name = f"{each.fingerprint.hex()[:12]} {each.name}" if left is not None else OTHERS
+        name = f"{each.fingerprint.hex()[:12]} {each.name}" if each.fingerprint in own else OTHERS
         pages_of[name] += each.arena_pages
         pinned_of[name] += each.pinned_pages
-        counts_of[name].update(each.counters)
-        if left:
-            counts_of[name].subtract(left)
-            counts_of[OTHERS].update(left)
+        counts_of[name] = own.get(each.fingerprint, others)
         for tier, size in each.used_bytes.items():
             bytes_of[name, tier] += size
         if name != OTHERS:
             for tier, size in each.quota_bytes.items():
                 quota.add_metric([name, tier], size)
+    if others:
+        counts_of[OTHERS] = others
     for (name, tier), size in bytes_of.items():
         used.add_metric([name, tier], size)
     for name, count in pages_of.items():
