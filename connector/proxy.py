@@ -14,6 +14,7 @@ instance is asked for all of it. So whatever dies costs time, and no request as 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import socket
@@ -422,17 +423,27 @@ class _Exchange:
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
-    """A listener on each address of a host.
+    """A listener on each address of a host, without those that this machine can't have: ``localhost`` may have one of
+    IPv6 where there is none.
 
     Raises:
-        OSError: one of them can't be used.
+        OSError: one of them can't be used, or none can be had.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
+    missing: OSError | None = None
     try:
         for family, where in dict.fromkeys((family, where) for family, _, _, _, where in found):
-            listeners.append(socket.create_server(where, family=family, backlog=_BACKLOG))
-            listeners[-1].setblocking(False)
+            try:
+                listeners.append(socket.create_server(where, family=family, backlog=_BACKLOG))
+            except OSError as error:
+                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    raise
+                missing = missing or error
+            else:
+                listeners[-1].setblocking(False)
+        if missing is not None and not listeners:
+            raise missing
     except OSError:
         for listener in listeners:
             listener.close()

@@ -16,6 +16,7 @@ import pytest
 from openai_instance import words_of
 from proxy_process import CHAT, COMPLETIONS, PATIENCE
 
+from connector import proxy as proxy_module
 from connector.proxy_instances import Instances
 from kvstore import cli
 
@@ -368,6 +369,23 @@ def test_a_port_that_is_taken_is_one_line_and_exit_code_1(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert cli.main(["proxy", *URLS, "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_address_that_this_host_does_not_have_is_passed_over_where_it_has_another(monkeypatch):
+    """As ::1 of ``localhost`` on a host without IPv6."""
+    not_here = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0))
+    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    found = [not_here, here]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **named: found)
+    [listener] = proxy_module._listen("localhost", 0)
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        found.append((*here[:4], listener.getsockname()))
+        with pytest.raises(OSError, match="in use"):
+            proxy_module._listen("localhost", 0)
+    found[1:] = []
+    with pytest.raises(OSError, match=r"assign requested address|not supported"):
+        proxy_module._listen("localhost", 0)
 
 
 def test_it_may_have_more_descriptors_than_the_soft_limit(proxy):
