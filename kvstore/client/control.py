@@ -81,10 +81,10 @@ class Connection:
 
         return self.as_known(ask)
 
-    def as_known(self, ask: Callable[[], Reply]) -> Reply:
+    def as_known(self, ask: Callable[[], Reply], shown: Metadata | None = None) -> Reply:
         """What ``ask`` returns; where the node no longer knows the token, once more with the one that is in the file
-        now: tokens are rotated while clients run."""
-        shown = self.metadata
+        now: tokens are rotated while clients run. ``shown``: what was sent already, where ``ask`` waits for that."""
+        shown = self.metadata if shown is None else shown
         try:
             return ask()
         except UnauthenticatedError:

@@ -104,9 +104,9 @@ class Path(Protocol):
         parent: bytes = b"",
         following: int = 0,
     ) -> Callable[[], StoreResult]:
-        """``store`` that may return once ``pages`` are copied. What it returns waits for the rest, raises the errors of
-        that, and says what became of the pages; it is called once. ``following``: how many pages the caller stores
-        next, in this namespace."""
+        """``store`` that may return before its end. What it returns waits for the rest, raises the errors of that, and
+        says what became of the pages; it is called once, and until it returns ``pages`` stay as they are.
+        ``following``: how many pages the caller stores next, in this namespace."""
         stored = self.store(namespace, hashes, pages, timeout, parent)
         return lambda: stored
 

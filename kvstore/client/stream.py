@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, TIER_NAMES
 from kvstore.checksum import checksum_of
-from kvstore.client.control import Connection
+from kvstore.client.control import Connection, Metadata
 from kvstore.client.deadline import time_left
 from kvstore.client.own_memory import OwnMemoryPath, pages_to_fill, pages_to_send
 from kvstore.client.path import OpenedNamespace
@@ -102,10 +102,15 @@ class StreamPath(OwnMemoryPath):
         ticket, outcomes = self._reserve(namespace, hashes, deadline, parent)
         wanted = pages_to_send(pages, outcomes)
         request = pb.StorePages(ticket=ticket)
-        tell = self._begin_send(request, wanted, deadline) if ticket else None
+        shown = self._connection.metadata
+        begun = [self._begin_send(request, wanted, deadline)] if ticket else []
+
+        def tell() -> pb.StoreCounts:
+            # Who asks again has another token by now: the node took nothing from the one before.
+            return begun.pop()() if begun else self._send(request, wanted, deadline)
 
         def finish(publish: bool) -> StoreResult:
-            return self._finish(request, len(wanted), tell, deadline) if tell is not None else StoreResult()
+            return self._finish(request, len(wanted), tell, deadline, shown) if ticket else StoreResult()
 
         return PendingStore([], outcomes, finish).complete
 
@@ -177,7 +182,12 @@ class StreamPath(OwnMemoryPath):
         return tell
 
     def _finish(
-        self, request: pb.StorePages, pages: int, tell: Callable[[], pb.StoreCounts], deadline: float
+        self,
+        request: pb.StorePages,
+        pages: int,
+        tell: Callable[[], pb.StoreCounts],
+        deadline: float,
+        shown: Metadata | None = None,
     ) -> StoreResult:
         """What became of pages that were sent. A connection that breaks leaves a question, which the node answers when
         it can be reached again in time."""
@@ -187,7 +197,7 @@ class StreamPath(OwnMemoryPath):
                 return tell()
 
         try:
-            counts = self._connection.as_known(ask)
+            counts = self._connection.as_known(ask, shown)
         except UnavailableError:
             settled = settle(self._connection, request.ticket, time_left(deadline))
             if not settled.stored and settled.present != pages:

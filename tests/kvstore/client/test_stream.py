@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import grpc
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import kvstore
+import kvstore.client.stream
 import kvstore.service.pages
 from kvstore.checksum import checksum_of
+from kvstore.client.stream import StreamPath
 from kvstore.errors import UnavailableError
 from kvstore.v1 import cache_pb2 as pb
 
@@ -26,6 +29,42 @@ def node(start_node):
 def far_pages(node, layout) -> Iterator[kvstore.Namespace]:
     with kvstore.connect(f"kv://127.0.0.1:{node.port}") as client:
         yield client.namespace(layout)
+
+
+def test_a_store_is_sent_anew_when_tokens_were_rotated_behind_its_reservation(
+    start_node, hashes, payload, monkeypatch, tmp_path
+):
+    """Through the node's socket: a tenant's pages do not go through the mapped arena."""
+    tokens, mine = tmp_path / "tokens", tmp_path / "mine"
+
+    def rotate(token: str) -> None:
+        for file, text in ((tokens, f"{token} tenant=mine\n"), (mine, token)):
+            file.write_text(text)
+            file.chmod(0o600)
+
+    rotate("a-token-of-some-length")
+    node = start_node(token_file=tokens)
+    begin, rotated = StreamPath._begin_send, threading.Event()
+
+    def begin_behind_a_rotation(*given):
+        if not rotated.is_set():
+            rotated.set()
+            rotate("another-token-of-some-length")
+            node.reload(node.config)
+        return begin(*given)
+
+    monkeypatch.setattr(StreamPath, "_begin_send", begin_behind_a_rotation)
+    monkeypatch.setattr(kvstore.client.stream, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(node.store, "batch_pages", lambda known: 2)
+    data = payload(6)
+    layout = kvstore.Layout(model="m", tenant="mine", block_size=16, page_bytes=data.shape[1])
+    with kvstore.connect(f"unix://{node.config.socket}", token_file=mine) as client:
+        pages = client.namespace(layout)
+        assert pages.store(hashes(6), data).stored == 6
+        assert rotated.is_set()
+        into = np.zeros_like(data)
+        assert pages.load(hashes(6), into) == 6
+        assert np.array_equal(into, data)
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 3])
