@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.below import Below
@@ -130,13 +130,13 @@ class Granting:
         rules: Sequence[NamespaceRule],
         life: float,
         tenants: Sequence[TenantRule] = (),
-        stop: threading.Event | None = None,
+        leave: Callable[[], bool] = lambda: False,
     ) -> None:
         """Other rules from now on. A quota that is smaller than what is used takes effect with the next pages.
 
         The first quota of a namespace counts when this returns: its pages are put into an order of their own, which
-        takes up to a minute for a million. Once ``stop`` is set that is left undone, and where it fails the quota waits
-        for the next ``regroup``.
+        takes up to a minute for a million. Once ``leave`` says so that is left undone, and where it fails the quota
+        waits for the next ``regroup``.
 
         A durability that a namespace was opened with stays; a new rule's counts when it is opened again.
         """
@@ -144,26 +144,29 @@ class Granting:
         with self._books.lock:
             self._tenants.set_rules(tenants)
         self._books.namespaces.grant_all(self._grant)
-        self.regroup(stop or threading.Event())
+        self._regroup(leave)
 
     def regroup(self, stop: threading.Event) -> None:
         """Put the pages of namespaces that have their first quota into orders of their own, and log what fails: that
         is left to the next call. Another thread that is at it is waited for, until ``stop`` is set."""
+        self._regroup(stop.is_set)
+
+    def _regroup(self, leave: Callable[[], bool]) -> None:
         while not self._regrouping.acquire(timeout=_LOOK_SECONDS):
-            if stop.is_set():
+            if leave():
                 return
         try:
-            self._regroup(stop)
+            self._regroup_all(leave)
         finally:
             self._regrouping.release()
 
-    def _regroup(self, stop: threading.Event) -> None:
+    def _regroup_all(self, leave: Callable[[], bool]) -> None:
         left: list[int] = []
         try:
             while (regrouping := self._take_regrouping()) is not None:
                 left.append(regrouping.namespace)
                 try:
-                    if not self._carry_out(regrouping, stop):
+                    if not self._carry_out(regrouping, leave):
                         return
                 except Exception:  # noqa: BLE001 - whatever it is, the others' quotas count, and this one is tried again
                     _log.exception(
@@ -182,16 +185,16 @@ class Granting:
         with self._books.lock:
             return self._books.catalog.take_regrouping()
 
-    def _carry_out(self, regrouping: Regrouping, stop: threading.Event) -> bool:
-        """False: the node stops before its end."""
+    def _carry_out(self, regrouping: Regrouping, leave: Callable[[], bool]) -> bool:
+        """False: it was left before its end."""
         for step in regrouping.steps():
             with self._books.lock:
                 if self._books.closed:
                     return False
                 step()
-            if stop.is_set():
+            if leave():
                 return False
-            time.sleep(PAUSE_SECONDS)  # not in `stop.wait`: a signal's handler that sets it would wait for that
+            time.sleep(PAUSE_SECONDS)  # and wait for no event: a signal's handler that sets it would wait for that
         return True
 
     def _grant(self, known: KnownNamespace) -> None:

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -61,8 +61,8 @@ _HANDSHAKE_MS = 5_000
 """How long a connection may take to say what it is."""
 _IDLE_MS = 600_000
 """A connection without a call is closed; clients open another one when they need it."""
-_STOP_SECONDS = 0.1
-"""How often who waits for a disk looks whether the node is to stop."""
+_LOOK_SECONDS = 0.1
+"""How often who waits for a disk looks whether to leave that."""
 _KEEPALIVE_MS, _ALIVE_MS = 30_000, 10_000
 """How often a connection that is quiet is asked whether anybody is there, and how long for: a host that lost its power
 closes nothing, and its watches would keep their places for hours. Clients answer by themselves, and ask nothing."""
@@ -130,6 +130,7 @@ class Node:
             gates.insert(0, times)  # around the gate: who is turned away is counted
         self._traces: TracerProvider | None = None
         self._written_back = False
+        self._resizing = threading.Lock()
         self.left_pages = 0
         """Behind ``stop``: pages of the arena that were not written back in time."""
         self.instance = secrets.randbits(63)
@@ -259,12 +260,12 @@ class Node:
         self._socket_lock.release()
         return not closing.is_alive() and self._written_back
 
-    def reload(self, config: NodeConfig, stop: threading.Event | None = None) -> tuple[list[str], list[str]]:
+    def reload(self, config: NodeConfig, leave: Callable[[], bool] = lambda: False) -> tuple[list[str], list[str]]:
         """Take over what can change while the node runs: limits, rules, and what is in the files of tokens and of TLS.
 
         Calls under way go on. Tokens count first. A limit that is smaller than what is used lets pages leave before
         this returns; where they can't, that is logged, and they leave later. The first quota of a namespace with many
-        pages takes longest, up to a minute. Once ``stop`` is set, neither is waited for.
+        pages takes longest, up to a minute. Once ``leave`` says so, neither is waited for.
 
         Returns:
             The settings that are others now, and those that differ and need a restart.
@@ -298,20 +299,21 @@ class Node:
         # By a thread of its own: who stops the node does not wait for a disk that hangs.
         resizing = threading.Thread(target=self._resize_disk, args=(taken,), name="kvstore-resize", daemon=True)
         resizing.start()
-        self.store.set_rules(config.namespace, config.expire_namespaces, config.tenant, stop)
-        while resizing.is_alive() and not (stop is not None and stop.is_set()):
-            resizing.join(_STOP_SECONDS)
+        self.store.set_rules(config.namespace, config.expire_namespaces, config.tenant, leave)
+        while resizing.is_alive() and not leave():
+            resizing.join(_LOOK_SECONDS)
         return taken, [key for key in differ if key not in taken]
 
     def _resize_disk(self, taken: Sequence[str]) -> None:
-        for own in self.store.below.own:
-            if "disk_write_limit" in taken:
-                own.set_write_limit(self.config.disk_write_limit)
-            try:
-                if "disk_limit" in taken:
-                    own.set_limit(self.config.disk_limit)
-            except ResourceError as error:  # it holds for what comes
-                _log.error("%s", error)
+        with self._resizing:  # nobody may wait for an earlier one; the last one reads what holds now
+            for own in self.store.below.own:
+                if "disk_write_limit" in taken:
+                    own.set_write_limit(self.config.disk_write_limit)
+                try:
+                    if "disk_limit" in taken:
+                        own.set_limit(self.config.disk_limit)
+                except ResourceError as error:  # it holds for what comes
+                    _log.error("%s", error)
 
     @property
     def metrics_port(self) -> int:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -211,6 +212,9 @@ def _serve(options: argparse.Namespace) -> int:
             stopping = True
             stop.set()  # its lock must not be this thread's now: nothing here waits for it, or clears it
 
+    def is_called_away() -> bool:
+        return stopping or reload
+
     # Set before anything is opened: a stop that comes during start is a stop, too.
     arrived = _wake_by_signals()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -224,8 +228,8 @@ def _serve(options: argparse.Namespace) -> int:
     print(_ready_line(node), flush=True)
     while not stop.is_set():
         if reload:
-            reload = False  # before: a signal that comes meanwhile counts again
-            _reload(node, options, stop)
+            reload = False  # before: a signal that comes meanwhile counts again, and nothing of this one is waited for
+            _reload(node, options, is_called_away)
         else:
             os.read(arrived, 1024)
     with contextlib.suppress(OSError):  # the terminal may be gone
@@ -266,14 +270,14 @@ def _say_how_it_ended(node: Node, *, clean: bool) -> None:
         sys.stderr.flush()
 
 
-def _reload(node: Node, options: argparse.Namespace, stop: threading.Event | None = None) -> None:
+def _reload(node: Node, options: argparse.Namespace, leave: Callable[[], bool] = lambda: False) -> None:
     """Read the settings again, and take over what a running node can change; on a mistake nothing changes.
 
-    Once ``stop`` is set, what takes long is left undone.
+    Once ``leave`` says so, what takes long is not waited for: a token that the next SIGHUP takes away can't wait.
     """
     try:
         config = load_config(*_sources(options))
-        taken, ignored = node.reload(config, stop)
+        taken, ignored = node.reload(config, leave)
     except KVStoreError as error:
         _log.error("SIGHUP: nothing was reloaded: %s", error)
         return

@@ -48,7 +48,9 @@ def _short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def set_quota(store: Store, pages: int, stop: threading.Event | None = None) -> None:
-    store.set_rules(parse_rules([{"match": "one*", "arena": pages * FRAME}]), 0.0, (), stop)
+    store.set_rules(
+        parse_rules([{"match": "one*", "arena": pages * FRAME}]), 0.0, (), stop.is_set if stop else lambda: False
+    )
 
 
 def pages_of(store: Store) -> int:

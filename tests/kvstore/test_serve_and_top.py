@@ -21,6 +21,19 @@ from kvstore.errors import ConfigError, UnauthenticatedError
 
 OLD, NEW = "a-token-of-some-length", "another-token-of-some-length"
 
+HANGING_DISK = """
+import sys, threading
+from kvstore.cli import main
+from kvstore.tiers.disk.tier import DiskTier
+
+def hang(tier, limit_bytes):
+    print("makes room", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+DiskTier.set_limit = hang
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 class TestConfigShow:
     def test_each_value_has_its_origin(self, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -197,6 +210,24 @@ class TestHangup:
         assert (waiting["level"], waiting["message"]) == ("warning", "SIGHUP: only a restart changes arena")
         [refused] = [line for message, line in said.items() if "nothing was reloaded" in message]
         assert "the least is 16777216, two of its segments" in refused["message"]
+
+    def test_a_token_is_refused_while_an_earlier_reload_waits_for_a_disk_that_hangs(
+        self, node_process: Callable[..., NodeProcess], tmp_path: Path, tokens: Path, eventually, monkeypatch
+    ) -> None:
+        file = tmp_path / "kvstore.toml"
+        file.write_text('disk_limit = "64MiB"\n')
+        node = node_process(ready=False, config=str(file), disk_limit=None, token_file=str(tokens))
+        node.command = [sys.executable, "-c", HANGING_DISK]
+        node.start()
+        tokens.write_text(f"{OLD}\n{NEW}\n")
+        file.write_text('disk_limit = "32MiB"\n')
+        os.kill(node.pid, signal.SIGHUP)
+        eventually(lambda: "makes room" in node.errors.read_text())
+        assert self.may_call(node, tmp_path, OLD, monkeypatch)
+        tokens.write_text(NEW + "\n")
+        os.kill(node.pid, signal.SIGHUP)
+        eventually(lambda: not self.may_call(node, tmp_path, OLD, monkeypatch))
+        assert self.may_call(node, tmp_path, NEW, monkeypatch)
 
     def test_an_error_that_nobody_thought_of_does_not_end_the_node(self, start_node, monkeypatch, caplog) -> None:
         node = start_node()
