@@ -5,7 +5,7 @@ A message has three frames: topic, number (8 bytes, big-endian, one more each ti
 bounded: who reads too slowly, or was there before the node started again, sees a gap in the numbers, and asks the
 replay endpoint for the batches from a number on, as of vLLM. It answers with those that are remembered, and an empty
 one with the number -1 behind them. Where the number was forgotten, or is of an earlier start (0 always is),
-``AllBlocksCleared`` and what is there now come before them.
+``AllBlocksCleared`` and what is there now come before them. An answer without an end has gaps: ask again.
 
 Without keys ZeroMQ asks nobody who they are, so pages of tenants are left out, but for those tenants that are named.
 With keys (:mod:`kvstore.events.keys`) those alone get anything whose keys are known.
@@ -45,6 +45,8 @@ _LOOK_MS = 250
 _LONGEST_REST = 1.0
 """Seconds at most; a replay is followed by a rest as long as itself, so that those who ask without end don't take a
 processor."""
+_MOST_WALKS = 3
+"""Of one replay over what is there: so often it is begun anew when more was published meanwhile than is remembered."""
 _END = (-1).to_bytes(8, "big", signed=True)
 _REQUEST_BYTES = 8
 _LONGEST_FRAME = 1024
@@ -264,17 +266,33 @@ class EventPublisher:
                 _log.debug("events: no request for a replay: %d frames", len(frames))
 
     def _replay(self, start: int) -> Iterator[tuple[bytes, bytes, bytes]]:
-        with self._guard:
-            oldest = self._sent[0].number if self._sent else self._next
-        if start < oldest:
-            number = (oldest - 1).to_bytes(8, "big")
-            for topic in self._topics():
-                yield topic, number, encode(time.time(), [CLEARED])
-            for piece in self._store.contents():
-                for topic, events in self._batches(piece):
-                    yield topic, number, encode(time.time(), events)
-        with self._guard:  # behind what is there: so what changed meanwhile is among these
-            sent = [message for message in self._sent if message.number >= start]
-        for message in sent:
-            yield message.topic, message.number.to_bytes(8, "big"), message.batch
-        yield b"", _END, b""
+        """What was sent from a number on, with its end. Without an end when what is remembered was outrun again and
+        again: who asked must ask once more."""
+        void: set[bytes] = set()
+        for _ in range(_MOST_WALKS):
+            with self._guard:
+                sent = self._since(start)
+                start = start if sent is not None else self._next
+            if sent is None:
+                number = (start - 1).to_bytes(8, "big")
+                void.update(self._topics())
+                for topic in sorted(void):
+                    yield topic, number, encode(time.time(), [CLEARED])
+                for piece in self._store.contents():
+                    for topic, events in self._batches(piece):
+                        void.add(topic)
+                        yield topic, number, encode(time.time(), events)
+                with self._guard:  # behind what is there: so what changed meanwhile is among these
+                    sent = self._since(start)
+            if sent is not None:
+                for message in sent:
+                    yield message.topic, message.number.to_bytes(8, "big"), message.batch
+                yield b"", _END, b""
+                return
+        _log.debug("events: a replay was given up: more was published meanwhile than is remembered")
+
+    def _since(self, start: int) -> list[Message] | None:
+        """What was sent from a number on; None: some of it is forgotten. The caller has the guard."""
+        if start < (self._sent[0].number if self._sent else self._next):
+            return None
+        return [message for message in self._sent if message.number >= start]

@@ -249,6 +249,7 @@ def test_what_a_node_said_before_it_started_again_is_void(context, start_node, t
 def test_a_replay_that_takes_long_holds_up_no_subscriber(context, node, pages, monkeypatch):
     monkeypatch.setattr(publisher, "REPLAY_BYTES", 0)
     subscriber = subscribe(context, node, pages)
+    monkeypatch.setattr(publisher, "REPLAY_BYTES", 16 << 20)
     contents, walked, published = Store.contents, threading.Event(), threading.Event()
 
     def slowly(store: Store) -> Any:
@@ -264,6 +265,48 @@ def test_a_replay_that_takes_long_holds_up_no_subscriber(context, node, pages, m
         subscriber.until(lambda event: hashes(1, 9)[0] in event["block_hashes"])
         published.set()
         assert any(hashes(1, 9)[0] in event.get("block_hashes", ()) for _, _, told in asked.result() for event in told)
+
+
+@pytest.mark.parametrize("outrun", [1, 2, 3])
+def test_a_replay_that_is_outrun_begins_anew_or_does_not_end(context, node, pages, monkeypatch, outrun):
+    """More is published during the walk than is remembered: who took that for all would miss pages for good."""
+    subscriber = subscribe(context, node, pages)
+    store(pages, 3)
+    subscriber.until(lambda event: hashes(3)[2] in event["block_hashes"])
+    node.store.flush()
+    contents, walks = Store.contents, 0
+
+    def walked(store_: Store) -> Any:
+        nonlocal walks
+        walks += 1
+        yield from list(contents(store_))
+        if walks <= outrun:
+            monkeypatch.setattr(publisher, "REPLAY_BYTES", 0)
+            pages.evict(hashes(1, walks - 1))
+            left = subscriber.until(lambda event: event["type"] == "BlockRemoved" and event["medium"] == "STORAGE")
+            assert left["block_hashes"] == hashes(1, walks - 1)
+            store(pages, 1, 500 + walks)  # what was published before this one is forgotten when this one is seen
+            subscriber.until(lambda event: hashes(1, 500 + walks)[0] in event["block_hashes"])
+            monkeypatch.setattr(publisher, "REPLAY_BYTES", 16 << 20)
+
+    monkeypatch.setattr(Store, "contents", walked)
+    *answers, last = node.publisher._replay(0)
+    assert walks == min(outrun + 1, publisher._MOST_WALKS)
+    assert (last == (b"", b"\xff" * 8, b"")) == (outrun < publisher._MOST_WALKS)
+    there: set[bytes] = set()
+    for _, _, batch in answers:
+        for event in msgpack.unpackb(batch)[1]:
+            match event["type"], event.get("medium"):
+                case "AllBlocksCleared", _:
+                    there.clear()
+                case "BlockStored", "CPU":
+                    there.update(event["block_hashes"])
+                case "BlockRemoved", "CPU":
+                    there.difference_update(event["block_hashes"])
+    if outrun < publisher._MOST_WALKS:
+        assert there & set(hashes(3)) == set(hashes(3 - outrun, outrun))
+        numbers = [int.from_bytes(number, "big") for _, number, _ in answers]
+        assert numbers == sorted(numbers)
 
 
 def test_garbage_at_the_replay_endpoint_is_passed_over(context, node, pages):
