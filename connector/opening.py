@@ -92,8 +92,9 @@ class Connection:
             by_layer: the engine waits for single layers of what it loads.
         """
         by_group = [layout for of_group in zip(*layouts, strict=True) for layout in of_group]
+        (namespaces,) = self._namespaces([by_group])
         return WorkerConnector(
-            self._namespaces(by_group),
+            namespaces,
             [kv for of_group in zip(*pages, strict=True) for kv in of_group],
             parts=len(layouts),
             load_deadline=self._options.load_deadline_ms / 1000,
@@ -123,7 +124,7 @@ class Connection:
         layouts = [part.layouts for part in parts]
         node: Node = self._client
         if {part.host for part in parts} == {""}:
-            own, *others = map(self._namespaces, layouts)
+            own, *others = self._namespaces(layouts)
         else:
             node = self._rank_nodes = RankNodes(self._client, self._rank_clients)
             own, *others = (self._rank_nodes.namespaces(part.host, part.layouts) for part in parts)
@@ -180,18 +181,20 @@ class Connection:
             sending.start()
             sending.join(_TRACES_SECONDS)
 
-    def _namespaces(self, layouts: Sequence[Layout]) -> list[Namespace]:
-        """Opened now if the node is there, or else as soon as it is."""
-        namespaces = [self._client.namespace(layout, lazy=True) for layout in layouts]
+    def _namespaces(self, layouts: Sequence[Sequence[Layout]]) -> list[list[Namespace]]:
+        """By part: opened now if the node is there, or else as soon as it is. All of them wait once."""
+        namespaces = [[self._client.namespace(layout, lazy=True) for layout in of_part] for of_part in layouts]
         said = f"no answer in {START_WAIT:g} s"
 
         def ask() -> None:
             nonlocal said
             try:
-                self._client.lookup([(namespace, ()) for namespace in namespaces])
+                self._client.lookup([(namespace, ()) for of_part in namespaces for namespace in of_part])
                 said = ""
             except KVStoreError as error:
                 said = str(error)
+            except Exception as error:  # noqa: BLE001 - told by this thread, or by nobody that looks for it
+                said = f"{type(error).__name__}: {error}"
 
         asking = threading.Thread(target=ask, name="kvstore-open", daemon=True)
         asking.start()

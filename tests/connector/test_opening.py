@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,26 @@ torch = pytest.importorskip("torch", reason="moves an engine's tensors")
 
 import kvstore  # noqa: E402
 from connector import opening  # noqa: E402
+from connector.engine_requests import EngineRequests  # noqa: E402
+from connector.groups import Group  # noqa: E402
 from connector.options import Options  # noqa: E402
 from connector.plan import StepPlan, StorePlan  # noqa: E402
 from gpu.pages import PagedKV  # noqa: E402
 
 LAYOUT = kvstore.Layout(model="m", block_size=16, page_bytes=16 * 32 * 4)
 HASHES = tuple(kvstore.hash_blocks(list(range(16)), 16))
+
+
+def scheduler_half(connection: opening.Connection, parts: list[opening.Part]) -> EngineRequests:
+    return connection.scheduler_half(
+        parts,
+        [Group(16, keeps=True, num_skipped=lambda num_tokens: 0)],
+        async_load=True,
+        may_store=True,
+        may_load=True,
+        announcements=None,
+        event_block_size=16,
+    )
 
 
 def test_a_start_does_not_wait_for_a_node_that_hangs_however_patient_its_calls_are(
@@ -45,4 +60,32 @@ def test_a_start_does_not_wait_for_a_node_that_hangs_however_patient_its_calls_a
     workers[0].start_save_kv(StepPlan(stores=(StorePlan("a", HASHES, (1,)),)))
     eventually(lambda: workers[0].statistics().pages_stored == 1)
     workers[0].shutdown()
+    connection.close()
+
+
+def test_all_parts_of_a_page_wait_together(
+    node_process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opening, "START_WAIT", 0.05)
+    node = node_process()
+    node.pause()
+    connection = opening.Connection(Options.parse({"url": node.url}), {})
+    parts = [opening.Part("", (replace(LAYOUT, tp_rank=rank, tp_size=8),), rank) for rank in range(8)]
+    half = scheduler_half(connection, parts)
+    assert caplog.text.count("is not there yet") == 1
+    node.resume()
+    half.shutdown()
+    connection.close()
+
+
+def test_what_goes_wrong_at_a_start_is_told_whatever_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    connection = opening.Connection(Options.parse({"url": "unix:///nobody/s"}), {})
+    monkeypatch.setattr(connection._client, "lookup", fail)
+    scheduler_half(connection, [opening.Part("", (LAYOUT,))]).shutdown()
+    assert "vLLM starts without it: RuntimeError: can't start new thread" in caplog.text
     connection.close()
