@@ -5,7 +5,9 @@ Not by a clock: each call into the interpreter or into C that could wait is writ
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +33,17 @@ _WAITING_CALLS = {
 }
 
 
+def _is_free(lock: Any) -> bool:
+    if free := lock.acquire(blocking=False):
+        lock.release()
+    return bool(free)
+
+
+def _only_tries(frame: FrameType) -> bool:
+    """Conditions ask so whether they are held; and what is logged is written by one thread at a time."""
+    return frame.f_code.co_name == "_is_owned" or frame.f_globals.get("__name__") == "logging"
+
+
 @contextmanager
 def waits() -> Iterator[list[str]]:
     """What this thread calls meanwhile that may wait for somebody else."""
@@ -39,9 +52,14 @@ def waits() -> Iterator[list[str]]:
     def note(frame: FrameType, event: str, function: Any) -> None:
         if event == "c_call":
             owner = getattr(function, "__self__", None)
-            module = getattr(function, "__module__", None) or type(owner).__module__
-            called = (module, function.__name__)
-            waits = module in _WAITING_MODULES or called in _WAITING_C_CALLS
+            # Of a method the class that has it: socket.socket's are those of _socket's.
+            modules = (
+                [function.__module__] if function.__module__ else [kind.__module__ for kind in type(owner).__mro__]
+            )
+            called = (modules[0], function.__name__)
+            waits = called in _WAITING_C_CALLS or not set(modules).isdisjoint(_WAITING_MODULES)
+            if called == ("_thread", "acquire"):
+                waits = not _is_free(owner) and not _only_tries(frame)
         elif event == "call":
             module = frame.f_globals.get("__name__", "")
             called = (module, frame.f_code.co_name)
@@ -56,6 +74,25 @@ def waits() -> Iterator[list[str]]:
         yield found
     finally:
         sys.setprofile(None)
+
+
+def test_what_waits_is_seen(node_process: Callable[..., Any]) -> None:
+    with kvstore.connect(node_process().url) as client, waits() as found:
+        client.status()
+    assert found
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(b"x")
+        with waits() as found:
+            right.recv(1)
+        assert found == ["socket.recv"]
+    lock = threading.Lock()
+    with waits() as found:
+        lock.acquire()
+    assert found == []
+    with waits() as found:
+        lock.acquire(timeout=0)
+    assert found == ["_thread.acquire"]
 
 
 def test_the_scheduler_waits_for_nobody(
@@ -84,9 +121,6 @@ def test_the_scheduler_waits_for_nobody(
     is_asked = loop.connector.has_pending_block_frees
     monkeypatch.setattr(loop.connector, "has_pending_block_frees", lambda: full.append(is_asked()) or full[-1])
     try:
-        with kvstore.connect(node.url) as client, waits() as asked:
-            client.status()
-        assert asked, "what waits is not seen"
         loop.add("before", prompt(440, 1))
         run_all(loop)
         node.pause()
