@@ -23,7 +23,7 @@ LOOKUP_BUDGET = 0.020
 
 
 HOLD = 0.250
-"""Seconds for which an engine that has no free block waits for blocks that a store still reads."""
+"""Seconds, from a request's end on, for which an engine that has no free block waits for what stores still read."""
 
 _OWN_NODE = ""
 
@@ -460,7 +460,8 @@ class SchedulerConnector:
 
     def has_pending_block_frees(self) -> bool:
         """Whether blocks of finished requests come free soon. For an engine that needs some: it waits for them instead
-        of preempting a request. Stores for which it has waited :data:`HOLD` are given up with the next plan."""
+        of preempting a request. Stores of those that ended :data:`HOLD` ago are given up with the next plan; twice as
+        long after its end nobody waits for a request any more."""
         now = self._clock()
         self._preempted += [request_id for request_id, since in self._held.items() if now - since >= HOLD]
         return any(now - since < 2 * HOLD for since in self._held.values())

@@ -455,7 +455,9 @@ def _wait_for_engine(transfer: Transfer[Plan]) -> None:
 
     The copies would wait for that, too, but with pages of the arena in hand, and a node refuses
     stores into slots that are read for longer than 0.1 s: a step may take longer. A load gives up that its pages are
-    asked for, or read from disk, meanwhile, for the rest of one step at most: the one before the step that loads.
+    asked for, or read from disk, meanwhile, for the rest of one step at most: the one before the step that loads where
+    that begins its loads first, and that one itself where it begins them behind its forward pass, as vLLM does with
+    asynchronous loads.
     """
     if transfer.after is not None:
         transfer.after.synchronize()

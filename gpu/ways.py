@@ -60,29 +60,40 @@ class Staged:
         """Queue copies of pieces into pages."""
         places = self._places(piece_ids)
         for start, end in self._batches(len(out), len(self._layers)):
-            blocks, pieces = places[:, start * self._runs.pieces_per_page : end * self._runs.pieces_per_page]
-            staging = self._staging(end - start, len(self._layers))
-            for index, layer in enumerate(self._layers):
-                picked = layer[:, blocks, pieces]  # (parts, pages * pieces_per_page, rows, words)
-                by_page = picked.view(len(picked), end - start, self._runs.pieces_per_page, *picked.shape[2:])
-                staging[:, index] = by_page.permute(1, 0, 3, 2, 4)
-            for page, staged in zip(out[start:end], as_bytes(staging), strict=True):
-                tensor_over(page).copy_(staged, non_blocking=True)
+            self._gather(self._of_pages(places, start, end), out[start:end])
 
     def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
         """Queue copies of pages into pieces, share by share."""
         places = self._places(piece_ids)
         for layers in shares:
-            first, last = layers.start * self._layout.layer_bytes, layers.stop * self._layout.layer_bytes
             for start, end in self._batches(len(pages), len(layers)):
-                blocks, pieces = places[:, start * self._runs.pieces_per_page : end * self._runs.pieces_per_page]
-                staging = self._staging(end - start, len(layers))
-                for page, staged in zip(pages[start:end], as_bytes(staging), strict=True):
-                    staged.copy_(tensor_over(page[first:last]), non_blocking=True)
-                for index, layer in enumerate(layers):
-                    # (pages, parts, rows, pieces, words) -> (parts, pages * pieces, rows, words)
-                    self._layers[layer][:, blocks, pieces] = staging[:, index].permute(1, 0, 3, 2, 4).flatten(1, 2)
+                self._scatter(pages[start:end], self._of_pages(places, start, end), layers)
             yield
+
+    # One batch each: when they return nobody holds the buffer, and the next batch, or copy, is given the same memory.
+
+    def _gather(self, places: torch.Tensor, out: Sequence[PageBytes]) -> None:
+        blocks, pieces = places
+        staging = self._staging(len(out), len(self._layers))
+        for index, layer in enumerate(self._layers):
+            picked = layer[:, blocks, pieces]  # (parts, pages * pieces_per_page, rows, words)
+            by_page = picked.view(len(picked), len(out), self._runs.pieces_per_page, *picked.shape[2:])
+            staging[:, index] = by_page.permute(1, 0, 3, 2, 4)
+        for page, staged in zip(out, as_bytes(staging), strict=True):
+            tensor_over(page).copy_(staged, non_blocking=True)
+
+    def _scatter(self, pages: Sequence[PageBytes], places: torch.Tensor, layers: range) -> None:
+        blocks, pieces = places
+        first, last = layers.start * self._layout.layer_bytes, layers.stop * self._layout.layer_bytes
+        staging = self._staging(len(pages), len(layers))
+        for page, staged in zip(pages, as_bytes(staging), strict=True):
+            staged.copy_(tensor_over(page[first:last]), non_blocking=True)
+        for index, layer in enumerate(layers):
+            # (pages, parts, rows, pieces, words) -> (parts, pages * pieces, rows, words)
+            self._layers[layer][:, blocks, pieces] = staging[:, index].permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+    def _of_pages(self, places: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        return places[:, start * self._runs.pieces_per_page : end * self._runs.pieces_per_page]
 
     def _staging(self, pages: int, layers: int) -> torch.Tensor:
         """Always a part of as much: torch keeps that for this stream, and gives it out again for what comes next."""

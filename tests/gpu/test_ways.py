@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -140,6 +142,27 @@ def test_what_does_not_fit_into_the_staging_buffer_goes_in_turns(monkeypatch: py
 
     assert sizes == [2, 2, 1]
     assert [page.tobytes() for page in out] == case.naive_pages(range(5))
+
+
+def test_a_staging_buffer_is_given_back_before_the_next_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers: list[weakref.ref[Any]] = []
+
+    def make(self: Staged, pages: int, layers: int) -> torch.Tensor:
+        assert not any(buffer() is not None for buffer in buffers)
+        memory = np.empty(self._words * 8, np.uint8)  # lives as long as a view of the tensor
+        buffers.append(weakref.ref(memory))
+        first, shape = self._layers[0], (pages, layers, *self._page_shape)
+        return torch.from_numpy(memory).view(first.dtype)[: math.prod(shape)].view(shape)
+
+    monkeypatch.setattr(Staged, "_staging", make)
+    case = paged_kv("block token dim", SMALL, torch.int16)
+    monkeypatch.setattr(ways, "STAGING_BYTES", 2 * case.layout.page_bytes)
+    way, pages = Staged(case.layers, case.layout), pages_for(case, range(5))
+    way.gather(range(5), pages)
+    assert len(buffers) == 3
+    for _ in way.scatter(pages, range(5), [range(1), range(1, len(case.layers))]):
+        assert not any(buffer() is not None for buffer in buffers), "it is held while the layer is waited for"
+    assert len(buffers) > 5
 
 
 def test_the_staging_buffer_has_one_size_so_that_one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
