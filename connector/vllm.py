@@ -172,8 +172,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         events = vllm_config.kv_events_config
         self._has_listeners = events is not None and events.enable_kv_cache_events
         self._fails_by_block = fails_by_block([group_of(group) for group in kv_cache_config.kv_cache_groups])
-        # Otherwise a load in the step that needs it can't be told to have failed.
-        self._async_load = self._options.async_load or not self._fails_by_block
+        # A load in the step that needs it must be told to have failed before anything is planned on top of that step.
+        self._async_load = self._options.async_load or not self._fails_by_block or _steps_overlap(vllm_config)
         # The worker half's.
         self._worker: WorkerConnector | None = None
         self._plan = StepPlan()
@@ -188,7 +188,13 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._managers: Sequence[Any] = ()
         if role is KVConnectorRole.SCHEDULER:
             if self._async_load and not self._options.async_load:
-                logger.info("kvstore loads asynchronously: not all layers of this model keep all tokens")
+                logger.warning(
+                    'kvstore loads asynchronously in spite of "async_load": false, %s',
+                    "which needs --no-async-scheduling and one pipeline stage: vLLM keeps what it computes behind a"
+                    " load that fails"
+                    if self._fails_by_block
+                    else "since not all layers of this model keep all tokens",
+                )
             self._set_failure_policy()
 
     @property
@@ -512,6 +518,12 @@ def _tp_rank() -> int:
     from vllm.distributed.parallel_state import get_tp_group
 
     return int(get_tp_group().rank_in_group)
+
+
+def _steps_overlap(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM plans a request's next step before it knows how the last one went. Of a step that was planned on top
+    of a load that failed vLLM 0.31 and 0.32 believe the tokens."""
+    return bool(vllm_config.scheduler_config.async_scheduling) or vllm_config.parallel_config.pipeline_parallel_size > 1
 
 
 def _pp_rank() -> int:

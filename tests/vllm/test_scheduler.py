@@ -234,6 +234,19 @@ def test_an_answer_that_does_not_come_in_time_is_a_miss(
     run_until(loop, lambda: not loop.left_over())
 
 
+def test_steps_that_overlap_load_asynchronously_whatever_is_set(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    """vLLM believes the tokens of a step that was planned before it was told that a load had failed."""
+    node, tokens = node_process(), prompt(200)
+    fill(start_loop, node, tokens)
+    loop = start_loop(node, extra={"async_load": False}, overlap=True)
+    loop.add("again", tokens)
+    run_until(loop, lambda: loop.status("again") == "WAITING_FOR_REMOTE_KVS")
+    run_all(loop)
+    assert loop.tokens["again"] == right_answer(tokens, 4)
+
+
 @KINDS
 def test_answers_that_vllm_throws_away_leave_nothing_behind(
     start_loop: Callable[..., Loop],
