@@ -197,14 +197,15 @@ class EventPublisher:
                     self._publish(topic, events)
 
     def _publish(self, topic: bytes, events: list[dict[str, Any]]) -> None:
-        message = Message(self._next, topic, encode(time.time(), events))
-        self._next += 1
-        self._publisher.send_multipart((topic, message.number.to_bytes(8, "big"), message.batch))
-        with self._guard:
+        batch = encode(time.time(), events)
+        with self._guard:  # remembered before it is sent: who begins to listen in between finds it in a replay
+            message = Message(self._next, topic, batch)
+            self._next += 1
             self._sent.append(message)
-            self._sent_bytes += len(message.batch)
+            self._sent_bytes += len(batch)
             while self._sent_bytes > REPLAY_BYTES:
                 self._sent_bytes -= len(self._sent.popleft().batch)
+        self._publisher.send_multipart((topic, message.number.to_bytes(8, "big"), batch))
 
     def _batches(self, told: Iterable[PageEvent]) -> Iterator[tuple[bytes, list[dict[str, Any]]]]:
         """A batch for each run of events of one namespace."""

@@ -186,6 +186,23 @@ def test_what_was_missed_can_be_asked_for_again(context, node, pages):
     assert replay(context, node, last + 1) == [] or replay(context, node, last + 1)[0][1] > last
 
 
+def test_what_is_sent_can_be_asked_for_already(context, node, pages, monkeypatch):
+    """Or who began to listen a moment later would have it neither way."""
+    subscriber = subscribe(context, node, pages)
+    publishing = node.publisher
+    send, early = publishing._publisher.send_multipart, []
+
+    class Looking:
+        def send_multipart(self, frames: tuple[bytes, ...]) -> None:
+            early.append(int.from_bytes(frames[1], "big") in [message.number for message in publishing._sent])
+            send(frames)
+
+    monkeypatch.setattr(publishing, "_publisher", Looking())
+    store(pages, 1)
+    subscriber.until(lambda event: hashes(1)[0] in event["block_hashes"])
+    assert early and all(early)
+
+
 def test_who_comes_later_gets_what_is_there(context, node, pages, monkeypatch):
     monkeypatch.setattr(publisher, "REPLAY_BYTES", 0)  # as if it had been long ago
     subscriber = subscribe(context, node, pages)
