@@ -19,6 +19,7 @@ from connector.metrics import Counts, lookup_counts
 from connector.plan import StepPlan
 from connector.request_hashes import Hashes
 from connector.request_tickets import RequestTickets
+from connector.room import Room
 from connector.scheduler import NULL_BLOCK_ID, SchedulerConnector
 from connector.tracked import Tracked, wishes
 from connector.vllm_values import new_blocks
@@ -37,6 +38,7 @@ class EngineRequests:
         may_store: whether this engine stores at all.
         may_load: whether it loads.
         tickets: for prefill and decode on different engines.
+        room: who holds blocks for a load.
         announcements: told of blocks that are stored or gone; None: nobody listens.
         event_block_size: tokens between two of the engine's own hashes, by which listeners know blocks.
         clock: seconds, monotonic.
@@ -52,6 +54,7 @@ class EngineRequests:
         may_store: bool = True,
         may_load: bool = True,
         tickets: RequestTickets,
+        room: Room,
         announcements: Announcements | None = None,
         event_block_size: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -63,6 +66,7 @@ class EngineRequests:
         self._may_store = may_store
         self._may_load = may_load
         self._tickets = tickets
+        self._room = room
         self._announcements = announcements
         self._event_block_size = event_block_size
         self._block_sizes = [group.block_size for group in groups]
@@ -84,8 +88,8 @@ class EngineRequests:
             return 0, False
         if any(num_computed_tokens % size for size in self._block_sizes):
             return 0, False  # the engine copies a part of a block that this load would fill
-        tracked.loading = False
-        tracked.lets_pass &= {name for name, each in self._requests.items() if each.loading}
+        self._room.leave(request.request_id)  # it holds nothing
+        tracked.lets_pass &= self._room.holders
         if tracked.lets_pass:
             return None, False
         tracked.num_local = num_computed_tokens
@@ -100,8 +104,10 @@ class EngineRequests:
             return None, False
         self._announce_misses(tracked, hashes)
         hit = self._hit(tracked, presence, limit)
-        matched = hit - num_computed_tokens
-        return matched, matched > 0 and self._async_load
+        waits = hit > num_computed_tokens and self._async_load
+        if waits and not self._room.admits(request.request_id, request.num_tokens, hit):
+            return None, False
+        return hit - num_computed_tokens, waits
 
     def update_state_after_alloc(
         self, request: Any, block_ids: Sequence[Sequence[int]], num_external_tokens: int
@@ -115,7 +121,7 @@ class EngineRequests:
                 places = range(tracked.num_local // size, -(-end // size))
                 loads[group] = [(at, ids[at]) for at in places if ids[at] != NULL_BLOCK_ID]
                 self._allocated(block_id for _, block_id in loads[group])
-            tracked.loading = True
+            self._room.enter(request.request_id, request.num_tokens, end)
             tiers = self._scheduler.offered_tiers(request.request_id)
             tracked.gain = self._speeds.gain(*self._pages(tiers, tracked.num_local, end))
         self._scheduler.update_state_after_alloc(request.request_id, loads)
@@ -143,7 +149,7 @@ class EngineRequests:
             tracked = self._requests.get(request_id)
             if tracked is None:
                 continue
-            waits, tracked.loading = tracked.loading and not self._async_load, False
+            waits = self._room.leave(request_id) and not self._async_load
             if waits or tracked.chain is None or not tracked.may_store:
                 continue  # a load in this step may fail: what it was to fill is looked at afterwards
             request = tracked.request
@@ -167,12 +173,13 @@ class EngineRequests:
         if tracked is None:
             return False, None
         self._notice_preemption(tracked)
+        loads = self._room.leave(request.request_id)
         if not self._async_load:
             self._seconds_saved += tracked.gain
-        if request.num_computed_tokens and not tracked.loading and tracked.may_store:
+        if request.num_computed_tokens and not loads and tracked.may_store:
             computed = request.num_computed_tokens - request.num_in_flight_tokens
             self._save(tracked, computed, lambda: block_ids)
-        params = self._tickets.give(tracked, self._hashes_a_block, block_ids)
+        params = None if loads else self._tickets.give(tracked, self._hashes_a_block, block_ids)
         return self._scheduler.request_finished(request.request_id), params
 
     def update_connector_output(
@@ -193,10 +200,9 @@ class EngineRequests:
             self._requests[request_id].gain = 0.0
         # vLLM takes the blocks of a failed load back, and looks at nobody behind a request for which there are too few:
         # a window takes more to compute than to load. Who holds blocks must not wait behind it, or neither ever runs.
-        loading = {name for name, each in self._requests.items() if each.loading}
         for request_id in failed_recving:
             if (tracked := self._requests.get(request_id)) is not None:
-                tracked.lets_pass = frozenset(loading - {request_id})
+                tracked.lets_pass = frozenset(self._room.holders - {request_id})
 
     def note(self, step: int, timings: Iterable[LoadTiming], stored: Iterable[tuple[int, Sequence[bytes]]]) -> None:
         """What the workers have told beside: a step that is over, how long loads took, and pages that are stored."""
@@ -264,6 +270,7 @@ class EngineRequests:
 
     def _notice_preemption(self, tracked: Tracked) -> None:
         if tracked.num_preemptions != tracked.request.num_preemptions:
+            self._room.leave(tracked.request.request_id)
             tracked.restart(self._hashes.chain(tracked.request))
             self._scheduler.request_preempted(tracked.request.request_id)
 

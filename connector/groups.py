@@ -17,6 +17,8 @@ class Group:
     keeps: bool
     """Whether blocks stay with their request until its end, unlike those before a window."""
     num_skipped: NumSkipped
+    most_blocks: int | None = None
+    """That a request has at a time, however long it is; None: as many as its tokens fill."""
     is_state: bool = False
     """What a block holds is the state behind its last token, of all tokens before."""
     is_offered: bool = False

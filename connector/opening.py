@@ -18,6 +18,7 @@ from connector.peers import Peers, clients_of
 from connector.rank_nodes import Node, RankNodes
 from connector.request_hashes import Hashes
 from connector.request_tickets import RequestTickets
+from connector.room import Room
 from connector.scheduler import SchedulerConnector
 from connector.worker import WorkerConnector
 from gpu.arena import PinnedArena
@@ -110,6 +111,7 @@ class Connection:
         parts: Sequence[Part],
         groups: Sequence[Group],
         *,
+        room: Room,
         async_load: bool,
         may_store: bool,
         may_load: bool,
@@ -160,6 +162,7 @@ class Connection:
             scheduler,
             groups,
             hashes,
+            room=room,
             async_load=async_load,
             may_store=may_store,
             may_load=may_load,

@@ -55,7 +55,7 @@ class RequestTickets:
             self._say_once("a request asks for a ticket, and this instance has no ticket_key_file: it gets none")
             return None
         computed = request.num_computed_tokens - request.num_in_flight_tokens
-        if request.status.name not in _DONE or tracked.loading or computed < request.num_prompt_tokens:
+        if request.status.name not in _DONE or computed < request.num_prompt_tokens:
             return None
         return self._handover.give(request.request_id, self._prompt(tracked, hashes_a_block), block_ids)
 

@@ -34,8 +34,6 @@ class Tracked:
     """What kvstore lacks of it was told to those who listen to block events."""
     declined: bool = False
     """Its pages were computed, because loading them would have taken longer."""
-    loading: bool = False
-    """A load was planned, and it was not scheduled since."""
     gain: float = 0.0
     """Seconds that its load saves, if all of it comes."""
     lets_pass: frozenset[str] = frozenset()
@@ -61,7 +59,6 @@ class Tracked:
         self.chain, self.num_hashed = chain, 0
         self.num_preemptions = self.request.num_preemptions
         self.num_saved = [0] * self.num_groups
-        self.loading = False
         self.gain = 0.0
 
 

@@ -55,6 +55,7 @@ from connector.metrics import METRICS, Counts, Increments, together, worker_coun
 from connector.opening import Connection, log_beside, parts_of
 from connector.options import KEEP, RECOMPUTE, Options
 from connector.plan import StepPlan
+from connector.room import Room
 from connector.vllm_values import cache_group, check_groups, check_parallel, group_of, layers_of, model_of, rows_by_part
 from connector.worker import SHUTDOWN_WAIT, LoadTiming, WorkerConnector
 from gpu.cudart import cuda_runtime
@@ -361,12 +362,19 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             return
         self._storing = frozenset(part.worker for part in parts)
         self._announcements = Announcements(len(parts)) if self._has_listeners else None
+        groups = [
+            group_of(group, manager)
+            for group, manager in zip(self._kv_cache_config.kv_cache_groups, self._managers, strict=True)
+        ]
+        guessed = self._vllm_config.num_speculative_tokens
         self._requests = self._connection.scheduler_half(
             parts,
-            [
-                group_of(group, manager.get_num_skipped_tokens)
-                for group, manager in zip(self._kv_cache_config.kv_cache_groups, self._managers, strict=True)
-            ],
+            groups,
+            room=Room(
+                groups,
+                self._kv_cache_config.num_blocks - 1,  # the null block
+                1 + guessed + self._vllm_config.num_lookahead_tokens if guessed else 0,
+            ),
             async_load=self._async_load,
             may_store=self._kv_transfer_config.is_kv_producer,
             may_load=self._kv_transfer_config.is_kv_consumer,

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from connector.groups import Group
-from connector.hits import NumSkipped
 from connector.identity import CacheGroup, Model
 from connector.tracked import Tracked
 from kvstore.errors import ConfigError, ResourceError
@@ -121,20 +120,26 @@ def rows_by_part(group: Any, blocks: Mapping[str, torch.Tensor], parts: int) -> 
     return rows
 
 
-def _keeps_all(num_computed_tokens: int) -> int:
-    return 0
-
-
-def group_of(group: Any, num_skipped: NumSkipped = _keeps_all) -> Group:
-    """What both halves need to know of a ``KVCacheGroupSpec``."""
+def group_of(group: Any, manager: Any = None) -> Group:
+    """What both halves need to know of a ``KVCacheGroupSpec``; the scheduler's, with vLLM's manager of its blocks."""
     _, spec = layers_of(group)[0]
+    is_offered = getattr(spec, "mamba_cache_mode", "") == "align"
+    most = getattr(manager, "max_admission_blocks_per_request", None)
+    if is_offered and most is None:
+        # The state that it goes on from and the one that it writes, one for a checkpoint, one for a copy of a part.
+        most = 4 + spec.num_speculative_blocks
     return Group(
         block_size=group.kv_cache_spec.block_size,
         keeps=type(spec).__name__ in _WHOLE,
-        num_skipped=num_skipped,
+        num_skipped=_none_skipped if manager is None else manager.get_num_skipped_tokens,
+        most_blocks=most,
         is_state=type(spec).__name__ in _STATES,
-        is_offered=getattr(spec, "mamba_cache_mode", "") == "align",
+        is_offered=is_offered,
     )
+
+
+def _none_skipped(num_computed_tokens: int) -> int:
+    return 0
 
 
 def cache_group(

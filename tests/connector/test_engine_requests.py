@@ -16,6 +16,7 @@ from connector.groups import Group, fails_by_block
 from connector.plan import StepPlan
 from connector.request_hashes import Hashes
 from connector.request_tickets import RequestTickets
+from connector.room import Room
 from connector.scheduler import SchedulerConnector
 from kvstore.hashing import hash_blocks
 from kvstore.layout import Layout
@@ -35,7 +36,14 @@ def requests(client: Any, clock: Any) -> Iterator[EngineRequests]:
     ]
     hashes = Hashes(SIZE)
     scheduler = SchedulerConnector(client, namespaces, clock=clock)
-    made = EngineRequests(scheduler, [ATTENTION, STATES], hashes, tickets=RequestTickets(None, hashes), clock=clock)
+    made = EngineRequests(
+        scheduler,
+        [ATTENTION, STATES],
+        hashes,
+        tickets=RequestTickets(None, hashes),
+        room=Room([ATTENTION, STATES], 100),
+        clock=clock,
+    )
     yield made
     made.shutdown()
 
