@@ -81,7 +81,7 @@ class EngineRequests:
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens kvstore can add to what the engine has, and whether the request waits for them; None: not
         known yet. Plans nothing."""
-        if not self._hashes.ready(request):
+        if self._room.waits(request.request_id) or not self._hashes.ready(request):
             return None, False
         tracked = self._track(request)
         if tracked.chain is None or not tracked.may_load or request.skip_reading_prefix_cache:

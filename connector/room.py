@@ -42,6 +42,7 @@ class Room:
         self._num_blocks = num_blocks
         self._lookahead = lookahead
         self._claims: dict[str, Claim] = {}
+        self._refused: set[str] = set()
         self._next = ""  # was refused first, and goes before all others
 
     @property
@@ -64,7 +65,12 @@ class Room:
             if sum(each.held for each in claims) + max(each.needed for each in claims) <= self._num_blocks:
                 return True
             self._next = request_id
+        self._refused.add(request_id)
         return False
+
+    def waits(self, request_id: str) -> bool:
+        """Whether it was refused and would be again, whatever the answer for its prefix: one before it waits, too."""
+        return request_id in self._refused and bool(self._claims) and self._next not in ("", request_id)
 
     def enter(self, request_id: str, num_tokens: int, hit: int) -> None:
         """Its load is planned; arguments as for :meth:`admits`."""
@@ -72,6 +78,7 @@ class Room:
 
     def leave(self, request_id: str) -> bool:
         """It runs, has given its blocks back, has ended, or asks anew. Returns whether it held blocks."""
+        self._refused.discard(request_id)
         if self._next == request_id:
             self._next = ""
         return self._claims.pop(request_id, None) is not None

@@ -26,6 +26,8 @@ TOKENS = list(range(100, 130))  # seven full blocks and two tokens
 NAMES = hash_blocks(TOKENS, SIZE)
 ATTENTION = Group(SIZE, keeps=True, num_skipped=lambda num_tokens: 0)
 STATES = Group(SIZE, keeps=False, num_skipped=lambda num_tokens: num_tokens - 1, is_state=True, is_offered=True)
+NUM_BLOCKS = 17
+"""Each request here holds eight while it loads, and needs two more: a second one beside it does not fit."""
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def requests(client: Any, clock: Any) -> Iterator[EngineRequests]:
         [ATTENTION, STATES],
         hashes,
         tickets=RequestTickets(None, hashes),
-        room=Room([ATTENTION, STATES], 100),
+        room=Room([ATTENTION, STATES], NUM_BLOCKS),
         clock=clock,
     )
     yield made
@@ -159,6 +161,39 @@ def test_a_load_that_failed_saves_nothing(requests: EngineRequests, loading: Cal
     loading("a")
     requests.update_connector_output((), {"a"}, (), {"a"})
     assert requests.counts()["seconds_saved"] == 0
+
+
+@pytest.mark.parametrize("how", ["runs", "ends", "asks anew"])
+def test_a_load_waits_until_the_one_before_it_holds_no_blocks(
+    requests: EngineRequests, loading: Callable[[str], None], how: str
+) -> None:
+    loading("a")
+    for _ in range(2):
+        assert requests.get_num_new_matched_tokens(new_request("b"), 0) == (None, False)
+    first = new_request("a")
+    if how == "runs":
+        requests.plan_step(step_of(first, 2, ([], [])))
+    elif how == "ends":
+        requests.request_finished(first, ([], []))
+    else:
+        requests.update_connector_output((), {"a"}, (), {"a"})
+        assert requests.get_num_new_matched_tokens(first, 0) == (0, False)
+    loading("b")
+
+
+def test_who_waits_behind_another_one_is_looked_up_once(
+    requests: EngineRequests, loading: Callable[[str], None], client: Any
+) -> None:
+    loading("a")
+    for name in ("b", "c"):
+        assert requests.get_num_new_matched_tokens(new_request(name), 0) == (None, False)
+    client.pages_of[0].clear()
+    assert requests.get_num_new_matched_tokens(new_request("d"), 0) == (0, False), "what misses goes on"
+    asked = requests.counts()["lookups|here"]
+    assert requests.get_num_new_matched_tokens(new_request("c"), 0) == (None, False)
+    assert requests.counts()["lookups|here"] == asked
+    requests.request_finished(new_request("a"), ([], []))
+    loading("b")
 
 
 def test_which_engines_can_go_on_in_front_of_a_page_that_did_not_come() -> None:

@@ -52,7 +52,9 @@ def test_who_was_refused_first_goes_first() -> None:
     room.enter("a", num_tokens=40, hit=36)
     assert not room.admits("large", num_tokens=60, hit=56)
     assert not room.admits("small", num_tokens=8, hit=4), "it goes past one that waits"
+    assert [name for name in ("a", "large", "small", "new") if room.waits(name)] == ["small"]
     assert room.leave("a")
+    assert not room.waits("small"), "nobody is beside it"
     assert room.admits("large", num_tokens=60, hit=56)
 
 
@@ -60,7 +62,9 @@ def test_nobody_waits_for_one_that_is_gone() -> None:
     room = Room([WHOLE], 20)
     room.enter("a", num_tokens=40, hit=36)
     assert not room.admits("large", num_tokens=60, hit=56)
+    assert not room.admits("small", num_tokens=8, hit=4)
     assert not room.leave("large")
+    assert not room.waits("small")
     assert room.admits("small", num_tokens=8, hit=4)
 
 
