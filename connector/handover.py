@@ -3,6 +3,9 @@
 *Prefill* gives a ticket when a request ends whose prompt it has computed, and has the prompt's last, partial block
 stored as well. *Decode* takes it, waits for the pages, loads them from the node that the ticket names, and computes
 what did not come. A ticket that can't be used is said and counted; its request is computed.
+
+Several requests may come with one ticket: vLLM makes ``n`` of a request that asks for ``n`` answers. The partial block
+goes to the first of them, whose load drops it. The others compute its few tokens, and wait for full blocks alone.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from kvstore.layout import Layout
 
 WAIT = 5.0
 """Seconds for which decode waits for pages on their way: as long as prefill holds blocks for their stores."""
+
+MOST_CLAIMS = 65536
+"""Tickets in use that are remembered. Whose ticket was forgotten waits for a partial block that may have gone."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOG_INTERVAL = 60.0
@@ -113,6 +119,7 @@ class Handover:
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._log_at = 0.0
+        self._claims: dict[bytes, float] = {}  # tickets whose partial block a request has → when they expire
 
     def give(self, request_id: str, prompt: Prompt, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         """Prefill has computed a prompt. Call it before the request is finished.
@@ -166,9 +173,9 @@ class Handover:
             return False
         self._count("taken")
         hashes = [prompt.hashes(block_size) for block_size in self._block_sizes]
+        has_partial = self._has_partials and self._claim(ticket)
         partials = [
-            prompt.partial(block_size, ticket.ticket_id) if self._has_partials else None
-            for block_size in self._block_sizes
+            prompt.partial(block_size, ticket.ticket_id) if has_partial else None for block_size in self._block_sizes
         ]
         wait = min(self._wait, ticket.expires_at - self._now())
         node = "" if ticket.node_id == self._node_id else ticket.node_id
@@ -179,6 +186,17 @@ class Handover:
         """Counters since the start."""
         with self._lock:
             return HandoverStatistics(self._counts["given"], self._counts["taken"], dict(self._refused))
+
+    def _claim(self, ticket: Ticket) -> bool:
+        """Whether nobody has come with this ticket before."""
+        while self._claims and next(iter(self._claims.values())) <= self._now():
+            del self._claims[next(iter(self._claims))]
+        if ticket.ticket_id in self._claims:
+            return False
+        self._claims[ticket.ticket_id] = ticket.expires_at
+        if len(self._claims) > MOST_CLAIMS:
+            del self._claims[next(iter(self._claims))]
+        return True
 
     def _count(self, what: str) -> None:
         with self._lock:

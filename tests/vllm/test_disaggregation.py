@@ -172,6 +172,32 @@ def test_decode_loads_the_first_pages_while_the_last_are_on_their_way(
     assert decode.left_over() == []
 
 
+@KINDS
+@pytest.mark.parametrize("async_load", [True, False], ids=["async", "sync"])
+def test_siblings_come_with_one_ticket(
+    node_process: Callable[..., NodeProcess],
+    start_loop: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    kind: str,
+    async_load: bool,
+) -> None:
+    """As vLLM makes them of a request with ``n``. One loads the partial block, the others compute its eight tokens."""
+    from tests.vllm.loop import right_answer, run_all
+
+    node = node_process()
+    tokens = prompt(200)
+    ticket = give(start_loop(node, kind=kind), tokens)
+    decode = start_loop(node, extra={"async_load": async_load}, kind=kind)
+    names = ("0_d", "1_d", "2_d")
+    for name in names:
+        decode.add(name, tokens, max_tokens=MAX_TOKENS, params=ticket)
+    run_all(decode)
+    assert [decode.tokens[name] for name in names] == [right_answer(tokens, MAX_TOKENS)] * 3
+    assert [decode.computed[name] for name in names] == [MAX_TOKENS, 8 + MAX_TOKENS - 1, 8 + MAX_TOKENS - 1]
+    assert decode.load_failures == 0
+    assert decode.left_over() == []
+
+
 def test_prefill_stores_a_prompt_chunk_by_chunk(
     node_process: Callable[..., NodeProcess],
     start_loop: Callable[..., Any],

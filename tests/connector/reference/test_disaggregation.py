@@ -14,7 +14,7 @@ import connector.health
 from connector.reference.engine import Disaggregation, Engine
 from connector.reference.model import Llama
 from connector.reference.request import Answer
-from connector.ticket import sign, verify
+from connector.ticket import LIFETIME, sign, verify
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 5
@@ -253,6 +253,94 @@ def test_decode_that_is_aborted_while_pages_are_on_the_way(pair, node):
     settle(second)
     assert second.manager.usage == 0.0
     stops.opened.set()
+
+
+SIBLINGS = ("d0", "d1", "d2")
+"""As vLLM makes them of a request that asks for several answers: each brings the same ticket."""
+
+
+def test_siblings_are_promised_nothing_that_one_of_them_drops(pair, node, gate):
+    tokens = prompt(40)
+    first = pair.engine(node, "n")
+    ticket = prefill(first, tokens)
+    settle(first)
+    node.before_load = gate
+    second = pair.engine(node, "n")
+    for name in SIBLINGS:
+        second.add_request(name, tokens, MAX_TOKENS, ticket)
+    while second._connector._loading != {*SIBLINGS}:
+        assert second.step() == []
+    gate.opened.set()
+    answers = {answer.request_id: answer for answer in second.run()}
+    assert [answers[name].tokens_loaded for name in SIBLINGS] == [39, 32, 32]
+    assert [answers[name].token_ids for name in SIBLINGS] == [pair.plain(tokens).token_ids] * 3
+    assert second.worker.statistics().pages_not_loaded == 0
+    assert second.handover.statistics().taken == 3
+
+
+def test_siblings_do_not_wait_for_a_partial_block_that_one_of_them_waits_for(pair, node, monkeypatch, eventually):
+    for module in ("arrivals", "worker"):
+        monkeypatch.setattr(f"connector.{module}.PARTIAL_WAIT", PATIENCE)
+    node.before_store = stops = StopsAt(1)
+    tokens = prompt(40)
+    ticket = prefill(pair.engine(node, "n"), tokens)
+    eventually(lambda: len(node.stored) == 2)
+    second = pair.engine(node, "n")
+    for name in SIBLINGS:
+        second.add_request(name, tokens, MAX_TOKENS, ticket)
+    answers = []
+    while len(answers) < 2:
+        answers += second.step()
+    assert {answer.request_id for answer in answers} == {"d1", "d2"}
+    stops.opened.set()
+    assert [(answer.request_id, answer.tokens_loaded) for answer in second.run()] == [("d0", 39)]
+
+
+@pytest.mark.parametrize("gone", SIBLINGS)
+def test_a_sibling_that_is_aborted_leaves_the_others_alone(pair, node, gate, gone):
+    tokens = prompt(40)
+    first = pair.engine(node, "n")
+    ticket = prefill(first, tokens)
+    settle(first)
+    node.before_load = gate
+    second = pair.engine(node, "n")
+    for name in SIBLINGS:
+        second.add_request(name, tokens, MAX_TOKENS, ticket)
+    while not gate.reached.is_set():
+        second.step()
+    second.abort(gone)
+    gate.opened.set()
+    answers = {answer.request_id: answer for answer in second.run()}
+    assert answers.keys() == {*SIBLINGS} - {gone}
+    assert {tuple(answer.token_ids) for answer in answers.values()} == {tuple(pair.plain(tokens).token_ids)}
+    settle(second)
+    assert not second._connector._awaited
+
+
+def test_a_ticket_that_was_refused_counts_as_not_used(pair, node):
+    tokens = prompt(40)
+    first = pair.engine(node, "n")
+    ticket = prefill(first, tokens)
+    settle(first)
+    second = pair.engine(node, "n")
+    assert decode(second, prompt(45, "another"), ticket, "foreign").tokens_loaded == 0
+    assert second.handover.statistics().refused == {"foreign": 1}
+    assert decode(second, tokens, ticket).tokens_loaded == 39
+
+
+def test_tickets_are_remembered_until_they_expire(pair, node, monkeypatch):
+    first, second = pair.engine(node, "n"), pair.engine(node, "n")
+    for length in (20, 40, 60):
+        decode(second, prompt(length), prefill(first, prompt(length), f"p{length}"), f"d{length}")
+    assert len(second.handover._claims) == 3
+    monkeypatch.setattr("connector.handover.MOST_CLAIMS", 3)
+    decode(second, prompt(80), prefill(first, prompt(80), "p80"), "d80")
+    assert len(second.handover._claims) == 3
+    later = time.time() + LIFETIME + 1
+    for engine in (first, second):
+        monkeypatch.setattr(engine.handover, "_now", lambda: later)
+    decode(second, prompt(100), prefill(first, prompt(100), "p100"), "d100")
+    assert len(second.handover._claims) == 1
 
 
 def test_other_requests_do_not_wait_for_them(pair, node, gate):
