@@ -84,6 +84,7 @@ class EngineRequests:
         if self._room.waits(request.request_id) or not self._hashes.ready(request):
             return None, False
         tracked = self._track(request)
+        tracked.num_local = num_computed_tokens
         if tracked.chain is None or not tracked.may_load or request.skip_reading_prefix_cache:
             return 0, False
         if any(num_computed_tokens % size for size in self._block_sizes):
@@ -92,7 +93,6 @@ class EngineRequests:
         tracked.lets_pass &= self._room.holders
         if tracked.lets_pass:
             return None, False
-        tracked.num_local = num_computed_tokens
         # An asynchronous load may cover the whole prompt: vLLM then computes its last token again.
         limit = request.num_tokens - (0 if self._async_load and self._keeps_all else 1)
         hashes = [
@@ -160,7 +160,7 @@ class EngineRequests:
                 else request.num_computed_tokens - request.num_in_flight_tokens
             )
             self._save(tracked, computed, partial(state.get_block_ids, request_id))
-        self._save_states(getattr(state, "boundary_state_offloads", {}))
+        self._save_states(getattr(state, "boundary_state_offloads", {}), state)
         plan = self._scheduler.build_connector_meta()
         if not self._keeps_all:  # blocks that may soon be given to others are stored first
             first = sorted(plan.stores, key=lambda store: self._groups[store.group].keeps)
@@ -300,14 +300,16 @@ class EngineRequests:
             self._plan_announcements(tracked, group, hashes[group], range(tracked.num_saved[group], full))
             tracked.num_saved[group] = full
 
-    def _save_states(self, offers: Mapping[str, Sequence[tuple[int, int, int]]]) -> None:
+    def _save_states(self, offers: Mapping[str, Sequence[tuple[int, int, int]]], state: Any) -> None:
         """Plans to store states that this step computes: of which group, in which block, behind how many tokens."""
         for request_id, states in offers.items():
             tracked = self._requests.get(request_id)
             if tracked is None or tracked.chain is None or not tracked.may_store:
                 continue
-            hashes = tracked.hashes(self._hashes_a_block)
+            hashes, block_ids = tracked.hashes(self._hashes_a_block), state.get_block_ids(request_id)
             for group, block_id, num_tokens in states:
+                if block_id not in block_ids[group]:
+                    continue  # offered behind the step before, and given to another request in this one
                 count, partial_tokens = divmod(num_tokens, self._block_sizes[group])
                 if partial_tokens or not 0 < count <= len(hashes[group]):
                     continue  # a prompt's tail: it would be found by this request alone

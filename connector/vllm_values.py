@@ -61,7 +61,7 @@ def model_of(config: Any) -> Model:
     if "longrope" in str(hf_config):  # which of its factors hold depends on it
         settings["max_model_len"] = str(model.max_model_len)
     speculative = config.speculative_config
-    if speculative is not None:
+    if speculative is not None and speculative.uses_draft_kv_cache():  # its layers are in the pages
         settings["speculative"] = str(speculative.method)
         draft = speculative.draft_model_config
         if draft is not None and draft.model != model.model:

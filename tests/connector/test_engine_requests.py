@@ -112,12 +112,20 @@ def test_states_are_stored_as_they_are_offered(requests: EngineRequests, client:
     client.pages_of[1].add(NAMES[2])
     request = new_request()
     assert requests.get_num_new_matched_tokens(request, 0) == (0, False)
-    tables = ([11, 12, 13, 14, 15, 16, 17, 18], [0, 0, 0, 0, 0, 0, 27, 28])
+    tables = ([11, 12, 13, 14, 15, 16, 17, 18], [21, 0, 23, 0, 0, 0, 27, 28])
     requests.update_state_after_alloc(request, tables, 0)
     # The third one is there, and the last one is behind no whole block.
     plan, _ = requests.plan_step(step_of(request, 30, tables, (1, 21, 4), (1, 23, 12), (1, 27, 28), (1, 28, 30)))
     assert stores_of(plan, 0) == dict(zip(tables[0], NAMES, strict=False))
     assert stores_of(plan, 1) == {21: NAMES[0], 27: NAMES[6]}
+
+
+def test_a_state_that_its_request_no_longer_has_is_not_stored(requests: EngineRequests) -> None:
+    request = new_request()
+    requests.get_num_new_matched_tokens(request, 0)
+    tables = ([11, 12], [0, 22])
+    plan, _ = requests.plan_step(step_of(request, 8, tables, (1, 21, 4), (1, 22, 8)))
+    assert stores_of(plan, 1) == {22: NAMES[1]}
 
 
 def test_who_does_not_store_stores_no_states(requests: EngineRequests) -> None:

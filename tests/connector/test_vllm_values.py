@@ -128,6 +128,15 @@ def test_what_changes_numbers_changes_the_model(config: SimpleNamespace, part: s
     assert model_of(config).version != before
 
 
+def test_a_drafter_counts_where_its_layers_are_in_the_pages(config: SimpleNamespace) -> None:
+    plain = model_of(config).version
+    for has_layers in (False, True):
+        config.speculative_config = SimpleNamespace(
+            method="any", draft_model_config=None, uses_draft_kv_cache=lambda has_layers=has_layers: has_layers
+        )
+        assert (model_of(config).version != plain) is has_layers
+
+
 def test_weights_that_are_nowhere_here_are_an_error_of_ours(config: SimpleNamespace) -> None:
     pytest.importorskip("huggingface_hub", reason="looks into the hub's cache")
     for model in ("org/repo:Q4_K_M", "s3://bucket/model", "org/none-such"):

@@ -687,14 +687,20 @@ def test_a_prefix_is_stored_when_it_was_seen_often_enough(
     assert loop.left_over() == []
 
 
+@pytest.mark.parametrize("params", [None, {"kvstore_load": False}], ids=["loads", "does not load"])
 def test_what_a_failed_load_left_in_shared_blocks_is_stored_by_nobody(
-    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    params: dict[str, Any] | None,
 ) -> None:
     node, extra, tokens = node_process(), {"async_load": False}, prompt(200)
     fill(start_loop, node, tokens, extra=extra)
     loop = start_loop(node, extra=extra)
     loop.add("loads", tokens)
-    loop.add("shares", tokens)  # in the same step: vLLM lets it have the blocks that are just being loaded
+    loop.add(
+        "shares", tokens, params=params
+    )  # in the same step: vLLM lets it have the blocks that are just being loaded
     step = begin_load(loop, "loads")
     drop(node)
     loop.update(step, loop.execute(step))
