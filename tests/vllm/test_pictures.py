@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.vllm.engine import Prompt
 from tests.vllm.model import PICTURE, PICTURE_TOKENS
 
 OPTIONS = {"skip_tokenizer_init": False}  # vLLM looks for a picture's place by its name
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _reads_pictures() -> None:
+    transformers = pytest.importorskip("transformers")
+    try:
+        transformers.Idefics3ImageProcessorPil()
+    except ImportError as error:  # up to 5.17 also the one that works with Pillow alone needs torchvision
+        pytest.skip(
+            f"transformers {transformers.__version__} reads no pictures here: {str(error).split('.')[0].strip()}"
+        )
 
 
 def test_the_same_picture_hits_and_another_one_only_up_to_its_place(
