@@ -85,6 +85,7 @@ class Lane(Generic[Plan]):
         self._current: Transfer[Plan] | None = None  # what the thread has taken up; it may be over meanwhile
         self._ended: list[Transfer[Plan]] = []  # over and not reported
         self._stopped = False
+        self._resting = False
         self._late = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -97,11 +98,11 @@ class Lane(Generic[Plan]):
     def submit(self, plan: Plan, after: Event | None = None) -> None:
         """Takes a plan, to be carried out behind a mark.
 
-        When the queue is full or the lane is shut down, the transfer is over at once."""
+        When the queue is full, or the lane rests or is shut down, the transfer is over at once."""
         with self._changed:
             now = self._clock()
             transfer = Transfer(plan, now, now + self._deadline, after, advanced=now)
-            if self._stopped or len(self._queued) >= self._capacity:
+            if self._stopped or self._resting or len(self._queued) >= self._capacity:
                 transfer.over = True
                 self._ended.append(transfer)
                 return
@@ -249,6 +250,20 @@ class Lane(Generic[Plan]):
                 times = [end, *(transfer.deadline for transfer in pending)]
                 rest = min((each for each in times if now < each < math.inf), default=None)
                 self._changed.wait(None if rest is None else rest - now)
+
+    def rest(self) -> None:
+        """Waits as :meth:`wait_idle` does, and for a copy of what was revoked: from then on the thread touches no
+        block, until :meth:`wake`."""
+        with self._changed:
+            self._resting = True
+        self.wait_idle()
+        with self._changed:
+            self._changed.wait_for(lambda: self._current is None or not self._current.touching)
+
+    def wake(self) -> None:
+        """Transfers are taken again."""
+        with self._changed:
+            self._resting = False
 
     def stop(self) -> None:
         """Gives everything up and stops the thread.

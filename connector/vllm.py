@@ -266,6 +266,18 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         for layout in (layout for of_part in self._layouts for layout in of_part):
             logger.info("kvstore at %s: %s, %d bytes a page", self._options.url, layout.name, layout.page_bytes)
 
+    def unregister_kv_caches(self) -> None:
+        """vLLM, from 0.33 on, is about to take the KV cache's memory away: nothing copies from or to it any more."""
+        self._end_step(self._is_computed)  # what it waits for is still there, and is not when the next step begins
+        self._is_computed = False
+        if self._worker is not None:
+            self._worker.rest()
+
+    def restore_kv_caches(self) -> None:
+        """The memory is back, at its old addresses, and holds nothing."""
+        if self._worker is not None:
+            self._worker.wake()
+
     def get_handshake_metadata(self) -> KVStoreHandshake | None:
         """This worker's layouts, for the scheduler; None: it has nothing to say."""
         if not self._layouts:
@@ -349,7 +361,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """The workers have told what their pages are: from now on there may be hits."""
+        """The workers have told what their pages are: from now on there may be hits. When an engine wakes up they tell
+        it again, and this half has to stay: it knows that the weights may be others than those that pages name."""
+        if self._requests is not None:
+            return
         parallel = self._vllm_config.parallel_config
         workers = [
             (told.host, told.layouts) for _, told in sorted(metadata.items()) if isinstance(told, KVStoreHandshake)
@@ -530,7 +545,7 @@ def _tp_rank() -> int:
 
 def _steps_overlap(vllm_config: VllmConfig) -> bool:
     """Whether vLLM plans a request's next step before it knows how the last one went. Of a step that was planned on top
-    of a load that failed vLLM 0.31 and 0.32 believe the tokens."""
+    of a load that failed vLLM 0.31 to 0.33 believe the tokens."""
     return bool(vllm_config.scheduler_config.async_scheduling) or vllm_config.parallel_config.pipeline_parallel_size > 1
 
 

@@ -82,7 +82,7 @@ class WorkerStatistics:
 
 class WorkerConnector:
     """Moves pages between kvstore and the engine's paged KV. Its methods belong to the engine's worker thread; none
-    raises for a failure of kvstore, none but :meth:`wait_for_save` and :meth:`shutdown` waits for I/O.
+    raises for a failure of kvstore, none but :meth:`wait_for_save`, :meth:`rest` and :meth:`shutdown` waits for I/O.
 
     In each step, also in one that computes nothing: :meth:`handle_preemptions` and :meth:`start_load_kv` before the
     forward pass, :meth:`start_save_kv` after it, :meth:`get_finished`, then :meth:`get_block_ids_with_load_errors`.
@@ -217,6 +217,17 @@ class WorkerConnector:
         """
         self._stores.wait_idle(most)
 
+    def rest(self) -> None:
+        """Before the engine's memory is taken away: waits until every load and store begun so far is over, for their
+        deadlines and a copy at most. Nothing is copied then until :meth:`wake`: loads fail, stores are dropped."""
+        for lane in self._lanes():
+            lane.rest()
+
+    def wake(self) -> None:
+        """The engine's memory is back, at its old addresses; what was in it counts for nothing."""
+        for lane in self._lanes():
+            lane.wake()
+
     def get_finished(self) -> tuple[set[str], set[str]]:
         """What came to its end since the last call.
 
@@ -294,14 +305,16 @@ class WorkerConnector:
 
         Stores that have to arrive: :meth:`wait_for_save` before. A second call changes nothing.
         """
-        lanes: tuple[Lane[LoadPlan] | Lane[StorePlan], ...] = (*self._load_lanes, self._stores)
-        for lane in lanes:
+        for lane in self._lanes():
             lane.stop()
         end = time.monotonic() + SHUTDOWN_WAIT
-        for lane in lanes:
+        for lane in self._lanes():
             lane.join(max(0.0, end - time.monotonic()))
         if self._arena is not None:
             self._arena.close()
+
+    def _lanes(self) -> tuple[Lane[LoadPlan] | Lane[StorePlan], ...]:
+        return (*self._load_lanes, self._stores)
 
     def _mark(self, plans: Sequence[LoadPlan | StorePlan]) -> Event | None:
         """What is copied, by other threads, waits for what this one has queued by now. All groups are on one device."""

@@ -46,12 +46,12 @@ def test_what_cannot_be_used_is_named(given: dict[str, object], says: str) -> No
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.32.1.dev3+cpu"])
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.33.0", "0.33.1.dev3+cpu"])
 def test_supported_releases(version: str) -> None:
     check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.30.2", "0.33.0", "1.0.0", "dev"])
+@pytest.mark.parametrize("version", ["0.30.2", "0.34.0", "1.0.0", "dev"])
 def test_another_release_is_refused_with_the_range(version: str) -> None:
-    with pytest.raises(ConfigError, match=r"supports vLLM 0\.31 to 0\.32, this is vLLM " + version):
+    with pytest.raises(ConfigError, match=r"supports vLLM 0\.31 to 0\.33, this is vLLM " + version):
         check_version(version)

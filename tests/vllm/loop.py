@@ -29,7 +29,6 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
-    get_kv_cache_configs,
     get_request_block_hasher,
     init_none_hash,
     resolve_kv_cache_block_sizes,
@@ -48,6 +47,13 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.vllm.model import LAYERS
+
+try:  # releases that plan in a module of its own group the layers apart, too
+    from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+except ImportError:
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+    get_global_kv_cache_groups = None
 
 BLOCK_SIZE = 32
 WINDOW = 96
@@ -268,6 +274,7 @@ class Loop:
                 "finished_recving_kv_req_ids",
                 "failed_recving_kv_req_ids",
                 "deferred_frees",
+                "deferred_loads",
                 "_inflight_prefills",
             )
             if (value := getattr(scheduler, name, ()))
@@ -464,7 +471,8 @@ def _kv_cache_configs(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> tupl
     """The worker's and the scheduler's, as vLLM's engine core makes them."""
     config.cache_config.kv_cache_layout = "LBHNC"
     with _current(config):
-        (worker,) = get_kv_cache_configs(config, [specs], [1 << 30])
+        groups = () if get_global_kv_cache_groups is None else (get_global_kv_cache_groups(config, [specs]),)
+        (worker,) = get_kv_cache_configs(config, [specs], [1 << 30], *groups)
         worker.kv_cache_layout = config.cache_config.kv_cache_layout
         scheduler = generate_scheduler_kv_cache_config([worker])
     config.cache_config.num_gpu_blocks = scheduler.num_blocks

@@ -601,6 +601,47 @@ def test_nor_where_vllm_leaves_that_step_without_an_end(
     assert answer(start_loop(node), "again", tokens) == 203
 
 
+@pytest.mark.parametrize("ends_saves", [True, False])
+def test_memory_that_is_taken_away_is_stored_before_and_loaded_into_afterwards(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    ends_saves: bool,
+) -> None:
+    """As vLLM's workers do it when they fall asleep and wake up, from 0.33 on. Also where a step's stores begin with
+    the next one."""
+    node, tokens = node_process(), prompt(200)
+    loop = start_loop(node)
+    if not ends_saves:
+        loop.ends_saves = False
+        loop.config.parallel_config.pipeline_parallel_size = 2
+    loop.add("first", tokens, max_tokens=50)
+    run_until(loop, lambda: loop.tokens["first"] != [])
+    loop.worker.unregister_kv_caches()
+    for cache in loop.caches.values():
+        cache.fill_(-1.0)
+    assert answer(start_loop(node), "elsewhere", tokens) == 203 - 6 * BLOCK_SIZE
+    loop.worker.restore_kv_caches()
+    loop.abort("first")
+    run_all(loop)
+    assert answer_again(loop, tokens) == 203 - 6 * BLOCK_SIZE
+    answer(loop, "other", prompt(200, 1))
+    assert answer_again(loop, prompt(200, 1)) == 203 - 6 * BLOCK_SIZE
+    assert loop.left_over() == []
+
+
+def test_an_engine_that_is_told_its_layouts_again_finds_nothing_older(
+    start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+) -> None:
+    """vLLM does so when it wakes up, from 0.33 on, after a reset: the weights may be others."""
+    loop, tokens = start_loop(node_process()), prompt(200)
+    answer(loop, "first", tokens)
+    assert loop.scheduler.reset_prefix_cache(reset_connector=True)
+    loop.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): loop.worker.get_handshake_metadata()})
+    assert answer(loop, "again", tokens) == 203
+    assert answer_again(loop, tokens) == 203 - 6 * BLOCK_SIZE
+
+
 def test_a_node_that_hangs_gives_blocks_back_at_the_deadline(
     start_loop: Callable[..., Loop], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
 ) -> None:
