@@ -8,7 +8,8 @@
 
 An attempt that fails before the client has a byte of the answer is made again elsewhere. Where no prefill instance
 gives a ticket, decode is asked plainly, and computes the prompt itself; where no decode instance answers, a prefill
-instance is asked for all of it. So whatever dies costs time, and no request as long as one instance is left.
+instance is asked for all of it. So whatever dies costs time, and no request as long as one instance is left, unless
+several in a row fail with the same request in hand.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, Self
 from aiohttp import hdrs, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from connector.proxy_instances import Instance, Instances, Role, may_retry
+from connector.proxy_instances import Instance, Instances, Role, is_busy, may_retry
 from connector.proxy_messages import (
     EventKind,
     EventSplitter,
@@ -55,8 +56,13 @@ HANDSHAKE_SECONDS = 10.0
 """For a client's TLS handshake."""
 BODY_SECONDS = 60.0
 """For a client to send its whole request."""
+MOST_FAILED = 3
+"""Instances that may fail with a request in hand, at prefill and at decode each: one that ends engines must not be
+handed on until it has ended all of them."""
 MOST_HELD_BYTES = 1 << 20
 """Of events without a token that are held back for a retry."""
+CLIENT_SECONDS = 120.0
+"""For a client to take something of its answer, or to show that its host is there."""
 DRAIN_SECONDS = 30.0
 """For requests under way when the proxy is stopped."""
 _BACKLOG = 1024
@@ -216,6 +222,7 @@ class Proxy:
 
     async def _take_in(self, connection: socket.socket, server: web.Server) -> None:
         """Give a connection to HTTP's server, behind its handshake."""
+        _end_when_deaf(connection)
         timeout = HANDSHAKE_SECONDS if self._tls is not None else None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -259,8 +266,9 @@ class Proxy:
             return None
         body = json.dumps(prefill_request(exchange.asked)).encode()
         tried: list[Instance] = []
+        failed = 0
         began = time.monotonic()
-        while (instance := self._instances.choose(Role.PREFILL, tried)) is not None:
+        while failed < MOST_FAILED and (instance := self._instances.choose(Role.PREFILL, tried)) is not None:
             tried.append(instance)
             headers = exchange.headers(f"-prefill{len(tried)}")
             try:
@@ -270,8 +278,10 @@ class Proxy:
                     answer = await reply.read_all()
             except InstanceError as error:
                 self._retry(error, Role.PREFILL, error.reason)
+                failed += error.reason != "connect"
                 continue
             if may_retry(reply.status):
+                failed += not is_busy(reply.status)
                 self._retry(f"{instance.url} answers {reply.status}", Role.PREFILL, "status")
                 continue
             self._metrics.observe("prefill", time.monotonic() - began)
@@ -294,8 +304,9 @@ class Proxy:
         body = json.dumps(decode_request(exchange.asked, ticket)).encode()
         plain = json.dumps(decode_request(exchange.asked, None)).encode()
         tried: list[Instance] = []
+        failed = 0
         answer = _error("no instance is there", 503, {hdrs.RETRY_AFTER: "1"})
-        while (instance := self._instances.choose(Role.DECODE, tried)) is not None:
+        while failed < MOST_FAILED and (instance := self._instances.choose(Role.DECODE, tried)) is not None:
             tried.append(instance)
             headers = exchange.headers("" if len(tried) == 1 else f"-retry{len(tried) - 1}")
             try:
@@ -314,9 +325,11 @@ class Proxy:
             except InstanceError as error:
                 late = error.reason == "deadline"
                 answer = _error(str(error), 504 if late else 502)
+                failed += error.reason != "connect"
                 self._retry(error, Role.DECODE, error.reason)
             except _FailedError as error:
                 answer = error.answer
+                failed += not is_busy(answer.status)
                 self._retry(f"{instance.url}: {error}", Role.DECODE, error.reason)
             else:
                 if instance.role is Role.PREFILL:
@@ -451,17 +464,28 @@ def _listen(host: str, port: int) -> list[socket.socket]:
     return listeners
 
 
+def _end_when_deaf(connection: socket.socket) -> None:
+    """Have the system end it when the client takes nothing any more, or its host has gone: else it would keep its
+    place, and an instance at work, for as long as somebody likes."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(CLIENT_SECONDS / 4) or 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(CLIENT_SECONDS / 4) or 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * CLIENT_SECONDS))
+
+
 async def _read(request: web.Request) -> bytes:
     """A client's body.
 
     Raises:
-        web.HTTPException: it is too long, or too slow.
+        web.HTTPException: it is too long, too slow, or not what its headers say.
     """
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_SECONDS:g} s") from None
+    except web.RequestPayloadError as error:
+        raise web.HTTPBadRequest(text=f"the body can't be read: {error}") from None
 
 
 async def _whole(exchange: _Exchange, reply: Reply) -> web.Response:

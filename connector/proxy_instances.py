@@ -128,6 +128,11 @@ def may_retry(status: int) -> bool:
     return status >= 500 or status in _TOO_BUSY
 
 
+def is_busy(status: int) -> bool:
+    """Whether an instance that answers with this HTTP status has not begun with the request."""
+    return status == 503 or status in _TOO_BUSY
+
+
 def _checked(url: str) -> str:
     """The URL without a slash at its end."""
     try:

@@ -116,6 +116,36 @@ def test_another_decode_answers_with_the_same_ticket(instance, proxy, mode):
     assert good.seen()[0]["headers"]["x-request-id"].endswith("-retry1")
 
 
+@pytest.mark.parametrize(
+    ("at", "mode"),
+    [
+        *(("prefill", mode) for mode in ("die", "status:500", "cut")),
+        *(("decode", mode) for mode in ("die", "status:500", "cut", "die-after:0", "error-after:0")),
+    ],
+)
+def test_a_request_that_instances_fail_at_is_not_handed_on_to_all_of_them(instance, proxy, at, mode):
+    bad = [instance(f"bad {number}", mode) for number in range(3)]
+    spared, other = instance("spared"), instance("other")
+    front = proxy([*bad, spared], [other]) if at == "prefill" else proxy([other], [*bad, spared])
+    status, body = front.complete(stream="after" in mode)
+    assert spared.seen() == []
+    if at == "prefill":
+        assert (status, json.loads(body)["choices"][0]["text"]) == (200, expected())
+        assert front.metric('prefills_total{outcome="failed"}') == 1
+    else:
+        assert status in (500, 502)
+        assert front.metric('requests_total{outcome="failed"}') == 1
+
+
+def test_instances_that_are_busy_or_not_there_are_no_failures(instance, proxy):
+    busy = [instance(f"busy {number}", mode) for number, mode in enumerate(("status:503", "status:429", "status:503"))]
+    gone = [instance(f"gone {number}") for number in range(2)]
+    front = proxy([instance("p")], [*busy, *gone, instance("good")])
+    for each in gone:
+        each.kill()
+    assert front.text() == expected()
+
+
 @pytest.mark.parametrize("mode", ["hang", "die", "die-after:1", "error-after:1", "end-after:1", "hang-after:1"])
 def test_a_stream_that_is_lost_before_its_first_token_comes_from_elsewhere(instance, proxy, mode):
     front = proxy([instance("p")], [instance("bad", mode), instance("good")], decode_deadline=noticed_by(mode))
@@ -306,6 +336,43 @@ async def test_requests_and_connections_have_limits(instance, monkeypatch):
 
         async with session.post(url + COMPLETIONS, data=slow()) as late:
             assert late.status == 408
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_takes_nothing_of_its_answer_loses_its_place(instance, monkeypatch):
+    import connector.proxy
+
+    monkeypatch.setattr(connector.proxy, "CLIENT_SECONDS", 1.0)
+    decode = instance("d", "flood")
+    front = connector.proxy.Proxy(Instances([instance("p").url], [decode.url]), connector.proxy.Deadlines())
+    async with front:
+        port = await front.start("127.0.0.1", 0)
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        body = b'{"prompt": "long", "stream": true}'
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        async with asyncio.timeout(PATIENCE):
+            while not await asyncio.to_thread(decode.seen):
+                await asyncio.sleep(0.05)
+            while any(each.in_flight for each in front._instances.all):
+                await asyncio.sleep(0.05)
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_is_not_what_its_headers_say_is_refused(instance):
+    import aiohttp
+
+    import connector.proxy
+
+    front = connector.proxy.Proxy(Instances([instance("p").url], [instance("d").url]), connector.proxy.Deadlines())
+    async with front, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{await front.start('127.0.0.1', 0)}"
+        zipped = {"Content-Encoding": "gzip"}
+        async with session.post(url + COMPLETIONS, data=b"no gzip", headers=zipped) as refused:
+            assert (refused.status, (await refused.json())["error"]["code"]) == (400, 400)
+        async with session.get(url + "/metrics") as metrics:
+            assert 'requests_total{outcome="refused"} 1' in await metrics.text()
 
 
 def test_models_health_and_metrics(instance, proxy):
