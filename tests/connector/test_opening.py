@@ -24,9 +24,11 @@ HASHES = tuple(kvstore.hash_blocks(list(range(16)), 16))
 
 
 def scheduler_half(connection: opening.Connection, parts: list[opening.Part]) -> EngineRequests:
+    groups = [Group(16, keeps=True, num_skipped=lambda num_tokens: 0)]
     return connection.scheduler_half(
         parts,
-        [Group(16, keeps=True, num_skipped=lambda num_tokens: 0)],
+        groups,
+        room=Room(groups, 100),
         async_load=True,
         may_store=True,
         may_load=True,
