@@ -17,7 +17,7 @@ from connector.engine_requests import EngineRequests  # noqa: E402
 from connector.groups import Group  # noqa: E402
 from connector.options import Options  # noqa: E402
 from connector.plan import StepPlan, StorePlan  # noqa: E402
-from connector.room import Room
+from connector.room import Room  # noqa: E402
 from gpu.pages import PagedKV  # noqa: E402
 
 LAYOUT = kvstore.Layout(model="m", block_size=16, page_bytes=16 * 32 * 4)
