@@ -24,6 +24,7 @@ from connector.worker import WorkerConnector
 from gpu.arena import PinnedArena
 from gpu.pages import PagedKV
 from gpu.pinned import Bytes, PinnedMapping
+from gpu.unlike import UnlikeKV
 from kvstore.client.environment import connect_by_environment
 from kvstore.errors import KVStoreError, ResourceError
 from kvstore.layout import Layout
@@ -79,7 +80,7 @@ class Connection:
     def worker_half(
         self,
         layouts: Sequence[Sequence[Layout]],
-        pages: Sequence[Sequence[PagedKV]],
+        pages: Sequence[Sequence[PagedKV | UnlikeKV]],
         pin: Callable[[Bytes], PinnedMapping] | None,
         *,
         by_layer: bool = False,

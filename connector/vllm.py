@@ -59,8 +59,8 @@ from connector.room import Room
 from connector.vllm_values import cache_group, check_groups, check_parallel, group_of, layers_of, model_of, rows_by_part
 from connector.worker import SHUTDOWN_WAIT, LoadTiming, WorkerConnector
 from gpu.cudart import cuda_runtime
-from gpu.pages import PagedKV
 from gpu.pinned import PinnedMapping
+from gpu.unlike import paged_kv
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.layout import Layout
 
@@ -250,7 +250,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             described = [self._describe(group, blocks, of[0], cut) for group, of in zip(groups, views, strict=True)]
             model, tenant = model_of(self._vllm_config), self._options.tenant
             self._layouts = layouts_by_part(model, described, place, tenant, max(1, cut))
-            pages = [[PagedKV(tensors, "block dim") for tensors in of_part] for of_part in zip(*views, strict=True)]
+            pages = [[paged_kv(tensors, "block dim") for tensors in of_part] for of_part in zip(*views, strict=True)]
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - a model that kvstore does not know is no error of vLLM's

@@ -81,9 +81,12 @@ def check_parallel(parallel: Any) -> None:
 
 
 def layers_of(group: Any) -> list[tuple[str, Any]]:
-    """Names and specs of a cache group's layers."""
+    """Names and specs of a cache group's layers, in the order in which they lie in a page: the engine's, but for layers
+    with blocks as long as those of an earlier one, which lie beside it and are copied together with it."""
     by_name = getattr(group.kv_cache_spec, "kv_cache_specs", {})
-    return [(name, by_name.get(name, group.kv_cache_spec)) for name in group.layer_names]
+    layers = [(name, by_name.get(name, group.kv_cache_spec)) for name in group.layer_names]
+    sizes = list(dict.fromkeys(spec.page_size_bytes for _, spec in layers))
+    return sorted(layers, key=lambda layer: sizes.index(layer[1].page_size_bytes))
 
 
 def rows_by_part(group: Any, blocks: Mapping[str, torch.Tensor], parts: int) -> list[list[torch.Tensor]]:

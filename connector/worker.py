@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpu.coded import CodedKV
     from gpu.device import Event
     from gpu.pages import PagedKV
+    from gpu.unlike import UnlikeKV
     from kvstore import Namespace
     from kvstore.tracing import ClientSpans
 
@@ -114,7 +115,7 @@ class WorkerConnector:
     def __init__(
         self,
         namespaces: Sequence[Namespace],
-        pages: Sequence[PagedKV | CodedKV],
+        pages: Sequence[PagedKV | CodedKV | UnlikeKV],
         *,
         load_deadline: float = LOAD_DEADLINE,
         store_deadline: float = STORE_DEADLINE,

@@ -154,13 +154,22 @@ class PagedKV:
             if not 0 <= ids[-1] < self.layout.num_pieces:
                 raise InvalidRequestError(f"{what} {piece_id} is not between 0 and {self.layout.num_pieces - 1}")
         for index, page in enumerate(pages):
-            if not isinstance(page, np.ndarray) or page.dtype != np.uint8 or page.ndim != 1:
-                raise InvalidRequestError(f"page {index} must be a one-dimensional array of uint8, got {_kind(page)}")
-            if page.size != self.page_bytes:
-                raise InvalidRequestError(f"page {index} has {page.size} bytes, a page has {self.page_bytes}")
-            if not page.flags.c_contiguous:
-                raise InvalidRequestError(f"page {index} must be contiguous, its stride is {page.strides[0]} bytes")
+            check_page(index, page, self.page_bytes)
         return ids
+
+
+def check_page(index: int, page: object, page_bytes: int) -> None:
+    """Whether this is a page's memory.
+
+    Raises:
+        InvalidRequestError: it is not; the message names the page by its index.
+    """
+    if not isinstance(page, np.ndarray) or page.dtype != np.uint8 or page.ndim != 1:
+        raise InvalidRequestError(f"page {index} must be a one-dimensional array of uint8, got {_kind(page)}")
+    if page.size != page_bytes:
+        raise InvalidRequestError(f"page {index} has {page.size} bytes, a page has {page_bytes}")
+    if not page.flags.c_contiguous:
+        raise InvalidRequestError(f"page {index} must be contiguous, its stride is {page.strides[0]} bytes")
 
 
 def _kind(page: object) -> str:

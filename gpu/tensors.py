@@ -35,6 +35,11 @@ def by_layer(tensors: Sequence[torch.Tensor], axes: str) -> tuple[list[torch.Ten
     return list(tensors[0].detach().unbind(at)), " ".join(names[:at] + names[at + 1 :])
 
 
+def kind_of(layer: torch.Tensor) -> tuple[object, ...]:
+    """What layers that are alike have in common."""
+    return layer.shape, layer.stride(), layer.dtype, layer.device
+
+
 def describe(layers: Sequence[torch.Tensor], axes: str, page_tokens: int | None = None) -> PageLayout:
     """The layout of one tensor a layer.
 
@@ -45,12 +50,7 @@ def describe(layers: Sequence[torch.Tensor], axes: str, page_tokens: int | None 
         raise InvalidRequestError("a paged KV needs at least 1 layer, got 0")
     first = layers[0]
     for index, layer in enumerate(layers):
-        if (layer.shape, layer.stride(), layer.dtype, layer.device) != (
-            first.shape,
-            first.stride(),
-            first.dtype,
-            first.device,
-        ):
+        if kind_of(layer) != kind_of(first):
             raise InvalidRequestError(
                 f"layer {index} is {tuple(layer.shape)} {layer.dtype} on {layer.device} with strides {layer.stride()},"
                 f" layer 0 is {tuple(first.shape)} {first.dtype} on {first.device} with strides {first.stride()}:"

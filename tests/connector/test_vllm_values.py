@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="reads an engine's tensors")
 
-from connector.vllm_values import cache_group, model_of, rows_by_part, rows_of  # noqa: E402
+from connector.vllm_values import cache_group, layers_of, model_of, rows_by_part, rows_of  # noqa: E402
+from gpu.unlike import paged_kv  # noqa: E402
 from kvstore.errors import ConfigError, ResourceError  # noqa: E402
 
 
@@ -61,6 +64,33 @@ def test_heads_are_cut_into_what_ranks_have() -> None:
     assert described == cache_group(group_of(2), of_rank, 2 * 384, ["vllm"], lambda _: "", 1)
     assert described == cache_group(group_of(2), of_rank, 2 * 384, ["vllm"], lambda _: "")
     assert described != cache_group(group_of(4), whole, 4 * 384, ["vllm"], lambda _: "")
+
+
+def unlike_group(heads: Sequence[int]) -> SimpleNamespace:
+    """As vLLM puts layers of several shapes into one."""
+    specs = {str(number): Spec(count, page_size_bytes=count * 8 * 6 * 4) for number, count in enumerate(heads)}
+    return SimpleNamespace(kv_cache_spec=SimpleNamespace(kv_cache_specs=specs, block_size=8), layer_names=[*specs])
+
+
+def test_layers_of_one_size_lie_beside_each_other_and_else_in_the_engines_order() -> None:
+    assert [name for name, _ in layers_of(unlike_group([4, 2, 4, 6, 2]))] == ["0", "2", "1", "4", "3"]
+    assert [name for name, _ in layers_of(unlike_group([4, 4, 4]))] == ["0", "1", "2"]
+    alike = SimpleNamespace(kv_cache_spec=Spec(4), layer_names=["b", "a", "c"])
+    assert [name for name, _ in layers_of(alike)] == ["b", "a", "c"]
+
+
+def test_pages_of_layers_with_other_heads_are_those_of_ranks_that_have_a_part_of_each() -> None:
+    whole = {name: torch.randn(5, heads, 8, 6) for name, heads in (("0", 4), ("1", 2), ("2", 4))}
+    of_rank = {name: blocks[:, blocks.shape[1] // 2 :].contiguous() for name, blocks in whole.items()}
+    _, second = rows_by_part(unlike_group([4, 2, 4]), whole, 2)
+    (alone,) = rows_by_part(unlike_group([2, 1, 2]), of_rank, 0)
+    pages = [np.zeros(5 * 8 * 6 * 4, np.uint8) for _ in range(2)]
+    for rows, page in zip((second, alone), pages, strict=True):
+        paged_kv(rows, "block dim").gather([3], [page])
+    assert pages[0].tobytes() == pages[1].tobytes()
+    assert pages[0].tobytes() == b"".join(of_rank[name][3].numpy().tobytes() for name in ("0", "2", "1"))
+    described = cache_group(unlike_group([2, 1, 2]), of_rank, 960, ["vllm"], lambda _: "")
+    assert described != cache_group(unlike_group([2, 2, 1]), of_rank, 960, ["vllm"], lambda _: "")
 
 
 @pytest.mark.parametrize(

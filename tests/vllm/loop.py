@@ -89,8 +89,9 @@ class Loop:
         model: a folder of :mod:`tests.vllm.model`: only its configuration is read.
         transfer: ``kv_transfer_config``; None is vLLM without a connector.
         num_blocks: of the KV cache, the null block included.
-        kind: of the layers: "full"; "mla", full with one latent head; "hybrid", every other one with a window;
-            "window", all of them; "states", every other one recurrent; "recurrent", all of them.
+        kind: of the layers: "full"; "mla", full with one latent head; "unlike", full with one head or
+            two, in turn; "hybrid", every other one with a window; "window", all of them; "states", every other one
+            recurrent; "recurrent", all of them.
         overlap: a step is planned before the one in front of it has ended, as vLLM does it by default.
         arguments: others of ``EngineArgs``, such as ``max_num_batched_tokens``.
     """
@@ -448,6 +449,7 @@ def _specs(kind: str) -> dict[str, KVCacheSpec]:
     size = {"block_size": BLOCK_SIZE, "num_kv_heads": _KV_HEADS, "head_size": _HEAD_SIZE, "dtype": torch.float32}
     full = FullAttentionSpec(**size)
     latent = MLAAttentionSpec(**(size | {"head_size": 2 * _HEAD_SIZE}))  # keys and values in one
+    wider = FullAttentionSpec(**(size | {"num_kv_heads": 2 * _KV_HEADS}))
     window = SlidingWindowSpec(**size, sliding_window=WINDOW)
     state = MambaSpec(
         block_size=BLOCK_SIZE,
@@ -459,6 +461,7 @@ def _specs(kind: str) -> dict[str, KVCacheSpec]:
     of = {
         "full": (full, full),
         "mla": (latent, latent),
+        "unlike": (full, wider),
         "hybrid": (full, window),
         "window": (window, window),
         "states": (full, state),
@@ -489,10 +492,17 @@ def _kv_caches(config: KVCacheConfig) -> dict[str, torch.Tensor]:
         if isinstance(group.kv_cache_spec, MambaSpec)
         for layer in group.layer_names
     }
+    wider = {
+        layer
+        for group in config.kv_cache_groups
+        for layer, spec in getattr(group.kv_cache_spec, "kv_cache_specs", {}).items()
+        if spec.num_kv_heads > _KV_HEADS
+    }
     row = 2 * _HEAD_SIZE
     for place in config.kv_cache_tensors:
         storage = memory.setdefault(place.size, torch.zeros(place.size // 4))
-        shape = (config.num_blocks, _KV_HEADS, BLOCK_SIZE, row)
+        heads = 2 * _KV_HEADS if wider.intersection(place.layers) else _KV_HEADS
+        shape = (config.num_blocks, heads, BLOCK_SIZE, row)
         strides = (place.block_stride // 4, BLOCK_SIZE * row, row, 1)
         if states.intersection(place.layers):
             shape, strides = (config.num_blocks, 1, 1, 3 * _HEAD_SIZE), (place.block_stride // 4, row, row, 1)
