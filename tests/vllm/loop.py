@@ -42,6 +42,7 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -156,6 +157,8 @@ class Loop:
         """Tokens that the model computed for each request, again after a preemption."""
         self._doubtful: dict[str, list[str]] = {}
         self._discarded: set[str] = set()
+        self.stats: list[SchedulerStats] = []
+        """What vLLM's metrics are made of, step by step."""
         self.load_failures = 0
         """Blocks, or requests, that the worker half reported as not loaded."""
 
@@ -172,8 +175,10 @@ class Loop:
         max_tokens: int = 4,
         params: Mapping[str, Any] | None = None,
         prompt_logprobs: int | None = None,
+        priority: int = 0,
     ) -> Request:
-        """A new request. With ``prompt_logprobs`` vLLM throws away what the connector answers for it."""
+        """A new request. With ``prompt_logprobs`` vLLM throws away what the connector answers for it; the lower its
+        ``priority``, the sooner it comes, where ``scheduling_policy`` is "priority"."""
         sampling = SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
@@ -186,6 +191,7 @@ class Loop:
             sampling_params=sampling,
             pooling_params=None,
             block_hasher=self._hasher,
+            priority=priority,
         )
         self.requests[request_id] = request
         self.tokens[request_id] = []
@@ -223,6 +229,8 @@ class Loop:
         with _current(self.config):
             results = self.scheduler.update_from_output(step, output)
         for outputs in results.values():
+            if outputs.scheduler_stats is not None:
+                self.stats.append(outputs.scheduler_stats)
             for each in outputs.outputs:
                 self.tokens[each.request_id].extend(each.new_token_ids)
                 if each.finish_reason is not None:

@@ -1,5 +1,6 @@
-"""Engines at random: requests that share prefixes come, with tickets or without, are aborted and preempted, while the
-node loses pages, hangs, dies and comes back. Every answer must be right, and in the end nothing is held.
+"""Engines at random: requests that share prefixes come, with tickets or without, some of which turn loading or storing
+off and some of which go before others, are aborted and preempted, while the node loses pages, hangs, dies and comes
+back. Every answer must be right, and in the end nothing is held.
 
 ``RANDOM_LIVES`` says how many of each kind.
 """
@@ -77,9 +78,12 @@ class Life:
             elif kind < 0.5 and tickets:
                 ticket = self.random.choice(tickets)
                 prompt, params = self.asked[ticket][0], self.loop.params[ticket]
+            elif kind < 0.7:
+                params = {self.random.choice(["kvstore_load", "kvstore_store"]): False}
             self.asked[name] = prompt, max_tokens
             scored = 1 if self.random.random() < 0.05 else None
-            self.loop.add(name, prompt, max_tokens=max_tokens, params=params, prompt_logprobs=scored)
+            priority = self.random.randrange(3)
+            self.loop.add(name, prompt, max_tokens=max_tokens, params=params, prompt_logprobs=scored, priority=priority)
 
     def step(self) -> None:
         for _ in range(self.random.randrange(1, 12)):
@@ -150,7 +154,7 @@ class Life:
 def make_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[..., Loop]]:
     loops: list[Loop] = []
 
-    def make(node: Any, kind: str, async_load: bool, caching: bool, overlap: bool) -> Loop:
+    def make(node: Any, kind: str, async_load: bool, caching: bool, overlap: bool, policy: str) -> Loop:
         loops.append(
             Loop(
                 models("llama"),
@@ -161,6 +165,7 @@ def make_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[...
                 enable_prefix_caching=caching,
                 max_num_batched_tokens=96,
                 max_num_seqs=6,
+                scheduling_policy=policy,
             )
         )
         return loops[-1]
@@ -174,8 +179,8 @@ def make_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[...
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "one by one"])
 @pytest.mark.parametrize(
     ("kind", "async_load"),
-    [("full", True), ("full", False), ("hybrid", True), ("states", True)],
-    ids=["full-async", "full-sync", "hybrid", "states"],
+    [("full", True), ("full", False), ("hybrid", True), ("window", True), ("states", True), ("recurrent", True)],
+    ids=["full-async", "full-sync", "hybrid", "window", "states", "recurrent"],
 )
 def test_every_answer_is_right_and_nothing_is_left(
     node_process: Callable[..., Any],
@@ -186,8 +191,9 @@ def test_every_answer_is_right_and_nothing_is_left(
     seed: int,
 ) -> None:
     node = node_process(arena="3MiB")
-    caching = kind == "states" or bool(seed % 2)  # vLLM keeps no states without it
-    life = Life(seed, node, lambda: make_loop(node, kind, async_load, caching, overlap))
+    caching = kind in ("states", "recurrent") or bool(seed % 2)  # vLLM keeps no states without it
+    policy = "priority" if (seed + seed // 2 + overlap) % 2 else "fcfs"
+    life = Life(seed, node, lambda: make_loop(node, kind, async_load, caching, overlap, policy))
     try:
         life.run()
     finally:

@@ -1,0 +1,86 @@
+"""Requests that are aborted before or behind their load, beside others that go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
+
+from tests.vllm.loop import BLOCK_SIZE, Loop, right_answer, run_all
+from tests.vllm.test_scheduler import ALL_KINDS, KINDS, answer, begin_load, drop, fill, start_loop
+
+__all__ = ["start_loop"]  # a fixture
+
+NUM_TOKENS = 300
+"""Of each prompt: nine full blocks, which are loaded, and one for the rest."""
+OWN = NUM_TOKENS % BLOCK_SIZE + 3
+"""Tokens that are computed behind a load."""
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("fails", [False, True], ids=["loaded", "not loaded"])
+def test_between_the_end_of_its_load_and_its_first_step(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    kind: str,
+    fails: bool,
+) -> None:
+    node, tokens = node_process(), prompt(NUM_TOKENS)
+    fill(start_loop, node, tokens, kind=kind)
+    loop = start_loop(node, kind=kind)
+    loop.add("aborted", tokens)
+    step = begin_load(loop, "aborted")
+    if fails:
+        drop(node)
+    loop.update(step, loop.execute(step))
+    while "aborted" not in loop.scheduler.finished_recving_kv_req_ids:
+        step = loop.schedule()
+        loop.update(step, loop.execute(step))
+    assert (loop.load_failures > 0) is fails
+    loop.abort("aborted")
+    run_all(loop)
+    assert loop.left_over() == []
+    assert answer(loop, "next", tokens) == (NUM_TOKENS + 3 if fails else OWN)
+    assert loop.left_over() == []
+
+
+@KINDS
+@pytest.mark.parametrize("aborted", ["loads", "goes next", "waits", "all"])
+def test_one_of_those_that_there_is_no_room_for(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    kind: str,
+    aborted: str,
+) -> None:
+    node = node_process()
+    prompts = {f"r{seed}": prompt(NUM_TOKENS, seed) for seed in range(5)}
+    fill(start_loop, node, *prompts.values(), kind=kind)
+    loop = start_loop(node, kind=kind, num_blocks=26, max_num_batched_tokens=96)
+    for name, tokens in prompts.items():
+        loop.add(name, tokens)
+    room, steps = loop.connector._requests._room, []
+    while room.holders | room._refused != prompts.keys():  # a lookup may be answered later than others
+        steps.append(loop.schedule())
+        assert len(steps) < 10_000
+    chosen = {
+        "loads": [next(name for name in prompts if loop.status(name) == "WAITING_FOR_REMOTE_KVS")],
+        "goes next": [room._next],
+        "waits": [next(name for name in prompts if room.waits(name))],
+        "all": list(prompts),
+    }
+    for name in chosen[aborted]:
+        loop.abort(name)
+    for step in steps:
+        loop.update(step, loop.execute(step))
+    run_all(loop)
+    for name, tokens in prompts.items():
+        if loop.finished[name] != "abort":
+            assert loop.tokens[name] == right_answer(tokens, 4)
+            assert loop.computed[name] == OWN, "its load was given up"
+    assert loop.left_over() == []
+    assert room.holders == set()
