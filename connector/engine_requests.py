@@ -134,7 +134,8 @@ class EngineRequests:
             if group == pages[0][0]:
                 # The last page may be of a block that is not full.
                 tokens[tier] += min(self._block_sizes[group], num_external_tokens - tokens.total())
-        tokens[""] += num_external_tokens - tokens.total()
+        # Those before a window, or a state, have no pages of their own.
+        tokens[pages[0][2] if pages else ""] += num_external_tokens - tokens.total()
         return +tokens
 
     def plan_step(self, output: Any) -> tuple[StepPlan, int]:

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from tests.vllm.loop import BLOCK_SIZE, Loop
-from tests.vllm.test_scheduler import KINDS, WAYS, answer, fill, only_on_disk, start_loop
+from tests.vllm.test_scheduler import ALL_KINDS, WAYS, answer, fill, only_on_disk, start_loop
 
 __all__ = ["start_loop"]  # a fixture
 
@@ -56,7 +56,7 @@ def sources() -> None:
     pytest.importorskip("vllm.v1.metrics.cache_hit_source", reason="vLLM 0.31 counts hits, wherever they come from")
 
 
-@KINDS
+@ALL_KINDS
 @WAYS
 @pytest.mark.usefixtures("sources")
 def test_hits_in_the_arena_and_on_disk(
