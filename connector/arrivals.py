@@ -26,8 +26,9 @@ LONGEST_PAUSE = 0.050
 """Seconds between two lookups for the same pages; doubled each time."""
 
 PARTIAL_WAIT = 0.250
-"""Seconds for which a partial block is waited for when all others are there. It is stored right behind them, unless the
-request was here before: whoever loads it first drops it."""
+"""Seconds for which a partial block, or a state, is waited for when all others are there. A partial block is stored
+right behind them, unless the request was here before: whoever loads it first drops it. A state is stored before, unless
+the others were there already, or it was refused."""
 
 MOST_WAITING = 256
 """Requests that wait at one node. One more is a miss."""
@@ -45,6 +46,9 @@ class Arrival:
     """Whether there is one."""
     deadline: float
     """By the clock: what is not there then does not come."""
+    states: tuple[int | None, ...] = ()
+    """Of a group of which only some pages are stored: which of them is waited for, as a number of leading blocks; 0:
+    none. None, or nothing said: all are."""
     early: bool = False
     """The load may begin as soon as the first page is there. For one cache group."""
     present: list[list[bool]] = field(default_factory=list)
@@ -55,7 +59,7 @@ class Arrival:
     on_the_way: bool = False
     """``present`` is not final: the load begins, and the others are waited for meanwhile."""
     whole_at: float | None = None
-    """When all but partial blocks were there."""
+    """When all but partial blocks and ``states`` were there."""
 
     def offered(self, group: int, index: int) -> bytes | None:
         """The hash of a page that is there; None: it is not."""
@@ -70,12 +74,20 @@ class Arrival:
 
     def settle(self, now: float) -> bool:
         """Decides whether waiting is over: everything is there, or nothing more comes."""
-        full = [known[:-1] if partial else known for known, partial in zip(self.present, self.has_partial, strict=True)]
-        if self.whole_at is None and all(map(all, full)):
+        states = self.states or (None,) * len(self.present)
+        full = [
+            known[:-1] if partial else known
+            for known, partial, state in zip(self.present, self.has_partial, states, strict=True)
+            if state is None
+        ]
+        if self.whole_at is None and full and all(map(all, full)):
             self.whole_at = now
-        complete = all(map(all, self.present))
+        awaited = [
+            known if state is None else known[:state][-1:] for known, state in zip(self.present, states, strict=True)
+        ]
+        complete = all(map(all, awaited))
         # Pages of a request are stored in their order: with the last one there, what is missing was refused or dropped.
-        passed_by = all(not known or known[-1] for known in self.present)
+        passed_by = all(not known or known[-1] for known in awaited)
         alone = self.whole_at is not None and now >= self.whole_at + PARTIAL_WAIT
         self.settled = complete or passed_by or alone or now >= self.deadline
         if not self.settled and self.early and self.present[0][0]:

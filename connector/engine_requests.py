@@ -317,6 +317,8 @@ class EngineRequests:
                 self._scheduler.save_state(
                     request_id, group, hashes[group][:count], block_id, wanted=tracked.hands_over
                 )
+                if num_tokens <= tracked.request.num_prompt_tokens:
+                    tracked.state_tokens = max(tracked.state_tokens, num_tokens)
                 self._plan_announcements(tracked, group, hashes[group], range(count - 1, count))
 
     def _plan_announcements(self, tracked: Tracked, group: int, hashes: Sequence[bytes], places: range) -> None:

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ class Prompt:
     """Of at least all its full blocks."""
     chain_block_size: int
     """Tokens between two of the chain's hashes; each group's block size is a multiple."""
+    state_tokens: int = 0
+    """Behind how many of its tokens prefill has the last state stored, where not all of them are; 0: nowhere."""
 
     def hashes(self, block_size: int) -> list[bytes]:
         """Of its full blocks."""
@@ -86,6 +88,8 @@ class Handover:
             not come, rather than the whole request.
         has_partials: whether the last block of a prompt is of use when it is not full: not where a group's blocks are
             states.
+        offered: groups of which only those states are stored that an engine offers. Decode waits for the last one that
+            prefill had to store, as the ticket says: which one that is is up to the engine.
         clock: seconds, monotonic: the scheduler half's.
         now: seconds since the epoch.
     """
@@ -101,6 +105,7 @@ class Handover:
         wait: float = WAIT,
         early: bool = False,
         has_partials: bool = True,
+        offered: Collection[int] = (),
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -113,6 +118,7 @@ class Handover:
         self._wait = wait
         self._early = early
         self._has_partials = has_partials
+        self._offered = frozenset(offered)
         self._clock = clock
         self._now = now
         self._lock = threading.Lock()
@@ -150,6 +156,7 @@ class Handover:
             self._layouts[0].to_json(),
             len(prompt.token_ids),
             self._now() + LIFETIME,
+            prompt.state_tokens,
         )
         return sign(ticket, self._key)
 
@@ -179,7 +186,12 @@ class Handover:
         ]
         wait = min(self._wait, ticket.expires_at - self._now())
         node = "" if ticket.node_id == self._node_id else ticket.node_id
-        self._scheduler.await_pages(request_id, node, hashes, partials, self._clock() + wait, early=self._early)
+        deadline = self._clock() + wait
+        states = [
+            ticket.state_tokens // block_size if group in self._offered else None
+            for group, block_size in enumerate(self._block_sizes)
+        ]
+        self._scheduler.await_pages(request_id, node, hashes, partials, deadline, states=states, early=self._early)
         return True
 
     def statistics(self) -> HandoverStatistics:

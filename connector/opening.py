@@ -156,6 +156,7 @@ class Connection:
                 # groups all would be computed.
                 early=async_load and fails_by_block(groups) and self._options.load_failure_policy == RECOMPUTE,
                 has_partials=not any(group.is_state for group in groups),
+                offered=[number for number, group in enumerate(groups) if group.is_offered],
             )
             self._peers.compare(layouts[0])
         hashes = Hashes(hash_block_size([group.block_size for group in groups]))

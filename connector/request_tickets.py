@@ -67,7 +67,8 @@ class RequestTickets:
         assert tracked.chain is not None
         tracked.hashes(hashes_a_block)  # the chain has all blocks now
         request = tracked.request
-        return Prompt(request.all_token_ids[: request.num_prompt_tokens], tracked.chain, self._hashes.block_size)
+        tokens = request.all_token_ids[: request.num_prompt_tokens]
+        return Prompt(tokens, tracked.chain, self._hashes.block_size, tracked.state_tokens)
 
     def _say_once(self, what: str) -> None:
         if what not in self._said:

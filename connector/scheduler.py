@@ -152,6 +152,7 @@ class SchedulerConnector:
         partials: Sequence[bytes | None],
         deadline: float,
         *,
+        states: Sequence[int | None] = (),
         early: bool = False,
     ) -> None:
         """Pages of this request are on their way to a node: it is told to ask again until they are there.
@@ -164,6 +165,8 @@ class SchedulerConnector:
             hashes_by_group: of its full blocks.
             partials: for each group the hash of the block behind them; None where there is none.
             deadline: seconds, by the clock, up to which it is waited for.
+            states: for each group of which only some pages are stored, which of them is waited for, as a number of
+                leading blocks; 0: none is. None: all are waited for, as they are where nothing is given.
             early: the load begins with the first pages that are there, and copies them while it waits for the others.
                 Those that do not come are load errors.
         """
@@ -174,6 +177,7 @@ class SchedulerConnector:
             ),
             tuple(partial is not None for partial in partials),
             deadline,
+            tuple(states),
             early and len(self._block_sizes) == 1,
         )
         self._awaited[request_id] = node, arrival

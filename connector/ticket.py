@@ -28,7 +28,7 @@ MOST_TICKET_CHARACTERS = 16 * 1024
 MOST_NODE_ID_BYTES = 255
 ID_BYTES = 16
 
-_VERSION = 1
+_VERSION = 2
 _PURPOSE = b"kvstore/ticket/1\n"
 _MAC_BYTES = 32
 
@@ -57,6 +57,8 @@ class Ticket:
     """How many leading tokens of the prompt were computed."""
     expires_at: float
     """Seconds since the epoch."""
+    state_tokens: int = 0
+    """Behind how many of them prefill has the last state stored, where it stores only some; 0: nowhere."""
 
 
 def fingerprint_of(layouts: Sequence[Layout]) -> bytes:
@@ -74,6 +76,7 @@ def sign(ticket: Ticket, key: bytes) -> dict[str, Any]:
         ticket.layout,
         ticket.num_tokens,
         ticket.expires_at,
+        ticket.state_tokens,
     ]
     payload: bytes = msgpack.packb(fields)
     text = base64.urlsafe_b64encode(payload + _mac(payload, key)).decode()
@@ -149,7 +152,7 @@ def _parse(payload: bytes) -> Ticket:
     """What somebody with the key signed, which may still be of another version."""
     try:
         fields = msgpack.unpackb(payload)
-        version, node_id, ticket_id, fingerprint, layout, num_tokens, expires_at = fields
+        version, node_id, ticket_id, fingerprint, layout, num_tokens, expires_at, state_tokens = fields
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise TicketError("malformed", f"{error}") from error
     if (
@@ -160,9 +163,10 @@ def _parse(payload: bytes) -> Ticket:
         or not isinstance(layout, str)
         or not (isinstance(num_tokens, int) and 0 < num_tokens < 1 << 31)
         or not isinstance(expires_at, float)
+        or not (isinstance(state_tokens, int) and 0 <= state_tokens <= num_tokens)
     ):
         raise TicketError("malformed", f"its fields are not those of version {_VERSION}")
-    return Ticket(node_id, ticket_id, fingerprint, layout, num_tokens, expires_at)
+    return Ticket(node_id, ticket_id, fingerprint, layout, num_tokens, expires_at, state_tokens)
 
 
 def _shown(value: object) -> str:

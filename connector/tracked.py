@@ -38,6 +38,8 @@ class Tracked:
     """Seconds that its load saves, if all of it comes."""
     lets_pass: frozenset[str] = frozenset()
     """Requests that were loading when its own load failed, and go first."""
+    state_tokens: int = 0
+    """Of its prompt, behind which a state was given to the half to store; 0: none was."""
     num_saved: list[int] = field(default_factory=list)
     """Leading blocks that were given to the half to store, by group."""
 
@@ -59,6 +61,7 @@ class Tracked:
         self.chain, self.num_hashed = chain, 0
         self.num_preemptions = self.request.num_preemptions
         self.num_saved = [0] * self.num_groups
+        self.state_tokens = 0
         self.gain = 0.0
 
 

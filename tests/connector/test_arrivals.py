@@ -64,6 +64,44 @@ def test_a_partial_block_alone_is_waited_for_but_a_moment():
     assert arrival.settle(1000.0 + PARTIAL_WAIT)
 
 
+def with_states(attention: list[bool] | None, states: list[bool], *, last: int) -> Arrival:
+    """Of layers that have only some states, beside attention or alone."""
+    if attention is None:
+        arrival = Arrival((PAGES,), (False,), 1010.0, states=(last,))
+        arrival.present = [states]
+    else:
+        arrival = Arrival((PAGES, PAGES), (False, False), 1010.0, states=(None, last))
+        arrival.present = [attention, states]
+    return arrival
+
+
+@pytest.mark.parametrize("attention", [[True] * 3, None], ids=["beside attention", "alone"])
+def test_of_states_the_last_one_that_was_stored_is_waited_for(attention):
+    assert not with_states(attention, [True, False, False], last=2).settle(1000.0)
+    assert with_states(attention, [False, True, False], last=2).settle(1000.0)
+    assert with_states(attention, [False, False, False], last=0).settle(1000.0)
+
+
+def test_attention_is_waited_for_when_the_state_is_there():
+    assert not with_states([True, True, False], [False, True, False], last=2).settle(1000.0)
+    assert not with_states([True, True, False], [False, False, False], last=0).settle(1000.0)
+    assert with_states([False, True, True], [False, True, False], last=2).settle(1000.0)
+
+
+def test_a_state_that_was_not_stored_before_the_others_is_waited_for_but_a_moment():
+    arrival = with_states([True] * 3, [False] * 3, last=2)
+    assert not arrival.settle(1000.0)
+    assert not arrival.settle(1000.0 + 0.9 * PARTIAL_WAIT)
+    assert arrival.settle(1000.0 + PARTIAL_WAIT)
+
+
+def test_states_alone_are_waited_for_until_the_deadline():
+    arrival = with_states(None, [True, False, False], last=2)
+    assert not arrival.settle(1000.0)
+    assert not arrival.settle(1009.9)
+    assert arrival.settle(1010.0)
+
+
 def test_the_deadline_ends_it():
     arrival = arrival_of(True, False, False, has_partial=True)
     assert not arrival.settle(1009.9)

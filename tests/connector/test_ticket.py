@@ -22,7 +22,7 @@ LAYOUTS = [LAYOUT, replace(LAYOUT, tp_rank=1)]
 
 @pytest.fixture
 def ticket() -> Ticket:
-    return Ticket("host-1", os.urandom(16), fingerprint_of(LAYOUTS), LAYOUT.to_json(), 1500, NOW + 60)
+    return Ticket("host-1", os.urandom(16), fingerprint_of(LAYOUTS), LAYOUT.to_json(), 1500, NOW + 60, 1472)
 
 
 def refused(reason: str):
@@ -75,7 +75,16 @@ def test_a_ticket_that_is_too_long_is_not_even_looked_at(ticket):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"ticket_id": b"short"}, {"fingerprint": b""}, {"num_tokens": 0}, {"expires_at": "never"}, {"node_id": "n" * 256}],
+    [
+        {"ticket_id": b"short"},
+        {"fingerprint": b""},
+        {"num_tokens": 0},
+        {"expires_at": "never"},
+        {"node_id": "n" * 256},
+        {"state_tokens": -1},
+        {"state_tokens": 1501},
+        {"state_tokens": None},
+    ],
 )
 def test_fields_that_cannot_be_are_refused_even_when_signed(ticket, changes):
     with refused("malformed"):
