@@ -89,7 +89,7 @@ class EngineRequests:
             return 0, False
         if any(num_computed_tokens % size for size in self._block_sizes):
             return 0, False  # the engine copies a part of a block that this load would fill
-        self._room.leave(request.request_id)  # it holds nothing
+        self._room.release(request.request_id)
         tracked.lets_pass &= self._room.holders
         if tracked.lets_pass:
             return None, False
@@ -105,7 +105,9 @@ class EngineRequests:
         self._announce_misses(tracked, hashes)
         hit = self._hit(tracked, presence, limit)
         waits = hit > num_computed_tokens and self._async_load
-        if waits and not self._room.admits(request.request_id, request.num_tokens, hit):
+        if not waits:
+            self._room.leave(request.request_id)
+        elif not self._room.admits(request.request_id, request.num_tokens, hit):
             return None, False
         return hit - num_computed_tokens, waits
 
@@ -121,7 +123,8 @@ class EngineRequests:
                 places = range(tracked.num_local // size, -(-end // size))
                 loads[group] = [(at, ids[at]) for at in places if ids[at] != NULL_BLOCK_ID]
                 self._allocated(block_id for _, block_id in loads[group])
-            self._room.enter(request.request_id, request.num_tokens, end)
+            held = [block_id for ids in block_ids for block_id in ids if block_id != NULL_BLOCK_ID]
+            self._room.enter(request.request_id, request.num_tokens, end, held)
             tiers = self._scheduler.offered_tiers(request.request_id)
             tracked.gain = self._speeds.gain(*self._pages(tiers, tracked.num_local, end))
         self._scheduler.update_state_after_alloc(request.request_id, loads)
@@ -309,7 +312,7 @@ class EngineRequests:
                 continue
             hashes, block_ids = tracked.hashes(self._hashes_a_block), state.get_block_ids(request_id)
             for group, block_id, num_tokens in states:
-                if block_id not in block_ids[group]:
+                if block_id not in block_ids[group] and self._scheduler.was_allocated(block_id):
                     continue  # offered behind the step before, and given to another request in this one
                 count, partial_tokens = divmod(num_tokens, self._block_sizes[group])
                 if partial_tokens or not 0 < count <= len(hashes[group]):

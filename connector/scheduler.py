@@ -239,6 +239,10 @@ class SchedulerConnector:
                 del planned[block_id]
         self._overwritten.update(overwritten)
 
+    def was_allocated(self, block_id: int) -> bool:
+        """Whether :meth:`blocks_allocated` told of it in this step."""
+        return block_id in self._overwritten
+
     def update_state_after_alloc(self, request_id: str, loads: Mapping[int, Sequence[tuple[int, int]]]) -> None:
         """The request has blocks now, and waits for those that kvstore is to fill.
 

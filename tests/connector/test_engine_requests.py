@@ -4,6 +4,7 @@ recurrent layers, of which a hit needs the last state alone."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,8 @@ NAMES = hash_blocks(TOKENS, SIZE)
 ATTENTION = Group(SIZE, keeps=True, num_skipped=lambda num_tokens: 0)
 STATES = Group(SIZE, keeps=False, num_skipped=lambda num_tokens: num_tokens - 1, is_state=True, is_offered=True)
 NUM_BLOCKS = 17
-"""Each request here holds eight while it loads, and needs two more: a second one beside it does not fit."""
+"""Each request here holds eight while it loads, and would need two more if the states were a window of one token: a
+second one beside it does not fit."""
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def requests(client: Any, clock: Any) -> Iterator[EngineRequests]:
         [ATTENTION, STATES],
         hashes,
         tickets=RequestTickets(None, hashes),
-        room=Room([ATTENTION, STATES], NUM_BLOCKS),
+        room=Room([ATTENTION, replace(STATES, is_state=False)], NUM_BLOCKS),
         clock=clock,
     )
     yield made
@@ -120,12 +122,15 @@ def test_states_are_stored_as_they_are_offered(requests: EngineRequests, client:
     assert stores_of(plan, 1) == {21: NAMES[0], 27: NAMES[6]}
 
 
-def test_a_state_that_its_request_no_longer_has_is_not_stored(requests: EngineRequests) -> None:
-    request = new_request()
+def test_a_state_whose_block_was_given_to_another_request_is_not_stored(requests: EngineRequests) -> None:
+    """21 and 20 were given back before this step; another request has 21 now."""
+    request, other = new_request(), new_request("b")
     requests.get_num_new_matched_tokens(request, 0)
-    tables = ([11, 12], [0, 22])
-    plan, _ = requests.plan_step(step_of(request, 8, tables, (1, 21, 4), (1, 22, 8)))
-    assert stores_of(plan, 1) == {22: NAMES[1]}
+    tables = ([11, 12, 13], [0, 0, 23])
+    step = step_of(request, 12, tables, (1, 20, 4), (1, 21, 8), (1, 23, 12))
+    step.scheduled_new_reqs.append(SimpleNamespace(req_id=other.request_id, block_ids=([14], [21])))
+    plan, _ = requests.plan_step(step)
+    assert stores_of(plan, 1) == {20: NAMES[0], 23: NAMES[2]}
 
 
 def test_who_does_not_store_stores_no_states(requests: EngineRequests) -> None:
