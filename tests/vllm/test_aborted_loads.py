@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
 
 from tests.vllm.loop import BLOCK_SIZE, Loop, right_answer, run_all
-from tests.vllm.test_scheduler import ALL_KINDS, KINDS, answer, begin_load, drop, fill, start_loop
+from tests.vllm.test_scheduler import ALL_KINDS, answer, begin_load, drop, fill, start_loop
 
 __all__ = ["start_loop"]  # a fixture
 
@@ -48,19 +48,17 @@ def test_between_the_end_of_its_load_and_its_first_step(
     assert loop.left_over() == []
 
 
-@KINDS
 @pytest.mark.parametrize("aborted", ["loads", "goes next", "waits", "all"])
 def test_one_of_those_that_there_is_no_room_for(
     start_loop: Callable[..., Loop],
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
-    kind: str,
     aborted: str,
 ) -> None:
     node = node_process()
     prompts = {f"r{seed}": prompt(NUM_TOKENS, seed) for seed in range(5)}
-    fill(start_loop, node, *prompts.values(), kind=kind)
-    loop = start_loop(node, kind=kind, num_blocks=26, max_num_batched_tokens=96)
+    fill(start_loop, node, *prompts.values(), kind="hybrid")
+    loop = start_loop(node, kind="hybrid", num_blocks=26, max_num_batched_tokens=96)
     for name, tokens in prompts.items():
         loop.add(name, tokens)
     room, steps = loop.connector._requests._room, []
