@@ -5,6 +5,7 @@ Not by a clock: each call into the interpreter or into C that could wait is writ
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 import threading
@@ -69,11 +70,13 @@ def waits() -> Iterator[list[str]]:
         if waits:
             found.append(".".join(called))
 
+    gc.disable()  # or it might end here what other tests have left, such as a channel
     sys.setprofile(note)
     try:
         yield found
     finally:
         sys.setprofile(None)
+        gc.enable()
 
 
 def test_what_waits_is_seen(node_process: Callable[..., Any]) -> None:
