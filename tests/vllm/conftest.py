@@ -13,6 +13,8 @@ from node_process import NodeProcess
 
 HERE = Path(__file__).parent
 
+pytest.register_assert_rewrite("tests.vllm.driving")  # its asserts say what they compared, as a test's do
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if importlib.util.find_spec("vllm") is None:
@@ -67,6 +69,27 @@ def key(tmp_path: Path) -> Path:
     path.write_bytes(bytes(range(32)))
     path.chmod(0o600)
     return path
+
+
+@pytest.fixture
+def start_loop(models: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
+    """Start an engine with a made-up model (:class:`~tests.vllm.loop.Loop`) on a node; ``extra`` goes into
+    ``kv_connector_extra_config``."""
+    from tests.vllm.driving import PATIENT
+    from tests.vllm.engine import transfer_config
+    from tests.vllm.loop import Loop
+
+    loops: list[Loop] = []
+
+    def start(node: Any, *, extra: dict[str, Any] | None = None, **options: Any) -> Loop:
+        deadlines = {"lookup_budget_ms": PATIENT, "load_deadline_ms": PATIENT, "store_deadline_ms": PATIENT}
+        loop = Loop(models("llama"), transfer_config(node.url, **(deadlines | (extra or {}))), **options)
+        loops.append(loop)
+        return loop
+
+    yield start
+    for loop in loops:
+        loop.close()
 
 
 @pytest.fixture

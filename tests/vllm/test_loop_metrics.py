@@ -17,10 +17,8 @@ pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make te
 from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+from tests.vllm.driving import ALL_KINDS, WAYS, answer, fill, only_on_disk
 from tests.vllm.loop import BLOCK_SIZE, Loop
-from tests.vllm.test_scheduler import ALL_KINDS, WAYS, answer, fill, only_on_disk, start_loop
-
-__all__ = ["start_loop"]  # a fixture
 
 LENGTH = 200
 IN_FULL_BLOCKS = LENGTH // BLOCK_SIZE * BLOCK_SIZE

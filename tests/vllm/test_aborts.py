@@ -1,4 +1,4 @@
-"""Requests that are aborted before or behind their load, beside others that go on."""
+"""Requests that are aborted: before their load, in it and behind it, while they run, and beside others that go on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,88 @@ import pytest
 
 pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
 
-from tests.vllm.loop import BLOCK_SIZE, Loop, right_answer, run_all
-from tests.vllm.test_scheduler import ALL_KINDS, answer, begin_load, drop, fill, start_loop
-
-__all__ = ["start_loop"]  # a fixture
+from tests.vllm.driving import ALL_KINDS, KINDS, WAYS, answer, begin_load, drop, fill, only_on_disk
+from tests.vllm.loop import BLOCK_SIZE, Loop, right_answer, run_all, run_until
 
 NUM_TOKENS = 300
 """Of each prompt: nine full blocks, which are loaded, and one for the rest."""
 OWN = NUM_TOKENS % BLOCK_SIZE + 3
 """Tokens that are computed behind a load."""
+
+
+@KINDS
+def test_aborted_while_it_waits_for_its_lookup(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    kind: str,
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    fill(start_loop, node, tokens, kind=kind)
+    only_on_disk(node)
+    loop = start_loop(node, kind=kind)
+    node.pause()
+    loop.add("aborted", tokens)
+    loop.step()
+    assert loop.status("aborted") == "WAITING"
+    loop.abort("aborted")
+    loop.step()
+    node.resume()
+    run_all(loop)
+    assert answer(loop, "next", tokens) == 200 % BLOCK_SIZE + 3
+    assert loop.left_over() == []
+
+
+@KINDS
+def test_aborted_while_its_pages_are_loaded(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    kind: str,
+) -> None:
+    node, tokens = node_process(), prompt(200)
+    fill(start_loop, node, tokens, kind=kind)
+    only_on_disk(node)
+    loop = start_loop(node, kind=kind)
+    loop.add("aborted", tokens)
+    planned = begin_load(loop, "aborted")
+    node.pause()
+    loop.update(planned, loop.execute(planned))
+    loop.step()
+    loop.abort("aborted")
+    for _ in range(20):
+        loop.step()
+    assert loop.blocks_of("aborted")[0], "blocks were given back while a load may write to them"
+    node.resume()
+    run_all(loop)
+    assert loop.left_over() == []
+    assert answer(loop, "next", tokens) == 200 % BLOCK_SIZE + 3
+
+
+@KINDS
+@WAYS
+def test_aborted_while_it_runs(
+    start_loop: Callable[..., Loop],
+    node_process: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    kind: str,
+    async_load: bool,
+) -> None:
+    node, options = node_process(), {"kind": kind, "extra": {"async_load": async_load}}
+    loop = start_loop(node, max_num_batched_tokens=64, **options)
+    for steps in (1, 2, 5, 8):
+        name = f"aborted-{steps}"
+        loop.add(name, prompt(200, steps), max_tokens=50)
+        run_until(loop, lambda name=name: loop.status(name) == "RUNNING")
+        for _ in range(steps):
+            loop.step()
+        assert loop.status(name) == "RUNNING"
+        loop.abort(name)
+    run_all(loop)
+    assert loop.left_over() == []
+    for steps in (1, 2, 5, 8):
+        answer(loop, f"whole-{steps}", prompt(200, steps))
+    assert loop.left_over() == []
 
 
 @ALL_KINDS
