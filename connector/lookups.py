@@ -198,7 +198,7 @@ class Lookups:
         self.take(request_id)
 
     def expect(self, group: int, hashes: Sequence[bytes]) -> None:
-        """These pages of a group are being stored: they are missing no longer."""
+        """These pages of a group are being stored, or one behind them is: they are missed no longer."""
         with self._changed:
             for block_hash in hashes:
                 self._misses.pop((group, block_hash), None)

@@ -371,7 +371,7 @@ class SchedulerConnector:
         transfers.stores = True
         self._stores.setdefault((request_id, group), {})[block_id] = block_hash
         self._parents.setdefault((request_id, group), block_hashes[-2] if place else b"")
-        self._lookups.expect(group, [block_hash])
+        self._lookups.expect(group, block_hashes)  # a miss is remembered under the first of them
 
     def save_partial(self, request_id: str, group: int, block_hash: bytes, block_id: int, parent: bytes) -> None:
         """Plans to store a block that is not full, behind those that are.

@@ -129,6 +129,12 @@ class TestGroups:
         client.pages_of[group].add(by_group[group][0])
         assert answer("b")[group][0]
 
+    def test_a_state_ends_the_miss_of_the_prefix_that_it_is_behind(self, client, answer, connector, hashes):
+        assert not any(answer("r1")[0])
+        connector.save_state("r1", 0, hashes[:3], 7)
+        client.pages.add(hashes[2])
+        assert answer("r2")[0][2]
+
     def test_an_answer_with_nothing_behind_the_engines_own_tokens_is_asked_for_again(
         self, stocked, answer, clock, hashes
     ):
