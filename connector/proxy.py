@@ -29,12 +29,12 @@ from typing import Any, Self
 from aiohttp import hdrs, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from connector.proxy_connection import ClientConnection, error_response, fault_of
 from connector.proxy_instances import Instance, Instances, Role, is_busy, may_retry
 from connector.proxy_messages import (
     EventKind,
     EventSplitter,
     decode_request,
-    error_body,
     error_events,
     has_several_prompts,
     kind_of,
@@ -70,6 +70,7 @@ _REST_SECONDS = 1.0
 """Before another connection is accepted when there is no descriptor for it."""
 
 _PATHS = ("/v1/completions", "/v1/chat/completions")
+_MODELS = "/v1/models"
 _REQUEST_ID = "X-Request-Id"
 _HOP_BY_HOP = {
     name.lower()
@@ -154,12 +155,12 @@ class Proxy:
         application = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_errors_as_json])
         for path in _PATHS:
             application.router.add_post(path, self._complete)
-        application.router.add_get("/v1/models", self._models)
+        application.router.add_get(_MODELS, self._pass_on)
+        for path in (*_PATHS, _MODELS):
+            application.router.add_options(path, self._pass_on)
         application.router.add_get("/health", self._health)
         application.router.add_get("/metrics", self._show_metrics)
-        self._runner = web.AppRunner(
-            application, handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_SECONDS
-        )
+        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS)
 
     async def start(self, host: str, port: int) -> int:
         """Begin to serve. Returns the port.
@@ -226,7 +227,7 @@ class Proxy:
         timeout = HANDSHAKE_SECONDS if self._tls is not None else None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                server, connection, ssl=self._tls, ssl_handshake_timeout=timeout
+                lambda: ClientConnection(server), connection, ssl=self._tls, ssl_handshake_timeout=timeout
             )
         except OSError as error:  # it speaks no TLS, shows no good certificate, was too slow, or went away
             _logger.debug("a client's connection ended: %s", error)
@@ -236,7 +237,7 @@ class Proxy:
         began = time.monotonic()
         if self._under_way >= MOST_REQUESTS:
             self._metrics.count("requests", outcome="turned_away")
-            return _error(f"{MOST_REQUESTS} requests are under way", 503, {hdrs.RETRY_AFTER: "1"})
+            return error_response(f"{MOST_REQUESTS} requests are under way", 503, {hdrs.RETRY_AFTER: "1"})
         self._under_way += 1
         outcome = "left"
         try:
@@ -245,7 +246,7 @@ class Proxy:
                 asked = parse_request(body)
             except InvalidRequestError as error:
                 outcome = "refused"
-                return _error(str(error), 400)
+                return error_response(str(error), 400)
             exchange = _Exchange(request, asked)
             response = await self._decode(exchange, await self._prefill(exchange))
             outcome = exchange.outcome
@@ -305,7 +306,7 @@ class Proxy:
         plain = json.dumps(decode_request(exchange.asked, None)).encode()
         tried: list[Instance] = []
         failed = 0
-        answer = _error("no instance is there", 503, {hdrs.RETRY_AFTER: "1"})
+        answer = error_response("no instance is there", 503, {hdrs.RETRY_AFTER: "1"})
         while failed < MOST_FAILED and (instance := self._instances.choose(Role.DECODE, tried)) is not None:
             tried.append(instance)
             headers = exchange.headers("" if len(tried) == 1 else f"-retry{len(tried) - 1}")
@@ -324,7 +325,7 @@ class Proxy:
                         response = await _whole(exchange, reply)
             except InstanceError as error:
                 late = error.reason == "deadline"
-                answer = _error(str(error), 504 if late else 502)
+                answer = error_response(str(error), 504 if late else 502)
                 failed += error.reason != "connect"
                 self._retry(error, Role.DECODE, error.reason)
             except _FailedError as error:
@@ -358,7 +359,7 @@ class Proxy:
                     kind = kind_of(event)
                     if not response.prepared:
                         if kind is EventKind.FAILED:
-                            raise _FailedError("status", _error("the instance gave the request up", 502))
+                            raise _FailedError("status", error_response("the instance gave the request up", 502))
                         held += event
                         if kind is EventKind.EMPTY and len(held) < MOST_HELD_BYTES:
                             continue
@@ -380,20 +381,21 @@ class Proxy:
         _logger.info("%s failed: %s", stage, words)
         self._metrics.count("retries", stage=stage.value, reason=reason)
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        """What the instances serve, as one of them says it."""
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        """What the instances serve, and whether they let a browser ask (OPTIONS), as one of them says it."""
         tried: list[Instance] = []
-        answer = _error("no instance is there", 503)
+        answer = error_response("no instance is there", 503)
         exchange = _Exchange(request, {})
+        method = hdrs.METH_OPTIONS if request.method == hdrs.METH_OPTIONS else hdrs.METH_GET  # for HEAD, too
         while (instance := self._instances.choose(Role.DECODE, tried)) is not None:
             tried.append(instance)
             try:
                 async with self._upstream.ask(
-                    instance, hdrs.METH_GET, request.path_qs, exchange.headers(""), None, self._deadlines.prefill
+                    instance, method, request.path_qs, exchange.headers(""), None, self._deadlines.prefill
                 ) as reply:
                     return await _whole(exchange, reply)
             except InstanceError as error:
-                answer = _error(str(error), 502)
+                answer = error_response(str(error), 502)
             except _FailedError as error:
                 answer = error.answer
         return answer
@@ -485,7 +487,7 @@ async def _read(request: web.Request) -> bytes:
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_SECONDS:g} s") from None
     except web.RequestPayloadError as error:
-        raise web.HTTPBadRequest(text=f"the body can't be read: {error}") from None
+        raise web.HTTPBadRequest(text=f"the body can't be read: {fault_of(error)}") from None
 
 
 async def _whole(exchange: _Exchange, reply: Reply) -> web.Response:
@@ -499,7 +501,7 @@ async def _whole(exchange: _Exchange, reply: Reply) -> web.Response:
     response = web.Response(status=reply.status, headers=_answer_headers(reply.headers), body=body)
     if may_retry(reply.status):
         raise _FailedError("status", response)
-    if reply.status == 200:
+    if reply.status == 200 and exchange.request.method != hdrs.METH_OPTIONS:
         try:
             json.loads(body)
         except (ValueError, RecursionError):
@@ -518,10 +520,6 @@ def _answer_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in left_out)
 
 
-def _error(message: str, status: int, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.json_response(error_body(message, status), status=status, headers=headers)
-
-
 @web.middleware
 async def _errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -529,4 +527,5 @@ async def _errors_as_json(
     try:
         return await handler(request)
     except web.HTTPException as error:
-        return _error(error.text or error.reason, error.status)
+        allowed = {name: value for name, value in error.headers.items() if name == hdrs.ALLOW}
+        return error_response(error.text or error.reason, error.status, allowed)

@@ -304,6 +304,136 @@ def test_what_is_no_request_gets_an_error_in_json(instance, proxy, method, path,
     assert front.text() == expected()
 
 
+HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n".encode()
+UNREADABLE = {
+    "no HTTP": b"\x00\xff\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "no HTTP of ours": b"GET /health HTTP/3.7\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "no URL": b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no header": HEAD + b"X-A: a\x00b\r\n\r\n",
+    "no length": HEAD + b"Content-Length: -1\r\n\r\n{}",
+    "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "no chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+    "no gzip": HEAD + b"Content-Encoding: gzip\r\nContent-Length: 7\r\n\r\nno gzip",
+    "no encoding that it knows": HEAD + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\n{}",
+    "too many headers": HEAD + b"X: y\r\n" * 1000 + b"\r\n",
+}
+
+
+def answer_to(port: int, *parts: bytes) -> tuple[int, bytes]:
+    """What these bytes get; behind each part but the last one something is waited for."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as connection, connection.makefile("rb") as reader:
+        for part in parts[:-1]:
+            connection.sendall(part)
+            assert reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+            assert reader.readline() == b"\r\n"
+        connection.sendall(parts[-1])
+        head, _, body = reader.read().partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+def test_what_nobody_can_read_is_refused_in_json_and_is_no_error_of_the_proxys(instance, proxy):
+    decode = instance("d")
+    front = proxy([instance("p")], [decode])
+    for name, sent in UNREADABLE.items():
+        status, body = answer_to(front.port, sent)
+        assert (name, status, json.loads(body)["error"]["code"]) == (name, 400, 400)
+    assert decode.seen() == []
+    assert front.log.read_text() == ""
+
+
+def test_a_body_that_turns_out_to_be_malformed_is_refused_at_once(instance, proxy):
+    front = proxy([instance("p")], [instance("d")])
+    status, body = answer_to(
+        front.port, HEAD + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n", b"zz\r\n{}\r\n"
+    )
+    assert (status, json.loads(body)["error"]["code"]) == (400, 400)
+    assert "chunk size" in json.loads(body)["error"]["message"]
+    unasked = b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    assert answer_to(front.port, unasked, b"zz\r\n")[0] == 200
+    assert front.metric('requests_total{outcome="refused"}') == 1
+    assert front.log.read_text() == ""
+
+
+def test_whether_a_browser_may_ask_the_instances_say(instance, proxy):
+    front = proxy([instance("p", "status:500")], [instance("d")])
+    asks = {"Origin": "http://page", "Access_Control_Request_Method": "POST"}
+    for path in (COMPLETIONS, CHAT, "/v1/models"):
+        connection = front.open("OPTIONS", path, **asks)
+        response = connection.getresponse()
+        assert (response.status, response.getheader("Access-Control-Allow-Origin")) == (200, "*")
+        assert response.read() == b"OK"
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", COMPLETIONS, "OPTIONS,POST"),
+        ("PUT", "/v1/models", "GET,HEAD,OPTIONS"),
+        ("OPTIONS", "/health", "GET,HEAD"),
+    ],
+)
+def test_who_asks_in_the_wrong_way_is_told_the_right_one(instance, proxy, method, path, allowed):
+    connection = proxy([instance("p")], [instance("d")]).open(method, path)
+    response = connection.getresponse()
+    assert (response.status, response.getheader("Allow")) == (405, allowed)
+    assert json.loads(response.read())["error"]["code"] == 405
+    connection.close()
+
+
+def test_headers_may_be_long_and_have_a_limit(instance, proxy):
+    decode = instance("d")
+    front = proxy([instance("p")], [decode])
+    assert front.ask("POST", COMPLETIONS, {"prompt": "hello"}, X_Long="a" * 60_000)[0] == 200
+    assert decode.seen()[0]["headers"]["x-long"] == "a" * 60_000
+    for path, headers in (("/health", {"X_Long": "a" * 70_000}), ("/health?" + "a" * 70_000, {})):
+        status, body = front.ask("GET", path, **headers)
+        assert (status, json.loads(body)["error"]["code"]) == (431, 431)
+    assert front.log.read_text() == ""
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_asks_for_nothing_is_closed_and_a_stream_is_not(instance, monkeypatch):
+    import connector.proxy
+    import connector.proxy_connection
+
+    monkeypatch.setattr(connector.proxy_connection, "QUIET_SECONDS", 1.0)
+    decode = instance("d", "hang-after:3")
+    front = connector.proxy.Proxy(Instances([instance("p").url], [decode.url]), connector.proxy.Deadlines())
+    async with front, asyncio.timeout(PATIENCE):
+        port = await front.start("127.0.0.1", 0)
+        streaming, asks = await asyncio.open_connection("127.0.0.1", port)
+        body = b'{"prompt": "hello", "stream": true}'
+        asks.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await streaming.readuntil(words_of("hello")[2].encode())
+
+        silent, says_nothing = await asyncio.open_connection("127.0.0.1", port)
+        slow, says_little = await asyncio.open_connection("127.0.0.1", port)
+        kept, has_asked = await asyncio.open_connection("127.0.0.1", port)
+        has_asked.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        says_little.write(b"GET /metrics HTTP/1.1\r\nX-A: ")
+        trickling = asyncio.create_task(_trickle(says_little))
+        assert await silent.read() == b""
+        assert await slow.read() == b""
+        assert (await kept.read()).startswith(b"HTTP/1.1 200 OK\r\n")
+
+        await asyncio.to_thread(decode.behave, "ok")
+        rest = await streaming.readuntil(b"data: [DONE]")
+        assert words_of("hello")[-1].encode() in rest
+        trickling.cancel()
+        for writer in (asks, says_nothing, says_little, has_asked):
+            writer.close()
+
+
+async def _trickle(writer: asyncio.StreamWriter) -> None:
+    """Of a head that never ends."""
+    while True:
+        writer.write(b"a")
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.asyncio
 async def test_requests_and_connections_have_limits(instance, monkeypatch):
     import aiohttp
