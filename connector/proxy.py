@@ -114,13 +114,12 @@ class _FailedError(Exception):
     """An attempt failed, and may be made elsewhere.
 
     Args:
-        reason: a word for metrics.
+        words: what the instance did.
         answer: what the client is told if nobody does better.
     """
 
-    def __init__(self, reason: str, answer: web.Response) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, words: str, answer: web.Response) -> None:
+        super().__init__(words)
         self.answer = answer
 
 
@@ -160,7 +159,11 @@ class Proxy:
             application.router.add_options(path, self._pass_on)
         application.router.add_get("/health", self._health)
         application.router.add_get("/metrics", self._show_metrics)
-        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS)
+        self._runner = web.AppRunner(
+            application,
+            handler_cancellation=True,
+            shutdown_timeout=DRAIN_SECONDS / 2,  # it waits for this long twice
+        )
 
     async def start(self, host: str, port: int) -> int:
         """Begin to serve. Returns the port.
@@ -278,12 +281,12 @@ class Proxy:
                 ) as reply:
                     answer = await reply.read_all()
             except InstanceError as error:
-                self._retry(error, Role.PREFILL, error.reason)
+                self._retry(exchange, error, Role.PREFILL, error.reason)
                 failed += error.reason != "connect"
                 continue
             if may_retry(reply.status):
                 failed += not is_busy(reply.status)
-                self._retry(f"{instance.url} answers {reply.status}", Role.PREFILL, "status")
+                self._retry(exchange, f"{instance.url} answers {reply.status}", Role.PREFILL, "status")
                 continue
             self._metrics.observe("prefill", time.monotonic() - began)
             try:
@@ -327,11 +330,11 @@ class Proxy:
                 late = error.reason == "deadline"
                 answer = error_response(str(error), 504 if late else 502)
                 failed += error.reason != "connect"
-                self._retry(error, Role.DECODE, error.reason)
+                self._retry(exchange, error, Role.DECODE, error.reason)
             except _FailedError as error:
                 answer = error.answer
                 failed += not is_busy(answer.status)
-                self._retry(f"{instance.url}: {error}", Role.DECODE, error.reason)
+                self._retry(exchange, f"{instance.url} {error}", Role.DECODE, "status")
             else:
                 if instance.role is Role.PREFILL:
                     self._metrics.count("answered_plainly")
@@ -359,7 +362,7 @@ class Proxy:
                     kind = kind_of(event)
                     if not response.prepared:
                         if kind is EventKind.FAILED:
-                            raise _FailedError("status", error_response("the instance gave the request up", 502))
+                            raise _FailedError("gave it up", error_response("the instance gave the request up", 502))
                         held += event
                         if kind is EventKind.EMPTY and len(held) < MOST_HELD_BYTES:
                             continue
@@ -377,8 +380,8 @@ class Proxy:
         await response.write_eof()
         return response
 
-    def _retry(self, words: object, stage: Role, reason: str) -> None:
-        _logger.info("%s failed: %s", stage, words)
+    def _retry(self, exchange: _Exchange, words: object, stage: Role, reason: str) -> None:
+        _logger.info("%s: %s failed: %s", exchange.request_id, stage, words)
         self._metrics.count("retries", stage=stage.value, reason=reason)
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
@@ -500,7 +503,7 @@ async def _whole(exchange: _Exchange, reply: Reply) -> web.Response:
     body = await reply.read_all()
     response = web.Response(status=reply.status, headers=_answer_headers(reply.headers), body=body)
     if may_retry(reply.status):
-        raise _FailedError("status", response)
+        raise _FailedError(f"answers {reply.status}", response)
     if reply.status == 200 and exchange.request.method != hdrs.METH_OPTIONS:
         try:
             json.loads(body)
@@ -526,6 +529,9 @@ async def _errors_as_json(
 ) -> web.StreamResponse:
     try:
         return await handler(request)
+    except web.HTTPNotFound:
+        served = ", ".join((*_PATHS, _MODELS, "/health", "/metrics"))
+        return error_response(f"nothing is at {request.path}; the proxy serves {served}", 404)
     except web.HTTPException as error:
         allowed = {name: value for name, value in error.headers.items() if name == hdrs.ALLOW}
         return error_response(error.text or error.reason, error.status, allowed)

@@ -188,6 +188,13 @@ def test_without_decode_prefill_answers_and_without_both_there_is_an_error(insta
     assert front.text() == expected()
 
 
+def test_the_log_says_who_failed_at_which_request_and_how(instance, proxy):
+    busy = instance("busy", "status:503")
+    front = proxy([instance("p")], [busy, instance("good")])
+    assert front.ask("POST", COMPLETIONS, {"prompt": "hello"}, X_Request_Id="mine")[0] == 200
+    assert f"mine: decode failed: {busy.url} answers 503\n" in front.log.read_text()
+
+
 def test_what_is_wrong_with_a_request_is_said_once_and_as_it_came(instance, proxy):
     decode, other = instance("d", "status:422"), instance("other")
     front = proxy([instance("p")], [decode, other])
@@ -383,6 +390,12 @@ def test_who_asks_in_the_wrong_way_is_told_the_right_one(instance, proxy, method
     connection.close()
 
 
+def test_where_nothing_is_it_says_what_is(instance, proxy):
+    status, body = proxy([instance("p")], [instance("d")]).ask("POST", "/completions", {"prompt": "hello"})
+    assert status == 404
+    assert "nothing is at /completions; the proxy serves /v1/completions, " in json.loads(body)["error"]["message"]
+
+
 def test_headers_may_be_long_and_have_a_limit(instance, proxy):
     decode = instance("d")
     front = proxy([instance("p")], [decode])
@@ -535,6 +548,26 @@ def test_a_stop_waits_for_the_requests_under_way(instance, proxy, eventually):
     assert json.loads(waiting.getresponse().read())["choices"][0]["text"] == expected("long")
     waiting.close()
     assert front.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.asyncio
+async def test_a_stop_gives_up_requests_that_take_too_long(instance, monkeypatch):
+    import connector.proxy
+
+    monkeypatch.setattr(connector.proxy, "DRAIN_SECONDS", 4.0)
+    decode = instance("d", "hang")
+    front = connector.proxy.Proxy(Instances([instance("p").url], [decode.url]), connector.proxy.Deadlines())
+    port = await front.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + b'Content-Length: 18\r\n\r\n{"prompt": "long"}')
+    async with asyncio.timeout(PATIENCE):
+        while not await asyncio.to_thread(decode.seen):
+            await asyncio.sleep(0.05)
+    began = asyncio.get_running_loop().time()
+    await front.stop()
+    assert asyncio.get_running_loop().time() - began < 7
+    assert await reader.read() == b""
+    writer.close()
 
 
 URLS = ["--prefill", "http://a:1", "--decode", "http://b:1"]
