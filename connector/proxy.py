@@ -218,6 +218,7 @@ class Proxy:
                 continue
             if len(server.connections) + len(self._arriving) >= MOST_CONNECTIONS:
                 connection.close()
+                self._metrics.count("connections_turned_away")
             else:
                 arriving = asyncio.create_task(self._take_in(connection, server))
                 self._arriving.add(arriving)

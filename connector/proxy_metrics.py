@@ -11,6 +11,7 @@ _HELP = {
     " broken (lost behind the first token), left (the client hung up), turned_away (too many)",
     "prefills": "Requests by their prefill: ticket, no_ticket (answered without), failed, several_prompts (not asked)",
     "retries": "Attempts that failed and were made again elsewhere, by stage and reason",
+    "connections_turned_away": "Connections of clients that were closed at once, since there were too many",
     "answered_plainly": "Requests that a prefill instance answered, since no decode instance could",
 }
 

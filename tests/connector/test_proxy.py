@@ -469,6 +469,8 @@ async def test_requests_and_connections_have_limits(instance, monkeypatch):
         with pytest.raises(aiohttp.ClientError):
             async with aiohttp.ClientSession() as other:
                 await other.get(url + "/health")
+        async with session.get(url + "/metrics") as metrics:
+            assert re.search(r"^kvstore_proxy_connections_turned_away_total [1-9]", await metrics.text(), re.M)
         await asyncio.to_thread(decode.behave, "ok")
         async with await waiting as answer:
             assert answer.status == 200
