@@ -23,7 +23,7 @@ def test_blocks_are_held_while_their_pages_are_copied_and_no_longer(
     kind: str,
 ) -> None:
     node = node_process()
-    loop = start_loop(node, kind=kind)
+    loop = start_loop(node, kind=kind, extra={"lookup_budget_ms": 20})  # nobody answers: all are misses
     answer(loop, "before", prompt(40, 1))
     node.pause()
     loop.add("held", prompt(200), max_tokens=2)
