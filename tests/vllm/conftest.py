@@ -74,16 +74,17 @@ def key(tmp_path: Path) -> Path:
 @pytest.fixture
 def start_loop(models: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
     """Start an engine with a made-up model (:class:`~tests.vllm.loop.Loop`) on a node; ``extra`` goes into
-    ``kv_connector_extra_config``."""
+    ``kv_connector_extra_config``, and ``role`` is its ``kv_role``."""
     from tests.vllm.driving import PATIENT
     from tests.vllm.engine import transfer_config
     from tests.vllm.loop import Loop
 
     loops: list[Loop] = []
 
-    def start(node: Any, *, extra: dict[str, Any] | None = None, **options: Any) -> Loop:
+    def start(node: Any, *, extra: dict[str, Any] | None = None, role: str = "kv_both", **options: Any) -> Loop:
         deadlines = {"lookup_budget_ms": PATIENT, "load_deadline_ms": PATIENT, "store_deadline_ms": PATIENT}
-        loop = Loop(models("llama"), transfer_config(node.url, **(deadlines | (extra or {}))), **options)
+        transfer = transfer_config(node.url, **(deadlines | (extra or {})))
+        loop = Loop(models("llama"), transfer | {"kv_role": role}, **options)
         loops.append(loop)
         return loop
 

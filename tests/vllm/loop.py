@@ -122,8 +122,8 @@ class Loop:
         block_size, hash_block_size = resolve_kv_cache_block_sizes(scheduler_kv_cache_config, self.config)
         with _current(self.config):
             _one_worker()
-            scheduler = self.config.scheduler_config.get_scheduler_cls()
             self.config.scheduler_config.async_scheduling = overlap  # vLLM turns it off on processors without a GPU
+            scheduler = self.config.scheduler_config.get_scheduler_cls()
             self.scheduler = scheduler(
                 vllm_config=self.config,
                 kv_cache_config=scheduler_kv_cache_config,
