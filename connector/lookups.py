@@ -200,6 +200,9 @@ class Lookups:
     def expect(self, group: int, hashes: Sequence[bytes]) -> None:
         """These pages of a group are being stored, or one behind them is: they are missed no longer."""
         with self._changed:
+            self._drop_old_misses(self._clock())
+            if not self._misses:  # of a state all of its prefix is named, each time
+                return
             for block_hash in hashes:
                 self._misses.pop((group, block_hash), None)
 
@@ -347,10 +350,14 @@ class Lookups:
     def _remember_miss(self, page: tuple[int, bytes], now: float) -> None:
         self._misses.pop(page, None)
         self._misses[page] = now + MISS_TTL
-        oldest = next(iter(self._misses))
-        while self._misses[oldest] <= now or len(self._misses) > REMEMBERED:
+        self._drop_old_misses(now)
+
+    def _drop_old_misses(self, now: float) -> None:
+        while self._misses:
+            oldest = next(iter(self._misses))
+            if self._misses[oldest] > now and len(self._misses) <= REMEMBERED:
+                break
             del self._misses[oldest]
-            oldest = next(iter(self._misses))  # never the last: the one of now is in time
 
     def _count(self, field: str, by: int = 1) -> None:
         self._statistics = replace(self._statistics, **{field: getattr(self._statistics, field) + by})

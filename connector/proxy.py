@@ -65,6 +65,8 @@ CLIENT_SECONDS = 120.0
 """For a client to take something of its answer, or to show that its host is there."""
 DRAIN_SECONDS = 30.0
 """For requests under way when the proxy is stopped."""
+_CANCEL_SECONDS = 0.5
+"""For those that are given up to end."""
 _BACKLOG = 1024
 _REST_SECONDS = 1.0
 """Before another connection is accepted when there is no descriptor for it."""
@@ -162,7 +164,7 @@ class Proxy:
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
-            shutdown_timeout=DRAIN_SECONDS / 2,  # it waits for this long twice
+            shutdown_timeout=_CANCEL_SECONDS,
         )
 
     async def start(self, host: str, port: int) -> int:
@@ -194,8 +196,17 @@ class Proxy:
         await asyncio.gather(*ending, return_exceptions=True)
         for listener in self._listeners:
             listener.close()
+        await self._finish_requests()
         await self._runner.cleanup()
         await self._upstream.__aexit__()
+
+    async def _finish_requests(self) -> None:
+        """Wait for those under way. HTTP's server itself would hear no more of those whose body is still arriving."""
+        assert self._runner.server is not None, "set up before it is stopped"
+        connections = [each for each in self._runner.server.connections if isinstance(each, ClientConnection)]
+        ending = [task for task in (each.finish() for each in connections) if task is not None]
+        if ending:
+            await asyncio.wait(ending, timeout=DRAIN_SECONDS)
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
 
 from connector.proxy_messages import error_body
 
@@ -17,6 +19,8 @@ QUIET_SECONDS = 75.0
 minute: they must be the first to close one, or would send into one that is closed."""
 MOST_HEAD_LINE_BYTES = 64 << 10
 """Longest header, and longest URL."""
+MOST_HEAD_BYTES = 128 << 10
+"""Of a head that does not come whole at once. aiohttp keeps up to 128 headers, of whoever sends a bit now and then."""
 
 
 class ClientConnection(web.RequestHandler):
@@ -37,19 +41,37 @@ class ClientConnection(web.RequestHandler):
         )
         self._body: StreamReader | None = None
         """Of the latest request."""
+        self._head_bytes = 0
+        """Since anything else than a part of a head has come."""
 
     def data_received(self, data: bytes) -> None:
-        """Parse it. That a body is malformed, the parser says behind its request, which would wait for the rest of it
-        until its time is over."""
+        """Parse it, and end what would be waited for to no end: a head without one, and the body of a request behind
+        which the parser says that it is malformed."""
+        if self._head_bytes > MOST_HEAD_BYTES:
+            return  # it is refused: the connection is closed behind the answer
+        known, in_body = self._request_count, self._receives
         super().data_received(data)
-        if not self._messages:
-            return
-        message, body = self._messages[-1]
-        fault = getattr(message, "exc", None)
-        if fault is None:
-            self._body = body
-        elif self._body is not None and not self._body.is_eof():
-            self._body.set_exception(web.RequestPayloadError(fault_of(fault)))
+        if self._request_count > known:
+            self._head_bytes = 0
+            self._look_at_latest()
+        elif in_body or self._upgraded:
+            self._head_bytes = 0
+        else:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._refuse(LineTooLong(b"", MOST_HEAD_BYTES))
+
+    def finish(self) -> asyncio.Task[None] | None:
+        """End behind the requests that have begun to come, of the last of which a part of the body may be missing yet.
+
+        Returns:
+            What goes on until then; None: it has ended.
+        """
+        if self._body is not None and self._receives:
+            self._body.on_eof(self.close)  # which makes it deaf
+        else:
+            self.close()
+        return self._task_handler
 
     def handle_error(
         self,
@@ -62,12 +84,35 @@ class ClientConnection(web.RequestHandler):
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         response = (
-            error_response(f"a header or the URL is longer than {MOST_HEAD_LINE_BYTES} bytes", 431)
+            error_response(
+                f"a header or the URL is longer than {MOST_HEAD_LINE_BYTES} bytes, or all of the head than"
+                f" {MOST_HEAD_BYTES}",
+                431,
+            )
             if isinstance(exc, LineTooLong)
             else error_response(f"the request can't be read: {fault_of(exc)}", 400)
         )
         response.force_close()
         return response
+
+    @property
+    def _receives(self) -> bool:
+        """Whether the latest request's body is not whole."""
+        return self._body is not None and not self._body.is_eof()
+
+    def _look_at_latest(self) -> None:
+        message, body = self._messages[-1]
+        fault = getattr(message, "exc", None)
+        if fault is None:
+            self._body = body
+        elif self._body is not None and self._receives:
+            self._body.set_exception(web.RequestPayloadError(fault_of(fault)))
+
+    def _refuse(self, fault: HttpProcessingError) -> None:
+        """Answer as if the parser had said it."""
+        self._messages.append((_ErrInfo(status=fault.code, exc=fault, message=fault.message), EMPTY_PAYLOAD))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log what is the proxy's fault. What is left of a body that nobody asked for may be malformed, too."""

@@ -6,10 +6,12 @@ import asyncio
 import json
 import re
 import resource
+import select
 import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -407,6 +409,38 @@ def test_headers_may_be_long_and_have_a_limit(instance, proxy):
     assert front.log.read_text() == ""
 
 
+def test_a_head_that_comes_bit_by_bit_has_a_limit(instance, proxy):
+    front = proxy([instance("p")], [instance("d")])
+    with socket.create_connection(("127.0.0.1", front.port), PATIENCE) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        sent = 0
+        with suppress(ConnectionError):  # it does not read on
+            while sent < 1 << 20 and not select.select([connection], [], [], 0.01)[0]:
+                sent += connection.send(b"X-Long-%d: %s\r\n" % (sent, b"a" * 16_000))
+        assert sent < 1 << 18
+        head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+    assert (head.split()[1], json.loads(body)["error"]["code"]) == (b"431", 431)
+    assert front.log.read_text() == ""
+
+
+def test_what_comes_between_two_heads_is_not_a_long_head(instance, proxy):
+    front = proxy([instance("p")], [instance("d")])
+    with socket.create_connection(("127.0.0.1", front.port), PATIENCE) as connection, connection.makefile("rb") as told:
+        for number in range(3):
+            body = json.dumps({"prompt": f"{number}" + " " * 300_000}).encode()
+            connection.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+            assert told.readline() == b"HTTP/1.1 100 Continue\r\n"
+            assert told.readline() == b"\r\n"
+            for start in range(0, len(body), 20_000):
+                connection.sendall(body[start : start + 20_000])
+            assert told.readline() == b"HTTP/1.1 200 OK\r\n"
+            length = 0
+            while line := told.readline().strip():
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.split()[1])
+            told.read(length)
+
+
 @pytest.mark.asyncio
 async def test_a_connection_that_asks_for_nothing_is_closed_and_a_stream_is_not(instance, monkeypatch):
     import connector.proxy
@@ -534,22 +568,40 @@ def test_models_health_and_metrics(instance, proxy):
     assert front.metric(f'in_service{{role="prefill",url="{prefill.url}"}}') == 1
 
 
+def refuses(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
 def test_a_stop_waits_for_the_requests_under_way(instance, proxy, eventually):
     decode = instance("d", "hang")
     front = proxy([instance("p")], [decode])
     waiting = front.open("POST", COMPLETIONS, {"prompt": "long"})
     eventually(decode.seen)
     front.process.send_signal(signal.SIGTERM)
-
-    def refuses() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", front.port)) != 0
-
-    eventually(refuses)
+    eventually(lambda: refuses(front.port))
     decode.behave("ok")
     assert json.loads(waiting.getresponse().read())["choices"][0]["text"] == expected("long")
     waiting.close()
     assert front.process.wait(PATIENCE) == 0
+
+
+def test_a_stop_waits_for_a_body_that_is_arriving(instance, proxy, eventually):
+    front = proxy([instance("p")], [instance("d")])
+    body = json.dumps({"prompt": "long"}).encode()
+    with socket.create_connection(("127.0.0.1", front.port), PATIENCE) as idle:
+        with socket.create_connection(("127.0.0.1", front.port), PATIENCE) as connection:
+            connection.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:5])
+            reader = connection.makefile("rb")
+            assert reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+            front.process.send_signal(signal.SIGTERM)
+            eventually(lambda: refuses(front.port))
+            connection.sendall(body[5:])
+            head, _, answer = reader.read().removeprefix(b"\r\n").partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert json.loads(answer)["choices"][0]["text"] == expected("long")
+        assert front.process.wait(PATIENCE) == 0
+        assert idle.recv(1) == b""
 
 
 @pytest.mark.asyncio
