@@ -35,7 +35,8 @@ class Prompt:
     """A request.
 
     ``params`` are its ``kv_transfer_params``, ``lora`` the folder of an adapter, ``salt`` its cache salt, ``picture``
-    the number of the picture that stands in it, in place of one token (:data:`tests.vllm.model.PICTURE`).
+    the number of the picture that stands in it, in place of one token (:data:`tests.vllm.model.PICTURE`), ``sampling``
+    the fields of vLLM's ``SamplingParams`` that differ from those of a greedy answer to the last token.
     """
 
     tokens: Sequence[int]
@@ -45,6 +46,7 @@ class Prompt:
     lora: Path | None = None
     salt: str | None = None
     picture: int | None = None
+    sampling: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -55,6 +57,7 @@ class Prompt:
             "lora": str(self.lora) if self.lora else None,
             "salt": self.salt,
             "picture": self.picture,
+            "sampling": dict(self.sampling) if self.sampling else None,
         }
 
 
@@ -64,12 +67,14 @@ class Answer:
 
     tokens: tuple[int, ...]
     finish: str
-    """``"length"``, ``"error"``, or ``"aborted"``."""
+    """``"length"``, ``"stop"``, ``"error"``, or ``"aborted"``."""
     cached: int
     first_token: float | None
     """Seconds from adding the request to its first token."""
     prompt_logprobs: list[list[float]] | None = None
     params: dict[str, Any] | None = None
+    choices: tuple[tuple[int, ...], ...] = ()
+    """All of a request for several, the first one among them."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,7 @@ class EngineProcess:
         abort_after: int | None = None,
         reset_after: int | None = None,
     ) -> Answers:
-        """Answer prompts greedily, so many at a time.
+        """Answer prompts, so many at a time.
 
         Args:
             prompts: token ids, or a :class:`Prompt` each.
@@ -227,6 +232,7 @@ class EngineProcess:
                 a["first_token"],
                 a.get("prompt_logprobs"),
                 a.get("params"),
+                tuple(map(tuple, a.get("choices", ()))),
             )
             for a in result["answers"]
         )

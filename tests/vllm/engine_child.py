@@ -64,7 +64,7 @@ class _Driver:
         abort_after: int | None = None,
         reset_after: int | None = None,
     ) -> dict[str, Any]:
-        """Answer requests, so many at a time, each greedily to its last token.
+        """Answer requests, so many at a time, each to its last token, and greedily where it does not say otherwise.
 
         Args:
             requests: ``prompt``, ``max_tokens``, and what else :class:`tests.vllm.engine.Prompt` has.
@@ -98,6 +98,7 @@ class _Driver:
                 if output.finished:
                     del under_way[output.request_id]
                     answer["tokens"] = list(output.outputs[0].token_ids)
+                    answer["choices"] = [list(choice.token_ids) for choice in output.outputs]
                     answer["cached"] = output.num_cached_tokens or 0
                     answer["finish"] = output.outputs[0].finish_reason
                     answer["params"] = output.kv_transfer_params
@@ -118,15 +119,22 @@ class _Driver:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+        fields: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True} | (request.get("sampling") or {})
+        if fields.get("n", 1) > 1:
+            fields["output_kind"] = RequestOutputKind.FINAL_ONLY  # else each answer comes alone
+        if "structured_outputs" in fields:
+            fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
+        if "logit_bias" in fields:  # JSON has no numbers for names
+            fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
         extra = {"kv_transfer_params": request["params"]} if request.get("params") is not None else None
         sampling = SamplingParams(
-            temperature=0.0,
             max_tokens=request["max_tokens"],
-            ignore_eos=True,
             detokenize=False,
             prompt_logprobs=request.get("prompt_logprobs"),
             extra_args=extra,
+            **fields,
         )
         prompt = TokensPrompt(prompt_token_ids=request["prompt"])
         if request.get("salt"):

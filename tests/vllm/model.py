@@ -19,6 +19,8 @@ WINDOW = 96
 """Tokens that the layers with a window see, in :func:`write_hybrid`."""
 PICTURE = 1024
 """The token in whose place a picture stands, for :func:`write_idefics`."""
+WORDS = ("{", "}", '"', ":", ",", " ", *"abcdefghijklmnopqrstuvwxyz")
+"""Tokens from 2 on that are no numbers, for :func:`write_worded`."""
 PICTURE_TOKENS = 64
 """Tokens that a picture takes there, and one at its end and two at its beginning."""
 
@@ -320,6 +322,22 @@ def write_idefics(folder: Path, *, seed: int = 1) -> Path:
     (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
     processor = {"processor_class": "Idefics3Processor", "image_seq_len": PICTURE_TOKENS}
     (folder / "processor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def write_worded(folder: Path, *, seed: int = 1) -> Path:
+    """Write a Llama with a tokenizer, of whose tokens each is a character of JSON or a number."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    write_llama(folder, seed=seed)
+    words = ["<s>", "</s>", *WORDS]
+    numbers = (str(number) for number in range(1024 - len(words)))
+    names = {word: token for token, word in enumerate([*words, *numbers])}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(names, unk_token="<s>")), bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
     return folder
 
 
