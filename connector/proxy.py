@@ -74,6 +74,8 @@ _REST_SECONDS = 1.0
 _PATHS = ("/v1/completions", "/v1/chat/completions")
 _MODELS = "/v1/models"
 _REQUEST_ID = "X-Request-Id"
+_MOST_LOGGED = 128
+"""Characters of an id, which a client chooses."""
 _HOP_BY_HOP = {
     name.lower()
     for name in (
@@ -307,7 +309,7 @@ class Proxy:
                 ticket = ticket_of(answer)
             except FormatError as error:
                 # Another instance would say the same; what is wrong with the request, decode says as well.
-                _logger.info("%s: no ticket from %s: %s", exchange.request_id, instance.url, error)
+                _logger.info("%s: no ticket from %s: %s", exchange.named, instance.url, error)
                 self._metrics.count("prefills", outcome="no_ticket")
                 return None
             self._metrics.count("prefills", outcome="ticket")
@@ -386,14 +388,14 @@ class Proxy:
         except (InstanceError, LimitExceededError) as error:
             if not response.prepared:
                 raise error if isinstance(error, InstanceError) else reply.broke(str(error)) from None
-            _logger.warning("%s: lost behind its first token: %s", exchange.request_id, error)
+            _logger.warning("%s: lost behind its first token: %s", exchange.named, error)
             exchange.outcome = "broken"
             await response.write(error_events(f"the answer broke off: {error}"))
         await response.write_eof()
         return response
 
     def _retry(self, exchange: _Exchange, words: object, stage: Role, reason: str) -> None:
-        _logger.info("%s: %s failed: %s", exchange.request_id, stage, words)
+        _logger.info("%s: %s failed: %s", exchange.named, stage, words)
         self._metrics.count("retries", stage=stage.value, reason=reason)
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
@@ -436,6 +438,8 @@ class _Exchange:
         self.request = request
         self.asked = asked
         self.request_id = request.headers.get(_REQUEST_ID) or uuid.uuid4().hex
+        self.named = self.request_id[:_MOST_LOGGED]
+        """In the log."""
         self.began = time.monotonic()
         self.outcome = "answered"
 

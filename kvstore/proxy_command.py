@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
             except ConfigError as error:
                 _log.error("SIGHUP: nothing was reloaded: %s", error)
             else:
-                _log.info("SIGHUP: certificates were reloaded")
+                _log.info("SIGHUP: certificates were reloaded" if tls or upstream_tls else "SIGHUP: there is no TLS")
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         bound = await proxy.start(host, port)
@@ -134,7 +134,12 @@ def run(options: argparse.Namespace) -> int:
         )
         try:
             await stop.wait()
-            print("kvstore proxy: stopping once the requests under way are done", file=sys.stderr)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().remove_signal_handler(number)
+            print(
+                "kvstore proxy: stopping once the requests under way are done; a second signal stops it at once",
+                file=sys.stderr,
+            )
         finally:
             await proxy.stop()
 

@@ -195,6 +195,8 @@ def test_the_log_says_who_failed_at_which_request_and_how(instance, proxy):
     front = proxy([instance("p")], [busy, instance("good")])
     assert front.ask("POST", COMPLETIONS, {"prompt": "hello"}, X_Request_Id="mine")[0] == 200
     assert f"mine: decode failed: {busy.url} answers 503\n" in front.log.read_text()
+    front.ask("POST", COMPLETIONS, {"prompt": "hello"}, X_Request_Id="long" * 1000)
+    assert "long" * 33 not in front.log.read_text()
 
 
 def test_what_is_wrong_with_a_request_is_said_once_and_as_it_came(instance, proxy):
@@ -584,6 +586,20 @@ def test_a_stop_waits_for_the_requests_under_way(instance, proxy, eventually):
     assert json.loads(waiting.getresponse().read())["choices"][0]["text"] == expected("long")
     waiting.close()
     assert front.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait(instance, proxy, eventually, number):
+    decode = instance("d", "hang")
+    front = proxy([instance("p")], [decode])
+    waiting = front.open("POST", COMPLETIONS, {"prompt": "long"})
+    eventually(decode.seen)
+    front.process.send_signal(number)
+    eventually(lambda: "a second signal" in front.log.read_text())
+    front.process.send_signal(number)
+    assert front.process.wait(PATIENCE) == (130 if number == signal.SIGINT else -number)
+    assert "Traceback" not in front.log.read_text()
+    waiting.close()
 
 
 def test_a_stop_waits_for_a_body_that_is_arriving(instance, proxy, eventually):

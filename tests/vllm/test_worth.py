@@ -21,7 +21,7 @@ LENGTH = 200
 IN_FULL_BLOCKS = LENGTH // BLOCK_SIZE * BLOCK_SIZE
 REST = LENGTH - IN_FULL_BLOCKS + 3
 """What is computed behind a hit, with the tokens of the answer but the last one."""
-SLOW = 0.2
+SLOW = 0.5
 """Seconds: the time that a load, or a prompt, takes where it is the slower one of the two."""
 
 
