@@ -4,6 +4,7 @@ told when nobody can read what it sends."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,8 +40,7 @@ class ClientConnection(web.RequestHandler):
             max_field_size=MOST_HEAD_LINE_BYTES,
             access_log=None,  # type: ignore[arg-type] # as its own runner says it
         )
-        self._body: StreamReader | None = None
-        """Of the latest request."""
+        self._messages: _Requests = _Requests()
         self._head_bytes = 0
         """Since anything else than a part of a head has come."""
 
@@ -49,26 +49,27 @@ class ClientConnection(web.RequestHandler):
         which the parser says that it is malformed."""
         if self._head_bytes > MOST_HEAD_BYTES:
             return  # it is refused: the connection is closed behind the answer
-        known, in_body = self._request_count, self._receives
+        known, arriving = self._request_count, self._messages.arriving
         super().data_received(data)
-        if self._request_count > known:
+        if self._request_count > known or arriving is not None or self._upgraded:
             self._head_bytes = 0
             self._look_at_latest()
-        elif in_body or self._upgraded:
-            self._head_bytes = 0
-        else:
-            self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES:
-                self._refuse(LineTooLong(b"", MOST_HEAD_BYTES))
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._refuse(LineTooLong(b"", MOST_HEAD_BYTES))
 
     def finish(self) -> asyncio.Task[None] | None:
-        """End behind the requests that have begun to come, of the last of which a part of the body may be missing yet.
+        """End behind the request that is being answered, or of which a part of the body is missing yet; at once where
+        there is none.
 
         Returns:
             What goes on until then; None: it has ended.
         """
-        if self._body is not None and self._receives:
-            self._body.on_eof(self.close)  # which makes it deaf
+        if (arriving := self._messages.arriving) is not None:
+            arriving.on_eof(self.close)  # which makes it deaf
+        elif self._waiter is not None and not self._waiter.done():
+            self.force_close()
         else:
             self.close()
         return self._task_handler
@@ -95,18 +96,10 @@ class ClientConnection(web.RequestHandler):
         response.force_close()
         return response
 
-    @property
-    def _receives(self) -> bool:
-        """Whether the latest request's body is not whole."""
-        return self._body is not None and not self._body.is_eof()
-
     def _look_at_latest(self) -> None:
-        message, body = self._messages[-1]
-        fault = getattr(message, "exc", None)
-        if fault is None:
-            self._body = body
-        elif self._body is not None and self._receives:
-            self._body.set_exception(web.RequestPayloadError(fault_of(fault)))
+        fault = getattr(self._messages[-1][0], "exc", None) if self._messages else None
+        if fault is not None and (arriving := self._messages.arriving) is not None:
+            arriving.set_exception(web.RequestPayloadError(fault_of(fault)))
 
     def _refuse(self, fault: HttpProcessingError) -> None:
         """Answer as if the parser had said it."""
@@ -118,6 +111,22 @@ class ClientConnection(web.RequestHandler):
         """Log what is the proxy's fault. What is left of a body that nobody asked for may be malformed, too."""
         if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **kw)
+
+
+class _Requests(deque[Any]):
+    """What was parsed and waits for its turn: aiohttp adds to it in several places."""
+
+    _body: StreamReader | None = None
+
+    def append(self, message: Any) -> None:
+        super().append(message)
+        if getattr(message[0], "exc", None) is None:
+            self._body = message[1]
+
+    @property
+    def arriving(self) -> StreamReader | None:
+        """The body of the latest request, which may be under way already; None: it is whole."""
+        return self._body if self._body is not None and not self._body.is_eof() else None
 
 
 def error_response(message: str, status: int, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -443,6 +443,20 @@ def test_what_comes_between_two_heads_is_not_a_long_head(instance, proxy):
             told.read(length)
 
 
+def test_a_long_body_behind_an_upgrade_that_is_declined_is_no_long_head(instance, proxy):
+    front = proxy([instance("p")], [instance("d")])
+    body = json.dumps({"prompt": "hello" + " " * 300_000}).encode()
+    upgrade = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    ask = HEAD + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", front.port), PATIENCE) as connection, connection.makefile("rb") as told:
+        connection.sendall(upgrade + ask)
+        while not (line := told.readline()).endswith(b"HTTP/1.1 100 Continue\r\n"):
+            assert line  # not the end
+        for start in range(0, len(body), 20_000):
+            connection.sendall(body[start : start + 20_000])
+        assert told.read().removeprefix(b"\r\n").startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 @pytest.mark.asyncio
 async def test_a_connection_that_asks_for_nothing_is_closed_and_a_stream_is_not(instance, monkeypatch):
     import connector.proxy
@@ -612,12 +626,12 @@ def test_a_stop_waits_for_a_body_that_is_arriving(instance, proxy, eventually):
             assert reader.readline() == b"HTTP/1.1 100 Continue\r\n"
             front.process.send_signal(signal.SIGTERM)
             eventually(lambda: refuses(front.port))
+            assert idle.recv(1) == b""
             connection.sendall(body[5:])
             head, _, answer = reader.read().removeprefix(b"\r\n").partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 OK\r\n")
             assert json.loads(answer)["choices"][0]["text"] == expected("long")
         assert front.process.wait(PATIENCE) == 0
-        assert idle.recv(1) == b""
 
 
 @pytest.mark.asyncio
