@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from connector.blocks.hashing import BlockHashChain
-from connector.scheduler import SchedulerConnector
+from connector.scheduler import NULL_BLOCK_ID, SchedulerConnector
 from connector.ticket import ID_BYTES, LIFETIME, Ticket, TicketError, check, fingerprint_of, sign, verify
 from kvstore.client.url import parse_url
 from kvstore.layout import Layout
@@ -133,7 +133,7 @@ class Handover:
         Args:
             request_id: its blocks are held until what is planned here is stored.
             prompt: all of it computed.
-            block_ids: its blocks by group.
+            block_ids: its blocks by group; :data:`NULL_BLOCK_ID` where it has none.
 
         Returns:
             The ``kv_transfer_params`` of its answer; None: there is no ticket.
@@ -145,7 +145,8 @@ class Handover:
             for group, (block_size, ids) in enumerate(zip(self._block_sizes, block_ids, strict=True)):
                 name = prompt.partial(block_size, ticket_id)
                 hashes = prompt.hashes(block_size)
-                if name is not None and len(ids) > len(hashes):
+                # Where it went on behind its prompt, a window may have passed the block, which holds nothing then.
+                if name is not None and len(ids) > len(hashes) and ids[len(hashes)] != NULL_BLOCK_ID:
                     parent = hashes[-1] if hashes else b""
                     self._scheduler.save_partial(request_id, group, name, ids[len(hashes)], parent)
         self._count("given")

@@ -68,16 +68,18 @@ class Hashes:
         return self._adapters[key].done() or time.monotonic() >= self._asked_at[key] + ADAPTER_WAIT
 
     def chain(self, request: Any) -> BlockHashChain | None:
-        """For one request; None where its blocks can't be named for sure."""
+        """For one request, with the tokens that it has; None where its blocks can't be named for sure."""
         if request.resumable:  # its last token may be replaced
             return None
         try:
-            return BlockHashChain(self.block_size, self._keys(request))
+            chain = BlockHashChain(self.block_size, self._keys(request))
+            chain.extend(request.all_token_ids[:])
         except KVStoreError as error:
             if str(error) not in self._said and len(self._said) < MOST_SAID:
                 self._said.add(str(error))
                 _logger.warning("requests like %s are neither stored nor loaded: %s", request.request_id, error)
             return None
+        return chain
 
     def _keys(self, request: Any) -> PrefixKeys:
         embeds = request.prompt_embeds

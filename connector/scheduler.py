@@ -384,7 +384,8 @@ class SchedulerConnector:
             parent: hash of the block before it; empty: there is none.
         """
         self._transfers.setdefault(request_id, _Transfers()).stores = True
-        self._stores.setdefault((request_id, group), {})[block_id] = block_hash
+        # Where it went on behind its prompt, the block may be full: then it has its own name, and others hit that.
+        self._stores.setdefault((request_id, group), {}).setdefault(block_id, block_hash)
         self._parents.setdefault((request_id, group), parent)
 
     def build_connector_meta(self) -> StepPlan:

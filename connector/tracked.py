@@ -26,8 +26,6 @@ class Tracked:
     may_load: bool = True
     hands_over: bool = False
     """Another instance goes on with it."""
-    num_hashed: int = 0
-    """Tokens that the chain was given."""
     num_local: int = 0
     """Tokens that the engine had itself when it last asked."""
     looked_up: bool = False
@@ -50,15 +48,14 @@ class Tracked:
         """By group, of the full blocks as far as the tokens are known. A block has so many links of the chain."""
         if self.chain is None:
             return [()] * len(hashes_a_block)
-        if self.num_hashed < self.request.num_tokens:
-            self.chain.extend(self.request.all_token_ids[self.num_hashed :])
-            self.num_hashed = self.request.num_tokens
+        if self.chain.num_tokens < self.request.num_tokens:
+            self.chain.extend(self.request.all_token_ids[self.chain.num_tokens :])
         hashes = self.chain.hashes
         return [hashes if count == 1 else hashes[count - 1 :: count] for count in hashes_a_block]
 
     def restart(self, chain: BlockHashChain | None) -> None:
         """It was preempted: it begins again, with nothing."""
-        self.chain, self.num_hashed = chain, 0
+        self.chain = chain
         self.num_preemptions = self.request.num_preemptions
         self.num_saved = [0] * self.num_groups
         self.state_tokens = 0

@@ -56,7 +56,16 @@ from connector.opening import Connection, log_beside, parts_of
 from connector.options import KEEP, RECOMPUTE, Options
 from connector.plan import StepPlan
 from connector.room import Room
-from connector.vllm_values import cache_group, check_groups, check_parallel, group_of, layers_of, model_of, rows_by_part
+from connector.vllm_values import (
+    cache_group,
+    check_groups,
+    check_model,
+    check_parallel,
+    group_of,
+    layers_of,
+    model_of,
+    rows_by_part,
+)
 from connector.worker import SHUTDOWN_WAIT, LoadTiming, WorkerConnector
 from gpu.cudart import cuda_runtime
 from gpu.pinned import PinnedMapping
@@ -241,6 +250,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Describes the pages and begins to serve. Where that can't be, the engine goes on without kvstore."""
         config, groups = self._kv_cache_config, self._kv_cache_config.kv_cache_groups
         try:
+            check_model(self._vllm_config.model_config)
             check_groups(config)
             check_parallel(self._vllm_config.parallel_config)
             blocks = {n: group_kernel_blocks(kv_caches[n], config.num_blocks) for g in groups for n in g.layer_names}

@@ -21,6 +21,18 @@ _KINDS = (*_WHOLE, "SlidingWindowSpec", "ChunkedLocalAttentionSpec", *_STATES)
 """Kinds of layers whose blocks are pages: what a block holds depends on the tokens up to its end alone."""
 
 
+def check_model(model: Any) -> None:
+    """Whether a request of a ``ModelConfig`` may begin behind its first token, with what another one has computed.
+
+    Raises:
+        ResourceError: it may not: its pooler asks for all tokens at once, or its tokens change as they are computed.
+    """
+    if model.pooler_config is not None and not model.is_prefix_caching_supported:
+        raise ResourceError("what this model answers with is made of all tokens of a prompt, computed at once")
+    if model.is_diffusion:
+        raise ResourceError("models that answer by diffusion are not kept")
+
+
 def check_groups(config: Any) -> None:
     """Whether the blocks of a ``KVCacheConfig`` are pages.
 
@@ -30,6 +42,8 @@ def check_groups(config: Any) -> None:
     specs = [spec for group in config.kv_cache_groups for _, spec in layers_of(group)]
     if unknown := sorted({type(spec).__name__ for spec in specs} - set(_KINDS)):
         raise ResourceError(f"layers of the kind {', '.join(unknown)} are not kept")
+    if any(getattr(spec, "non_causal", False) for spec in specs):
+        raise ResourceError("layers in which a token attends to later ones are not kept")
     if any(getattr(spec, "mamba_cache_mode", "align") == "none" for spec in specs):
         raise ResourceError("states of recurrent layers are kept only with vLLM's own prefix caching on")
     everything = tuple(range(len(config.kv_cache_groups)))

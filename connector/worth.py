@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 SAMPLES = 16
@@ -94,11 +94,13 @@ class Speeds:
 
     def gain(self, tiers: Sequence[str], page_tokens: int) -> float:
         """Seconds that loading these pages saves; 0 where one of the speeds is not known."""
-        token, pages = self.token, [self.page(tier) for tier in tiers]
-        if token is None:
-            return 0.0
-        known = [seconds for seconds in pages if seconds is not None]
-        return max(0.0, page_tokens * token * len(known) - sum(known)) if len(known) == len(pages) else 0.0
+        token, gain = self.token, 0.0
+        for tier, count in Counter(tiers).items():
+            page = self.page(tier)
+            if token is None or page is None:
+                return 0.0
+            gain += count * (page_tokens * token - page)
+        return max(0.0, gain)
 
     def _note(self, what: str, seconds: float) -> None:
         self._timings.setdefault(what, deque(maxlen=SAMPLES)).append((self._clock(), seconds))

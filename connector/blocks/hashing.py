@@ -49,6 +49,11 @@ class BlockHashChain:
         self._tail = b""  # packed tokens of the block that is not full yet
         self._keys = keys if isinstance(keys, PrefixKeys) else _encode_flat(keys)
 
+    @property
+    def num_tokens(self) -> int:
+        """So many it has taken."""
+        return len(self.hashes) * self._block_size + len(self._tail) * self._block_size // self._block_bytes
+
     def extend(self, token_ids: TokenIds) -> None:
         """Takes the request's next tokens.
 

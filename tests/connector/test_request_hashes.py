@@ -18,7 +18,8 @@ HASH = "ab" * 32
 
 def request(**fields: Any) -> SimpleNamespace:
     plain: dict[str, Any] = {"lora_request": None, "prompt_embeds": None, "mm_features": [], "cache_salt": None}
-    return SimpleNamespace(**(plain | {"resumable": False, "request_id": "r"} | fields))
+    plain |= {"resumable": False, "request_id": "r", "all_token_ids": range(16)}
+    return SimpleNamespace(**(plain | fields))
 
 
 def picture(identifier: str) -> SimpleNamespace:
@@ -27,10 +28,12 @@ def picture(identifier: str) -> SimpleNamespace:
 
 def name_of(hashes: Hashes, **fields: Any) -> bytes | None:
     chain = hashes.chain(request(**fields))
-    if chain is None:
-        return None
-    chain.extend(range(16))
-    return chain.hashes[0]
+    return None if chain is None else chain.hashes[0]
+
+
+def test_a_request_with_what_is_no_token_has_no_names() -> None:
+    assert name_of(Hashes(16)) is not None
+    assert name_of(Hashes(16), all_token_ids=[*range(20), -1]) is None
 
 
 def test_pictures_are_named_by_their_content_or_not_at_all() -> None:

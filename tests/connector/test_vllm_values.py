@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="reads an engine's tensors")
 
-from connector.vllm_values import cache_group, layers_of, model_of, rows_by_part, rows_of  # noqa: E402
+from connector.vllm_values import (  # noqa: E402
+    cache_group,
+    check_groups,
+    check_model,
+    layers_of,
+    model_of,
+    rows_by_part,
+    rows_of,
+)
 from gpu.unlike import paged_kv  # noqa: E402
 from kvstore.errors import ConfigError, ResourceError  # noqa: E402
 
@@ -173,3 +182,30 @@ def test_weights_that_are_nowhere_here_are_an_error_of_ours(config: SimpleNamesp
         config.model_config.model = model
         with pytest.raises(ResourceError, match="in no folder on this machine"):
             model_of(config)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"pooler_config": object(), "is_prefix_caching_supported": False}, "all tokens of a prompt"),
+        ({"is_diffusion": True}, "diffusion"),
+        ({"pooler_config": object()}, None),
+        ({"is_prefix_caching_supported": False}, None),  # states alone: kvstore finds them by prefix
+    ],
+)
+def test_models_that_compute_their_tokens_at_once_are_refused(model: dict[str, Any], says: str | None) -> None:
+    plain = {"pooler_config": None, "is_prefix_caching_supported": True, "is_diffusion": False}
+    with pytest.raises(ResourceError, match=says) if says else nullcontext():
+        check_model(SimpleNamespace(**(plain | model)))
+
+
+def test_layers_in_which_tokens_attend_to_later_ones_are_refused() -> None:
+    class FullAttentionSpec(SimpleNamespace):
+        pass
+
+    for non_causal in (False, True):
+        spec = FullAttentionSpec(non_causal=non_causal, prefix_replay_tokens=0, page_size_bytes=64)
+        groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["0"])]
+        of_model = SimpleNamespace(kv_cache_groups=groups, prefix_cacheable_group_ids=(0,))
+        with pytest.raises(ResourceError, match="attends to later ones") if non_causal else nullcontext():
+            check_groups(of_model)

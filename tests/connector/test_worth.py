@@ -55,6 +55,14 @@ def test_what_is_not_known_is_loaded(speeds: Speeds, clock: Clock) -> None:
     assert speeds.worth(["disk"] * 3, 16) == 3
 
 
+def test_what_loading_saves_is_what_computing_would_have_taken_longer(speeds: Speeds, clock: Clock) -> None:
+    assert speeds.gain(["arena"] * 5 + ["disk"], 128) == pytest.approx(5 * (0.128 - 0.001) + 0.128 - 0.1)
+    assert speeds.gain(["disk"], 16) == 0.0
+    assert speeds.gain(["arena", "redis"], 128) == 0.0
+    clock.now += LIFETIME + 1
+    assert speeds.gain(["arena"], 128) == 0.0
+
+
 def test_one_timing_that_went_wrong_changes_nothing(speeds: Speeds) -> None:
     speeds.note_load("arena", 1, 60.0)
     assert speeds.worth(["arena"] * 20, 16) == 20

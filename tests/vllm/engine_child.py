@@ -54,6 +54,10 @@ class _Driver:
             from vllm.config import KVTransferConfig
 
             arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+        if (pooler := arguments.get("pooler_config")) is not None:
+            from vllm.config import PoolerConfig
+
+            arguments["pooler_config"] = PoolerConfig(**pooler)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self.count = 0
 
@@ -114,6 +118,22 @@ class _Driver:
             "answers": [answers[index] for index in sorted(answers)],
             "counters": {name: value - before.get(name, 0.0) for name, value in after.items()},
         }
+
+    def embed(self, tokens: list[int]) -> list[float]:
+        """What a pooling model makes of a prompt."""
+        from vllm import PoolingParams
+        from vllm.inputs import TokensPrompt
+
+        self.count += 1
+        self.engine.add_request(
+            f"request-{self.count}", TokensPrompt(prompt_token_ids=tokens), PoolingParams(task="embed")
+        )
+        while True:
+            for output in self.engine.step():
+                if output.finished:
+                    values: list[float] = output.outputs.data.tolist()
+                    return values
+            time.sleep(0.001)
 
     def _add(self, request_id: str, request: dict[str, Any]) -> None:
         from vllm import SamplingParams

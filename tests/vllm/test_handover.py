@@ -312,6 +312,29 @@ def test_a_prompt_that_somebody_waits_for_is_stored_however_seldom_it_came(
     assert take(start_loop(node), tokens, ticket) == MAX_TOKENS
 
 
+@pytest.mark.parametrize("kind", ["full", "hybrid", "window"])
+@pytest.mark.parametrize("max_tokens", [2, 24, 25, 26, 180])
+def test_decode_goes_on_behind_the_prompt_where_prefill_went_on_itself(
+    node_process: Callable[..., NodeProcess],
+    start_loop: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    kind: str,
+    max_tokens: int,
+) -> None:
+    from tests.vllm.loop import run_all
+
+    node, tokens = node_process(), prompt(200)
+    prefill = start_loop(node, kind=kind)
+    prefill.add("p", tokens, max_tokens=max_tokens, params={"do_remote_decode": True})
+    run_all(prefill)
+    computed = take(start_loop(node, kind=kind), tokens, dict(prefill.params["p"]))
+    assert computed <= 200 % 32 + MAX_TOKENS or (kind == "window" and max_tokens == 180)
+    later = start_loop(node, kind=kind)
+    later.add("later", tokens + prefill.tokens["p"], max_tokens=1)
+    run_all(later)
+    assert later.computed["later"] <= 31 + 1 or kind != "full"
+
+
 @pytest.mark.parametrize("when", ["waiting", "loading"])
 def test_decode_that_is_aborted_leaks_nothing(
     node_process: Callable[..., NodeProcess],

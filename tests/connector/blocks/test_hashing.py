@@ -21,6 +21,7 @@ def test_hashes_do_not_depend_on_the_pieces_in_which_tokens_arrive(pieces, block
     for piece in pieces:
         chain.extend(piece)
     whole = [token for piece in pieces for token in piece]
+    assert chain.num_tokens == len(whole)
     assert chain.hashes == hash_blocks(whole, block_size, extra_keys)
 
 

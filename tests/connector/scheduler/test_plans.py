@@ -110,6 +110,13 @@ class TestStores:
             StorePlan("a", tuple(hashes[1:4]), (2, 3, 4), parent=hashes[0]),
         )
 
+    def test_a_block_that_is_full_keeps_its_own_name_where_a_ticket_has_another(self, connector, hashes):
+        connector.save_blocks("a", 0, hashes[:2], [4, 5])
+        connector.save_partial("a", 0, b"p" * 32, 5, hashes[0])
+        assert connector.build_connector_meta().stores == (StorePlan("a", tuple(hashes[:2]), (4, 5)),)
+        connector.save_partial("a", 0, b"p" * 32, 6, hashes[1])
+        assert connector.build_connector_meta().stores == (StorePlan("a", (b"p" * 32,), (6,), parent=hashes[1]),)
+
     def test_hashes_and_blocks_have_to_match(self, connector, hashes):
         with pytest.raises(InvalidRequestError, match="request a: 2 hashes for 1 blocks"):
             connector.save_blocks("a", 0, hashes[:2], [1])
