@@ -259,13 +259,10 @@ class EngineRequests:
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.request is not request:
             store, load = wishes(request.kv_transfer_params)
+            store, load = store and self._may_store, load and self._may_load
+            chain = self._hashes.chain(request) if store or load else None
             tracked = Tracked(
-                request,
-                self._hashes.chain(request),
-                len(self._groups),
-                request.num_preemptions,
-                may_store=store and self._may_store,
-                may_load=load and self._may_load,
+                request, chain, len(self._groups), request.num_preemptions, may_store=store, may_load=load
             )
             self._requests[request.request_id] = tracked
             self._tickets.take(tracked, self._hashes_a_block)
@@ -275,7 +272,8 @@ class EngineRequests:
     def _notice_preemption(self, tracked: Tracked) -> None:
         if tracked.num_preemptions != tracked.request.num_preemptions:
             self._room.leave(tracked.request.request_id)
-            tracked.restart(self._hashes.chain(tracked.request))
+            may = tracked.may_store or tracked.may_load
+            tracked.restart(self._hashes.chain(tracked.request) if may else None)
             self._scheduler.request_preempted(tracked.request.request_id)
 
     def _save(self, tracked: Tracked, num_computed: int, block_ids: Callable[[], Any]) -> None:

@@ -142,13 +142,17 @@ class Handover:
             return None
         ticket_id = os.urandom(ID_BYTES)
         if self._has_partials:
+            partials = []
             for group, (block_size, ids) in enumerate(zip(self._block_sizes, block_ids, strict=True)):
                 name = prompt.partial(block_size, ticket_id)
                 hashes = prompt.hashes(block_size)
-                # Where it went on behind its prompt, a window may have passed the block, which holds nothing then.
-                if name is not None and len(ids) > len(hashes) and ids[len(hashes)] != NULL_BLOCK_ID:
-                    parent = hashes[-1] if hashes else b""
-                    self._scheduler.save_partial(request_id, group, name, ids[len(hashes)], parent)
+                if name is not None and len(ids) > len(hashes):
+                    partials.append((group, name, ids[len(hashes)], hashes[-1] if hashes else b""))
+            # Where it went on behind its prompt, a window may have passed the block, which holds nothing then. Decode
+            # takes those of all groups, or none.
+            if all(block_id != NULL_BLOCK_ID for _, _, block_id, _ in partials):
+                for group, name, block_id, parent in partials:
+                    self._scheduler.save_partial(request_id, group, name, block_id, parent)
         self._count("given")
         ticket = Ticket(
             self._node_id,

@@ -75,8 +75,10 @@ class Hashes:
             chain = BlockHashChain(self.block_size, self._keys(request))
             chain.extend(request.all_token_ids[:])
         except KVStoreError as error:
-            if str(error) not in self._said and len(self._said) < MOST_SAID:
-                self._said.add(str(error))
+            # What is wrong with a request itself may be said with a number of its own, another one each time.
+            reason = str(error) if isinstance(error, ResourceError) else type(error).__name__
+            if reason not in self._said and len(self._said) < MOST_SAID:
+                self._said.add(reason)
                 _logger.warning("requests like %s are neither stored nor loaded: %s", request.request_id, error)
             return None
         return chain

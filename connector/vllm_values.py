@@ -25,10 +25,10 @@ def check_model(model: Any) -> None:
     """Whether a request of a ``ModelConfig`` may begin behind its first token, with what another one has computed.
 
     Raises:
-        ResourceError: it may not: its pooler asks for all tokens at once, or its tokens change as they are computed.
+        ResourceError: it may not: its pooler asks for all tokens at once, or a token changes with later ones.
     """
     if model.pooler_config is not None and not model.is_prefix_caching_supported:
-        raise ResourceError("what this model answers with is made of all tokens of a prompt, computed at once")
+        raise ResourceError("vLLM does not serve this pooling model with prefix caching")
     if model.is_diffusion:
         raise ResourceError("models that answer by diffusion are not kept")
 

@@ -187,7 +187,7 @@ def test_weights_that_are_nowhere_here_are_an_error_of_ours(config: SimpleNamesp
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ({"pooler_config": object(), "is_prefix_caching_supported": False}, "all tokens of a prompt"),
+        ({"pooler_config": object(), "is_prefix_caching_supported": False}, "does not serve this pooling model"),
         ({"is_diffusion": True}, "diffusion"),
         ({"pooler_config": object()}, None),
         ({"is_prefix_caching_supported": False}, None),  # states alone: kvstore finds them by prefix
