@@ -205,6 +205,7 @@ def test_a_store_is_answered_before_the_order_of_eviction_is_worked_out(
     node: Any, near: kvstore.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near.store(names(1), np.zeros((1, PAGE), np.uint8))
+    node.store.catch_up()  # the node does so behind its answer, perhaps only now: it must not wait, holding the lock
     client = near._handle.current[1]._attachment.client
     known, go_on, touch = threading.Event(), threading.Event(), ExpectedReuse.touch
 
