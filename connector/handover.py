@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from connector.blocks.hashing import BlockHashChain
-from connector.scheduler import NULL_BLOCK_ID, SchedulerConnector
+from connector.scheduler import NULL_BLOCK_ID, PartialBlock, SchedulerConnector
 from connector.ticket import ID_BYTES, LIFETIME, Ticket, TicketError, check, fingerprint_of, sign, verify
 from kvstore.client.url import parse_url
 from kvstore.layout import Layout
@@ -141,19 +141,6 @@ class Handover:
         if self._node_id is None:
             return None
         ticket_id = os.urandom(ID_BYTES)
-        if self._has_partials:
-            partials = []
-            for group, (block_size, ids) in enumerate(zip(self._block_sizes, block_ids, strict=True)):
-                name = prompt.partial(block_size, ticket_id)
-                hashes = prompt.hashes(block_size)
-                if name is not None and len(ids) > len(hashes):
-                    partials.append((group, name, ids[len(hashes)], hashes[-1] if hashes else b""))
-            # Where it went on behind its prompt, a window may have passed the block, which holds nothing then. Decode
-            # takes those of all groups, or none.
-            if all(block_id != NULL_BLOCK_ID for _, _, block_id, _ in partials):
-                for group, name, block_id, parent in partials:
-                    self._scheduler.save_partial(request_id, group, name, block_id, parent)
-        self._count("given")
         ticket = Ticket(
             self._node_id,
             ticket_id,
@@ -162,7 +149,9 @@ class Handover:
             len(prompt.token_ids),
             self._now() + LIFETIME,
             prompt.state_tokens,
+            self._has_partials and self._save_partials(request_id, prompt, block_ids, ticket_id),
         )
+        self._count("given")
         return sign(ticket, self._key)
 
     def take(self, request_id: str, parameters: Mapping[str, Any], prompt: Prompt) -> bool:
@@ -185,7 +174,7 @@ class Handover:
             return False
         self._count("taken")
         hashes = [prompt.hashes(block_size) for block_size in self._block_sizes]
-        has_partial = self._has_partials and self._claim(ticket)
+        has_partial = self._has_partials and ticket.has_partial and self._claim(ticket)
         partials = [
             prompt.partial(block_size, ticket.ticket_id) if has_partial else None for block_size in self._block_sizes
         ]
@@ -203,6 +192,21 @@ class Handover:
         """Counters since the start."""
         with self._lock:
             return HandoverStatistics(self._counts["given"], self._counts["taken"], dict(self._refused))
+
+    def _save_partials(
+        self, request_id: str, prompt: Prompt, block_ids: Sequence[Sequence[int]], ticket_id: bytes
+    ) -> bool:
+        """Have the prompt's partial blocks stored: of all groups, or none, as decode loads them. Whether they are."""
+        partials = []
+        for group, (block_size, ids) in enumerate(zip(self._block_sizes, block_ids, strict=True)):
+            name = prompt.partial(block_size, ticket_id)
+            if name is None:
+                continue
+            hashes = prompt.hashes(block_size)
+            if len(ids) <= len(hashes) or ids[len(hashes)] == NULL_BLOCK_ID:
+                return False  # the request went on behind its prompt, and this group's window has passed the block
+            partials.append(PartialBlock(group, name, ids[len(hashes)], hashes[-1] if hashes else b""))
+        return self._scheduler.save_partials(request_id, partials)
 
     def _claim(self, ticket: Ticket) -> bool:
         """Whether nobody has come with this ticket before."""

@@ -49,6 +49,18 @@ class _Transfers:
     """A store was planned: a worker may still read from the request's blocks."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartialBlock:
+    """A prompt's last block of one cache group, which is not full."""
+
+    group: int
+    block_hash: bytes
+    """Its name, bound to a ticket."""
+    block_id: int
+    parent: bytes
+    """Hash of the block before it; empty: there is none."""
+
+
 class SchedulerConnector:
     """Runs on the engine's scheduler thread; no call waits for I/O, and no failure of kvstore is an error here.
 
@@ -373,20 +385,24 @@ class SchedulerConnector:
         self._parents.setdefault((request_id, group), block_hashes[-2] if place else b"")
         self._lookups.expect(group, block_hashes)  # a miss is remembered under the first of them
 
-    def save_partial(self, request_id: str, group: int, block_hash: bytes, block_id: int, parent: bytes) -> None:
-        """Plans to store a block that is not full, behind those that are.
+    def save_partials(self, request_id: str, partials: Sequence[PartialBlock]) -> bool:
+        """Plans to store a prompt's last blocks that are not full, behind those that are: one of each group, or none.
 
         Args:
-            request_id: it holds the block until it is finished, and computes nothing more in it.
-            group: which cache group's block.
-            block_hash: its name, bound to a ticket.
-            block_id: the block.
-            parent: hash of the block before it; empty: there is none.
+            request_id: it holds the blocks until it is finished, and computes nothing more in them.
+            partials: by group.
+
+        Returns:
+            Whether they are stored: not where the request went on behind its prompt, and one of them is full in this
+            step. It is stored under its own name then, by which others hit it.
         """
-        self._transfers.setdefault(request_id, _Transfers()).stores = True
-        # Where it went on behind its prompt, the block may be full: then it has its own name, and others hit that.
-        self._stores.setdefault((request_id, group), {}).setdefault(block_id, block_hash)
-        self._parents.setdefault((request_id, group), parent)
+        if any(partial.block_id in self._stores.get((request_id, partial.group), ()) for partial in partials):
+            return False
+        for partial in partials:
+            self._transfers.setdefault(request_id, _Transfers()).stores = True
+            self._stores.setdefault((request_id, partial.group), {})[partial.block_id] = partial.block_hash
+            self._parents.setdefault((request_id, partial.group), partial.parent)
+        return bool(partials)
 
     def build_connector_meta(self) -> StepPlan:
         """Everything planned since the last call, for the worker half. Give it also to steps that compute nothing."""

@@ -28,7 +28,7 @@ MOST_TICKET_CHARACTERS = 16 * 1024
 MOST_NODE_ID_BYTES = 255
 ID_BYTES = 16
 
-_VERSION = 2
+_VERSION = 3
 _PURPOSE = b"kvstore/ticket/1\n"
 _MAC_BYTES = 32
 
@@ -59,6 +59,8 @@ class Ticket:
     """Seconds since the epoch."""
     state_tokens: int = 0
     """Behind how many of them prefill has the last state stored, where it stores only some; 0: nowhere."""
+    has_partial: bool = True
+    """Whether their last block is stored as well where it is not full."""
 
 
 def fingerprint_of(layouts: Sequence[Layout]) -> bytes:
@@ -77,6 +79,7 @@ def sign(ticket: Ticket, key: bytes) -> dict[str, Any]:
         ticket.num_tokens,
         ticket.expires_at,
         ticket.state_tokens,
+        ticket.has_partial,
     ]
     payload: bytes = msgpack.packb(fields)
     text = base64.urlsafe_b64encode(payload + _mac(payload, key)).decode()
@@ -151,22 +154,26 @@ def difference(theirs: str, mine: Layout) -> str:
 def _parse(payload: bytes) -> Ticket:
     """What somebody with the key signed, which may still be of another version."""
     try:
-        fields = msgpack.unpackb(payload)
-        version, node_id, ticket_id, fingerprint, layout, num_tokens, expires_at, state_tokens = fields
+        version, *fields = msgpack.unpackb(payload)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise TicketError("malformed", f"{error}") from error
+    if version != _VERSION:
+        raise TicketError("malformed", f"of version {_shown(version)}, this instance reads version {_VERSION}")
+    if len(fields) != 8:
+        raise TicketError("malformed", f"{len(fields)} fields, not 8")
+    node_id, ticket_id, fingerprint, layout, num_tokens, expires_at, state_tokens, has_partial = fields
     if (
-        version != _VERSION
-        or not (isinstance(node_id, str) and len(node_id.encode()) <= MOST_NODE_ID_BYTES)
+        not (isinstance(node_id, str) and len(node_id.encode()) <= MOST_NODE_ID_BYTES)
         or not (isinstance(ticket_id, bytes) and len(ticket_id) == ID_BYTES)
         or not (isinstance(fingerprint, bytes) and len(fingerprint) == HASH_BYTES)
         or not isinstance(layout, str)
         or not (isinstance(num_tokens, int) and 0 < num_tokens < 1 << 31)
         or not isinstance(expires_at, float)
         or not (isinstance(state_tokens, int) and 0 <= state_tokens <= num_tokens)
+        or not isinstance(has_partial, bool)
     ):
         raise TicketError("malformed", f"its fields are not those of version {_VERSION}")
-    return Ticket(node_id, ticket_id, fingerprint, layout, num_tokens, expires_at, state_tokens)
+    return Ticket(node_id, ticket_id, fingerprint, layout, num_tokens, expires_at, state_tokens, has_partial)
 
 
 def _shown(value: object) -> str:

@@ -33,6 +33,8 @@ def test_a_ticket_comes_back_as_it_was_signed(ticket):
     parameters = sign(ticket, KEY)
     assert parameters["do_remote_prefill"] is True
     assert verify(parameters, KEY, NOW) == ticket
+    without = replace(ticket, has_partial=False)
+    assert verify(sign(without, KEY), KEY, NOW) == without
     check(ticket, LAYOUTS, ["host-1"], 1500)
 
 
@@ -84,11 +86,20 @@ def test_a_ticket_that_is_too_long_is_not_even_looked_at(ticket):
         {"state_tokens": -1},
         {"state_tokens": 1501},
         {"state_tokens": None},
+        {"has_partial": 1},
     ],
 )
 def test_fields_that_cannot_be_are_refused_even_when_signed(ticket, changes):
     with refused("malformed"):
         verify(sign(replace(ticket, **changes), KEY), KEY, NOW)
+
+
+def test_a_ticket_of_an_instance_of_another_version_says_so(ticket, monkeypatch):
+    monkeypatch.setattr("connector.ticket._VERSION", 2)
+    older = sign(ticket, KEY)
+    monkeypatch.undo()
+    with pytest.raises(TicketError, match=r"^malformed ticket: of version 2, this instance reads version 3$"):
+        verify(older, KEY, NOW)
 
 
 def test_a_nodes_name_may_be_as_long_as_it_says(ticket):

@@ -6,7 +6,7 @@ import pytest
 
 from connector import lookups
 from connector.plan import LoadPlan, StepPlan, StorePlan
-from connector.scheduler import HOLD, SchedulerConnector
+from connector.scheduler import HOLD, PartialBlock, SchedulerConnector
 from kvstore.errors import InvalidRequestError, UnavailableError
 
 MISS = (0, False)
@@ -111,10 +111,13 @@ class TestStores:
         )
 
     def test_a_block_that_is_full_keeps_its_own_name_where_a_ticket_has_another(self, connector, hashes):
+        def partial(group: int, block_id: int, parent: bytes) -> PartialBlock:
+            return PartialBlock(group, b"p" * 32, block_id, parent)
+
         connector.save_blocks("a", 0, hashes[:2], [4, 5])
-        connector.save_partial("a", 0, b"p" * 32, 5, hashes[0])
+        assert not connector.save_partials("a", [partial(1, 7, b""), partial(0, 5, hashes[0])])
         assert connector.build_connector_meta().stores == (StorePlan("a", tuple(hashes[:2]), (4, 5)),)
-        connector.save_partial("a", 0, b"p" * 32, 6, hashes[1])
+        assert connector.save_partials("a", [partial(0, 6, hashes[1])])
         assert connector.build_connector_meta().stores == (StorePlan("a", (b"p" * 32,), (6,), parent=hashes[1]),)
 
     def test_hashes_and_blocks_have_to_match(self, connector, hashes):
