@@ -141,16 +141,21 @@ def test_pages_that_two_calls_send_are_waited_for_until_both_have(
     """The one that ends first takes nothing away from the other."""
     monkeypatch.setattr(kvstore.client.bulk, "AT_ONCE_BYTES", 0)
     gates = [threading.Event(), threading.Event()]
-    waiting = iter(gates)
+    begun: list[threading.Event] = []
 
     def put(self, *arguments):
-        assert next(waiting).wait(60.0)
+        gate = gates[len(begun)]
+        begun.append(gate)
+        assert gate.wait(60.0)
         return kvstore.StoreResult()
 
     monkeypatch.setattr(kvstore.client.bulk.BulkPath, "_put", put)
     with kvstore.connect(url_of(node)) as client:
         opened, path = client.namespace(layout)._handle.current
-        finish = [path.begin_store(opened, hashes(2), list(payload(2)), 60.0) for _ in gates]
+        finish = []
+        for number in (1, 2):
+            finish.append(path.begin_store(opened, hashes(2), list(payload(2)), 60.0))
+            eventually(lambda number=number: len(begun) == number)
         gates[0].set()
         finish[0]()
         eventually(lambda: sum(thread.name == "kvstore-beside" for thread in threading.enumerate()) == 1)
