@@ -1,0 +1,37 @@
+"""What a process holds that its forked children must not use: sockets, locks on files, a store's state.
+
+A fork copies it all: the child's descriptors are its parent's connections and locks, and a lock that another thread of
+the parent held is held in the child for ever. So whoever owns such a thing is told in each child, by the child's one
+thread and before anything else of it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Inherited(Protocol):
+    """Something that a forked child has from its parent, and must not use as it is."""
+
+    def forked(self) -> None:
+        """Give it up in a child: close descriptors without a word to the other end, and replace locks. Must not raise,
+        and must change nothing that the parent has."""
+        ...
+
+
+_inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
+
+
+def tell_children(owner: Inherited) -> None:
+    """Have ``owner.forked()`` called in every child that this process forks while ``owner`` lives."""
+    _inherited.add(owner)
+
+
+def _forked() -> None:
+    for owner in list(_inherited):
+        owner.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
