@@ -90,6 +90,11 @@ class ReadingLine:
         self._reads: dict[int, tuple[int, int]] = {}
         self._last = 0
 
+    def forked(self) -> None:
+        """In a child: what it has begun was begun by its parent, whose line this is. It ends in vain."""
+        self._lock = threading.Lock()
+        self._line = memoryview(bytearray(LINE_BYTES)).cast("Q")
+
     def begin(self, deadline: float) -> int:
         """Announce a read. From now on what is found stays as it is, until ``end`` or the deadline.
 
@@ -113,16 +118,18 @@ class ReadingLine:
     def end(self, read: int) -> None:
         """The last copy is done."""
         with self._lock:
-            del self._reads[read]
+            self._reads.pop(read, None)
             if self._reads:
                 self._announce()
             else:
                 self._line[0] = 0
 
     def _announce(self) -> None:
-        """Of the reads in time the earliest epoch and the last deadline. Others don't count, or they would for ever."""
+        """Of the reads in time the earliest epoch and the last deadline. Others are forgotten: one that was interrupted
+        before it could end would count for ever."""
         now = time.monotonic_ns()
-        timely = [read for read in self._reads.values() if read[1] > now]
+        self._reads = {number: read for number, read in self._reads.items() if read[1] > now}
+        timely = self._reads.values()
         if timely:
             self._line[1] = max(deadline for _, deadline in timely)
         self._line[0] = min((epoch for epoch, _ in timely), default=0)

@@ -22,6 +22,7 @@ has one behind it::
     any of these                            ->
                                             <-  FAILED    name and text of the error; the connection stays good
 
+An answer says which request it answers (:attr:`kvstore.bulk.frame.Header.number`), so none is taken for another's.
 The messages are those of gRPC (proto/kvstore/v1/cache.proto). A page is good only when the checksum behind it is its
 own: the receiver makes it from the bytes that it has just received, while they are in its cache. Pages of a PUT are
 published together, when all are right. Whoever receives something else than a frame closes the connection.

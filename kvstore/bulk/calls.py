@@ -18,8 +18,8 @@ order::
     any of these                           ->
                                            <-  FAILED   name and text of the error; the connection stays good
 
-The socket is its user's alone, as the node's other one: whoever may connect to one may connect to both. A request that
-does not fit into a frame goes through gRPC.
+Answers carry their request's number, as over bulk connections. The socket is its user's alone, as the node's other
+one: whoever may connect to one may connect to both. A request that does not fit into a frame goes through gRPC.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ _MAY_LOOK = usable_processors() > 1
 """Whether there is a processor for the other end besides."""
 SOCKET_NAME = "calls"
 """Of the file in the arena's folder."""
+_LONGEST_PATH = 108
+"""Bytes of a socket's path, its end included."""
 CALLS: dict[Kind, tuple[type[Message], type[Message]]] = {
     Kind.PREPARE_STORE: (pb.PrepareStoreRequest, pb.PrepareStoreReply),
     Kind.COMPLETE_STORE: (pb.CompleteStoreRequest, pb.StoreCounts),
@@ -130,6 +132,10 @@ def at_socket(directory: Path, act: Any) -> None:
     Raises:
         OSError: the folder or the file can't be used.
     """
+    path = str(directory / SOCKET_NAME)
+    if len(os.fsencode(path)) < _LONGEST_PATH:
+        act(path)
+        return
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         act(f"/proc/self/fd/{fd}/{SOCKET_NAME}")

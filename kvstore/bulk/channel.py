@@ -49,6 +49,7 @@ class Channel:
 
     Attributes:
         deadline: when sends and receives are given up, on the clock of ``time.monotonic``.
+        answering: number of the request that the node's frames answer; 0: they answer none.
 
     Every method that moves bytes raises :class:`UnavailableError` when the connection is lost, and
     :class:`DeadlineError` when the deadline passed; the connection is then good for nothing any more.
@@ -62,12 +63,13 @@ class Channel:
         if self._plain:
             connected.setblocking(True)
         self.deadline = deadline
+        self.answering = 0
         self._armed = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
         """The kernel's timeouts as they are set, in seconds."""
 
-    def send(self, kind: Kind, message: bytes = b"", *, payload: int = 0, milliseconds: int = 0) -> None:
-        """Send the header and the message of a frame."""
-        self._send([memoryview(pack_frame(kind, message, payload=payload, milliseconds=milliseconds))])
+    def send(self, kind: Kind, message: bytes = b"") -> None:
+        """Send a frame without payload."""
+        self._send([memoryview(pack_frame(kind, message, milliseconds=self.answering))])
 
     def send_pages(
         self, pages: Sequence[Bytes], checksums: Sequence[int] | None = None, *, head: bytes = b""

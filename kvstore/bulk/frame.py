@@ -13,12 +13,15 @@ from kvstore.errors import FormatError
 MAGIC = b"KVB1"
 """The last letter is the version of the frames."""
 HEADER = struct.Struct("<4sB3xIIQ")
-"""Magic, kind, three zero bytes, milliseconds, length of the message, length of the payload; little-endian."""
+"""Magic, kind, three zero bytes, milliseconds (of an answer: its request's number), length of the message, length of
+the payload; little-endian."""
 CHECKSUM = struct.Struct("<Q")
 """xxh3_64: behind the header, of header and message; behind each page of a payload, of the page."""
 HEADER_BYTES = HEADER.size + CHECKSUM.size
 MOST_MESSAGE_BYTES = 64 << 10
 """Longest message: room for the hashes of the largest batch, several times over."""
+NUMBERED = 1
+"""What a READY has for its number: this node's answers say which request they answer. Older ones say 0 everywhere."""
 
 
 class Kind(enum.IntEnum):
@@ -51,7 +54,7 @@ class Header(NamedTuple):
 
     kind: Kind
     milliseconds: int
-    """How long the node may work on a request; 0 in answers."""
+    """How long the node may work on a request; of an answer, the request's number."""
     message: int
     """Bytes of the message."""
     payload: int
@@ -77,6 +80,12 @@ class Header(NamedTuple):
             raise FormatError(f"a frame of kind {_KINDS[kind].name} has no payload, this one has {payload} bytes")
         return cls(_KINDS[kind], milliseconds, message, payload, *CHECKSUM.unpack_from(data, HEADER.size))
 
+    @property
+    def number(self) -> int:
+        """What an answer to this request says. It stands for all of the request, the keys of its pages included: a
+        client that gets an answer meant for another (of its own, or of a process that it was forked from) sees it."""
+        return _number(self.checksum)
+
     def check(self, message: bytes) -> None:
         """Whether this is the header of that message.
 
@@ -94,6 +103,15 @@ def pack_frame(kind: int, message: bytes, *, payload: int = 0, milliseconds: int
     return fields + CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields + message)) + message
 
 
+def number_of(frame: bytes) -> int:
+    """:attr:`Header.number` of a frame as it travels."""
+    return _number(*CHECKSUM.unpack_from(frame, HEADER.size))
+
+
 def payload_bytes(pages: int, page_bytes: int) -> int:
     """Length of a payload of so many pages."""
     return pages * (page_bytes + CHECKSUM.size)
+
+
+def _number(checksum: int) -> int:
+    return checksum & 0xFFFFFFFF or 1

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
-from collections import Counter
 from typing import Any, NamedTuple
 
 from kvstore.answers import LONGEST_TICKET
 from kvstore.client.attachment import Attachment
 from kvstore.client.lines import Line, Lines, Packed, call
 from kvstore.client.path import OpenedNamespace
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import DeadlineError, KVStoreError, UnavailableError
+from kvstore.forking import tell_children
 from kvstore.v1 import cache_pb2 as pb
 
 LEAST_BYTES = 1 << 20
@@ -50,6 +50,14 @@ class SlotsAhead(NamedTuple):
     """On the clock of ``time.monotonic``, before the node made it."""
 
 
+class _Asked(NamedTuple):
+    """A reservation whose answer is to come."""
+
+    fingerprint: bytes
+    attachment: Attachment
+    made: float
+
+
 class Ahead:
     """The reservations ahead of one client. Safe for threads.
 
@@ -62,17 +70,23 @@ class Ahead:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._slots: dict[bytes, list[SlotsAhead]] = {}
-        self._coming: Counter[bytes] = Counter()
+        self._coming: list[_Asked] = []
         self._thread: threading.Thread | None = None
-        self._process = os.getpid()
         self._asked: tuple[tuple[bytes, int, int, bool], Packed] | None = None
         """What was asked for last, and the request: the next store mostly asks for the same."""
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: the slots are its parent's, which may publish other pages in them."""
+        self._lock = threading.Lock()
+        self._slots.clear()
+        self._coming.clear()
+        self._asked = None
+        self._thread = None
 
     def take(self, attachment: Attachment, namespace: OpenedNamespace, pages: int) -> SlotsAhead | None:
         """A reservation for at least so many pages; the caller has begun an operation of the attachment, and ends the
         reservation by a call."""
-        if os.getpid() != self._process:
-            return None  # a forked child: the slots are its parent's, which may publish other pages in them
         oldest = time.monotonic() - LONGEST_TICKET / 2
         with self._lock:
             slots = self._slots.get(namespace.fingerprint, [])
@@ -98,18 +112,20 @@ class Ahead:
         """
         size = pages * namespace.layout.page_bytes
         guessed = size >= LEAST_BYTES and size * _ARENA_SHARE <= attachment.arena.pages.size
-        if not line.ahead or os.getpid() != self._process or not (following or guessed):
+        if not line.ahead or not (following or guessed):
             return []
         fingerprint = namespace.fingerprint
+        coming = _Asked(fingerprint, attachment, time.monotonic())
         with self._lock:
-            there = len(self._slots.get(fingerprint, ())) + self._coming[fingerprint]
+            there = len(self._slots.get(fingerprint, ())) + sum(
+                each.fingerprint == fingerprint for each in self._coming
+            )
             if self._closed.is_set() or there >= _RESERVATIONS:
                 return []
-            self._coming[fingerprint] += 1
-        made = time.monotonic()
+            self._coming.append(coming)
 
         def came(answer: Any) -> None:
-            self._came(answer, attachment, namespace, made)
+            self._came(answer, coming, namespace.edition)
 
         if self._thread is None:
             self._start()
@@ -132,21 +148,22 @@ class Ahead:
         with self._lock:
             self._slots.clear()
 
-    def _came(self, answer: Any, attachment: Attachment, namespace: OpenedNamespace, made: float) -> None:
+    def _came(self, answer: Any, asked: _Asked, edition: int) -> None:
         with self._lock:
-            self._coming[namespace.fingerprint] -= 1
+            if asked in self._coming:
+                self._coming.remove(asked)
             if isinstance(answer, pb.PrepareStoreReply) and answer.ticket and not self._closed.is_set():
-                slots = SlotsAhead(attachment, answer.ticket, namespace.edition, list(answer.offsets), made)
-                self._slots.setdefault(namespace.fingerprint, []).append(slots)
+                slots = SlotsAhead(asked.attachment, answer.ticket, edition, list(answer.offsets), asked.made)
+                self._slots.setdefault(asked.fingerprint, []).append(slots)
         if answer is None:
-            attachment.retire()  # what the node reserved is unknown: it takes all of it back
+            asked.attachment.retire()  # what the node reserved is unknown: it takes all of it back
 
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="kvstore-slots-ahead", daemon=True)
                 try:
-                    self._thread.start()
+                    uninterrupted(self._thread.start)()
                 except RuntimeError:  # no more threads: the next store asks for one again
                     self._thread = None
 
@@ -162,13 +179,18 @@ class Ahead:
         """Give back what is not used. False: there is nothing more to look after, and the thread ends."""
         self._lines.settle_idle(time.monotonic() + _TIMEOUT)
         with self._lock:
-            used = time.monotonic() - _IDLE_SECONDS
+            now = time.monotonic()
+            lost = [each for each in self._coming if each.made < now - LONGEST_TICKET]
+            self._coming = [each for each in self._coming if each not in lost]
+            used = now - _IDLE_SECONDS
             leaving = [each for slots in self._slots.values() for each in slots if each.made < used]
             kept = {key: [each for each in slots if each.made >= used] for key, slots in self._slots.items()}
             self._slots = {key: slots for key, slots in kept.items() if slots}
-            if not leaving and not self._slots and not self._coming.total():
+            if not leaving and not self._slots and not self._coming and not lost:
                 self._thread = None
                 return False
+        for asked in lost:  # by an operation that was interrupted, with its connection
+            asked.attachment.retire()
         for slots in leaving:
             self._give_back(slots)
         return True

@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 import threading
+from io import FileIO
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -17,6 +18,7 @@ from kvstore.client.control import Connection
 from kvstore.client.mapped import MappedArena
 from kvstore.client.path import OpenedNamespace
 from kvstore.errors import InvalidRequestError, LimitExceededError, NotAttachedError, ResourceError
+from kvstore.forking import tell_children
 from kvstore.v1 import cache_pb2 as pb
 
 Bytes = npt.NDArray[np.uint8]
@@ -26,7 +28,8 @@ class Attachment:
     """This client at one node's arena: a mapping, and the lock that says that it lives.
 
     Closing it lets the lock go; the node then takes back whatever was reserved. So it is closed only when nothing
-    writes through it any more.
+    writes through it any more: behind its last operation, or, where an operation was interrupted before it could say
+    that it is over, when nobody has a view of the mapping any more.
 
     Raises:
         ResourceError: the folder's files can't be mapped.
@@ -39,13 +42,13 @@ class Attachment:
         name = f"new-{secrets.token_hex(16)}"
         path = directory / "clients" / name
         try:
-            self._lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._lock = FileIO(path, "x+")
         except OSError as error:
             raise ResourceError(f"{directory}: the arena can't be attached to: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            if path.parent.stat().st_mode & stat.S_ISGID:  # the arena is a group's: the node may be another user
-                os.fchmod(self._lock_fd, 0o640)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            shared = path.parent.stat().st_mode & stat.S_ISGID  # the arena is a group's: the node may be another user
+            os.fchmod(self._lock.fileno(), 0o640 if shared else 0o600)
             # Mapped before the node takes this client in: a folder replaced in between makes the call fail.
             self.arena = MappedArena(directory)
             self.client = connection.call(connection.stub.Attach, pb.AttachRequest(lock_name=name), timeout).client
@@ -54,15 +57,23 @@ class Attachment:
         except BaseException as error:
             with contextlib.suppress(OSError):
                 path.unlink()
-            os.close(self._lock_fd)
+            self._lock.close()
             if isinstance(error, InvalidRequestError) and not isinstance(error, LimitExceededError):
                 # The lock file is gone, or lies where the node does not look: the arena was replaced in between.
                 raise NotAttachedError(f"{connection.name} does not own {directory}: {error}") from error
             raise
-        self._process = os.getpid()
+        self.arena.memory.kept = self._lock
         self._uses = 0
         self._retired = False
         self._guard = threading.Lock()
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: what is reserved, held and announced here is the parent's, and so is the lock."""
+        self._guard = threading.Lock()
+        self._retired = True
+        self.line.forked()
+        self._lock.close()  # it stays locked: the parent has it open
 
     def _check_mapped(self, name: str) -> None:
         if self.arena.is_replaced():
@@ -117,10 +128,8 @@ class Attachment:
             self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        if self._retired and not self._uses and self._lock_fd >= 0:
-            if os.getpid() == self._process:  # a forked child holds the same lock, but for its parent
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._lock_fd, 1)  # says that nothing is being written any more
-                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        if self._retired and not self._uses and not self._lock.closed:
+            with contextlib.suppress(OSError):
+                self._lock.truncate(1)  # says that nothing is being written any more
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.close()

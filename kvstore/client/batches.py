@@ -18,6 +18,7 @@ from kvstore.answers import ABSENT, ARENA, MOST_LOOKUP_PAGES, TIER_NAMES
 from kvstore.client.handle import Handle
 from kvstore.client.path import OpenedNamespace, Path
 from kvstore.client.results import StoreResult
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import DeadlineError, KVStoreError, NotAttachedError, UnavailableError, UnknownNamespaceError
 from kvstore.wire import join_hashes
 
@@ -50,7 +51,7 @@ def store(
     stored = handle.move(at_once, deadline)
     if stored is not None:
         return stored
-    result, batches = _store(handle, hashes, pages, parent, deadline)
+    result, batches = uninterrupted(_store)(handle, hashes, pages, parent, deadline)
     return _settled(handle, hashes, result, deadline) if batches > 1 and len(hashes) <= MOST_LOOKUP_PAGES else result
 
 
@@ -110,23 +111,24 @@ def _store(
     begun: deque[tuple[int, int, Callable[[], StoreResult]]] = deque()
     start = batches = 0
 
-    def begin(opened: OpenedNamespace, path: Path, left: float) -> tuple[int, Callable[[], StoreResult]]:
+    def begin(opened: OpenedNamespace, path: Path, left: float) -> int:
         end = min(start + opened.batch_pages, len(hashes))
         previous = hashes[start - 1] if start else parent
         if end == len(hashes) and not begun:  # nothing is left to be done beside it
             stored = path.store(opened, hashes[start:end], pages[start:end], left, previous)
-            return end, lambda: stored
-        following = min(opened.batch_pages, len(hashes) - end)
-        return end, path.begin_store(opened, hashes[start:end], pages[start:end], left, previous, following)
+            begun.append((start, end, lambda: stored))
+        else:
+            following = min(opened.batch_pages, len(hashes) - end)
+            some = hashes[start:end], pages[start:end]
+            begun.append((start, end, path.begin_store(opened, *some, left, previous, following)))
+        return end
 
     failed: KVStoreError | None = None
     try:
         while begun or (start < len(hashes) and failed is None):
             try:
                 if start < len(hashes) and failed is None:
-                    end, finish = handle.move(begin, deadline)
-                    begun.append((start, end, finish))
-                    start = end
+                    start = handle.move(begin, deadline)
                     batches += 1
                 if len(begun) > 1 or start == len(hashes) or failed is not None:
                     result += _finish(handle, hashes, pages, parent, begun.popleft(), deadline)

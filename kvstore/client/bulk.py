@@ -30,6 +30,7 @@ from kvstore.client.path import OpenedNamespace
 from kvstore.client.pending import PendingStore
 from kvstore.client.results import StoreResult
 from kvstore.client.stream import LOAD_BATCHES, StreamPath, knows, new_ticket, settle, store_request
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import (
     FormatError,
     InvalidRequestError,
@@ -38,6 +39,7 @@ from kvstore.errors import (
     UnavailableError,
     UnknownNamespaceError,
 )
+from kvstore.forking import tell_children
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import AT_ONCE_BYTES, join_hashes
 
@@ -64,11 +66,18 @@ class BulkPath(OwnMemoryPath):
         self._lock = threading.Lock()
         self._under_way: dict[bytes, Future[StoreResult]] = {}
         """Batches that are being stored, by the fingerprint and hash of the last page of each."""
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: the threads that store are its parent's."""
+        self._lock = threading.Lock()
+        self._under_way.clear()
 
     def load_pages(self, namespace: OpenedNamespace) -> int:
         """Several batches, by several connections."""
         return LOAD_BATCHES * namespace.batch_pages
 
+    @uninterrupted
     def prepare_store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
     ) -> PendingStore:
@@ -76,6 +85,7 @@ class BulkPath(OwnMemoryPath):
         reply = self._reserve(namespace, hashes, time.monotonic() + timeout, parent)
         pages, wanted = pages_to_fill(reply.outcomes, namespace.layout.page_bytes)
 
+        @uninterrupted
         def finish(publish: bool) -> StoreResult:
             deadline = time.monotonic() + timeout
             if publish:
@@ -84,6 +94,7 @@ class BulkPath(OwnMemoryPath):
 
         return PendingStore(pages, reply.outcomes, finish)
 
+    @uninterrupted
     def store(
         self,
         namespace: OpenedNamespace,
@@ -101,6 +112,7 @@ class BulkPath(OwnMemoryPath):
         put = partial(self._put, namespace, reply, hashes, wanted, parent, deadline)
         return PendingStore([], reply.outcomes, lambda publish: put()).complete()
 
+    @uninterrupted
     def begin_store(
         self,
         namespace: OpenedNamespace,
@@ -137,6 +149,7 @@ class BulkPath(OwnMemoryPath):
         if before is not None:
             wait([before], max(0.0, deadline - time.monotonic()))
 
+    @uninterrupted
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
     ) -> list[str]:

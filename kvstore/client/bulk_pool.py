@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +17,8 @@ from kvstore.bulk.frame import Kind
 from kvstore.client.bulk_requests import BulkRequests
 from kvstore.client.control import Connection
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError
+from kvstore.forking import tell_children
 from kvstore.v1 import bulk_pb2
-from kvstore.v1.bulk_pb2_grpc import BulkStub
 
 MOST_IDLE = 8
 """Most connections that are kept for later."""
@@ -42,7 +43,6 @@ class BulkPool:
 
     def __init__(self, connection: Connection, host: str, tls: ssl.SSLContext | None = None) -> None:
         self._connection = connection
-        self._stub = BulkStub(connection.channel)  # type: ignore[no-untyped-call]
         self._host = host
         self._tls = tls
         self._lock = threading.Lock()
@@ -52,6 +52,17 @@ class BulkPool:
         self._rest_until = 0.0
         self._trying = False
         self._closed = False
+        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+        """Of all connections that are open."""
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: the connections are its parent's, and so is the thread that tries to make one."""
+        self._lock = threading.Lock()
+        self._idle.clear()
+        self._trying = False
+        for channel in list(self._channels):
+            channel.close()
 
     @contextmanager
     def lent(self, deadline: float) -> Iterator[BulkRequests | None]:
@@ -130,7 +141,7 @@ class BulkPool:
         """
         left = deadline - time.monotonic()
         try:
-            reply = self._connection.call(self._stub.Open, bulk_pb2.OpenBulkRequest(), max(left, 1e-3))
+            reply = self._connection.call(self._connection.bulk.Open, bulk_pb2.OpenBulkRequest(), max(left, 1e-3))
         except (FormatError, InvalidRequestError) as error:  # an older node, or one with too many clients
             self._failed(error)
             return None
@@ -160,9 +171,10 @@ class BulkPool:
             if self._tls is not None:
                 connected = self._tls.wrap_socket(connected, server_hostname=self._host)
             channel = Channel(connected, deadline)
+            self._channels.add(channel)
             channel.send(Kind.HELLO, token)
             requests = BulkRequests(channel)
-            requests.expect(Kind.READY)
+            requests.begin()
         except BaseException:
             connected.close()
             raise

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, TIER_NAMES
 from kvstore.bulk.channel import Channel
-from kvstore.bulk.frame import Header, Kind, pack_frame, payload_bytes
+from kvstore.bulk.frame import NUMBERED, Header, Kind, number_of, pack_frame, payload_bytes
 from kvstore.errors import FormatError
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import error_named
@@ -27,7 +27,8 @@ class BulkRequests:
 
     Attributes:
         channel: the connection.
-        good: whether it waits for a request: after any error but one that the node answered, it does not.
+        good: whether it waits for a request: all of the last answer was received. After any error but one that the node
+            answered, it does not; and an exception (a signal's, say) may come anywhere.
 
     Methods raise :class:`UnavailableError` when the connection broke, :class:`DeadlineError` when the deadline passed,
     :class:`FormatError` when what came makes no sense, and whatever the node answered.
@@ -36,6 +37,15 @@ class BulkRequests:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.good = False
+        self._numbered = False
+        """Whether answers say which request they answer."""
+        self._number = 0
+        """Of the last request."""
+
+    def begin(self) -> None:
+        """Wait for the word that requests may come."""
+        self._numbered = self._expect(Kind.READY)[0].milliseconds == NUMBERED
+        self.good = True
 
     def load(self, pages: pb.PageList, into: Sequence[Bytes], tiers: list[str], deadline: float) -> None:
         """Receive the leading pages into place.
@@ -47,12 +57,11 @@ class BulkRequests:
             deadline: on the clock of ``time.monotonic``.
         """
         self._ask(Kind.LOAD, pb.LoadPages(pages=pages).SerializeToString(), deadline)
-        header, message = self.expect(Kind.RUN)
+        header, message = self._expect(Kind.RUN)
         run = self._parsed(pb.PageRun, message)
         targets = into[: len(run.tiers)]
         if len(run.tiers) > len(into) or header.payload != sum(payload_bytes(1, target.size) for target in targets):
             raise self._nonsense("other pages than were asked for")
-        self.good = False
         for tier, checksum in zip(run.tiers, self.channel.receive_pages(targets), strict=True):
             if checksum is None or tier >= len(TIER_NAMES):
                 return  # in doubt it is a miss; what follows is left where it is, with the connection
@@ -62,7 +71,9 @@ class BulkRequests:
     def reserve(self, request: pb.PrepareStoreRequest, deadline: float) -> pb.PrepareStoreReply:
         """Reserve slots."""
         self._ask(Kind.RESERVE, request.SerializeToString(), deadline)
-        return self._parsed(pb.PrepareStoreReply, self.expect(Kind.RESERVED)[1])
+        reply = self._parsed(pb.PrepareStoreReply, self._expect(Kind.RESERVED)[1])
+        self.good = True
+        return reply
 
     def put(
         self,
@@ -89,18 +100,21 @@ class BulkRequests:
 
     def stored(self) -> pb.StoreCounts:
         """What became of them: the answer to ``put``."""
-        return self._parsed(pb.StoreCounts, self.expect(Kind.STORED)[1])
+        counts = self._parsed(pb.StoreCounts, self._expect(Kind.STORED)[1])
+        self.good = True
+        return counts
 
-    def expect(self, kind: Kind) -> tuple[Header, bytes]:
-        """Receive an answer; the connection is good behind it, but for its payload."""
+    def _expect(self, kind: Kind) -> tuple[Header, bytes]:
+        """Receive an answer but for its payload."""
         header, message = self.channel.receive()
+        if self._numbered and header.milliseconds != self._number:
+            raise self._nonsense("another request")
         if header.kind is Kind.FAILED:
             self.good = True
             reason, _, text = message.decode(errors="replace").partition("\n")
             raise error_named(reason, text)
         if header.kind is not kind:
             raise self._nonsense(f"a frame of kind {header.kind.name} where {kind.name} was awaited")
-        self.good = True
         return header, message
 
     def _ask(self, kind: Kind, message: bytes, deadline: float) -> None:
@@ -112,14 +126,15 @@ class BulkRequests:
         self.channel.deadline = deadline
         milliseconds = math.ceil(min(max(deadline - time.monotonic(), 0.0), LONGEST_TICKET) * 1000)
         payload = sum(payload_bytes(1, page.size) for page in pages)
-        return pack_frame(kind, message, payload=payload, milliseconds=milliseconds)
+        head = pack_frame(kind, message, payload=payload, milliseconds=milliseconds)
+        self._number = number_of(head)
+        return head
 
     def _send(self, pages: Sequence[Bytes], head: bytes = b"") -> None:
         for _ in self.channel.send_pages(pages, head=head):
             pass
 
     def _nonsense(self, what: str) -> FormatError:
-        self.good = False
         return FormatError(f"the bulk connection answers {what}")
 
     def _parsed(self, kind: type[Answer], data: bytes) -> Answer:

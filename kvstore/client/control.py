@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 import grpc
 
 from kvstore.client.path import OpenedNamespace
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import ConfigError, UnauthenticatedError, UnavailableError
+from kvstore.forking import tell_children
 from kvstore.layout import Layout
 from kvstore.status import NamespaceStatus, Status, TierStatus
 from kvstore.v1 import cache_pb2 as pb
+from kvstore.v1.bulk_pb2_grpc import BulkStub
 from kvstore.v1.cache_pb2_grpc import CacheStub
-from kvstore.wire import MOST_MESSAGE_BYTES, error_of, join_hashes
+from kvstore.wire import LOAD_STREAM, MOST_MESSAGE_BYTES, STORE_STREAM, error_of, join_hashes
 
 Reply = TypeVar("Reply")
 Metadata = tuple[tuple[str, str], ...]
@@ -32,6 +35,10 @@ _OPTIONS = [
     # An error's text may name a namespace, and its name is as long as a layout allows.
     ("grpc.max_metadata_size", 64 << 10),
 ]
+
+
+_parents_channels: list[Any] = []
+"""Of a forked child."""
 
 
 class Connection:
@@ -57,17 +64,39 @@ class Connection:
         self.name = name
         self._read_metadata = metadata
         self.metadata = metadata()
-        if credentials is None:
-            self.channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._target = target
+        self._credentials = credentials
+        self._traced = traced
+        self._closed = False
+        self._open()
+        tell_children(self)
+
+    def _open(self) -> None:
+        """Make the channel, and what makes calls over it."""
+        if self._credentials is None:
+            self._channel = grpc.insecure_channel(self._target, options=_OPTIONS)
         else:
-            self.channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
-        if traced:
+            self._channel = grpc.secure_channel(self._target, self._credentials, options=_OPTIONS)
+        if self._traced:
             from kvstore.tracing import ContextInCalls  # OpenTelemetry, for who asks for it alone
 
-            self.channel = grpc.intercept_channel(self.channel, ContextInCalls())
-        self.stub = CacheStub(self.channel)  # type: ignore[no-untyped-call]
-        self._closed = False
+            self._channel = grpc.intercept_channel(self._channel, ContextInCalls())
+        self.stub = CacheStub(self._channel)  # type: ignore[no-untyped-call]
+        self.bulk = BulkStub(self._channel)  # type: ignore[no-untyped-call]
+        self.load: grpc.UnaryStreamMultiCallable[pb.LoadPages, bytes] = self._channel.unary_stream(
+            LOAD_STREAM, request_serializer=pb.LoadPages.SerializeToString, response_deserializer=None
+        )
+        self.store: grpc.StreamUnaryMultiCallable[bytes, pb.StoreCounts] = self._channel.stream_unary(
+            STORE_STREAM, request_serializer=None, response_deserializer=pb.StoreCounts.FromString
+        )
 
+    def forked(self) -> None:
+        """In a child: its parent's channel is left as it is, since closing it would speak to the node, too."""
+        _parents_channels.append((self._channel, self.stub, self.bulk, self.load, self.store))
+        if not self._closed:
+            self._open()
+
+    @uninterrupted
     def call(self, method: Callable[..., Reply], request: Any, timeout: float) -> Reply:
         """One unary call.
 
@@ -119,7 +148,7 @@ class Connection:
     def close(self) -> None:
         """End the channel; calls under way fail."""
         self._closed = True
-        self.channel.close()
+        self._channel.close()
 
 
 class RemoteControl:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from kvstore.client.deadline import time_left
 from kvstore.client.path import Control, OpenedNamespace, Path
 from kvstore.client.session import Session
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import (
     DeadlineError,
     LimitExceededError,
@@ -49,6 +50,7 @@ class Handle:
             assert current is not None
         return current
 
+    @uninterrupted
     def open_again(self, deadline: float) -> None:
         """Ask the node."""
         self.current = self.session.open(self.layout, self.durability, deadline)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, Protocol
 from google.protobuf.message import DecodeError, Message
 
 from kvstore.bulk.calls import CALLS, Calls, at_socket
-from kvstore.bulk.frame import MOST_MESSAGE_BYTES, Kind, pack_frame
+from kvstore.bulk.frame import MOST_MESSAGE_BYTES, NUMBERED, Kind, number_of, pack_frame
 from kvstore.client.control import Connection
 from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
+from kvstore.forking import tell_children
 from kvstore.wire import error_named
 
 MOST_IDLE = 8
@@ -33,6 +34,15 @@ _log = logging.getLogger(__name__)
 _KINDS = {asked: (kind, answered) for kind, (asked, answered) in CALLS.items()}
 Answered = Callable[[Any], object]
 """Told of an answer, or of the :class:`KVStoreError` that the node gave instead; None: nobody knows what it did."""
+
+
+class _Due(NamedTuple):
+    """An answer that is to come."""
+
+    kind: type[Message]
+    number: int
+    """Of the request."""
+    answered: Answered
 
 
 class Packed(NamedTuple):
@@ -49,9 +59,11 @@ class Line(Protocol):
 
     Attributes:
         ahead: whether requests are on their way before earlier ones are answered.
+        good: whether nothing of an interrupted operation is on its way.
     """
 
     ahead: bool
+    good: bool
 
     def pack(self, request: Message, answered: Answered) -> Packed:
         """Make a request ready. Beside copies, which sweep the caches, each line of code takes a microsecond."""
@@ -101,19 +113,21 @@ class SocketLine:
         channel: whose other end is ready.
         name: of the node, for people.
         large: for requests that don't fit into a frame.
+        numbered: whether answers say which request they answer.
     """
 
     ahead = True
 
-    def __init__(self, channel: Calls, name: str, large: Line) -> None:
+    def __init__(self, channel: Calls, name: str, large: Line, *, numbered: bool) -> None:
         self.channel = channel
         self._name = name
         self._large = large
-        self._due: deque[tuple[type[Message], Answered]] = deque()
+        self._numbered = numbered
+        self._due: deque[_Due] = deque()
         self._used = time.monotonic()
-        self._process = os.getpid()
         self.good = True
-        """Whether it can be used again."""
+        """Whether what was sent and received ended between two frames, and ``_due`` is all that is to come. False from
+        before each send and receive until behind it: an exception (a signal's, say) may come anywhere in between."""
 
     @property
     def due(self) -> bool:
@@ -122,9 +136,6 @@ class SocketLine:
 
     def is_usable(self) -> bool:
         """Whether the node has not closed it since it was used last."""
-        if os.getpid() != self._process:  # this is a forked child, and the connection its parent's
-            self._due.clear()
-            return False
         return self.due or time.monotonic() - self._used < _FRESH_SECONDS or self.channel.is_quiet()
 
     def pack(self, request: Message, answered: Answered) -> Packed:
@@ -135,13 +146,16 @@ class SocketLine:
 
     def post(self, packed: Sequence[Packed], deadline: float) -> None:
         """Send requests whose answers nobody waits for now."""
+        self._check_good()
         small = [each for each in packed if each.frame]
-        self._due.extend((_KINDS[type(each.request)][1], each.answered) for each in small)
         self.channel.deadline = deadline
+        self.good = False
+        self._due.extend([_Due(_KINDS[type(each.request)][1], number_of(each.frame), each.answered) for each in small])
         try:
             self.channel.send_frames(b"".join([each.frame for each in small]))
         except _BROKEN as error:
             raise self._broken(error) from error
+        self.good = True
         for each in packed:
             if not each.frame:
                 self.settle(deadline)
@@ -150,33 +164,38 @@ class SocketLine:
     def settle(self, deadline: float) -> None:
         """Wait for all answers that are due."""
         while self._due:
+            self._check_good()
             self.channel.deadline = deadline
+            self.good = False
             try:
                 self.channel.look(_LOOK_SECONDS)
-                _, answer = self._receive(self._due[0][0])
+                _, answer = self._receive(self._due[0])
             except _BROKEN as error:
                 raise self._broken(error) from error
-            self._due.popleft()[1](answer)
+            due = self._due.popleft()
+            self.good = True
+            due.answered(answer)
         self._used = time.monotonic()
 
     def parts(self, request: Message, deadline: float) -> Iterator[Any]:
         """Send a request, and receive its answer part by part."""
         self.settle(deadline)
-        kind, answered = _KINDS[type(request)]
-        message = request.SerializeToString()
-        if len(message) > MOST_MESSAGE_BYTES:
+        self._check_good()
+        packed = self.pack(request, _nobody)
+        if not packed.frame:
             yield from self._large.parts(request, deadline)
             return
+        due = _Due(_KINDS[type(request)][1], number_of(packed.frame), _nobody)
         self.channel.deadline = deadline
         last = False
+        self.good = False  # until all of the answer was received, however this ends
         try:
-            self.channel.send(kind, message)
+            self.channel.send_frames(packed.frame)
         except _BROKEN as error:
             raise self._broken(error) from error
-        self.good = False  # until all of it was received, however this ends
         while not last:
             try:
-                kind, answer = self._receive(answered)
+                kind, answer = self._receive(due)
             except _BROKEN as error:
                 raise self._broken(error) from error
             last = kind is not Kind.PART
@@ -191,17 +210,28 @@ class SocketLine:
         self.good = False
         self.channel.close()
         while self._due:
-            self._due.popleft()[1](None)
+            self._due.popleft().answered(None)
 
-    def _receive(self, answer: type[Message]) -> tuple[Kind, Any]:
+    def _check_good(self) -> None:
+        """Use no connection on which an operation was interrupted: the next answer on it is that operation's.
+
+        Raises:
+            UnavailableError: this is one.
+        """
+        if not self.good:
+            raise UnavailableError(f"{self._name} was lost: an operation on the connection was interrupted")
+
+    def _receive(self, due: _Due) -> tuple[Kind, Any]:
         header, message = self.channel.receive()
+        if self._numbered and header.milliseconds != due.number:
+            raise FormatError(f"a frame of kind {header.kind.name} came that answers another request")
         if header.kind is Kind.FAILED:
             reason, _, text = message.decode(errors="replace").partition("\n")
             return header.kind, error_named(reason, text)
         if header.kind not in (Kind.ANSWER, Kind.PART):
             raise FormatError(f"a frame of kind {header.kind.name} is no answer")
         try:
-            return header.kind, answer.FromString(message)
+            return header.kind, due.kind.FromString(message)
         except DecodeError as error:
             raise FormatError("an answer's message can't be read") from error
 
@@ -214,11 +244,15 @@ class SocketLine:
         return UnavailableError(f"{self._name} was lost: {error}")
 
 
+def _nobody(answer: Any) -> None:
+    """Is told."""
+
+
 class GrpcLine:
     """Calls through gRPC, each answered before the next."""
 
     ahead = False
-    good = False
+    good = True
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -265,10 +299,18 @@ class Lines:
         self._grpc = GrpcLine(connection)
         self._lock = threading.Lock()
         self._idle: list[SocketLine] = []
-        self._channels: set[Calls] = set()
-        """Of all connections that are open."""
+        self._channels: weakref.WeakSet[Calls] = weakref.WeakSet()
+        """Of all connections that are open. One that an interrupted operation did not give back closes with it."""
         self._closed = False
         self._told = False
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: the connections are the parent's."""
+        self._lock = threading.Lock()
+        self._idle.clear()
+        for channel in list(self._channels):
+            channel.close()
 
     @contextmanager
     def lent(self, deadline: float) -> Iterator[Line]:
@@ -369,4 +411,4 @@ class Lines:
                 _log.info("%s: calls go through gRPC: %s", name, error)
             return self._grpc
         self._told = False
-        return SocketLine(channel, name, self._grpc)
+        return SocketLine(channel, name, self._grpc, numbered=header.milliseconds == NUMBERED)

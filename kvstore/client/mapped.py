@@ -10,6 +10,7 @@ import mmap
 import os
 import time
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -59,6 +60,7 @@ class MappedArena:
         readers = _map(directory / "readers", mmap.PROT_READ | mmap.PROT_WRITE)
         if len(readers) != READERS_BYTES:
             raise ResourceError(f"{directory}: the arena can't be mapped: it is being made")
+        self.memory = pages
         self.pages: Bytes = np.frombuffer(pages, np.uint8)
         words = memoryview(headers)
         self._edition = words[fmt.EDITION_OFFSET :][:8].cast("Q")
@@ -179,6 +181,12 @@ class MappedRead:
         return self._arena.unchanged(self)
 
 
+class Mapping(mmap.mmap):
+    """A mapped file. It is there as long as anybody has a view of it, and keeps open what must be open until then."""
+
+    kept: object = None
+
+
 def _inode(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)  # noqa: PTH116 - a Path would cost as much again
@@ -187,12 +195,9 @@ def _inode(path: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _map(path: FilePath, protection: int) -> mmap.mmap:
+def _map(path: FilePath, protection: int) -> Mapping:
     try:
-        fd = os.open(path, (os.O_RDWR if protection & mmap.PROT_WRITE else os.O_RDONLY) | os.O_CLOEXEC)
-        try:
-            return mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED, protection)
-        finally:
-            os.close(fd)
+        with FileIO(path, "r+" if protection & mmap.PROT_WRITE else "r") as file:
+            return Mapping(file.fileno(), os.fstat(file.fileno()).st_size, mmap.MAP_SHARED, protection)
     except (OSError, ValueError) as error:  # ValueError: a file that a node is just making is empty
         raise ResourceError(f"{path.parent}: the arena can't be mapped: {error}") from error

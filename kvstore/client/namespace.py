@@ -15,6 +15,7 @@ from kvstore.client.lookups import look_up
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
 from kvstore.errors import UnknownNamespaceError
+from kvstore.forking import tell_children
 from kvstore.wire import join_hashes
 
 
@@ -30,6 +31,11 @@ class Namespace:
         self._lock = threading.Lock()
         self._loaded: dict[str, int] = {}
         self._moved = StoreResult()
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: no other thread is at work here any more."""
+        self._lock = threading.Lock()
 
     @property
     def batch_pages(self) -> int:

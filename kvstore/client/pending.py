@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from kvstore.answers import PRESENT, REFUSED
 from kvstore.client.results import StoreResult
+from kvstore.errors import UnavailableError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -29,6 +31,7 @@ class PendingStore:
         self._before = StoreResult(present=outcomes.count(PRESENT), refused=outcomes.count(REFUSED))
         self._finish: Callable[[bool], StoreResult] | None = finish
         self._observer: Callable[[StoreResult], None] = lambda result: None
+        self._process = os.getpid()
 
     def observe(self, observer: Callable[[StoreResult], None]) -> None:
         """Tell ``observer`` what became of the pages when they are completed."""
@@ -38,12 +41,15 @@ class PendingStore:
         """Publish what was written: every page that is not None in ``pages``. To be called once.
 
         Raises:
-            UnavailableError: the node was lost; whether the pages are there is unknown.
+            UnavailableError: the node was lost; whether the pages are there is unknown. Or this is a forked child, and
+                the store its parent's: nothing is done.
             DeadlineError: likewise.
         """
         finish, self._finish = self._finish, None
         if finish is None:
             raise RuntimeError("this store is completed already")
+        if os.getpid() != self._process:
+            raise UnavailableError(f"this store was begun by process {self._process}, of which this is a forked child")
         result = self._before + finish(True)
         self._observer(result)
         return result
@@ -51,7 +57,7 @@ class PendingStore:
     def abort(self) -> None:
         """Give the pages up. The arrays must not be written any more."""
         finish, self._finish = self._finish, None
-        if finish is not None:
+        if finish is not None and os.getpid() == self._process:
             finish(False)
 
     def __enter__(self) -> Self:
@@ -87,6 +93,7 @@ class PendingLoad:
         self.tiers = list(tiers)
         self._finish: Callable[[], int] | None = finish
         self._observer: Callable[[Sequence[str]], None] = lambda tiers: None
+        self._process = os.getpid()
 
     def observe(self, observer: Callable[[Sequence[str]], None]) -> None:
         """Tell ``observer`` the tiers of the pages that were good when they are completed."""
@@ -96,10 +103,11 @@ class PendingLoad:
         """End the hold behind the last copy.
 
         Returns:
-            How many leading pages had stayed as they were until now. Copies of pages beyond are to be thrown away.
+            How many leading pages had stayed as they were until now. Copies of pages beyond are to be thrown away. In a
+            forked child 0: the hold is its parent's.
         """
         finish, self._finish = self._finish, None
-        if finish is None:
+        if finish is None or os.getpid() != self._process:
             return 0
         good = min(finish(), len(self.pages))
         if good:

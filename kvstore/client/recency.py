@@ -7,7 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import KVStoreError
+from kvstore.forking import tell_children
 from kvstore.hashing import HASH_BYTES
 from kvstore.v1 import cache_pb2 as pb
 
@@ -34,6 +36,13 @@ class Recency:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: its parent tells of what waits."""
+        self._lock = threading.Lock()
+        self._waiting.clear()
+        self._thread = None
 
     def note(self, fingerprint: bytes, hashes: bytes, *, read: bool, missed: int = 0) -> None:
         """A use of pages of a prefix, head first; ``hashes`` are joined. Takes a microsecond, and wakes nobody."""
@@ -65,7 +74,7 @@ class Recency:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="kvstore-report-use", daemon=True)
                 try:
-                    self._thread.start()
+                    uninterrupted(self._thread.start)()
                 except RuntimeError:  # no more threads: what waits goes with a call
                     self._thread = None
 

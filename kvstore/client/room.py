@@ -4,6 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+
+from kvstore.forking import tell_children
+
+_LOOK_SECONDS = 0.001
+"""How often a store looks that waits for another one."""
+
+
+class Share:
+    """What one store has in hand. Without this object it counts no more: the store may be interrupted before it can
+    give it back.
+
+    Args:
+        size: in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
 
 
 class Room:
@@ -15,26 +33,37 @@ class Room:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._taken = 0
-        self._changed = threading.Condition()
+        self._shares: list[weakref.ref[Share]] = []
+        self._lock = threading.Lock()
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: the stores under way are its parent's."""
+        self._shares = []
+        self._lock = threading.Lock()
 
     @property
     def is_tight(self) -> bool:
         """Whether there is too little for as much again."""
-        return 2 * self._taken > self._limit
+        return 2 * self._taken() > self._limit
 
-    def take(self, size: int, deadline: float) -> None:
+    def take(self, share: Share, deadline: float) -> None:
         """Wait for room, but not past the deadline: then the node decides."""
-        with self._changed:
-            if not self._fits(size):
-                self._changed.wait_for(lambda: self._fits(size), max(0.0, deadline - time.monotonic()))
-            self._taken += size
+        while not self._take(share, force=time.monotonic() >= deadline):
+            time.sleep(_LOOK_SECONDS)
 
-    def give_back(self, size: int) -> None:
-        """What was taken is free again."""
-        with self._changed:
-            self._taken -= size
-            self._changed.notify_all()
+    def give_back(self, share: Share) -> None:
+        """What was taken, if it was, is free again."""
+        with self._lock:
+            self._shares = [each for each in self._shares if each() not in (None, share)]
 
-    def _fits(self, size: int) -> bool:
-        return not self._taken or self._taken + size <= self._limit
+    def _take(self, share: Share, *, force: bool) -> bool:
+        with self._lock:
+            taken = self._taken()
+            if taken and taken + share.size > self._limit and not force:
+                return False
+            self._shares.append(weakref.ref(share))
+            return True
+
+    def _taken(self) -> int:
+        return sum(share.size for share in (each() for each in self._shares) if share is not None)

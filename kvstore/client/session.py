@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from kvstore.client.deadline import locked, time_left
 from kvstore.client.path import Control, OpenedNamespace, Path
+from kvstore.client.uninterrupted import uninterrupted
+from kvstore.forking import tell_children
 from kvstore.layout import Layout
 
 
@@ -28,6 +30,11 @@ class Session:
         """The folder of the arena that it was made for."""
         self._make_path = make_path
         self._lock = threading.Lock()
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: no other thread is at work here any more."""
+        self._lock = threading.Lock()
 
     def open(self, layout: Layout, durability: str, deadline: float) -> tuple[OpenedNamespace, Path]:
         """Open a namespace at the node, which may have come back with its arena elsewhere: then by another path.
@@ -44,6 +51,7 @@ class Session:
                     old.close()
             return opened, self.path
 
+    @uninterrupted
     def close(self) -> None:
         """Let go of the node; calls under way fail. An embedded store ends them first, and writes back."""
         self.control.close()  # before the lock: whoever has it may be waiting for the node

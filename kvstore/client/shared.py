@@ -26,14 +26,16 @@ from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.recency import Recency
 from kvstore.client.reservation import Reservation
 from kvstore.client.results import StoreResult
-from kvstore.client.room import Room
+from kvstore.client.room import Room, Share
 from kvstore.client.runs import copy_runs, slot_bytes
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import (
     DeadlineError,
     NotAttachedError,
     ResourceError,
     UnavailableError,
 )
+from kvstore.forking import tell_children
 from kvstore.hashing import HASH_BYTES
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import join_hashes
@@ -73,6 +75,7 @@ class SharedPath(Path):
         self._ahead = Ahead(self._lines)
         self._begun = threading.local()
         """``line``: of the last store that this thread began and was not told of yet."""
+        tell_children(self)
         deadline = time.monotonic() + timeout
         try:
             attachment = self._attach(deadline)
@@ -80,6 +83,11 @@ class SharedPath(Path):
             attachment = self._attach(deadline)
         self._room = Room(attachment.arena.pages.size * 3 // 8)
         attachment.done()
+
+    def forked(self) -> None:
+        """In a child: it attaches for itself."""
+        self._lock = threading.Lock()
+        self._begun = threading.local()
 
     @property
     def pages(self) -> Bytes:
@@ -151,9 +159,9 @@ class SharedPath(Path):
         """Copy pages into the arena; they are published behind the copy."""
         deadline = time.monotonic() + timeout
         reserve = partial(self._reserve, namespace, join_hashes(hashes), parent)
-        size = len(hashes) * slot_bytes(namespace.layout.page_bytes)
-        self._room.take(size, deadline)
+        share = Share(len(hashes) * slot_bytes(namespace.layout.page_bytes))
         try:
+            self._room.take(share, deadline)
             line, reservation = self._operate(reserve, deadline)
             try:
                 if reservation.ticket:
@@ -167,7 +175,7 @@ class SharedPath(Path):
                 self._ended(line, reservation, error)
                 raise
         finally:
-            self._room.give_back(size)
+            self._room.give_back(share)
         return lambda: reservation.before + self._told(line, reservation, deadline)
 
     def load(
@@ -357,7 +365,7 @@ class SharedPath(Path):
     def _settle_begun(self, deadline: float) -> None:
         """Wait for the answers to the store that this thread began before: the pages of this one come behind its."""
         line: Line | None = getattr(self._begun, "line", None)
-        if line is not None:
+        if line is not None and line.good:  # it was interrupted, else: nobody is told what became of its pages
             line.settle(deadline)
 
     def _told(self, line: Line | None, reservation: Reservation, deadline: float) -> StoreResult:
@@ -458,6 +466,10 @@ class SharedPath(Path):
         attachment = self._attachment
         if attachment is not None and attachment.use():
             return attachment
+        return self._attach_again(deadline)
+
+    @uninterrupted
+    def _attach_again(self, deadline: float) -> Attachment:
         with locked(self._lock, deadline):
             if self._closed.is_set():
                 raise UnavailableError(f"the client of {self._connection.name} is closed")

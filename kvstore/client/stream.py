@@ -21,11 +21,11 @@ from kvstore.client.own_memory import OwnMemoryPath, pages_to_fill, pages_to_sen
 from kvstore.client.path import OpenedNamespace
 from kvstore.client.pending import PendingStore
 from kvstore.client.results import StoreResult
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.v1 import bulk_pb2
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.v1.bulk_pb2_grpc import BulkStub
-from kvstore.wire import AT_ONCE_BYTES, LOAD_STREAM, STORE_STREAM, fill, join_hashes, raw_messages
+from kvstore.wire import AT_ONCE_BYTES, fill, join_hashes, raw_messages
 
 Bytes = npt.NDArray[np.uint8]
 LOAD_BATCHES = 16
@@ -37,12 +37,6 @@ class StreamPath(OwnMemoryPath):
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._load: grpc.UnaryStreamMultiCallable[pb.LoadPages, bytes] = connection.channel.unary_stream(
-            LOAD_STREAM, request_serializer=pb.LoadPages.SerializeToString, response_deserializer=None
-        )
-        self._store: grpc.StreamUnaryMultiCallable[bytes, pb.StoreCounts] = connection.channel.stream_unary(
-            STORE_STREAM, request_serializer=None, response_deserializer=pb.StoreCounts.FromString
-        )
         self.at_once = True
         """Whether the node knows stores that reserve for themselves, as far as is known."""
 
@@ -50,6 +44,7 @@ class StreamPath(OwnMemoryPath):
         """Several batches, one behind the other in one stream."""
         return min(LOAD_BATCHES * namespace.batch_pages, MOST_LOOKUP_PAGES)
 
+    @uninterrupted
     def prepare_store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
     ) -> PendingStore:
@@ -58,6 +53,7 @@ class StreamPath(OwnMemoryPath):
         pages, reserved = pages_to_fill(outcomes, namespace.layout.page_bytes)
         return PendingStore(pages, outcomes, lambda publish: self.finish(ticket, reserved, timeout, publish=publish))
 
+    @uninterrupted
     def store(
         self,
         namespace: OpenedNamespace,
@@ -86,6 +82,7 @@ class StreamPath(OwnMemoryPath):
             [], outcomes, lambda publish: self.finish(ticket, wanted, time_left(deadline), publish=publish)
         ).complete()
 
+    @uninterrupted
     def begin_store(
         self,
         namespace: OpenedNamespace,
@@ -114,6 +111,7 @@ class StreamPath(OwnMemoryPath):
 
         return PendingStore([], outcomes, finish).complete
 
+    @uninterrupted
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
     ) -> list[str]:
@@ -125,7 +123,9 @@ class StreamPath(OwnMemoryPath):
         tiers: list[str] = []
         try:
             with self._connection.errors():
-                messages = self._load(request, timeout=min(timeout, LONGEST_TICKET), metadata=self._connection.metadata)
+                messages = self._connection.load(
+                    request, timeout=min(timeout, LONGEST_TICKET), metadata=self._connection.metadata
+                )
                 while _receive_run(messages, into[len(tiers) :], tiers):
                     pass
                 messages.cancel()  # behind its end this does nothing
@@ -137,6 +137,7 @@ class StreamPath(OwnMemoryPath):
     def close(self) -> None:
         """Nothing: the connection is the client's."""
 
+    @uninterrupted
     def finish(self, ticket: int, pages: Sequence[Bytes], timeout: float, *, publish: bool) -> StoreResult:
         """Send the payloads of reserved slots, to be published, or give the slots up."""
         if not ticket:
@@ -159,7 +160,8 @@ class StreamPath(OwnMemoryPath):
     def _send(self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float) -> pb.StoreCounts:
         """Send payloads, and wait for what became of them."""
         timeout = min(time_left(deadline), LONGEST_TICKET)
-        return self._store(_store_messages(request, pages), timeout=timeout, metadata=self._connection.metadata)
+        messages = _store_messages(request, pages)
+        return self._connection.store(messages, timeout=timeout, metadata=self._connection.metadata)
 
     def _begin_send(
         self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float
@@ -169,7 +171,7 @@ class StreamPath(OwnMemoryPath):
         messages = _store_messages(request, pages, sent.set)
         timeout = min(time_left(deadline), LONGEST_TICKET)
         with self._connection.errors():
-            call = self._store.future(messages, timeout=timeout, metadata=self._connection.metadata)
+            call = self._connection.store.future(messages, timeout=timeout, metadata=self._connection.metadata)
         call.add_done_callback(lambda call: sent.set())
         sent.wait()  # the call has a deadline
 
@@ -239,8 +241,9 @@ def settle(connection: Connection, ticket: int, timeout: float) -> bulk_pb2.Sett
         UnavailableError: the node can't be reached.
         DeadlineError: it did not answer in time.
     """
-    stub = BulkStub(connection.channel)  # type: ignore[no-untyped-call]
-    reply: bulk_pb2.SettleReply = connection.call(stub.Settle, bulk_pb2.SettleRequest(ticket=ticket), timeout)
+    reply: bulk_pb2.SettleReply = connection.call(
+        connection.bulk.Settle, bulk_pb2.SettleRequest(ticket=ticket), timeout
+    )
     return reply
 
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, Published
 from kvstore.bulk.channel import Channel
-from kvstore.bulk.frame import Kind, pack_frame, payload_bytes
+from kvstore.bulk.frame import NUMBERED, Kind, pack_frame, payload_bytes
 from kvstore.errors import (
     DeadlineError,
     FormatError,
@@ -216,6 +216,7 @@ class BulkServer:
             except KVStoreError as error:
                 _fail(channel, error)
                 raise
+            channel.answering = NUMBERED
             channel.send(Kind.READY)
             yield
 
@@ -285,6 +286,7 @@ class BulkServer:
         """
         channel.deadline = time.monotonic() + IDLE_SECONDS
         header = channel.receive_header()
+        channel.answering = header.number
         start = time.monotonic()
         channel.deadline = start + MESSAGE_SECONDS
         with self._lock:
@@ -371,6 +373,7 @@ class BulkServer:
                 Kind.RUN,
                 pb.PageRun(tiers=held.tiers).SerializeToString(),
                 payload=payload_bytes(len(held.frames), page_bytes),
+                milliseconds=channel.answering,
             )
             views = [self._store.arena.view(frame, page_bytes) for frame in held.frames]
             for _ in channel.send_pages(views, checksums, head=head):

@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from kvstore.bulk.calls import CALLS, SOCKET_NAME, Calls, at_socket
-from kvstore.bulk.frame import Kind
+from kvstore.bulk.frame import NUMBERED, Kind
 from kvstore.errors import FormatError, KVStoreError, LimitExceededError, ResourceError
 from kvstore.service.metrics import CallTimes
 from kvstore.service.page_calls import PageCalls
@@ -130,6 +130,7 @@ class LocalServer:
 
     def _serve(self, channel: Calls) -> None:
         try:
+            channel.answering = NUMBERED
             channel.send(Kind.READY)
             while not self._stopping.is_set():
                 self._answer(channel)
@@ -158,6 +159,7 @@ class LocalServer:
         try:
             channel.deadline = time.monotonic() + MESSAGE_SECONDS
             header, message = channel.receive()
+            channel.answering = header.number
             if header.kind not in CALLS:
                 raise FormatError(f"a frame of kind {header.kind.name} is no request")
             try:

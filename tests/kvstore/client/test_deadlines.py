@@ -201,8 +201,9 @@ def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hash
 
             monkeypatch.setattr(BulkRequests, "_head", asked)
         if scheme == "grpc":
-            send = path._stream._store
-            path._stream._store = lambda sent, **how: given.append(how["timeout"]) or send(sent, **how)
+            connection = path._connection
+            send = connection.store
+            connection.store = lambda sent, **how: given.append(how["timeout"]) or send(sent, **how)
         if scheme == "unix":
             for name in ("post", "parts"):
                 ask_line = getattr(SocketLine, name)

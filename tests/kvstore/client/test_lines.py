@@ -17,7 +17,7 @@ import kvstore
 from kvstore.bulk.calls import SOCKET_NAME, Calls
 from kvstore.client import ahead, reservation
 from kvstore.client.lines import GrpcLine, SocketLine
-from kvstore.client.room import Room
+from kvstore.client.room import Room, Share
 from kvstore.errors import LimitExceededError, UnavailableError
 
 PAGE = 5000
@@ -243,16 +243,20 @@ def test_a_client_that_is_closed_as_it_connects_does_not_wait_for_the_node(node_
 
 def test_room_is_taken_and_given_back():
     room = Room(10)
-    room.take(4, 0.0)
+    shares = [Share(4) for _ in range(3)]
+    room.take(shares[0], 0.0)
     assert not room.is_tight
-    room.take(4, 0.0)
+    room.take(shares[1], 0.0)
     assert room.is_tight
-    room.take(4, 0.0)  # the deadline has passed: the node decides
-    waiting = threading.Thread(target=room.take, args=(100, time.monotonic() + PATIENCE))
+    room.take(shares[2], 0.0)  # the deadline has passed: the node decides
+    waiting = threading.Thread(target=room.take, args=(Share(100), time.monotonic() + PATIENCE))
     waiting.start()
-    for _ in range(3):
-        assert waiting.is_alive()
-        room.give_back(4)
+    room.give_back(shares[0])
+    room.give_back(shares[0])  # what was given back counts once
+    assert waiting.is_alive()
+    room.give_back(shares[1])
+    assert waiting.is_alive()
+    del shares  # its store was interrupted before it could give it back
     waiting.join(PATIENCE)  # larger than all of it, but alone
     assert not waiting.is_alive()
 
