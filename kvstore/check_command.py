@@ -16,6 +16,7 @@ from rich.table import Table
 from kvstore.bytesize import format_size
 from kvstore.errors import ConfigError
 from kvstore.segments.check import SegmentReport, check_log
+from kvstore.segments.folder import words_for
 
 EXIT_SOUND, EXIT_DAMAGED = 0, 1
 _QUIET_SECONDS = 2.0
@@ -46,14 +47,21 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check, print, and answer with the exit code."""
     progress = _Progress()
-    reports = list(check_log(Path(options.directory), repair=options.repair, progress=progress.update))
+    strangers: list[Path] = []
+    reports = list(
+        check_log(Path(options.directory), repair=options.repair, progress=progress.update, left_alone=strangers.extend)
+    )
     progress.end()
+    if strangers:
+        print(f"kvstore check: {options.directory}: {words_for(strangers)}", file=sys.stderr)
     if not reports:
         raise ConfigError(f"no segments in {options.directory}")
     damaged = [report for report in reports if report.damaged]
     if options.json:
         segments = [dataclasses.asdict(report) | {"damaged": report.damaged} for report in reports]
-        print(json.dumps({"segments": segments, "damaged": len(damaged), "repaired": options.repair}, indent=2))
+        left_alone = sorted(path.name for path in strangers)
+        told = {"segments": segments, "damaged": len(damaged), "repaired": options.repair, "left_alone": left_alone}
+        print(json.dumps(told, indent=2))
     else:
         _print(reports, repair=options.repair)
     return EXIT_DAMAGED if damaged else EXIT_SOUND

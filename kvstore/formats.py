@@ -26,14 +26,14 @@ def refuse_newer(disk: Path) -> None:
     Raises:
         FormatError: a newer version wrote one of them; the message names file, version, and the newest that is read.
     """
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
         register = json.loads((disk / REGISTER_NAME).read_text())
         _check(disk / REGISTER_NAME, "the register of namespaces", register.get("version"), REGISTER_VERSION)
     with contextlib.suppress(OSError, ValueError, AttributeError, msgpack.UnpackException):
         pins = msgpack.unpackb((disk / PINS_NAME).read_bytes())
         _check(disk / PINS_NAME, "the list of pins", pins.get("version"), PINS_VERSION)
     for path in sorted(disk.glob("*.segment")):
-        if segment_id(path.name) is None:
+        if segment_id(path.name) is None or not path.is_file():
             continue
         with contextlib.suppress(OSError):
             with path.open("rb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from kvstore.errors import ConfigError, ResourceError
 from kvstore.process_lock import ProcessLock
 from kvstore.segments import aligned, record
 from kvstore.segments.blockfile import BlockFile
+from kvstore.segments.folder import list_segments, out_of_reach
 from kvstore.segments.log import LOCK_NAME
 from kvstore.segments.plan import plan_reads
 from kvstore.segments.recovery import RecoveredSegment, header_is_sound, recover
-from kvstore.segments.segment import Segment, segment_id, segment_name
+from kvstore.segments.segment import Segment
 
 Progress = Callable[[int, int], None]
 """Called with bytes that are verified, and bytes in all."""
@@ -49,7 +50,11 @@ class SegmentReport:
 
 
 def check_log(
-    directory: Path, *, repair: bool = False, progress: Progress = lambda done, size: None
+    directory: Path,
+    *,
+    repair: bool = False,
+    progress: Progress = lambda done, size: None,
+    left_alone: Callable[[Collection[Path]], None] = lambda strangers: None,
 ) -> Iterator[SegmentReport]:
     """Verify one segment after the other, the oldest first.
 
@@ -61,6 +66,7 @@ def check_log(
         directory: of the disk tier.
         repair: False changes nothing.
         progress: told how far it is.
+        left_alone: told, once, what is called like a segment and is none; nothing of it is looked at or changed.
 
     Raises:
         ConfigError: no such directory.
@@ -71,14 +77,16 @@ def check_log(
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory")
     try:
-        paths = _segments(directory)
+        paths, strangers = list_segments(directory)
         if not paths:
+            left_alone(strangers)
             return
         lock = ProcessLock(directory / LOCK_NAME, f"{directory} is in use")
         try:
-            size = sum(path.stat().st_size for path in paths.values())
             # All of them before anything is changed: a newer version's segment refuses the whole directory.
             found = {number: recover(path, number) for number, path in paths.items()}
+            left_alone([*strangers, *(paths.pop(number) for number in out_of_reach(found.values()))])
+            size = sum(path.stat().st_size for path in paths.values())
             done = 0
             for number, path in paths.items():
                 base = done
@@ -95,12 +103,6 @@ def check_log(
         if isinstance(error, ResourceError):
             raise
         raise ResourceError(f"{directory} can't be checked: {error}") from error
-
-
-def _segments(directory: Path) -> dict[int, Path]:
-    numbers = sorted(number for path in directory.iterdir() if (number := segment_id(path.name)) is not None)
-    paths = {number: directory / segment_name(number) for number in numbers}
-    return {number: path for number, path in paths.items() if path.is_file() and not path.is_symlink()}
 
 
 def _check(path: Path, found: RecoveredSegment, step: Callable[[int], None], *, repair: bool) -> SegmentReport:

@@ -227,8 +227,9 @@ class PageIndex:
         ticks = self._ticks[rows]
         if count < len(rows):
             rows = rows[ticks <= np.partition(ticks, count - 1)[count - 1]]
-        segments, blocks = self._segments[rows].astype(np.int64), self._blocks[rows].astype(np.int64)
-        order = np.lexsort((-blocks, -segments, self._ticks[rows]))
+        order = np.lexsort(
+            (~self._blocks[rows], ~self._segments[rows], self._ticks[rows])
+        )  # the complement: the last first
         return rows[order]
 
     def unused_since(self, rows: Rows, ticks: Ticks, fingerprint: bytes) -> Rows:

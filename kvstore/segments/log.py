@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,13 @@ from kvstore.process_lock import ProcessLock
 from kvstore.segments import record
 from kvstore.segments.blockfile import SYNC_DEADLINES, Patience
 from kvstore.segments.cipher import TAG_BYTES, Cipher
+from kvstore.segments.folder import LAST_ID, list_segments, out_of_reach, warn_of_strangers
 from kvstore.segments.io_threads import LateError
 from kvstore.segments.key_check import check_key
 from kvstore.segments.plan import CHUNK_BYTES
 from kvstore.segments.record import BLOCK, ChunkSize
 from kvstore.segments.recovery import RecoveredSegment, recover
-from kvstore.segments.segment import NO_CHUNK, Entry, Segment, segment_id, segment_name
+from kvstore.segments.segment import NO_CHUNK, Entry, Segment, segment_name
 from kvstore.segments.write_budget import FILE_BYTES, WriteBudget
 
 LOCK_NAME = "lock"
@@ -143,29 +145,31 @@ class SegmentLog:
                 self._lock.release()
                 raise
         except OSError as error:
-            raise ResourceError(f"the directory {directory} can't be used: {error.strerror or error}") from error
+            raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror or error}") from error
 
     def _recover(self) -> tuple[list[tuple[Segment, RecoveredSegment]], int]:
-        ids = sorted(i for i in (segment_id(path.name) for path in self._directory.iterdir()) if i is not None)
-        recovered = []
-        for segment in ids:
-            path = self._directory / segment_name(segment)
+        listed = list_segments(self._directory)
+        read: dict[int, RecoveredSegment] = {}
+        unread: set[int] = set()
+        for number, path in listed.segments.items():
             try:
-                if not path.is_file() or path.is_symlink():
-                    continue
-                found = recover(path, segment)
-                check_key(path, found, self._cipher)
-                unread = False
+                read[number] = recover(path, number)
+                check_key(path, read[number], self._cipher)
             except OSError:
-                found = RecoveredSegment(segment, None, path.lstat().st_size, 0, sealed=False, table=b"")
-                unread = True
+                read[number] = RecoveredSegment(number, None, path.lstat().st_size, 0, sealed=False, table=b"")
+                unread.add(number)
+        strangers = [*listed.strangers, *(listed.segments.pop(number) for number in out_of_reach(read.values()))]
+        warn_of_strangers(self._directory, strangers)
+        recovered = []
+        for number, path in listed.segments.items():
+            found = read[number]
             made = Segment.recovered(path, found, direct=self._direct, patience=self._patience, cipher=self._cipher)
-            made.unread = unread
+            made.unread = number in unread
             recovered.append((made, found))
         self.segments = [segment for segment, _ in recovered]
         self.by_id = {segment.id: segment for segment in self.segments}
         self._count_older()
-        return recovered, max(ids, default=0) + 1
+        return recovered, listed.last_id + 1
 
     def check_limit(self, limit_bytes: int) -> None:
         """Whether :meth:`set_limit` would take that; safe for threads.
@@ -312,13 +316,9 @@ class SegmentLog:
             self._seal_active()
         if self._active is None:
             self._directory_synced = False
-            number = self._next_id
-            self._next_id += 1  # also when this fails: a call that was late may still make the file
-            self._active = Segment.create(
-                self._directory, number, direct=self._direct, patience=self._patience, cipher=self._cipher
-            )
+            self._active = self._create()
             self.segments.append(self._active)
-            self.by_id[number] = self._active
+            self.by_id[self._active.id] = self._active
         active = self._active
         try:
             return active, active.append(entries)
@@ -326,6 +326,20 @@ class SegmentLog:
             # The device may refuse this very place for good: what was written stays, the rest goes elsewhere.
             self._seal_active()
             raise
+
+    def _create(self) -> Segment:
+        while self._next_id <= LAST_ID:
+            number = self._next_id
+            self._next_id += 1  # also when this fails: a call that was late may still make the file
+            try:
+                return Segment.create(
+                    self._directory, number, direct=self._direct, patience=self._patience, cipher=self._cipher
+                )
+            except FileExistsError:  # put there since the folder was opened: the next number may be free
+                warn_of_strangers(self._directory, [self._directory / segment_name(number)])
+        raise OSError(
+            errno.EOVERFLOW, f"{self._directory}: no number is left for a segment behind {segment_name(LAST_ID)}"
+        )
 
     def flush(self) -> None:
         """Return when everything appended so far would survive a loss of power.

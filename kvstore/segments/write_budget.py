@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvstore.bytesize import format_size
 from kvstore.segments.blockfile import Patience
+from kvstore.segments.health import RareLines
 from kvstore.segments.record import BLOCK
 
 FILE_NAME = "writes"
@@ -51,6 +52,7 @@ class WriteBudget:
         self._granted = self._written
         self._told = (0, 0)
         """On which day it was last said that which limit is reached."""
+        self._lines = RareLines()
 
     @property
     def file_bytes(self) -> int:
@@ -84,8 +86,15 @@ class WriteBudget:
             grant = max(total, min(total + self.limit_bytes // _STEPS, self.limit_bytes))
             try:
                 self._write(grant)
-            except OSError:
+            except IsADirectoryError as error:  # there for as long as somebody leaves it there, and no disk that fails
+                self._lines.say(
+                    _log.warning, "%s: what is written today is not kept over a restart: %s", self._path, error
+                )
+            except OSError as error:
                 if not must:
+                    self._lines.say(
+                        _log.warning, "%s can't be written, and so no pages go to disk: %s", self._path, error
+                    )
                     return False
             self._granted = grant
         self._written = total
@@ -130,7 +139,8 @@ class WriteBudget:
 
         def write() -> None:
             new = self._path.with_suffix(".new")
-            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            new.unlink(missing_ok=True)  # what a crash left, or a link to something else
+            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.write(fd, line)
                 os.fdatasync(fd)

@@ -126,6 +126,13 @@ def test_the_least_used_leave_first_and_tails_before_heads() -> None:
     assert pages.keys(pages.unused_since(rows, ticks, fingerprint)) == order[2:]
 
 
+def test_of_pages_used_at_once_those_of_the_newest_segment_leave_first_whatever_its_number() -> None:
+    pages = PageIndex()
+    for number, key in zip([3, (1 << 63) + 1, (1 << 64) - 1, 1 << 62], KEYS[:4], strict=True):
+        put(pages, [key], [Place(number, BLOCK, 1, 1)], tick=5)
+    assert pages.keys(pages.least_used(KEYS[0][:32], 10)) == [KEYS[2], KEYS[1], KEYS[3], KEYS[0]]
+
+
 def test_many_namespaces_that_come_and_go_take_no_memory() -> None:
     pages = PageIndex()
     for turn in range(200):

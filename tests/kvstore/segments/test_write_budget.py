@@ -92,6 +92,42 @@ def test_what_can_not_be_written_down_is_not_granted(tmp_path: Path, now: Now, m
     assert budget.take(10)
 
 
+@pytest.mark.parametrize("name", ["writes", "writes.new"])
+def test_where_a_folder_is_in_the_files_place_it_counts_in_memory_and_says_so(
+    tmp_path: Path, now: Now, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / name).mkdir()
+    tier = DiskTier(tmp_path, 64 * MIB, write_limit_bytes=2 * MIB, now=now)
+    written = sum(tier.write([make_page(number, 200_000)])[0] for number in range(20))
+    tier.close()
+    assert 7 <= written <= 10, "the day's bytes are a limit all the same"
+    assert f"{tmp_path}/{name}" in caplog.text
+    assert (tmp_path / name).is_dir()
+
+
+def test_why_no_page_goes_to_disk_is_said(
+    tmp_path: Path, now: Now, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "no")
+
+    budget = WriteBudget(tmp_path, 1000, now=now)
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    assert [budget.take(10), budget.take(10)] == [False, False]
+    [line] = caplog.messages
+    assert f"{tmp_path}/writes can't be written, and so no pages go to disk" in line
+
+
+def test_what_a_link_points_to_is_not_written(tmp_path: Path, now: Now) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "writes.new").symlink_to(tmp_path / "precious")
+    budget = WriteBudget(tmp_path, 1000, now=now)
+    assert budget.take(10)
+    budget.close()
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not WriteBudget(tmp_path, 1000, now=now).take(991)
+
+
 def test_a_limit_that_is_reached_is_told_once_a_day(tmp_path: Path, now: Now, caplog: pytest.LogCaptureFixture) -> None:
     budget = WriteBudget(tmp_path, 1 << 20, now=now)
     assert budget.take(1 << 20)
