@@ -7,8 +7,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +26,8 @@ TENANT_SHARE = 4
 MOST_OPENED = 4096
 """Most new namespaces that one tenant opens while a node runs: the numbers of those that went are not used again."""
 _LAST_NUMBER = 0xFFFF
+_LONGEST_SECONDS = 1e11
+"""Some thousand years: no time that was measured."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -91,7 +94,6 @@ class Namespaces:
         """Number → when it was used last, on a clock that runs while a node does: one that was set wrong, or a machine
         that was off, makes nothing old."""
         self._leaving: dict[bytes, Leaving] = {}
-        self._last = 0
         self._opened: Counter[str] = Counter()
         """By tenant, how many new ones since the start."""
         self._limited_without = False
@@ -103,12 +105,15 @@ class Namespaces:
         self._restore_leaving(first.leaving)
         self.in_headers: Mapping[int, KnownNamespace] = dict(self._by_number)
         """What the numbers in the arena's headers stand for. The registers of other folders don't say that."""
+        self._free = _without(self._by_number)
+        """Numbers for those that come, each given once."""
         for path in self._files[1:]:  # written later than the first
             other = _read(path)
             entries = [entry for entry in other.entries if entry.layout.fingerprint not in self._leaving]
             for entry in entries:
-                if entry.layout.identity not in self._by_identity and self._last < _LAST_NUMBER:
-                    self._restore(self._last + 1, entry)
+                if entry.layout.identity not in self._by_identity:
+                    for number in islice(self._free, 1):  # or none is left
+                        self._restore(number, entry)
             self._restore_leaving(other.leaving)
         for path in self._files:
             self._small_files.know(_damaged(path))
@@ -172,12 +177,12 @@ class Namespaces:
             self._check_open()
             known = self._by_identity.get(layout.identity)
             if known is None:
-                if len(self) >= MOST_NAMESPACES or self._last >= _LAST_NUMBER:
+                if len(self) >= MOST_NAMESPACES:
                     raise LimitExceededError(f"the node keeps {len(self)} namespaces, the limit is {MOST_NAMESPACES}")
                 if layout.tenant or of_tenant:
                     self._check_tenant(layout.tenant)
                 known = self._add(
-                    KnownNamespace(self._last + 1, layout, layout.fingerprint, durability, time.time()), grant
+                    KnownNamespace(self._take_number(), layout, layout.fingerprint, durability, time.time()), grant
                 )
                 self._leaving.pop(known.fingerprint, None)
                 self._save()
@@ -191,6 +196,13 @@ class Namespaces:
                 " a layout that differs needs another name (its `format` or `revision`), or clear the old one first"
             )
         return known
+
+    def _take_number(self) -> int:
+        for number in self._free:
+            return number
+        raise LimitExceededError(
+            f"the node has opened {_LAST_NUMBER} namespaces since it started, the limit: a restart lets it go on"
+        )
 
     def _check_tenant(self, tenant: str) -> None:
         """Count a new namespace of a tenant.
@@ -305,8 +317,14 @@ class Namespaces:
         self._by_fingerprint[known.fingerprint] = known
         self._by_identity[known.layout.identity] = known
         self._by_number[known.number] = known
-        self._last = max(self._last, known.number)
         return known
+
+
+def _without(taken: Collection[int]) -> Iterator[int]:
+    """The numbers that are not taken, each once: those behind the last one first, which nobody knows from before."""
+    before = set(taken)
+    last = max(before, default=0)
+    return chain(range(last + 1, _LAST_NUMBER + 1), (number for number in range(1, last) if number not in before))
 
 
 def _read(path: Path) -> _Register:
@@ -317,7 +335,7 @@ def _read(path: Path) -> _Register:
         leaving, more = _each_readable(register.get("leaving", []), _leaving)
     except FileNotFoundError:
         return _Register([], [])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         _keep_damaged(path)
         _log.warning("%s can't be read, its pages will not be found: %s", path, error)
         return _Register([], [])
@@ -354,9 +372,14 @@ def _entry(record: Any) -> _Entry:
         int(record["number"]),
         Layout.from_json(json.dumps(record["layout"])),
         str(record.get("durability", "")),
-        float(record.get("created", time.time())),  # an older version did not write these down
-        max(0.0, float(record.get("idle", 0.0))),
+        _seconds(record.get("created"), time.time()),  # an older version did not write these down
+        _seconds(record.get("idle"), 0.0),
     )
+
+
+def _seconds(value: Any, otherwise: float) -> float:
+    """A time in a register: pages must not be lost for one that can't be."""
+    return float(value) if isinstance(value, (int, float)) and 0 <= value <= _LONGEST_SECONDS else otherwise
 
 
 def _leaving(record: Any) -> Leaving:

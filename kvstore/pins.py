@@ -7,6 +7,7 @@ the arena's files or the disk tier's, so that they survive the node.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -130,16 +131,34 @@ class Pins:
 
 
 def _read(path: Path) -> list[tuple[float, int, list[bytes]]]:
-    """The pins in a file. One that can't be read has none."""
+    """The pins in a file, without what of it can't be read. A file that can't be read has none."""
     try:
         found: Any = msgpack.unpackb(path.read_bytes())
-        return [
-            (float(end), int(frames), [key for key in keys if len(key) == KEY_BYTES])
-            for end, frames, keys in found["pins"]
-            if frames >= 1
-        ]
+        records = list(found["pins"])
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         _log.warning("%s can't be read, its pins are gone: %s", path, error)
         return []
+    pins = [pin for record in records if (pin := _pin(record)) is not None]
+    if len(pins) < len(records):
+        _log.warning(
+            "%d of %d records of %s can't be read, their pins are gone", len(records) - len(pins), len(records), path
+        )
+    return pins
+
+
+def _pin(record: Any) -> tuple[float, int, list[bytes]] | None:
+    """One record: when these pins end, frames of each page, keys."""
+    try:
+        end, frames, keys = record
+    except (TypeError, ValueError):
+        return None
+    sound = (
+        isinstance(end, (int, float))
+        and isinstance(frames, int)
+        and frames >= 1
+        and isinstance(keys, list)
+        and all(isinstance(key, bytes) and len(key) == KEY_BYTES for key in keys)
+    )
+    return (min(end, time.time() + LONGEST_PIN), frames, keys) if sound else None

@@ -100,10 +100,10 @@ class SmallFiles:
 
 def _replace(path: Path, content: bytes) -> None:
     fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)  # what a crash left, or a link to something else
     try:
-        fresh.touch(mode=0o600)
-        fresh.chmod(0o600)
-        with fresh.open("wb") as file:
+        with open(fresh, "xb", opener=_private) as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -111,6 +111,10 @@ def _replace(path: Path, content: bytes) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _whole_blocks(size: int) -> int:

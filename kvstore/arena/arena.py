@@ -32,6 +32,7 @@ Progress = Callable[[int, int], None]
 
 _MADV_POPULATE_WRITE = 23
 _POPULATE_STEP = 64 << 20
+_SEQUENCES = 1 << 63
 _COUNTER_PLACES = {counter: place for place, counter in enumerate(fmt.COUNTERS)}
 _log = logging.getLogger(__name__)
 
@@ -106,8 +107,10 @@ class Arena:
             before = 0 if self.taken_over else self.arena_bytes
             share = 1 if self.taken_over else 2
             _populate(self._pages_map, lambda done, size: progress((before + done) // share, size))
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError) and not isinstance(error, ResourceError):
+                raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror}") from error
             raise
 
     def _let_in(self, sharers: Sharers) -> None:
@@ -132,7 +135,10 @@ class Arena:
         superblock = fmt.Superblock.unpack(self._headers_map[: fmt.FRAME_BYTES])
         assert superblock is not None
         self.arena_id = superblock.arena_id
-        self._sequence = int(self._headers["sequence"].max()) if self.taken_over else 0
+        self._sequence = 0
+        if self.taken_over:  # what counting can't have come to must not be where it goes on
+            sequences = self._headers["sequence"]
+            self._sequence = int(sequences[sequences < _SEQUENCES].max(initial=0))
 
     def _map_for_readers(self) -> None:
         """What clients read without a call; until ``open_for_readers`` they are told not to."""
@@ -382,7 +388,7 @@ def _own_directory(directory: Path, sharers: Sharers) -> ProcessLock:
     except OSError as error:
         if isinstance(error, ResourceError):
             raise
-        raise ResourceError(f"{directory} can't be used: {error.strerror}") from error
+        raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror}") from error
 
 
 def _allocate(path: Path, size: int, progress: Progress = lambda done, size: None) -> None:

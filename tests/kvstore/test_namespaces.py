@@ -4,12 +4,14 @@ import dataclasses
 import json
 import logging
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from kvstore import namespaces
 from kvstore.errors import LayoutMismatchError, LimitExceededError, UnknownNamespaceError
+from kvstore.formats import refuse_newer
 from kvstore.layout import Layout
 from kvstore.namespaces import KnownNamespace, Namespaces
 
@@ -98,6 +100,62 @@ def test_numbers_end_at_what_a_header_holds(arena: Path, monkeypatch: pytest.Mon
     known.open(layout("b"))
     with pytest.raises(LimitExceededError):
         known.open(layout("c"))
+
+
+def test_numbers_that_nobody_has_are_given_again_after_a_restart(
+    arena: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that has opened very many namespaces in its life, and cleared them, must not end without any."""
+    monkeypatch.setattr(namespaces, "_LAST_NUMBER", 3)
+    known = Namespaces([arena])
+    first, _, last = (known.open(layout(name)) for name in "abc")
+    known.forget(first)
+    with pytest.raises(LimitExceededError, match="restart"):
+        known.open(layout("d"))
+    Namespaces([disk]).open(layout("e"))
+    again = Namespaces([arena, disk])
+    assert {name: again.open(layout(name)).number for name in "bce"} == {"b": 2, "c": last.number, "e": 1}
+    assert again.in_headers.keys() == {2, 3}
+    with pytest.raises(LimitExceededError):
+        again.open(layout("d"))
+
+
+@pytest.mark.parametrize("number", [0xFFFF, 0xFFFE])
+def test_a_register_with_the_last_number_takes_more_namespaces(arena: Path, number: int) -> None:
+    Namespaces([arena]).open(layout("a"))
+    path = arena / "namespaces.json"
+    register = json.loads(path.read_text())
+    register["namespaces"][0]["number"] = number
+    path.write_text(json.dumps(register))
+    known = Namespaces([arena])
+    numbers = [known.open(layout(name)).number for name in "abc"]
+    assert numbers[0] == number
+    assert len({*numbers}) == 3
+    assert all(0 < each <= 0xFFFF for each in numbers)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e300, -5, "soon", None, [], 2**64 - 1])
+@pytest.mark.parametrize("field", ["created", "idle"])
+def test_a_time_that_can_not_be_costs_no_page(arena: Path, field: str, value: object) -> None:
+    number = Namespaces([arena]).open(layout("a")).number
+    path = arena / "namespaces.json"
+    register = json.loads(path.read_text())
+    register["namespaces"][0][field] = value
+    path.write_text(json.dumps(register))
+    [known] = (again := Namespaces([arena])).known()
+    assert known.number == number
+    assert abs(known.created - time.time()) < 1000
+    assert again.idle_seconds(known) < 1000
+
+
+def test_a_register_nested_too_deep_is_one_that_can_not_be_read(
+    arena: Path, disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Namespaces([arena]).open(layout("a"))
+    (disk / "namespaces.json").write_text("[" * 200_000)
+    refuse_newer(disk)
+    assert list(models(Namespaces([arena, disk])).values()) == ["a"]
+    assert str(disk / "namespaces.json") in caplog.text
 
 
 def test_namespaces_of_the_disk_come_back_with_a_new_arena(arena: Path, disk: Path) -> None:

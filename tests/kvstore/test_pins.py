@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,3 +178,47 @@ def test_a_damaged_file_has_no_pins(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pins"
     path.write_bytes(content)
     assert len(Pins(path, 0.0, 0.0, 10)) == 0
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        [1e12, float("inf"), [b"x" * 64]],
+        [1e12, 1.5, [b"x" * 64]],
+        [1e12, 0, [b"x" * 64]],
+        ["soon", 1, [b"x" * 64]],
+        [1e12, 1, [[1] * 64]],
+        [1e12, 1, ["x" * 64]],
+        [1e12, 1, [b"x" * 63]],
+        [1e12, 1, b"x" * 64],
+        [1e12, 1],
+        7,
+        None,
+    ],
+)
+def test_a_damaged_record_costs_its_own_pins_and_is_said(
+    tmp_path: Path, record: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "pins"
+    sound = [1e12, 1, [b"y" * 64]]
+    path.write_bytes(msgpack.packb({"version": 1, "pins": [record, sound]}))
+    pins = Pins(path, 0.0, 0.0, 10)
+    assert list(pins) == [b"y" * 64]
+    assert pins.keys(b"y") == [b"y" * 64]
+    assert str(path) in caplog.text
+
+
+@pytest.mark.parametrize("end", [float("inf"), 1e300, 2**64 - 1])
+def test_no_pin_of_a_file_lasts_longer_than_one_may(tmp_path: Path, end: float) -> None:
+    path = tmp_path / "pins"
+    path.write_bytes(msgpack.packb({"version": 1, "pins": [[end, 1, [b"y" * 64]]]}))
+    ahead = time.time() - time.monotonic()
+    pins = Pins(path, time.monotonic(), ahead, 10)
+    assert pins.overdue(time.monotonic() + LONGEST_PIN + 1) == [b"y" * 64]
+
+
+@pytest.mark.parametrize("frames", [2**63, 2**64 - 1])
+def test_a_pin_of_more_frames_than_there_are_pins_nothing(tmp_path: Path, frames: int) -> None:
+    path = tmp_path / "pins"
+    path.write_bytes(msgpack.packb({"version": 1, "pins": [[1e12, frames, [b"x" * 64]], [1e12, 1, [b"y" * 64]]]}))
+    assert list(Pins(path, 0.0, 0.0, 10)) == [b"y" * 64]

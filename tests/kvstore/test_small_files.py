@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,29 @@ def test_where_no_thread_can_be_had_a_file_is_written_with_the_next_change(
     assert not (tmp_path / "a").exists()
     files.replace(tmp_path / "b", b"y")
     eventually(lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists())
+
+
+def test_what_lies_where_the_next_file_is_made_is_not_followed_and_not_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "precious").chmod(0o644)
+    (tmp_path / "a.new").symlink_to(tmp_path / "precious")
+    (tmp_path / "b.new").mkdir(mode=0o755)
+    (tmp_path / "c.new").write_bytes(b"what a crash left")
+    files = SmallFiles()
+    for name in "abc":
+        files.replace(tmp_path / name, b"new")
+    files.close()
+    assert [(tmp_path / name).exists() and (tmp_path / name).read_bytes() for name in "abc"] == [b"new", False, b"new"]
+    assert not (tmp_path / "a").is_symlink()
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "b.new", "precious")] == [
+        0o600,
+        0o755,
+        0o644,
+    ]
+    assert f"{tmp_path}/b.new" in caplog.text
 
 
 def no_thread(thread: threading.Thread) -> None:

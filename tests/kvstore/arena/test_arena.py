@@ -303,6 +303,50 @@ def test_running_out_while_allocating_leaves_nothing_behind(shm: Path, monkeypat
     make(shm).close()
 
 
+@pytest.mark.parametrize("name", ["pages", "headers", "readers", "node.lock"])
+def test_a_folder_in_a_files_place_is_named(shm: Path, name: str) -> None:
+    make(shm).close()
+    (shm / "arena" / name).unlink()
+    (shm / "arena" / name).mkdir()
+    with pytest.raises(ResourceError, match=f"arena/{name} can't be used: Is a directory"):
+        make(shm)
+    (shm / "arena" / name).rmdir()
+    make(shm).close()
+
+
+def test_a_file_in_the_place_of_the_clients_folder_is_named(shm: Path) -> None:
+    make(shm).close()
+    (shm / "arena" / "clients").rmdir()
+    (shm / "arena" / "clients").write_bytes(b"")
+    with pytest.raises(ResourceError, match="arena/clients can't be used: File exists"):
+        make(shm)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(shm: Path) -> None:
+    make(shm).close()
+    (shm / "precious").write_text("mine")
+    (shm / "arena" / "node.lock").unlink()
+    (shm / "arena" / "node.lock").symlink_to(shm / "precious")
+    with pytest.raises(ResourceError, match=r"node\.lock"):
+        make(shm)
+    assert (shm / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("sequence", [(1 << 64) - 1, 1 << 63])
+def test_an_order_of_publication_out_of_range_ends_no_publishing(shm: Path, sequence: int) -> None:
+    arena = make(shm)
+    arena.set_units([(0, 1)] + [(0, 0)] * (arena.units - 1))
+    for frame in range(2):
+        arena.begin_change(frame, 0)
+        arena.publish(frame, bytes([frame]) * 32, 1, 100, None, sequence if frame else 5)
+    arena.close()
+    again = make(shm)
+    assert list(again.sequences(2)) == [7, 6]
+    again.begin_change(0, 0)
+    again.publish(0, b"x" * 32, 1, 100, None, again.sequences(1)[0])
+    again.close()
+
+
 def test_the_lock_is_the_kernels(shm: Path) -> None:
     arena = make(shm)
     with (shm / "arena" / "node.lock").open() as file:
