@@ -42,6 +42,7 @@ from kvstore.storing import Storing
 from kvstore.sweeping import Sweeping
 from kvstore.tiers.tier import OwnTier, SharedTier
 from kvstore.usage import Activity
+from kvstore.verifying import Verifying
 from kvstore.write_behind import WriteBehind
 
 
@@ -107,7 +108,7 @@ class Store:
         self.set_rules, self.regroup = self._granting.set_rules, self._granting.regroup
         self.pin, self.unpin = self._keeping.pin, self._keeping.unpin
         self.evict, self.clear = self._dropping.evict, self._dropping.clear
-        self.sweep, self.verify = sweeping.sweep, sweeping.verify
+        self.sweep, self.verify = sweeping.sweep, Verifying(books).verify
 
         self.kept_pages = 0
         """Pages that were found in the arena of an earlier node."""

@@ -1,13 +1,10 @@
-"""Sweeping: what is past its deadline ends, and what was taken over is looked at."""
+"""Sweeping: what is past its deadline ends."""
 
 from __future__ import annotations
 
-import threading
 import time
-from itertools import chain
 
 from kvstore.books import Books
-from kvstore.checksum import checksum_of
 from kvstore.keeping import Keeping
 from kvstore.storing import Storing
 from kvstore.tickets import NODE
@@ -67,25 +64,3 @@ class Sweeping:
         if self._keeping.end_overdue():
             self._keeping.save()
         self._write_behind.tell_own()
-
-    def verify(self, stop: threading.Event) -> int:
-        """Check every page that was taken over against its checksum; drop the damaged ones. Returns how many were."""
-        damaged = 0
-        for stamp in chain.from_iterable(self._books.pages_here()):
-            if stop.is_set():
-                break
-            with self._books.lock:
-                slots = self._books.still_here([stamp])
-                checksum = self._books.residency.checksum(slots[0]) if slots else None
-                if checksum is None:
-                    continue
-                self._books.catalog.hold(slots)
-                view = self._books.residency.view(slots[0])
-            right = checksum_of(view) == checksum
-            with self._books.lock:
-                if not right and self._books.slots.is_resident(slots[0]):
-                    damaged += 1
-                    self._books.count("corrupt")
-                    self._books.residency.drop(slots[0])
-                self._books.catalog.release(slots)
-        return damaged

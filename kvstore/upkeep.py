@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from kvstore.store import Store
 
@@ -14,6 +14,7 @@ _SWEEP_SECONDS = 0.25
 _RETRY_SECONDS = 1.0
 """How long to leave a tier alone that would take nothing."""
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -66,22 +67,23 @@ class Upkeep:
             _keep_going(self._store.sweep)
 
     def _expire(self) -> None:
-        _keep_going(lambda: self._store.leftovers.drop(self._stop))
+        _keep_going(self._store.leftovers.drop, self._stop)
         while not self._stop.wait(self._store.expiring.wait_seconds):
-            _keep_going(lambda: self._store.leftovers.drop(self._stop))
-            _keep_going(lambda: self._store.expiring.expire(self._stop))
-            _keep_going(lambda: self._store.regroup(self._stop))
+            _keep_going(self._store.leftovers.drop, self._stop)
+            _keep_going(self._store.expiring.expire, self._stop)
+            _keep_going(self._store.regroup, self._stop)
 
     def _verify(self) -> None:
-        damaged = _keep_going(lambda: self._store.verify(self._stop))
+        damaged = self._store.verify(self._stop)  # tries again by itself
         if damaged:
             _log.warning("%d pages of the arena that was taken over were damaged; they are misses now", damaged)
 
 
-def _keep_going(work: Callable[[], T]) -> T | None:
-    """Do one piece of work; a failure of it must not end the thread, or the node would rot silently."""
+def _keep_going(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Do one piece of work that comes again and again; a failure of it must not end the thread, or the node would rot
+    silently."""
     try:
-        return work()
+        return work(*args, **kwargs)
     except OSError as error:  # the system's: no descriptor, no memory; where it came from says nothing more
         _log.error("%s failed; this is tried again: %s", getattr(work, "__qualname__", work), error)
         return None

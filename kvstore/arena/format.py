@@ -46,8 +46,10 @@ COUNTERS = (
     "shared",
     "unshared",
     "expired",
+    "unverified",
 )
-"""Pages by what happened to them; they survive the node's death together with the pages."""
+"""Pages by what happened to them; they survive the node's death together with the pages. What a version appends is 0 in
+the file of an older one."""
 
 GENERATION_WORD = 0
 """Which of a header's eight 64-bit words is the generation."""

@@ -3,10 +3,10 @@
 **Files.** A directory belongs to one process at a time, which holds an ``flock`` on its file ``lock`` (it contains that
 process's id). ``<id>.segment``, id as 16 hexadecimal digits, are the segments; ids only grow, so names in order are
 segments by age. Where a day's bytes are limited, ``writes``, one line of text, says how many may have been written
-today (``writes.new`` while it is replaced). The directory is 0700, the files are 0600. Everything else is left alone and
-does not count: also folders and links that are called like segments, and a file with a number of 2^63 or more, to which
-no log gets by counting, unless its own header says that number, or that of a later one. These are named in the node's
-log, and by ``kvstore check``.
+today (``writes.new`` while it is replaced). The directory is 0700, the files are 0600. Everything else is left alone
+and does not count: also folders and links that are called like segments, and a file with a number of 2^63 or more, to
+which no log gets by counting, unless its own header says that number, or that of a later file. These are named in the
+node's log, and by ``kvstore check``.
 
 **Segment.** Everything is little-endian and lies on multiples of 4096 bytes (a *block*)::
 
