@@ -12,6 +12,7 @@ from kvstore.formats import refuse_newer
 from kvstore.secret_files import read_key_file
 from kvstore.small_files import SmallFiles
 from kvstore.store import Store
+from kvstore.tiers.counts import TierCounts
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.tier import OwnTier, SharedTier
 
@@ -43,6 +44,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
                 deadline=config.disk_deadline,
                 write_limit_bytes=config.disk_write_limit,
                 key=None if config.disk_key_file is None else read_key_file(config.disk_key_file),
+                counts=TierCounts(arena.tier_counters(DiskTier.name)),
             )
             own.append(disk)
             directories.append(config.disk)
@@ -59,7 +61,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
         if config.redis:
             from kvstore.tiers.redis import RedisTier  # an engine's side is without redis and lz4
 
-            shared = RedisTier(config.redis, config.redis_limit)
+            shared = RedisTier(config.redis, config.redis_limit, counts=TierCounts(arena.tier_counters(RedisTier.name)))
         return Store(
             arena, own, directories, shared, config.namespace, small_files, config.expire_namespaces, config.tenant
         )

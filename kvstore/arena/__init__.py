@@ -4,9 +4,9 @@ Files, in one private folder (by default under ``/dev/shm``, one folder a node):
 
 =============== ====================================================================================================
 ``pages``       the payloads. A page lies at a multiple of 4 KiB, a *frame*; its slot's number is its first frame's.
-``headers``     what the pages are: superblock, counters, the unit table, then one 64-byte header for each frame, of
-                which the first one of each slot is used, then the index from page keys to slots. Written by the node
-                alone; clients read it.
+``headers``     what the pages are: superblock, counters (those of the tiers below, too), the unit table, then one
+                64-byte header for each frame, of which the first one of each slot is used, then the index from page
+                keys to slots. Written by the node alone; clients read it.
 ``readers``     one line for each client: what it reads without a call, since when. Written by the clients.
 ``clients/N``   one file for each attached client, which holds it locked (``flock``) as long as it lives.
 ``calls``       a socket that the node's service answers calls on; see :mod:`kvstore.bulk.calls`.

@@ -249,6 +249,11 @@ class Arena:
         """The counters since the arena was made."""
         return dict(zip(fmt.COUNTERS, self._counters.tolist(), strict=True))
 
+    def tier_counters(self, tier: str) -> memoryview:
+        """The counters of a tier below, to be written by that tier alone, and released before the arena is given up."""
+        start = fmt.TIER_COUNTERS_OFFSETS[tier]
+        return memoryview(self._headers_map)[start : start + 8 * len(fmt.TIER_COUNTERS)].cast("Q")
+
     def found(self) -> tuple[list[FoundSlab], list[FoundSlot]]:
         """The slabs and slots that an earlier node left, slots in the order in which their pages should leave."""
         slabs: list[FoundSlab] = []

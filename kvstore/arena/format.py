@@ -51,6 +51,29 @@ COUNTERS = (
 """Pages by what happened to them; they survive the node's death together with the pages. What a version appends is 0 in
 the file of an older one."""
 
+TIER_COUNTERS_OFFSETS = {"disk": 2048, "redis": 2304}
+"""Where the counters of the tiers below lie: unsigned 64-bit numbers, in the order of ``TIER_COUNTERS``; zeros in the
+file of an older version.
+
+They tell what this node has done, like those of the arena, and so they live here, and as long as those: a disk's folder
+may be another node's tomorrow, and Redis is everybody's. To count in memory that outlives the process costs no I/O, and
+never waits for a disk that hangs."""
+TIER_COUNTERS = (
+    "asked",
+    "hit",
+    "missed",
+    "corrupt",
+    "errors",
+    "stored",
+    "refused",
+    "evicted",
+    "read_bytes",
+    "written_bytes",
+    "late",
+    "carried",
+)
+"""Those of :class:`kvstore.tiers.tier.TierStatistics`."""
+
 GENERATION_WORD = 0
 """Which of a header's eight 64-bit words is the generation."""
 CHECKSUM_WORD = 5

@@ -137,7 +137,7 @@ def look_at_counters(status: Status) -> list[Verdict]:
         if any(bad.values()):
             said = ", ".join(f"{count:,} {name}" for name, count in bad.items() if count)
             advice = "see the node's log and, for a disk, the kernel's (`dmesg`); docs/operations.md says more"
-            verdicts.append(Verdict(f"{tier.name} counters", WARN, f"{said} since start", advice))
+            verdicts.append(Verdict(f"{tier.name} counters", WARN, f"{said} since the arena was made", advice))
     names = len(status.namespaces)
     if names > 0.9 * MOST_NAMESPACES:
         advice = "`kvstore namespaces` shows which nobody uses; --expire-namespaces 30d drops them"

@@ -50,7 +50,7 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierStatistics:
-    """A tier's counters since it was opened, and its gauges now."""
+    """A tier's gauges now, and its counters: in a node since the arena was made, over restarts and crashes."""
 
     used_bytes: int = 0
     """Everything that counts against the limit, padding and headers included."""

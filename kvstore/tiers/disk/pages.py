@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from kvstore.segments import record
 from kvstore.segments.dead import DeadRecords
 from kvstore.segments.index import PageIndex, Place, Rows
 from kvstore.segments.segment import Entry, Segment
+from kvstore.tiers.counts import TierCounts
 from kvstore.tiers.disk.quotas import Quotas
 from kvstore.tiers.disk.reads import Fetched, Outcome
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
@@ -32,24 +32,6 @@ KEYS_A_LOOK = 1 << 13
 """Keys looked for under one hold of the lock."""
 PAGES_A_STEP = 1 << 10
 """Pages told, or forgotten, under one."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """The counters of :class:`~kvstore.tiers.tier.TierStatistics`."""
-
-    asked: int = 0
-    hit: int = 0
-    missed: int = 0
-    corrupt: int = 0
-    errors: int = 0
-    stored: int = 0
-    refused: int = 0
-    evicted: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    late: int = 0
-    carried: int = 0
 
 
 class Asked(NamedTuple):
@@ -66,9 +48,10 @@ class Pages:
 
     Args:
         limit_bytes: of the tier: half of it is how much may be written until a page that is not used is not wanted.
+        counts: the tier's counters.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, counts: TierCounts | None = None) -> None:
         self._lock = threading.Lock()
         self._index = PageIndex()
         self._quotas = Quotas(self._index)
@@ -78,7 +61,7 @@ class Pages:
         self._lately = limit_bytes // _LATELY_SHARE
         self._clock_of_use = self._lately  # and bytes that were written since
         self._used_bytes = 0
-        self.counts = Counts()
+        self._counts = counts or TierCounts()
         self.events = EventRing()  # nobody reads this one
         """Told which pages come and go."""
 
@@ -126,7 +109,7 @@ class Pages:
         """A frozen view of the counters."""
         with self._lock:
             return TierStatistics(
-                used_bytes=self._used_bytes, limit_bytes=limit_bytes, pages=len(self._index), **asdict(self.counts)
+                used_bytes=self._used_bytes, limit_bytes=limit_bytes, pages=len(self._index), **self._counts.all()
             )
 
     def all(self) -> list[tuple[Place, bytes]]:
@@ -149,14 +132,11 @@ class Pages:
 
     def refused(self, pages: int) -> None:
         """So many pages could not be written."""
-        with self._lock:
-            self.counts.refused += pages
+        self._counts.add(refused=pages)
 
     def failed(self, errors: int, late: int) -> None:
         """So many system calls failed, and so much was not done in time."""
-        with self._lock:
-            self.counts.errors += errors
-            self.counts.late += late
+        self._counts.add(errors=errors, late=late)
 
     def set_limit(self, limit_bytes: int) -> None:
         """The tier's limit is another one: so is how long a page that is not used counts as wanted."""
@@ -176,10 +156,11 @@ class Pages:
         return [row >= 0 for row in rows.tolist()]
 
     def clear(self) -> None:
-        """Know nothing any more."""
+        """Know nothing any more, and leave the counters to who opens the tier next."""
         with self._lock:
             self._index = PageIndex()
             self._quotas = Quotas(self._index)
+            self._counts.detach()
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -234,24 +215,20 @@ class Pages:
         """
         answers: list[int | None] = [None] * len(keys)
         touched = []
+        corrupt = read_bytes = 0
         with self._lock:
-            counts = self.counts
-            counts.asked += len(keys)
-            counts.errors += len(fetched.errors)
-            counts.late += fetched.late
             for (position, row, place), outcome, checksum in zip(
                 asked, fetched.outcomes, fetched.checksums, strict=True
             ):
                 key = keys[position]
                 if outcome is Outcome.FOUND:
                     answers[position] = checksum
-                    counts.hit += 1
-                    counts.read_bytes += len(into[position])
+                    read_bytes += len(into[position])
                     touched.append(row)
                     if self._unreadable:
                         self._unreadable.discard(key)
                 elif outcome is Outcome.CORRUPT:
-                    counts.corrupt += 1
+                    corrupt += 1
                     if self._place_of(key) == place:
                         self._forget([key])
                 # By now the page may have left and come back: what was learnt holds for the place that was read.
@@ -259,7 +236,16 @@ class Pages:
                     self._unreadable.add(key)
             if touched:  # a row may have got another page by now, which then counts as read: no harm
                 self._index.touch(np.array(touched, np.int64), self._clock_of_use)
-            counts.missed += answers.count(None)
+        missed = answers.count(None)
+        self._counts.add(
+            asked=len(keys),
+            hit=len(keys) - missed,
+            missed=missed,
+            corrupt=corrupt,
+            errors=len(fetched.errors),
+            late=fetched.late,
+            read_bytes=read_bytes,
+        )
         return answers
 
     # -- writing; callers change the log ------------------------------------------------------------------------------
@@ -289,11 +275,11 @@ class Pages:
                 if key in wanted or (known and key not in self._unreadable):
                     continue
                 if key in wrong:
-                    self.counts.corrupt += 1
+                    self._counts.add(corrupt=1)
                 elif possible[len(payload)]:
                     wanted[key] = Entry(key, checksum, payload)
                 else:
-                    self.counts.refused += 1
+                    self._counts.add(refused=1)
             for fingerprint, some in self._quotas.limited(keys).items():
                 self._refuse_surplus(fingerprint, some, wanted, overhead_bytes)
         return list(wanted.values())
@@ -308,8 +294,8 @@ class Pages:
         for at, key in enumerate(asked):
             if key in wanted:
                 lengths[at] = wanted[key].length + overhead_bytes
-        for key in asked[self._quotas.fitting(fingerprint, lengths) :]:
-            self.counts.refused += wanted.pop(key, None) is not None
+        refused = asked[self._quotas.fitting(fingerprint, lengths) :]
+        self._counts.add(refused=sum([wanted.pop(key, None) is not None for key in refused]))
 
     def keep_quotas(self, keys: Sequence[bytes]) -> int:
         """Behind a call that wrote: let pages of its namespaces leave for what was written, where these have quotas.
@@ -329,7 +315,7 @@ class Pages:
                 leaving = self._quotas.leaving(fingerprint, rows[rows >= 0])
                 self._forget(self._index.keys(leaving))
                 left += len(leaving)
-            self.counts.evicted += left
+            self._counts.add(evicted=left)
         return left
 
     def were_appended(
@@ -350,11 +336,11 @@ class Pages:
         with self._lock:
             self._used_bytes = used_bytes
             if carried:
-                self.counts.carried += len(keys)
+                self._counts.add(carried=len(keys))
             else:
                 self._clock_of_use += record.padded_in_all(records["length"].tolist())
-                self.counts.stored += len(keys)
-                self.counts.written_bytes += sum([0 if payload is None else len(payload) for _, _, payload in entries])
+                written = sum([0 if payload is None else len(payload) for _, _, payload in entries])
+                self._counts.add(stored=len(keys), written_bytes=written)
             self._put(segment, keys, records, self._clock_of_use)
             # Either by this tombstone, or because this page comes after.
             self._forgotten.difference_update([entry.key for entry in entries])
@@ -474,7 +460,7 @@ class Pages:
             self._index.remove(rows)
             self._unreadable.difference_update(leaving)
             self.events.removed(_TIER, leaving)
-            self.counts.evicted += len(leaving)
+            self._counts.add(evicted=len(leaving))
             self._forgotten.update(hidden)
         return leaving, hidden
 

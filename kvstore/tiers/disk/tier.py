@@ -20,6 +20,7 @@ from kvstore.segments.io_threads import LateError
 from kvstore.segments.log import SegmentLog
 from kvstore.segments.plan import plan_chunks
 from kvstore.segments.segment import NO_CHUNK
+from kvstore.tiers.counts import TierCounts
 from kvstore.tiers.disk.device import Device
 from kvstore.tiers.disk.logged import LoggedPages
 from kvstore.tiers.disk.pages import Pages
@@ -75,6 +76,7 @@ class DiskTier:
             only removals are written. 0: no limit.
         key: 32 bytes that payloads are encrypted with from now on (AES-256-GCM); what lies there unencrypted is read
             all the same. None: nothing is encrypted.
+        counts: the tier's counters, left to others when it is closed. None: they begin at 0.
         clock: seconds that only grow.
         now: seconds since 1970.
 
@@ -99,6 +101,7 @@ class DiskTier:
         deadline: float = DEADLINE_SECONDS,
         write_limit_bytes: int = 0,
         key: bytes | None = None,
+        counts: TierCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -106,7 +109,7 @@ class DiskTier:
         # `_writing` belongs to its holder. The other one is inside of `_pages`, and held for moments only.
         self._changing = threading.Lock()
         self._closed = False
-        self._pages = Pages(limit_bytes)
+        self._pages = Pages(limit_bytes, counts)
         self._device = Device(deadline, clock)
         self._reads = DiskReads(self._device.reading.patience, verify=verify)
         self._log = SegmentLog(

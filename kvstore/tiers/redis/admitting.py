@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from kvstore.tiers.counts import TierCounts
 from kvstore.tiers.redis.buckets import Buckets, Left, left_of
-from kvstore.tiers.redis.counts import Counts
 from kvstore.tiers.redis.making import Maker
 from kvstore.tiers.redis.new_chunk import NewChunk
 from kvstore.tiers.redis.node import Request
@@ -24,7 +24,7 @@ class Admission:
         counts: counts what made room.
     """
 
-    def __init__(self, servers: Servers, buckets: Buckets, maker: Maker, counts: Counts) -> None:
+    def __init__(self, servers: Servers, buckets: Buckets, maker: Maker, counts: TierCounts) -> None:
         self._servers = servers
         self._buckets = buckets
         self._maker = maker

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from kvstore.errors import FormatError
+from kvstore.tiers.counts import TierCounts
 from kvstore.tiers.redis import names
 from kvstore.tiers.redis.batches import batches
 from kvstore.tiers.redis.buckets import Buckets
 from kvstore.tiers.redis.chunk import ChunkHeader, decode_header
-from kvstore.tiers.redis.counts import Counts
 from kvstore.tiers.redis.entries import Entries
 from kvstore.tiers.redis.entry import PageEntry
 from kvstore.tiers.redis.loading import Load, Outcome
@@ -34,7 +34,9 @@ class Reader:
         timeout: seconds for each step.
     """
 
-    def __init__(self, servers: Servers, entries: Entries, buckets: Buckets, counts: Counts, timeout: float) -> None:
+    def __init__(
+        self, servers: Servers, entries: Entries, buckets: Buckets, counts: TierCounts, timeout: float
+    ) -> None:
         self._servers = servers
         self._entries = entries
         self._buckets = buckets

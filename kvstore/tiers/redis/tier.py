@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kvstore.bytesize import format_size
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
+from kvstore.tiers.counts import TierCounts
 from kvstore.tiers.redis import names, scripts
 from kvstore.tiers.redis.address import parse_address
 from kvstore.tiers.redis.admitting import Admission
@@ -16,7 +17,6 @@ from kvstore.tiers.redis.batches import runs
 from kvstore.tiers.redis.breaker import FIRST_PAUSE
 from kvstore.tiers.redis.buckets import Buckets, Left
 from kvstore.tiers.redis.chunk import CHUNK_BYTES
-from kvstore.tiers.redis.counts import Counts
 from kvstore.tiers.redis.entries import Entries
 from kvstore.tiers.redis.entry import decode
 from kvstore.tiers.redis.expiring import Expirer
@@ -53,6 +53,7 @@ class RedisTier:
         time_to_live: seconds after which the server drops what nobody dropped.
         pause: seconds for which a server is left alone after it failed, at first.
         refresh: seconds between two looks at what all nodes together have there.
+        counts: the tier's counters, left to others when it is closed. None: they begin at 0.
 
     Raises:
         ConfigError: the URL can't be read, or the limit is too small. A server that is away is no error.
@@ -70,13 +71,14 @@ class RedisTier:
         time_to_live: float = TIME_TO_LIVE,
         pause: float = FIRST_PAUSE,
         refresh: float = REFRESH_SECONDS,
+        counts: TierCounts | None = None,
     ) -> None:
         _check_limit(limit_bytes)
         self._limit_bytes = limit_bytes
         self._timeout = timeout
         self._lookup_timeout = lookup_timeout
         live_ms = str(int(time_to_live * 1000)).encode()
-        self._counts = counts = Counts()
+        self._counts = counts = counts or TierCounts()
         self._events = EventRing()  # nobody reads this one
         self._servers = servers = Servers(parse_address(url), scripts.ALL, timeout, pause)
         self._buckets = buckets = Buckets(servers, limit_bytes, live_ms)
@@ -290,6 +292,7 @@ class RedisTier:
         """Close all connections. No method may be called after it."""
         self._look.close()
         self._servers.close()
+        self._counts.detach()
 
 
 def _check_limit(limit_bytes: int) -> None:

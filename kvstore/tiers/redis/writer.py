@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.hashing import HASH_BYTES
+from kvstore.tiers.counts import TierCounts
 from kvstore.tiers.redis.admitting import Admission
 from kvstore.tiers.redis.batches import batches
 from kvstore.tiers.redis.buckets import Buckets, Left
-from kvstore.tiers.redis.counts import Counts
 from kvstore.tiers.redis.entries import Entries, placed
 from kvstore.tiers.redis.entry import PageEntry, decode
 from kvstore.tiers.redis.making import Maker
@@ -58,7 +58,7 @@ class Writer:
         maker: Maker,
         admission: Admission,
         rows: Rows,
-        counts: Counts,
+        counts: TierCounts,
         timeout: float,
     ) -> None:
         self._servers = servers
