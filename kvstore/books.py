@@ -27,6 +27,7 @@ from kvstore.errors import (
     UnknownNamespaceError,
 )
 from kvstore.events.ring import EventRing
+from kvstore.forking import tell_children
 from kvstore.hashing import HASH_BYTES
 from kvstore.namespaces import KnownNamespace, Namespaces
 from kvstore.slot import Slot
@@ -75,8 +76,18 @@ class Books:
         """As much as one owner may have in hand."""
         self.closed = False
         """Nothing new is begun."""
+        self.all_below = False
+        """At the end: everything that was stored is in the tiers below, for good."""
         self._ended = False
         """What is under way is waited for, and then the arena is another node's."""
+        self._inherited = False
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: this store is closed, and nobody who held the lock will let it go."""
+        self._inherited = self.closed = True
+        if self.lock.locked():
+            self.lock.release()
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -104,7 +115,9 @@ class Books:
     # -- what a request names ----------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raises UnavailableError once the store is being closed."""
+        """Raises UnavailableError once the store is being closed, and in a forked child."""
+        if self._inherited:
+            raise UnavailableError("this store is the parent process's: a forked child opens one of its own")
         if self.closed:
             raise UnavailableError("the node is stopping")
 
@@ -253,4 +266,4 @@ class Books:
             self.clients.close()
             self.namespaces.close()
             self._small_files.close()
-            self.arena.close()
+            self.arena.close(needed=bool(self.below.own) and (self.catalog.dirty_pages > 0 or not self.all_below))

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from kvstore.client.client import Client
 from kvstore.client.environment import add_url_to, connect_to_node
-from kvstore.client.url import parse_url, socket_url
+from kvstore.client.url import EmbeddedConfig, parse_url, socket_url
 from kvstore.config import NodeConfig, load_config
 from kvstore.doctor import engine, machine, node, tiers
 from kvstore.doctor.verdict import FAIL, OK, WARN, Verdict
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
 def _examine(options: argparse.Namespace) -> list[Verdict]:
     config = load_config(Path(options.config) if options.config else None, os.environ)
     address = parse_url(options.url or socket_url(config.socket))
-    if isinstance(address, NodeConfig):
+    if isinstance(address, EmbeddedConfig):
         raise InvalidRequestError(f"{options.url}: an embedded store has no node to look at")
     if address.socket is not None:
         config = dataclasses.replace(config, socket=address.socket, arena_dir=address.arena_dir or config.arena_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from pathlib import Path
 
 from kvstore.arena.arena import Arena, Progress
 from kvstore.bytesize import format_size
@@ -19,8 +20,15 @@ from kvstore.tiers.tier import OwnTier, SharedTier
 _log = logging.getLogger(__name__)
 
 
-def open_store(config: NodeConfig, progress: Progress = lambda done, size: None) -> Store:
+def open_store(
+    config: NodeConfig, progress: Progress = lambda done, size: None, embedded_in: Path | None = None
+) -> Store:
     """The store that a configuration describes: arena, disk and Redis tiers if it has them, register of namespaces.
+
+    Args:
+        config: of the node, or of the embedded store.
+        progress: told how far the arena's memory is populated.
+        embedded_in: the folder of the embedded store that the arena goes with; None: it stays.
 
     Raises:
         InUseError: another process owns a folder.
@@ -30,7 +38,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
     if config.disk_limit:
         refuse_newer(config.disk)  # before the arena, which drops what is in it where that is of another format
     numa_node = int(config.numa_node) if config.numa_node else None
-    arena = Arena(config.arena_directory, config.arena, progress, config.sharers, numa_node)
+    arena = Arena(config.arena_directory, config.arena, progress, config.sharers, numa_node, embedded_in)
     own: list[OwnTier] = []
     shared: SharedTier | None = None
     try:
@@ -62,6 +70,7 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
             from kvstore.tiers.redis import RedisTier  # an engine's side is without redis and lz4
 
             shared = RedisTier(config.redis, config.redis_limit, counts=TierCounts(arena.tier_counters(RedisTier.name)))
+        arena.note_folder()
         return Store(
             arena, own, directories, shared, config.namespace, small_files, config.expire_namespaces, config.tenant
         )
@@ -70,5 +79,5 @@ def open_store(config: NodeConfig, progress: Progress = lambda done, size: None)
             tier.close()
         if shared is not None:
             shared.close()
-        arena.close()
+        arena.abandon()
         raise

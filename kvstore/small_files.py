@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from kvstore.forking import tell_children
+
 PATIENCE_SECONDS = 1.0
 """How long who changes a file waits until it is written; later, it is written later."""
 _log = logging.getLogger(__name__)
@@ -34,6 +36,12 @@ class SmallFiles:
         self._running = False
         self._closed = False
         self._sizes: dict[Path, int] = {}
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: the files are the parent's."""
+        self._changed = threading.Condition()
+        self._closed = True
 
     def know(self, path: Path) -> None:
         """Count a file that may be there from before. To be called before any is replaced."""

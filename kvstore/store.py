@@ -214,7 +214,8 @@ class Store:
             )
 
     def close(self, deadline: float = math.inf) -> None:
-        """Write back what is dirty, and give everything up. The arena's pages stay for the next node.
+        """Write back what is dirty, and give everything up. The arena's pages stay for the next node; an embedded
+        store's arena goes, where everything could be written back.
 
         Raises:
             ResourceError: not everything could be written back. Everything was given up all the same.
@@ -232,6 +233,7 @@ class Store:
             self.namespaces.save()  # with how long each was not used
             self.write_behind.share_all(deadline)
             self.write_behind.flush(deadline)
+            self._books.all_below = True
 
     def __enter__(self) -> Self:
         return self

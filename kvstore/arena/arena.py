@@ -16,13 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.arena import format as fmt
-from kvstore.arena.clients import remove_lock_file
+from kvstore.arena.detaching import detach
 from kvstore.arena.index import IndexReader, IndexWriter
 from kvstore.arena.numa import Placement
 from kvstore.arena.readers import LINE_WORDS, READERS_BYTES
+from kvstore.arena.removing import (
+    LOCK_NAME,
+    MEMORY_NAMES,
+    forget_folder,
+    is_gone,
+    note_folder,
+    remove,
+    remove_memory,
+)
 from kvstore.arena.room import check_room
 from kvstore.bytesize import format_size
 from kvstore.errors import ResourceError
+from kvstore.forking import tell_children
 from kvstore.process_lock import ProcessLock
 from kvstore.sharers import Sharers
 
@@ -33,6 +43,8 @@ Progress = Callable[[int, int], None]
 _MADV_POPULATE_WRITE = 23
 _POPULATE_STEP = 64 << 20
 _SEQUENCES = 1 << 63
+_MOST_TRIES = 100
+"""To make and lock a folder that others, who are done with it, remove."""
 _COUNTER_PLACES = {counter: place for place, counter in enumerate(fmt.COUNTERS)}
 _log = logging.getLogger(__name__)
 
@@ -69,6 +81,7 @@ class Arena:
         progress: told how far populating is; it takes about a second for each GiB.
         sharers: who besides this user may attach.
         numa_node: whose memory it is in; None: any.
+        embedded_in: the folder of the embedded store whose arena this is, and with which it goes; None: it stays.
 
     Raises:
         ConfigError: this machine has no such NUMA node.
@@ -83,6 +96,7 @@ class Arena:
         progress: Progress = lambda done, size: None,
         sharers: Sharers = Sharers(),  # noqa: B008 - it can't be changed
         numa_node: int | None = None,
+        embedded_in: Path | None = None,
     ) -> None:
         placement = Placement(numa_node)
         self.unit_bytes = fmt.unit_bytes_for(arena_bytes)
@@ -91,7 +105,12 @@ class Arena:
         if not self.units:
             raise ResourceError(f"an arena needs at least {format_size(fmt.FRAME_BYTES)}")
         self.directory = directory
+        self._embedded_in = embedded_in
+        self._maps: dict[tuple[int, int], mmap.mmap] = {}
+        """By device and inode."""
+        tell_children(self)
         self._lock = _own_directory(directory, sharers)
+        self._is_new = not any((directory / name).exists() for name in MEMORY_NAMES)
         try:
             (directory / "clients").mkdir(mode=0o700, exist_ok=True)
             self.taken_over = self._take_over()
@@ -107,8 +126,10 @@ class Arena:
             before = 0 if self.taken_over else self.arena_bytes
             share = 1 if self.taken_over else 2
             _populate(self._pages_map, lambda done, size: progress((before + done) // share, size))
+            if embedded_in is None:
+                forget_folder(directory)
         except BaseException as error:
-            self.close()
+            self.abandon()
             if isinstance(error, OSError) and not isinstance(error, ResourceError):
                 raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror}") from error
             raise
@@ -122,8 +143,8 @@ class Arena:
         sharers.set_modes(self.directory / "clients", 0o700, 0o2770)
 
     def _map(self) -> None:
-        self._pages_map = _map_file(self.directory / "pages", self.arena_bytes)
-        self._headers_map = _map_file(self.directory / "headers", fmt.headers_bytes(self.arena_bytes))
+        self._pages_map = self._map_file("pages", self.arena_bytes)
+        self._headers_map = self._map_file("headers", fmt.headers_bytes(self.arena_bytes))
         self.pages: Bytes = np.frombuffer(self._pages_map, np.uint8)
         self._headers = np.frombuffer(self._headers_map, fmt.HEADER, offset=fmt.SLOTS_OFFSET)
         # One aligned 64-bit store a generation: a memoryview of words compiles to a single move on x86-64.
@@ -153,7 +174,7 @@ class Arena:
         reach = start + buckets * fmt.BUCKET_BYTES
         self._index = IndexWriter(headers[start:reach].cast("Q"), headers[reach : reach + buckets])
         self._index.clear()  # it is made from the headers, not trusted
-        self._readers_map = _map_file(self.directory / "readers", READERS_BYTES)
+        self._readers_map = self._map_file("readers", READERS_BYTES)
         self.lines = memoryview(self._readers_map).cast("Q")
         self._retired_at = np.zeros(self.arena_bytes // fmt.FRAME_BYTES, np.uint64)
         """For each frame the epoch at which a page left it last."""
@@ -309,13 +330,54 @@ class Arena:
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Give the folder up. The files stay, with their pages, for the next node."""
+    def close(self, *, needed: bool = False) -> None:
+        """Give the folder up. The files stay, with their pages, for the next node.
+
+        An embedded store's go, unless they are ``needed``, as they have pages that its folder has not.
+        """
+        if self._embedded_in is None or (needed and not is_gone(self._embedded_in)):
+            self._lock.release()
+        else:
+            self._remove()
+
+    def abandon(self) -> None:
+        """Give the folder up, as the store over it could not be opened: what was there stays, what was made goes."""
+        if self._is_new and self._lock.held:
+            if self._embedded_in is not None:
+                self._remove()
+                return
+            remove_memory(self.directory)
         self._lock.release()
+
+    def forked(self) -> None:
+        """In a child: what it reads and writes is not the parent's arena, and keeps no memory of that."""
+        detach(self._maps)
+
+    def note_folder(self) -> None:
+        """Let it be known whose arena this is, once the store's folder is there."""
+        if self._embedded_in is not None:
+            note_folder(self.directory, self._embedded_in)
+
+    def _remove(self) -> None:
+        if self._lock.held:
+            for mapping in self._maps.values():  # whoever still has a view keeps addresses, and no memory
+                with contextlib.suppress(OSError):
+                    mapping.madvise(mmap.MADV_REMOVE)
+            remove(self.directory, self._lock)
+
+    def _map_file(self, name: str, size: int) -> mmap.mmap:
+        fd = os.open(self.directory / name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(fd)
+        self._maps[status.st_dev, status.st_ino] = mapped
+        return mapped
 
     def _take_over(self) -> bool:
         """Whether the folder holds complete files of this size and format."""
-        pages, headers, readers = (self.directory / name for name in ("pages", "headers", "readers"))
+        pages, headers, readers = (self.directory / name for name in MEMORY_NAMES)
         try:
             with headers.open("rb") as file:
                 superblock = fmt.Superblock.unpack(file.read(fmt.FRAME_BYTES))
@@ -333,19 +395,20 @@ class Arena:
     def _make(self, progress: Progress) -> None:
         headers_bytes = fmt.headers_bytes(self.arena_bytes)
         size = self.arena_bytes + headers_bytes + READERS_BYTES
-        old = [path for path in (self.directory / name for name in ("pages", "headers", "readers")) if path.exists()]
+        old = [path for path in (self.directory / name for name in MEMORY_NAMES) if path.exists()]
         # Before the old files go: a size that can't be had must not cost the pages that are there.
         check_room(self.directory, size, reusable=sum(path.stat().st_blocks * 512 for path in old))
         if old:
             _log.warning("%s: its size or format has changed: the pages in it are dropped", self.directory)
         self._retire_old()
+        self._is_new = True
         superblock = fmt.Superblock(self.arena_bytes, self.unit_bytes, secrets.token_bytes(16))
         try:
             _allocate(self.directory / "headers", headers_bytes)
             _allocate(self.directory / "readers", READERS_BYTES)
             _allocate(self.directory / "pages", self.arena_bytes, progress)
         except BaseException as error:
-            self._remove_files()  # or the memory would stay allocated, for nobody
+            remove_memory(self.directory)  # or the memory would stay allocated, for nobody
             if not isinstance(error, OSError):
                 raise
             raise ResourceError(f"{self.directory}: can't allocate {format_size(size)}: {error.strerror}") from error
@@ -360,14 +423,7 @@ class Arena:
                 file.write(fmt.RETIRED)
                 file.seek(fmt.EDITION_OFFSET)
                 file.write(bytes(8))
-        self._remove_files()
-
-    def _remove_files(self) -> None:
-        """With the clients of the old files: they attach again, to the new ones."""
-        for name in ("pages", "headers", "readers", "namespaces.json"):
-            (self.directory / name).unlink(missing_ok=True)
-        for path in (self.directory / "clients").iterdir():
-            remove_lock_file(path)
+        remove_memory(self.directory)
 
 
 def _own_directory(directory: Path, sharers: Sharers) -> ProcessLock:
@@ -377,23 +433,32 @@ def _own_directory(directory: Path, sharers: Sharers) -> ProcessLock:
         InUseError: another process has it; the message names its pid.
         ResourceError: the folder can't be made, is somebody else's, or is everybody's.
     """
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
-        if status.st_uid != os.geteuid():
-            raise ResourceError(f"{directory} belongs to user {status.st_uid}, not to {os.geteuid()}")
-        above = directory.absolute().parent
-        if above.stat().st_uid not in (0, os.geteuid()):  # who could put another folder in its place
-            raise ResourceError(f"{above} belongs to user {above.stat().st_uid}, not to {os.geteuid()} or root")
-        if status.st_mode & stat.S_ISVTX:  # /dev/shm itself, say: made private, it would be taken from everybody else
-            raise ResourceError(f"{directory} is shared by all users: name a folder inside it")
-        sharers.set_modes(directory, 0o700, 0o750)
-        sharers.check_way_to(directory)
-        return ProcessLock(directory / "node.lock", f"{directory} is in use")
-    except OSError as error:
-        if isinstance(error, ResourceError):
-            raise
-        raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror}") from error
+    for tries_left in reversed(range(_MOST_TRIES)):
+        try:
+            return _try_to_own(directory, sharers)
+        except FileNotFoundError as error:  # an embedded store that is closed takes its folder along
+            if not tries_left:
+                raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror}") from error
+        except OSError as error:
+            if isinstance(error, ResourceError):
+                raise
+            raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror}") from error
+    raise AssertionError("every try returns or raises")
+
+
+def _try_to_own(directory: Path, sharers: Sharers) -> ProcessLock:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise ResourceError(f"{directory} belongs to user {status.st_uid}, not to {os.geteuid()}")
+    above = directory.absolute().parent
+    if above.stat().st_uid not in (0, os.geteuid()):  # who could put another folder in its place
+        raise ResourceError(f"{above} belongs to user {above.stat().st_uid}, not to {os.geteuid()} or root")
+    if status.st_mode & stat.S_ISVTX:  # /dev/shm itself, say: made private, it would be taken from everybody else
+        raise ResourceError(f"{directory} is shared by all users: name a folder inside it")
+    sharers.set_modes(directory, 0o700, 0o750)
+    sharers.check_way_to(directory)
+    return ProcessLock(directory / LOCK_NAME, f"{directory} is in use")
 
 
 def _allocate(path: Path, size: int, progress: Progress = lambda done, size: None) -> None:
@@ -414,11 +479,3 @@ def _populate(mapping: mmap.mmap, progress: Progress) -> None:
         with contextlib.suppress(OSError, ValueError):  # older kernels: the first touch pays instead
             mapping.madvise(_MADV_POPULATE_WRITE, start, step)
         progress(start + step, len(mapping))
-
-
-def _map_file(path: Path, size: int) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
-        os.close(fd)

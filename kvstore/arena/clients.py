@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from kvstore.errors import InvalidRequestError, LimitExceededError, UnavailableError
+from kvstore.forking import tell_children
 
 MOST_CLIENTS = 1024
 """Most clients attached at once."""
@@ -47,6 +48,7 @@ class Clients:
         self._last = 0
         self._closed = False
         self._left_earlier: set[int] = set()
+        tell_children(self)
         for path in directory.iterdir():
             fd = _open(path)
             number = int(path.name) if _NUMBER.fullmatch(path.name) else 0
@@ -161,6 +163,11 @@ class Clients:
             for fd in self._files.values():
                 os.close(fd)
             self._files.clear()
+
+    def forked(self) -> None:
+        """In a child: a look at a lock that the fork cut short must not keep that for ever."""
+        self._lock = threading.Lock()
+        self.close()
 
 
 def is_locked(fd: int) -> bool:

@@ -15,8 +15,7 @@ from kvstore.client.credentials import Credentials
 from kvstore.client.path import Control, Path
 from kvstore.client.shared import SharedPath
 from kvstore.client.stream import StreamPath
-from kvstore.client.url import parse_url
-from kvstore.config import NodeConfig
+from kvstore.client.url import EmbeddedConfig, parse_url
 from kvstore.errors import InvalidRequestError, PermissionDeniedError, ResourceError
 
 if TYPE_CHECKING:
@@ -67,13 +66,17 @@ def connect(
     where = parse_url(url)
     files = (FilePath(file) if file is not None else None for file in (ca, cert, key, token_file))
     credentials = Credentials(*files)
-    if isinstance(where, NodeConfig):
+    if isinstance(where, EmbeddedConfig):
         if credentials:
             raise InvalidRequestError(f"{url}: an embedded store has neither TLS nor tokens")
         from kvstore.client.embedded import EmbeddedStore  # all of a node, for who has one inside alone
 
         store = EmbeddedStore(where)
-        return _client(url, store, timeout, lambda directory, left: store, traces)
+        try:
+            return _client(url, store, timeout, lambda directory, left: store, traces)
+        except BaseException:  # OpenTelemetry is not there: nobody else would close it
+            store.close()
+            raise
     credentials.check(where, url)
     context = credentials.context() if where.tls else None
     connection = Connection(

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.answers import RESERVED, TIER_NAMES
+from kvstore.arena.removing import remove_orphans
 from kvstore.client.path import OpenedNamespace, Path, copy_in, copy_out
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
-from kvstore.config import NodeConfig
+from kvstore.client.url import EmbeddedConfig
+from kvstore.config import default_arena_directory
 from kvstore.errors import UnavailableError
+from kvstore.forking import tell_children
 from kvstore.layout import Layout
 from kvstore.opening import open_store
 from kvstore.status import Status, status_of
@@ -31,27 +36,42 @@ class EmbeddedStore(Path):
     """Control and path of a store of this process's own.
 
     It is given up behind the last operation under way, never before: a slot that this process still writes to must
-    not become another process's.
+    not become another process's. Its arena goes with it, unless it is to be kept.
+
+    A forked child has none of it: there is one catalog over an arena, and one process that changes it.
 
     Raises:
         InUseError: another process has the folder; the message names it.
         ResourceError: the folder can't be used, or the memory is not there.
     """
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: EmbeddedConfig) -> None:
         self._disk = str(config.disk) if config.disk_limit else ""
-        self._store = open_store(config)
-        self._upkeep = Upkeep(self._store)
+        remove_orphans(default_arena_directory(config.folder).parent)  # before: there may be no room beside them
+        self._store = open_store(config, embedded_in=None if config.keep_arena else config.folder)
         self._instance = secrets.randbits(63)
         self._started = time.monotonic()
+        self._process = os.getpid()
         self._guard = threading.Lock()
         self._uses = 0
         self._closed = False
+        self._inherited = False
+        tell_children(self)
+        try:
+            self._upkeep = Upkeep(self._store)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def forked(self) -> None:
+        """In a child: nobody who held the lock will let it go, and there is nothing to be done under it."""
+        self._guard = threading.Lock()
+        self._inherited = True
 
     @property
-    def pages(self) -> Bytes:
+    def pages(self) -> Bytes | None:
         """The arena: for registering it with a device."""
-        return self._store.arena.pages
+        return None if self._inherited else self._store.arena.pages
 
     def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
@@ -152,8 +172,14 @@ class EmbeddedStore(Path):
         with self._guard:
             first, self._closed = not self._closed, True
             unused = not self._uses
-        if first and unused:
+        if first and unused and not self._inherited:
             self._give_up()
+
+    def _refuse(self) -> NoReturn:
+        raise UnavailableError(
+            f"the store in {self._store.arena.directory} is that of process {self._process}, from which this one was"
+            " forked: connect to a node, or to a folder of this process's own"
+        )
 
     def _give_up(self) -> None:
         self._upkeep.stop()
@@ -163,6 +189,8 @@ class EmbeddedStore(Path):
     def _used(self, *, until_finished: bool = False) -> Iterator[None]:
         """An operation; one that is prepared lasts until it is finished."""
         with self._guard:
+            if self._inherited:
+                self._refuse()
             if self._closed:
                 raise UnavailableError(f"the store in {self._store.arena.directory} is closed")
             self._uses += 1
@@ -177,17 +205,21 @@ class EmbeddedStore(Path):
     def _done(self) -> None:
         with self._guard:
             self._uses -= 1
-            last = self._closed and not self._uses
+            last = self._closed and not self._uses and not self._inherited
         if last:
             self._give_up()
 
     def _finish_store(self, ticket: int, publish: bool) -> StoreResult:
+        if self._inherited:  # given up, it is the parent's all the same
+            return self._refuse() if publish else StoreResult()
         try:
             return StoreResult(*self._store.complete_store(NODE, ticket, publish=publish)) if ticket else StoreResult()
         finally:
             self._done()
 
     def _finish_load(self, ticket: int) -> bool:
+        if self._inherited:
+            return False
         try:
             return not ticket or self._store.complete_load(NODE, ticket)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 
@@ -14,8 +13,8 @@ from kvstore.client.limits import check_hashes
 from kvstore.client.lookups import look_up
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
+from kvstore.client.tally import Tally
 from kvstore.errors import UnknownNamespaceError
-from kvstore.forking import tell_children
 from kvstore.wire import join_hashes
 
 
@@ -28,14 +27,7 @@ class Namespace:
         """What it was asked for with."""
         self.fingerprint = handle.fingerprint
         self._handle = handle
-        self._lock = threading.Lock()
-        self._loaded: dict[str, int] = {}
-        self._moved = StoreResult()
-        tell_children(self)
-
-    def forked(self) -> None:
-        """In a child: no other thread is at work here any more."""
-        self._lock = threading.Lock()
+        self._tally = Tally()
 
     @property
     def batch_pages(self) -> int:
@@ -71,7 +63,7 @@ class Namespace:
             join_hashes([parent])
         arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
         result = batches.store(self._handle, hashes, arrays, parent, self._deadline())
-        self._count_stored(result)
+        self._tally.stored(result)
         return result
 
     def load(self, hashes: Sequence[bytes], into: Pages) -> int:
@@ -93,7 +85,7 @@ class Namespace:
         joined = join_hashes(hashes)
         arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
         tiers = batches.load(self._handle, hashes, joined, arrays, self._deadline())
-        self._count_loaded(tiers)
+        self._tally.loaded(tiers)
         return len(tiers)
 
     def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> PendingStore:
@@ -114,7 +106,7 @@ class Namespace:
         pending = self._handle.move(
             lambda opened, path, left: path.prepare_store(opened, hashes, left, parent), self._deadline()
         )
-        pending.observe(self._count_stored)
+        pending.observe(self._tally.stored)
         return pending
 
     def prepare_load(self, hashes: Sequence[bytes]) -> PendingLoad:
@@ -133,7 +125,7 @@ class Namespace:
         pending = self._handle.move(
             lambda opened, path, left: path.prepare_load(opened, hashes, left), self._deadline()
         )
-        pending.observe(self._count_loaded)
+        pending.observe(self._tally.loaded)
         return pending
 
     def borrow(self, hashes: Sequence[bytes]) -> PendingLoad:
@@ -147,7 +139,7 @@ class Namespace:
         check_hashes(hashes, self.batch_pages)
         deadline = self._deadline()
         pending = self._handle.move(lambda opened, path, left: path.borrow(opened, hashes, left), deadline)
-        pending.observe(self._count_loaded)
+        pending.observe(self._tally.loaded)
         return pending
 
     def touch(self, hashes: Sequence[bytes]) -> int:
@@ -204,18 +196,7 @@ class Namespace:
 
     def statistics(self) -> NamespaceStatistics:
         """What this object has moved so far."""
-        with self._lock:
-            moved = self._moved
-            return NamespaceStatistics(dict(self._loaded), moved.stored, moved.present, moved.refused)
+        return self._tally.statistics()
 
     def _deadline(self) -> float:
         return time.monotonic() + self._handle.session.timeout
-
-    def _count_stored(self, result: StoreResult) -> None:
-        with self._lock:
-            self._moved += result
-
-    def _count_loaded(self, tiers: Sequence[str]) -> None:
-        with self._lock:
-            for tier in set(tiers):
-                self._loaded[tier] = self._loaded.get(tier, 0) + tiers.count(tier)

@@ -6,7 +6,7 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.config import DEFAULT_PORT, NodeConfig, default_arena_directory, load_config
+from kvstore.config import DEFAULT_PORT, NodeConfig, default_arena_directory, load_settings
 from kvstore.errors import ConfigError, InvalidRequestError
 from kvstore.wire import unix_target
 
@@ -46,15 +46,26 @@ class RemoteUrl:
         return told
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddedConfig(NodeConfig):
+    """Of a store inside this process."""
+
+    folder: Path
+    """The path that the URL names."""
+    keep_arena: bool = False
+    """Whether the arena stays in shared memory, with its pages, when the store is closed."""
+
+
 def socket_url(path: Path) -> str:
     """The URL of the node that serves on this socket."""
     return f"unix://{urllib.parse.quote(str(path.absolute()))}"
 
 
-def parse_url(url: str) -> RemoteUrl | NodeConfig:
+def parse_url(url: str) -> RemoteUrl | EmbeddedConfig:
     """A node's address, or the configuration of an embedded one.
 
-    ``embedded:///folder?arena=256MiB&disk_limit=4GiB`` takes the keys of :class:`NodeConfig` but those of sockets.
+    ``embedded:///folder?arena=256MiB&disk_limit=4GiB`` takes the keys of :class:`NodeConfig` but those of sockets,
+    and ``keep_arena=true``.
 
     ``unix:///run/kvstore.sock?arena_dir=/mnt/arena`` says where the arena is mounted here, for the case that it is
     neither where the node has it nor in the socket's folder as it is there.
@@ -101,10 +112,16 @@ def _options(query: str) -> dict[str, str]:
         raise ConfigError(f"options of a URL are key=value pairs joined by &, got {query!r}") from error
 
 
-def _embedded(folder: Path, query: str) -> NodeConfig:
+def _embedded(folder: Path, query: str) -> EmbeddedConfig:
     options = _options(query)
+    keep = options.pop("keep_arena", "false")
+    if keep not in ("true", "false"):
+        raise ConfigError(f"keep_arena is true or false, got {keep!r}")
     for key in ("socket", "group", "listen", "metrics", "disk"):
         if key in options:
             raise ConfigError(f"{key!r} is no option of an embedded URL")
     defaults = {"arena": "256MiB", "disk": folder / "disk", "arena_dir": default_arena_directory(folder)}
-    return load_config(flags=defaults | options)
+    settings = load_settings(flags=defaults | options)
+    return EmbeddedConfig(
+        **{key: each.value for key, each in settings.items()}, folder=folder, keep_arena=keep == "true"
+    )

@@ -6,10 +6,12 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
+from kvstore.forking import tell_children
 from kvstore.segments.io_threads import IoThreads, LateError
 from kvstore.segments.record import BLOCK, ByteArray
 
@@ -58,6 +60,7 @@ class BlockFile:
         self._fd = -1
         self.lost = False
         """Whether a call was late: it may still be changing the file."""
+        tell_children(self)
         self._in_time(lambda: self._open(path, flags | os.O_CLOEXEC, direct=direct))
 
     def _open(self, path: Path, flags: int, *, direct: bool) -> None:
@@ -149,6 +152,11 @@ class BlockFile:
     def close(self) -> None:
         """Close the file, or let the call that was late do so when it is over."""
         if not self.lost:
+            self._close()
+
+    def forked(self) -> None:
+        """In a child: the file is the parent's, and goes when that deletes it."""
+        with suppress(OSError):
             self._close()
 
     @property

@@ -12,12 +12,14 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
+from kvstore.forking import tell_children
 from kvstore.tiers.redis.breaker import Breaker
 from kvstore.tiers.redis.crew import Crew
 from kvstore.tiers.redis.resp import Argument, Buffer, Reply, ServerError, Wire, encode
@@ -64,6 +66,7 @@ class Link:
         self._connection = pool.get_connection()
         try:
             self._socket = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
+            tell_children(self)
             self._wire = Wire(self._socket)
             self._load(scripts, time.monotonic() + timeout)
         except BaseException:
@@ -126,6 +129,11 @@ class Link:
         """Disconnect."""
         self._connection.disconnect()
         self._pool.release(self._connection)
+
+    def forked(self) -> None:
+        """In a child: the connection is the parent's, and ends with that."""
+        with suppress(OSError):
+            self._socket.close()
 
 
 @dataclass(slots=True, eq=False)

@@ -81,7 +81,8 @@ def pass_deadlines() -> Callable[[Store], None]:
 
 def _place(url: str, start_node, short_folder: Path, shm_folder: Path, **settings: object) -> Place:
     if url == "embedded":
-        options = {"arena": 16 << 20, "disk_limit": 64 << 20} | settings
+        # Kept, for what is checked behind the end of a test.
+        options = {"arena": 16 << 20, "disk_limit": 64 << 20, "keep_arena": "true"} | settings
         query = "&".join(f"{name}={value}" for name, value in options.items())
         address = f"embedded://{short_folder}/e?arena_dir={shm_folder}/e&{query}"
         client = kvstore.connect(address, timeout=TIMEOUT)
