@@ -22,8 +22,9 @@ from prometheus_client.exposition import choose_encoder
 
 from kvstore.arena.arena import Progress
 from kvstore.config import NodeConfig, is_loopback, parse_address
-from kvstore.errors import InUseError, ResourceError
+from kvstore.errors import InUseError, ResourceError, UnavailableError
 from kvstore.events.publisher import EventPublisher
+from kvstore.forking import tell_children
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
 from kvstore.secret_files import read_tokens
@@ -40,6 +41,7 @@ from kvstore.service.metrics import CallTimes, Labels, NodeCollector, TierTimesC
 from kvstore.service.page_calls import PageCalls
 from kvstore.service.pages import MOST_STREAMS, PagesHandler
 from kvstore.service.receipts import Receipts
+from kvstore.service.sockets import bound_to, let_sockets_go
 from kvstore.service.standard import MOST_CHECKS, MOST_REFLECTIONS, MOST_WATCHES, STANDARD_FILES, Health, Reflection
 from kvstore.service.strangers import Strangers, most_strangers
 from kvstore.service.web import Answer, Ask, WebServer
@@ -88,7 +90,7 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """A running node. It serves from the moment it is made until ``stop``.
+    """A running node. It serves from the moment it is made until ``stop``, and in no forked child.
 
     Args:
         config: what to serve, and where.
@@ -134,6 +136,9 @@ class Node:
         self.left_pages = 0
         """Behind ``stop``: pages of the arena that were not written back in time."""
         self.instance = secrets.randbits(63)
+        self.port = 0
+        self._inherited = False
+        tell_children(self)
         self._health = Health(_SERVICES, self._watched_by)
         self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
         self._bulk: BulkServer | None = None
@@ -225,7 +230,7 @@ class Node:
         Returns:
             Whether all of it was done, every page written back, before ``drain_seconds`` were over.
         """
-        if not self._socket_lock.held:
+        if self._inherited or not self._socket_lock.held:
             return True
         deadline = time.monotonic() + self.config.drain_seconds
         self._health.stop()
@@ -272,7 +277,10 @@ class Node:
 
         Raises:
             ConfigError: a file of TLS or tokens can't be used, or a limit; nothing was changed.
+            UnavailableError: this is a forked child of the node's process.
         """
+        if self._inherited:
+            raise UnavailableError("this node is the parent process's")
         differ = [
             field.name
             for field in dataclasses.fields(NodeConfig)
@@ -314,6 +322,15 @@ class Node:
                         own.set_limit(self.config.disk_limit)
                 except ResourceError as error:  # it holds for what comes
                     _log.error("%s", error)
+
+    def forked(self) -> None:
+        """In a child: the sockets are the parent's, and end with that."""
+        self._inherited = True
+        endpoints = [bound_to(endpoint) for endpoint in (self.config.events, self.config.events_replay)]
+        let_sockets_go(
+            {str(self.config.socket), *(path for path, _ in endpoints)} - {""},
+            {self.port, self.bulk_port, self.metrics_port, *(port for _, port in endpoints)} - {0},
+        )
 
     @property
     def metrics_port(self) -> int:

@@ -13,6 +13,7 @@ import xxhash
 
 from kvstore.errors import InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
+from kvstore.forking import tell_children
 from kvstore.segments import record
 from kvstore.segments.aligned import aligned_empty
 from kvstore.segments.cipher import Cipher
@@ -109,6 +110,7 @@ class DiskTier:
         # `_writing` belongs to its holder. The other one is inside of `_pages`, and held for moments only.
         self._changing = threading.Lock()
         self._closed = False
+        tell_children(self)
         self._pages = Pages(limit_bytes, counts)
         self._device = Device(deadline, clock)
         self._reads = DiskReads(self._device.reading.patience, verify=verify)
@@ -344,6 +346,11 @@ class DiskTier:
                     unread += outcome is Outcome.LATE
                     damaged += outcome in (Outcome.CORRUPT, Outcome.FAILED)
         return CheckReport(records, damaged, size, unread)
+
+    def forked(self) -> None:
+        """In a child: the directory is the parent's."""
+        self._changing = threading.Lock()
+        self._closed = True
 
     def close(self) -> None:
         """Flush and release. No method may be called after it."""
