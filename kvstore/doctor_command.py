@@ -140,6 +140,7 @@ def _examine(options: argparse.Namespace) -> list[Verdict]:
 def _of_machine(config: NodeConfig, pid: int | None, engine_pid: int | None) -> list[Verdict]:
     return [
         machine.look_at_shared_memory(config),
+        machine.look_at_unused_arenas(config),
         *machine.look_at_memory(config, pid),
         *machine.look_at_limits(config, pid, engine_pid),
         machine.look_at_numa(config),

@@ -11,6 +11,7 @@ Files, in one private folder (by default under ``/dev/shm``, one folder a node):
 ``clients/N``   one file for each attached client, which holds it locked (``flock``) as long as it lives.
 ``calls``       a socket that the node's service answers calls on; see :mod:`kvstore.bulk.calls`.
 ``node.lock``   locked by the node that owns the folder; holds its pid.
+``folder``      of an embedded store's arena: the path of the store's folder; see :mod:`kvstore.arena.removing`.
 ``namespaces.json``  which layouts the namespace numbers in the headers stand for.
 =============== ====================================================================================================
 

@@ -129,7 +129,12 @@ class Client:
         return pages if isinstance(pages, np.ndarray) else None
 
     def close(self) -> None:
-        """Let go of the node; calls under way fail. An embedded store ends them first, and writes back."""
+        """Let go of the node; calls under way fail. An embedded store ends them first, writes back, and takes its arena
+        out of shared memory.
+
+        Raises:
+            ResourceError: an embedded store could not write everything back; then its arena stays.
+        """
         self._session.close()
 
     def __enter__(self) -> Self:

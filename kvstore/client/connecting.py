@@ -42,7 +42,8 @@ def connect(
     ``unix:///run/kvstore.sock`` is a node on this host, whose arena is mapped; ``kv://host:port`` one elsewhere,
     ``kvs://host:port`` one with TLS; ``embedded:///folder?arena=256MiB&disk_limit=4GiB`` a store inside this process.
 
-    A node need not run yet: it is connected to by the first call, and again whenever it comes back.
+    A node need not run yet: it is connected to by the first call, and again whenever it comes back. An embedded store
+    is this process's alone: in a forked child, its use raises :class:`UnavailableError`.
 
     Args:
         url: where the pages are.

@@ -10,9 +10,10 @@ from pathlib import Path
 from kvstore.arena import format as fmt
 from kvstore.arena.numa import nodes_with_memory
 from kvstore.arena.readers import READERS_BYTES
+from kvstore.arena.removing import unused
 from kvstore.arena.room import memory_limit
 from kvstore.bytesize import format_size
-from kvstore.config import NodeConfig
+from kvstore.config import NodeConfig, default_arena_directory
 from kvstore.doctor.verdict import FAIL, OK, WARN, Verdict
 
 _CROWDED = 0.8
@@ -55,6 +56,20 @@ def look_at_shared_memory(config: NodeConfig) -> Verdict:
             "shared memory", WARN, f"{room}; it is {kind}, not memory", "put --arena-dir on a tmpfs, as /dev/shm is"
         )
     return Verdict("shared memory", OK, room)
+
+
+def look_at_unused_arenas(config: NodeConfig) -> Verdict:
+    """Whether dead processes have left arenas in the default place, beside the node's own."""
+    above = default_arena_directory(config.socket).parent
+    found = [(path, size) for path, size in unused(above) if path != config.arena_directory]
+    if not found:
+        return Verdict("unused arenas", OK, f"none in {above}")
+    text = ", ".join(f"{path.name} ({format_size(size)})" for path, size in found)
+    advice = (
+        "their processes were killed, or kept them: starting these again finds the pages; else `rm -r` gives the memory"
+        " back"
+    )
+    return Verdict("unused arenas", WARN, f"in {above}: {text}", advice)
 
 
 def _file_system(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from redis_servers import RedisServer
 
 import kvstore
 from kvstore import cli
+from kvstore.arena.arena import Arena
 from kvstore.config import NodeConfig
 from kvstore.doctor import engine, machine, node, tiers
 from kvstore.doctor.verdict import FAIL, OK, WARN
@@ -238,6 +240,20 @@ class TestMachine:
         found = machine.look_at_shared_memory(config)
         assert found.level in (OK, WARN)  # a machine whose /tmp is memory
         assert str(tmp_path) in found.text
+
+    def test_arenas_that_nobody_has_open(self, shm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(machine, "default_arena_directory", lambda socket: shm_folder / "own")
+        config = NodeConfig(arena_dir=shm_folder / "own")
+        open_one = Arena(shm_folder / "open", 1 << 20)
+        for name in ("own", "left"):
+            Arena(shm_folder / name, 1 << 20).close()
+        found = machine.look_at_unused_arenas(config)
+        assert (found.level, found.text) == (WARN, f"in {shm_folder}: left (1.098 MiB)")
+        open_one.close()
+        assert "open" in machine.look_at_unused_arenas(config).text
+        for name in ("open", "left"):
+            shutil.rmtree(shm_folder / name)
+        assert machine.look_at_unused_arenas(config).level == OK
 
     def test_locked_memory_matters_where_there_is_a_gpu(self, tmp_path: Path) -> None:
         config = NodeConfig(arena=1 << 60)
