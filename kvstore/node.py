@@ -138,13 +138,13 @@ class Node:
         self.instance = secrets.randbits(63)
         self.port = 0
         self._inherited = False
-        tell_children(self)
         self._health = Health(_SERVICES, self._watched_by)
         self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
         self._bulk: BulkServer | None = None
         self.publisher: EventPublisher | None = None
         """Of page events over ZeroMQ, where there is one."""
         self._local: LocalServer | None = None
+        tell_children(self)
         receipts = Receipts()
         sharers = config.sharers
         with ExitStack() as undo:  # what ``stop`` needs is not all there yet

@@ -9,6 +9,7 @@ Locks outlive the node, so a node that takes an arena over knows which clients o
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -167,7 +168,11 @@ class Clients:
     def forked(self) -> None:
         """In a child: a look at a lock that the fork cut short must not keep that for ever."""
         self._lock = threading.Lock()
-        self.close()
+        self._closed = True
+        files, self._files = self._files, {}
+        for fd in files.values():
+            with contextlib.suppress(OSError):  # closed in the parent just before
+                os.close(fd)
 
 
 def is_locked(fd: int) -> bool:
