@@ -19,7 +19,8 @@ def test_a_child_has_no_connection_of_the_tier(server: RedisServer, eventually: 
     try:
         assert tier.contains([b"x" * 64]) == [False]
         (node,) = tier._servers._nodes.values()
-        eventually(lambda: not node._opening and node._links == len(node._idle) > 0)  # the first look around uses them, too
+        # The first look around uses them, too.
+        eventually(lambda: not node._opening and node._links == len(node._idle) > 0)
         numbers = {link._socket.fileno() for link in node._idle}
         assert -1 not in numbers
 
