@@ -182,8 +182,10 @@ class EmbeddedStore(Path):
         )
 
     def _give_up(self) -> None:
-        self._upkeep.stop()
-        self._store.close()
+        try:
+            self._upkeep.stop()
+        finally:  # who is interrupted has given the folder up all the same
+            self._store.close()
 
     @contextmanager
     def _used(self, *, until_finished: bool = False) -> Iterator[None]:

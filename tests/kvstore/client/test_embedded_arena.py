@@ -166,6 +166,24 @@ def test_pages_that_are_not_durable_keep_the_arena(url, monkeypatch) -> None:
     assert (arena_of(url()) / "pages").exists()
 
 
+def test_an_interrupt_of_closing_leaves_nothing_open(url, monkeypatch) -> None:
+    client = kvstore.connect(url())
+    fill(client)
+    upkeep = client._session.control._upkeep
+    stop = upkeep.stop
+
+    def interrupted() -> None:
+        stop()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(upkeep, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.close()
+    assert not arena_of(url()).exists()
+    with kvstore.connect(url()) as again:
+        assert loaded(again) == PAGES
+
+
 def test_a_folder_that_went_before_the_store_keeps_no_arena(url, folder) -> None:
     client = kvstore.connect(url())
     (tier,) = client._session.control._store.below.own
