@@ -91,9 +91,8 @@ class ReadingLine:
         self._last = 0
 
     def forked(self) -> None:
-        """In a child: what it has begun was begun by its parent, whose line this is. It ends in vain."""
+        """In a child: nobody who held the lock will let it go. The line is its parent's, and not mapped any more."""
         self._lock = threading.Lock()
-        self._line = memoryview(bytearray(LINE_BYTES)).cast("Q")
 
     def begin(self, deadline: float) -> int:
         """Announce a read. From now on what is found stays as it is, until ``end`` or the deadline.

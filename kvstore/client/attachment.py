@@ -73,6 +73,7 @@ class Attachment:
         self._guard = threading.Lock()
         self._retired = True
         self.line.forked()
+        self.arena.forked()
         self._lock.close()  # it stays locked: the parent has it open
 
     def _check_mapped(self, name: str) -> None:

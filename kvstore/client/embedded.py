@@ -19,6 +19,7 @@ from kvstore.arena.removing import remove_orphans
 from kvstore.client.path import OpenedNamespace, Path, copy_in, copy_out
 from kvstore.client.pending import PendingLoad, PendingStore
 from kvstore.client.results import StoreResult
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.client.url import EmbeddedConfig
 from kvstore.config import default_arena_directory
 from kvstore.errors import UnavailableError
@@ -73,6 +74,7 @@ class EmbeddedStore(Path):
         """The arena: for registering it with a device."""
         return None if self._inherited else self._store.arena.pages
 
+    @uninterrupted
     def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
         with self._used():
@@ -80,51 +82,61 @@ class EmbeddedStore(Path):
             directory = str(self._store.arena.directory)
             return OpenedNamespace(layout, known.fingerprint, self._store.batch_pages(known), directory)
 
+    @uninterrupted
     def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
         """For each (fingerprint, hashes) one byte a page."""
         with self._used():
             return self._store.lookup(queries)
 
+    @uninterrupted
     def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
         """For each page the tier that has it, and why none has."""
         with self._used():
             return self._store.explain(fingerprint, hashes)
 
+    @uninterrupted
     def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """Mark pages as used."""
         with self._used():
             return self._store.touch(fingerprint, hashes)
 
+    @uninterrupted
     def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """Drop pages from every tier."""
         with self._used():
             return self._store.evict(fingerprint, hashes)
 
+    @uninterrupted
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
         """Keep the leading pages in the arena."""
         with self._used():
             return self._store.pin(fingerprint, hashes, seconds)
 
+    @uninterrupted
     def unpin(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
         """End that."""
         with self._used():
             return self._store.unpin(fingerprint, hashes)
 
+    @uninterrupted
     def clear(self, fingerprint: bytes, timeout: float) -> int:
         """Drop a namespace with all its pages."""
         with self._used():
             return self._store.clear(fingerprint)
 
+    @uninterrupted
     def flush(self, timeout: float) -> int:
         """Return when everything stored is durable."""
         with self._used():
             return self._store.flush(time.monotonic() + timeout)
 
+    @uninterrupted
     def status(self, timeout: float) -> Status:
         """What the store says of itself."""
         with self._used():
             return status_of(self._store, self._instance, time.monotonic() - self._started, self._disk)
 
+    @uninterrupted
     def prepare_store(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
     ) -> PendingStore:
@@ -140,6 +152,7 @@ class EmbeddedStore(Path):
         ]
         return PendingStore(pages, reserved.outcomes, partial(self._finish_store, reserved.ticket))
 
+    @uninterrupted
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
         """Hold slots, lent as they lie in the arena."""
         with self._used(until_finished=True):
@@ -150,6 +163,7 @@ class EmbeddedStore(Path):
         tiers = [TIER_NAMES[tier] or "" for tier in held.tiers]
         return PendingLoad(pages, tiers, lambda: len(pages) * self._finish_load(held.ticket))
 
+    @uninterrupted
     def store(
         self,
         namespace: OpenedNamespace,
@@ -161,12 +175,14 @@ class EmbeddedStore(Path):
         """Copy pages into the arena."""
         return copy_in(self.prepare_store(namespace, hashes, timeout, parent), pages)
 
+    @uninterrupted
     def load(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
     ) -> list[str]:
         """Copy the leading pages out of the arena."""
         return copy_out(self.prepare_load(namespace, hashes, timeout), into)
 
+    @uninterrupted
     def close(self) -> None:
         """Write back, and give the folder up, behind the last operation under way."""
         with self._guard:
@@ -211,6 +227,7 @@ class EmbeddedStore(Path):
         if last:
             self._give_up()
 
+    @uninterrupted
     def _finish_store(self, ticket: int, publish: bool) -> StoreResult:
         if self._inherited:  # given up, it is the parent's all the same
             return self._refuse() if publish else StoreResult()
@@ -219,6 +236,7 @@ class EmbeddedStore(Path):
         finally:
             self._done()
 
+    @uninterrupted
     def _finish_load(self, ticket: int) -> bool:
         if self._inherited:
             return False

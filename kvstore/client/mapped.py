@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kvstore.answers import ABSENT
 from kvstore.arena import format as fmt
 from kvstore.arena.clients import MOST_CLIENTS
+from kvstore.arena.detaching import detach
 from kvstore.arena.index import FEW_KEYS, IndexReader
 from kvstore.arena.readers import CAN_READ, LINE_BYTES, LINE_WORDS, READERS_BYTES, ReadingLine
 from kvstore.client.path import OpenedNamespace
@@ -61,6 +62,7 @@ class MappedArena:
         if len(readers) != READERS_BYTES:
             raise ResourceError(f"{directory}: the arena can't be mapped: it is being made")
         self.memory = pages
+        self._mappings = {each.identity: each for each in (headers, pages, readers)}
         self.pages: Bytes = np.frombuffer(pages, np.uint8)
         words = memoryview(headers)
         self._edition = words[fmt.EDITION_OFFSET :][:8].cast("Q")
@@ -68,6 +70,10 @@ class MappedArena:
         self._epoch = words[fmt.EPOCH_OFFSET :][:8].cast("Q")
         self._lines = memoryview(readers)
         self._index = IndexReader.of(headers, superblock.arena_bytes)
+
+    def forked(self) -> None:
+        """In a child: what its parent's views show is not the arena, and what is written to them is nobody else's."""
+        detach(self._mappings)
 
     def line(self, number: int) -> ReadingLine:
         """The line of the client with this number."""
@@ -185,6 +191,8 @@ class Mapping(mmap.mmap):
     """A mapped file. It is there as long as anybody has a view of it, and keeps open what must be open until then."""
 
     kept: object = None
+    identity = (0, 0)
+    """Device and inode."""
 
 
 def _inode(path: str) -> tuple[int, int]:
@@ -198,6 +206,9 @@ def _inode(path: str) -> tuple[int, int]:
 def _map(path: FilePath, protection: int) -> Mapping:
     try:
         with FileIO(path, "r+" if protection & mmap.PROT_WRITE else "r") as file:
-            return Mapping(file.fileno(), os.fstat(file.fileno()).st_size, mmap.MAP_SHARED, protection)
+            status = os.fstat(file.fileno())
+            mapping = Mapping(file.fileno(), status.st_size, mmap.MAP_SHARED, protection)
+            mapping.identity = status.st_dev, status.st_ino
+            return mapping
     except (OSError, ValueError) as error:  # ValueError: a file that a node is just making is empty
         raise ResourceError(f"{path.parent}: the arena can't be mapped: {error}") from error

@@ -13,6 +13,7 @@ import contextvars
 import functools
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
@@ -21,7 +22,7 @@ Answer = TypeVar("Answer")
 
 def uninterrupted(work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
     """``work`` as a function that returns, or raises, when it is over: what a signal's handler raises meanwhile is
-    raised behind that, and the answer is lost."""
+    raised behind that. The answer is lost then; one that lends something is left as a context is."""
 
     @functools.wraps(work)
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Answer:
@@ -62,6 +63,9 @@ def _beside(work: Callable[[], Answer]) -> Answer:
         except BaseException as error:  # noqa: BLE001 - as above
             interrupt = error
     if interrupt is not None:
+        for answer in answers:
+            if isinstance(answer, AbstractContextManager):
+                answer.__exit__(type(interrupt), interrupt, None)
         raise interrupt
     if errors:
         raise errors[0]

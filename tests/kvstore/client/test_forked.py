@@ -360,7 +360,7 @@ def test_a_lock_that_another_thread_held_holds_no_child(client, pages, what: str
     assert wrong(pages, 0, 4) == (4, 0)
 
 
-@pytest.mark.fork
+@pytest.mark.torn
 def test_children_that_store_and_load_beside_their_parent(client, pages, short_folder, shm_folder) -> None:
     """While threads of the parent store, load, flush, and open and close another store; FORKS says how often."""
     stop = threading.Event()

@@ -40,8 +40,8 @@ class InterruptError(Exception):
 
 @pytest.mark.torn
 @pytest.mark.timeout(300 + 2 * FORKS + INTERRUPTS // 10)
-@pytest.mark.parametrize("scheme", ["unix", "kv", "kvs", "grpc"])
-def test_forks_and_interrupts_mix_up_no_pages(node_process, tmp_path, scheme):
+@pytest.mark.parametrize("scheme", ["unix", "kv", "kvs", "grpc", "embedded"])
+def test_forks_and_interrupts_mix_up_no_pages(node_process, tmp_path, short_folder, shm_folder, scheme):
     """``FORKS`` children and ``INTERRUPTS`` alarms: see ``torn_client.py``."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     flags = {}
@@ -50,8 +50,11 @@ def test_forks_and_interrupts_mix_up_no_pages(node_process, tmp_path, scheme):
         cert, key = authority.sign("node", "127.0.0.1")
         flags = {"tls_cert": str(cert), "tls_key": str(key)}
         environment["TORN_CA"] = str(authority.ca)
-    node = node_process(**flags)
-    url = node.url if scheme == "unix" else f"{scheme}://127.0.0.1:{node.port}"
+    if scheme == "embedded":
+        url = f"embedded://{short_folder}/e?arena=16MiB&disk_limit=64MiB&arena_dir={shm_folder}/e"
+    else:
+        node = node_process(**flags)
+        url = node.url if scheme == "unix" else f"{scheme}://127.0.0.1:{node.port}"
     program = ROOT / "tests" / "fixtures" / "torn_client.py"
     done = subprocess.run(
         [sys.executable, program, url, str(FORKS), str(INTERRUPTS), "1"],
