@@ -229,8 +229,6 @@ class EmbeddedStore(Path):
 
     @uninterrupted
     def _finish_store(self, ticket: int, publish: bool) -> StoreResult:
-        if self._inherited:  # given up, it is the parent's all the same
-            return self._refuse() if publish else StoreResult()
         try:
             return StoreResult(*self._store.complete_store(NODE, ticket, publish=publish)) if ticket else StoreResult()
         finally:
@@ -238,8 +236,6 @@ class EmbeddedStore(Path):
 
     @uninterrupted
     def _finish_load(self, ticket: int) -> bool:
-        if self._inherited:
-            return False
         try:
             return not ticket or self._store.complete_load(NODE, ticket)
         finally:

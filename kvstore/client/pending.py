@@ -49,7 +49,7 @@ class PendingStore:
         if finish is None:
             raise RuntimeError("this store is completed already")
         if os.getpid() != self._process:
-            raise UnavailableError(f"this store was begun by process {self._process}, of which this is a forked child")
+            raise UnavailableError(f"this store was begun by process {self._process}, from which this one was forked")
         result = self._before + finish(True)
         self._observer(result)
         return result

@@ -298,7 +298,7 @@ class TestForked:
             data = payload(4)
             pages.store(hashes(4), data)
             path = client._session.path
-            owners = [client._session, pages, path]
+            owners = [client._session, pages._tally, path]
             owners += [path._lines, path._ahead, path._recency, path._room] if client is near else [path._pool]
             locks = [owner._lock for owner in owners]
             if client is near:
