@@ -13,19 +13,14 @@ from functools import cache, partial
 from itertools import repeat
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from gpu import reference
 from gpu.choice import measure, ranking
 from gpu.cudart import cuda_runtime
 from gpu.layout import PageLayout
 from gpu.pinned import PinnedMapping
+from gpu.sample import Sample
 from gpu.ways import PageBytes, RunByRun, Staged, Way
-
-SAMPLE_BYTES = 16 << 20
-"""How much each way copies when it is measured (at least one page, at most all of them)."""
 
 _log = logging.getLogger(__name__)
 
@@ -121,8 +116,9 @@ def cuda_streams(device: torch.device) -> CudaStreams:
 class DeviceCopies:
     """Copies between tensors on a CUDA device and pages in host memory.
 
-    When it is made, it copies some pages out and back in by each way. A way that fails, or gives other bytes than the
-    specification, is not used again. Nothing else may write to the tensors meanwhile.
+    When it is made, it copies some pages out and others in by each way (:mod:`gpu.sample`), and leaves the tensors as
+    they were. A way that fails, or gives other bytes than the specification, is not used again. Nothing else may use
+    the tensors meanwhile.
     """
 
     def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout, streams: Streams | None = None) -> None:
@@ -191,41 +187,37 @@ class DeviceCopies:
     def _measure(self) -> None:
         """Rank the ways, and drop those that do not do what the specification says."""
         layout = self._layout
-        count = min(max(1, SAMPLE_BYTES // layout.page_bytes), layout.num_pieces // layout.pieces_per_page)
-        if not count:
+        if layout.num_pieces < layout.pieces_per_page:
             return  # not one page fits: nothing will be copied
-        ids = list(range(count * layout.pieces_per_page))
-        memory = np.zeros(count * layout.page_bytes, np.uint8)
-        pages = list(memory.reshape(count, layout.page_bytes))
-        before = reference.gather(self._layers, layout, ids)
-        with PinnedMapping(memory, cuda_runtime(self._layers[0].device)):  # where the machine can
-            for name, way in list(self._ways.items()):
-                if fault := self._fault(way, ids, pages, before):
-                    _log.log(logging.INFO if name == "kernel" else logging.ERROR, "copies by %s: %s", name, fault)
-                    del self._ways[name]
-            gathers = {name: partial(self._gather, way, ids, pages) for name, way in self._ways.items()}
-            scatters = {name: partial(self._scatter, way, pages, ids) for name, way in self._ways.items()}
-            self.order = {"gather": ranking(measure(gathers)), "scatter": ranking(measure(scatters))}
+        sample = Sample(self._layers, layout)
+        try:
+            with PinnedMapping(sample.memory, cuda_runtime(self._layers[0].device)):  # where the machine can
+                for name, way in list(self._ways.items()):
+                    if fault := self._fault(way, sample):
+                        _log.log(logging.INFO if name == "kernel" else logging.ERROR, "copies by %s: %s", name, fault)
+                        del self._ways[name]
+                ids, pages = sample.ids, sample.pages
+                gathers = {name: partial(self._gather, way, ids, pages) for name, way in self._ways.items()}
+                scatters = {name: partial(self._scatter, way, pages, ids) for name, way in self._ways.items()}
+                self.order = {"gather": ranking(measure(gathers)), "scatter": ranking(measure(scatters))}
+        finally:
+            sample.restore()
         _log.info("copies out by %s, in by %s", self.order["gather"][0], self.order["scatter"][0])
 
-    def _fault(self, way: Way, ids: Sequence[int], pages: Sequence[PageBytes], before: Sequence[torch.Tensor]) -> str:
-        """What keeps a way from being used; empty where nothing does. The tensors are as they were before."""
-        wanted = [_bytes(page) for page in before]
-        if not way.takes(pages):
+    def _fault(self, way: Way, sample: Sample) -> str:
+        """What keeps a way from being used; empty where nothing does."""
+        if not way.takes(sample.pages):
             return "the device can't reach host memory"
-        for page in pages:
-            page[:] = 0xA5
+        sample.fill()
         try:
-            self._gather(way, ids, pages)
-            if not all(map(np.array_equal, pages, wanted)):
+            self._gather(way, sample.ids, sample.pages)
+            if not sample.was_copied_out():
                 return "pages copied out differ from the specification"
-            self._scatter(way, pages, ids)
+            sample.turn()
+            self._scatter(way, sample.pages, sample.ids)
         except Exception as error:  # noqa: BLE001 - the others work
             return f"{type(error).__name__}: {error}"
-        if all(map(np.array_equal, map(_bytes, reference.gather(self._layers, self._layout, ids)), wanted)):
-            return ""
-        reference.scatter(before, self._layers, self._layout, ids)
-        return "pages copied in differ from the specification"
+        return "" if sample.was_copied_in() else "pages copied in differ from the specification"
 
 
 def ways_for(layers: Sequence[torch.Tensor], layout: PageLayout) -> dict[str, Way]:
@@ -236,7 +228,3 @@ def ways_for(layers: Sequence[torch.Tensor], layout: PageLayout) -> dict[str, Wa
     from gpu.kernel import Kernel
 
     return {**ways, "kernel": Kernel(layers, layout)}
-
-
-def _bytes(page: torch.Tensor) -> npt.NDArray[np.uint8]:
-    return page.cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -23,7 +23,7 @@ def gather(layers: Sequence[torch.Tensor], layout: PageLayout, piece_ids: Sequen
     pages = []
     for ids in _by_page(piece_ids, layout):
         page = torch.stack(
-            [torch.cat([_piece(layer, layout, number) for number in ids], dim=_token_dim(layout)) for layer in layers]
+            [torch.cat([piece(layer, layout, number) for number in ids], dim=_token_dim(layout)) for layer in layers]
         )
         pages.append(page.view(layers[0].dtype))
     return pages
@@ -37,7 +37,7 @@ def scatter(
         elements = page.view(_SAME_SIZE[layout.itemsize])
         for layer, of_layer in zip(layers, elements, strict=True):
             for number, part in zip(ids, of_layer.chunk(layout.pieces_per_page, dim=_token_dim(layout)), strict=True):
-                _piece(layer, layout, number).copy_(part)
+                piece(layer, layout, number).copy_(part)
 
 
 def _by_page(piece_ids: Sequence[int], layout: PageLayout) -> list[Sequence[int]]:
@@ -49,11 +49,11 @@ def _token_dim(layout: PageLayout) -> int:
     return layout.inside.index("token") if "token" in layout.inside else 0
 
 
-def _piece(layer: torch.Tensor, layout: PageLayout, number: int) -> torch.Tensor:
+def piece(layer: torch.Tensor, layout: PageLayout, number: int) -> torch.Tensor:
     """The piece's elements in place, in the order of :attr:`PageLayout.inside`."""
-    block, piece = divmod(number, layout.pieces_per_block)
+    block, share = divmod(number, layout.pieces_per_block)
     elements = layer.view(_SAME_SIZE[layout.itemsize])
     inside = elements.permute([layout.axes.index(name) for name in ("block", *layout.inside)])[block]
     if "token" not in layout.inside:
         return inside
-    return inside.narrow(_token_dim(layout), piece * layout.piece_tokens, layout.piece_tokens)
+    return inside.narrow(_token_dim(layout), share * layout.piece_tokens, layout.piece_tokens)

@@ -13,6 +13,7 @@ from gpu import device
 from gpu.coded import CodedKV
 from gpu.device import DeviceCopies, Event
 from gpu.pages import PagedKV
+from gpu.sample import Sample
 from gpu.ways import RunByRun, Staged
 
 SIZES = {"layer": 3, "kv": 2, "block": 6, "token": 4, "head": 2, "dim": 8}
@@ -58,6 +59,39 @@ class Misplaced(Staged):
         return super().scatter(pages, list(reversed(piece_ids)), shares)
 
 
+class WrongBlocks(Staged):
+    """Always the same ones."""
+
+    def gather(self, piece_ids, out) -> None:
+        super().gather([piece_ids[0]] * len(piece_ids), out)
+
+
+class FirstBlocks(Staged):
+    """Whichever are asked for."""
+
+    def gather(self, piece_ids, out) -> None:
+        super().gather(range(len(piece_ids)), out)
+
+    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+        return super().scatter(pages, range(len(piece_ids)), shares)
+
+
+class Idle(Staged):
+    """Leaves the blocks as they are."""
+
+    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+        yield from (None for _ in shares)
+
+
+class Overflowing(Staged):
+    """Writes to the next block, too."""
+
+    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+        blocks = self._layout.num_pieces
+        beside = next((each + 1) % blocks for each in piece_ids if (each + 1) % blocks not in piece_ids)
+        return super().scatter([*pages, pages[0]], [*piece_ids, beside], shares)
+
+
 class Failing(Staged):
     def gather(self, piece_ids, out) -> None:
         raise RuntimeError("no such symbol")
@@ -82,15 +116,31 @@ def test_measuring_leaves_the_blocks_as_they_were_and_ranks_every_way(case: Page
     assert {frozenset(names) >= {"staged", "run by run"} for names in copies.order.values()} == {True}
 
 
-@pytest.mark.parametrize("wrong", [Garbled, Misplaced, Failing, Elsewhere])
+@pytest.mark.parametrize("empty", [True, False], ids=["as an engine starts", "in use"])
+@pytest.mark.parametrize("wrong", [Garbled, Misplaced, WrongBlocks, FirstBlocks, Idle, Overflowing, Failing, Elsewhere])
 def test_a_way_that_does_not_do_what_the_specification_says_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, case: PagedCase, wrong: type[Staged]
+    monkeypatch: pytest.MonkeyPatch, case: PagedCase, wrong: type[Staged], empty: bool
 ) -> None:
+    if empty:
+        for storage in case.storages:
+            storage[:] = 0
+    before = [storage.copy() for storage in case.storages]
     layers, layout = case.layers, case.layout
     ways = {"wrong": wrong(layers, layout), "run by run": RunByRun(layers, layout)}
     monkeypatch.setattr(device, "ways_for", lambda layers, layout: dict(ways))
 
     assert DeviceCopies(layers, layout, AtOnce()).order == {"gather": ["run by run"], "scatter": ["run by run"]}
+    assert all(map(np.array_equal, case.storages, before))
+
+
+@pytest.mark.parametrize("page_tokens", [2, 4, 8])
+def test_what_ways_are_tried_on_is_all_over_the_blocks_in_no_order_and_not_all_of_them(page_tokens: int) -> None:
+    case = paged_kv("kv block token head dim", SIZES | {"block": 64}, torch.float32, page_tokens=page_tokens)
+    sample = Sample(case.layers, case.layout)
+
+    assert {0, case.layout.num_pieces - 1} <= set(sample.ids) < set(range(case.layout.num_pieces))
+    assert len(set(sample.ids)) == len(sample.ids) == len(sample.pages) * case.layout.pieces_per_page
+    assert sample.ids != sorted(sample.ids)
 
 
 def test_the_fastest_way_that_takes_the_pages_copies_them(monkeypatch: pytest.MonkeyPatch, case: PagedCase) -> None:
