@@ -184,7 +184,8 @@ class EngineRequests:
             computed = request.num_computed_tokens - request.num_in_flight_tokens
             self._save(tracked, computed, lambda: block_ids)
         params = None if loads else self._tickets.give(tracked, self._hashes_a_block, block_ids)
-        return self._scheduler.request_finished(request.request_id), params
+        held = (block_id for of_group in block_ids for block_id in of_group)
+        return self._scheduler.request_finished(request.request_id, held), params
 
     def update_connector_output(
         self,

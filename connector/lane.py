@@ -13,17 +13,21 @@ From *queued* and *calling* anyone can end a transfer, however long the node tak
 when it wants to touch the blocks, and leaves them alone. While the thread is *touching* them, only :meth:`Lane.revoke`
 and :meth:`Lane.withdraw` end a transfer, and only one that merely reads. A copy is short and depends on no one; a call
 may hang. A transfer whose pages are not there yet goes back to the queue (:meth:`Lane.postpone`): others pass it.
+
+A transfer whose copies have to wait for a word of the engine (:mod:`connector.copied`) is set *aside* behind the last
+one, and is over when they are published. Anyone can end it there, too.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from connector.copied import Copied, Copy
 from connector.plan import LoadPlan, StorePlan
 
 if TYPE_CHECKING:
@@ -83,6 +87,8 @@ class Lane(Generic[Plan]):
         self._changed = threading.Condition()
         self._queued: list[Transfer[Plan]] = []
         self._current: Transfer[Plan] | None = None  # what the thread has taken up; it may be over meanwhile
+        self._aside: list[Transfer[Plan]] = []  # the thread is done with them, but for their copies
+        self._copied = Copied()
         self._ended: list[Transfer[Plan]] = []  # over and not reported
         self._stopped = False
         self._resting = False
@@ -193,7 +199,7 @@ class Lane(Generic[Plan]):
             How many pages were taken out of transfers that go on. A transfer of which nothing is left ends.
         """
         withdrawn = set(block_ids)
-        pages = 0
+        pages = taken_over = 0
         with self._changed:
             for transfer in self._live():
                 plan, done = transfer.plan, transfer.pages_done
@@ -211,13 +217,64 @@ class Lane(Generic[Plan]):
                     hashes=tuple(plan.hashes[index] for index in kept),
                     block_ids=tuple(plan.block_ids[index] for index in kept),
                 )
-                if transfer is self._current:
-                    self._queued.insert(0, Transfer(rest, transfer.began, transfer.deadline, transfer.after))
-                else:
-                    self._queued[self._queued.index(transfer)] = Transfer(
-                        rest, transfer.began, transfer.deadline, transfer.after
-                    )
+                successor = Transfer(rest, transfer.began, transfer.deadline, transfer.after)
+                if transfer in self._queued:
+                    self._queued[self._queued.index(transfer)] = successor
+                    continue
+                if transfer in self._aside:
+                    self._aside.remove(transfer)
+                self._queued.insert(taken_over, successor)
+                taken_over += 1
+            self._changed.notify_all()
         return pages
+
+    def set_aside(
+        self, transfer: Transfer[Plan], block_ids: Collection[int], size: int, finish: Callable[[bool], bool]
+    ) -> None:
+        """On the lane's thread, behind a copy of a batch: it waits for :meth:`tell`, or :meth:`hold`.
+
+        Args:
+            transfer: which the thread has taken up, and goes on with.
+            block_ids: that were copied.
+            size: bytes of the copy.
+            finish: called on the lane's thread, once, and must not raise: publish it, or give it up. Whether there is a
+                point in going on with the transfer.
+        """
+        with self._changed:
+            self._copied.add(Copy(transfer, frozenset(block_ids), size, finish))
+
+    def tell(self) -> None:
+        """The engine has told of a step, and what it gave out there was revoked, or withdrawn. Copies that had ended
+        before are right."""
+        with self._changed:
+            self._copied.tell()
+            self._changed.notify_all()
+
+    def hold(self, held: Mapping[str, Collection[int]]) -> None:
+        """These requests are over, and nobody gets these blocks of theirs before :meth:`release`: their copies are
+        right."""
+        with self._changed:
+            self._copied.hold(held)
+            self._changed.notify_all()
+
+    def release(self, request_ids: Collection[str]) -> None:
+        """They are held no longer."""
+        with self._changed:
+            self._copied.release(request_ids)
+
+    def make_room(self, transfer: Transfer[Plan]) -> bool:
+        """On the lane's thread, before it begins a copy: until there is room for one more that waits.
+
+        Returns:
+            False: the transfer is over.
+        """
+        while True:
+            with self._changed:
+                while (copy := self._copied.take()) is None and self._copied.is_full and not transfer.over:
+                    self._changed.wait()
+                if copy is None:
+                    return not transfer.over
+            self._finish(copy)
 
     def postpone(self, transfer: Transfer[Plan], seconds: float) -> None:
         """The thread lets go of it, and takes it up again behind the others that it has by then."""
@@ -236,13 +293,13 @@ class Lane(Generic[Plan]):
 
     def wait_idle(self, most: float = math.inf) -> None:
         """Waits until every transfer submitted so far is over: as long as a deadline and a copy take, or ``most``
-        seconds."""
+        seconds. Not for copies that wait for :meth:`tell`, which nobody calls meanwhile."""
         with self._changed:
             end = self._clock() + most
             pending: list[Transfer[Plan]] = self._live()
             while True:
                 self._give_up_late()
-                pending = [transfer for transfer in pending if not transfer.over]
+                pending = [transfer for transfer in pending if not transfer.over and not self._is_untold(transfer)]
                 now = self._clock()
                 if not pending or now >= end:
                     return
@@ -253,11 +310,14 @@ class Lane(Generic[Plan]):
 
     def rest(self) -> None:
         """Waits as :meth:`wait_idle` does, and for a copy of what was revoked: from then on the thread touches no
-        block, until :meth:`wake`."""
+        block, until :meth:`wake`. Copies that wait for a word are given up: a part of them might have to be read again,
+        when something else is there."""
         with self._changed:
             self._resting = True
         self.wait_idle()
         with self._changed:
+            for transfer in list(self._aside):
+                self._end(transfer)
             self._changed.wait_for(lambda: self._current is None or not self._current.touching)
 
     def wake(self) -> None:
@@ -282,21 +342,48 @@ class Lane(Generic[Plan]):
         self._thread.join(most)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while (transfer := self._due()) is None and not self._stopped:
-                    now = self._clock()
-                    self._changed.wait(min((each.not_before - now for each in self._queued), default=None))
-                if transfer is None:
-                    return
-                self._queued.remove(transfer)
-                self._current = transfer
+        while (next_one := self._next()) is not None:
+            if isinstance(next_one, Copy):
+                self._finish(next_one)
+                continue
+            transfer = next_one
             self._carry_out(transfer)
             with self._changed:
                 if transfer is self._current:
-                    self._end(transfer)
                     self._current = None
+                    if not transfer.over and self._copied.of(transfer):
+                        self._aside.append(transfer)
+                    else:
+                        self._end(transfer)
                 self._changed.notify_all()
+
+    def _next(self) -> Copy | Transfer[Plan] | None:
+        """What the thread does next, copies first; None: it ends."""
+        with self._changed:
+            while True:
+                if (copy := self._copied.take()) is not None:
+                    return copy
+                if (transfer := self._due()) is not None:
+                    self._queued.remove(transfer)
+                    self._current = transfer
+                    return transfer
+                if self._stopped:
+                    return None
+                now = self._clock()
+                self._changed.wait(min((each.not_before - now for each in self._queued), default=None))
+
+    def _finish(self, copy: Copy) -> None:
+        """On the lane's thread: publish a copy, or give it up."""
+        transfer: Transfer[Plan] = copy.transfer
+        goes_on = copy.finish(copy.is_sure and self.wanted(transfer))
+        with self._changed:
+            if not goes_on or (transfer in self._aside and not self._copied.of(transfer)):
+                self._end(transfer)
+
+    def _is_untold(self, transfer: Transfer[Plan]) -> bool:
+        """Whether nothing is left of it but copies that wait for a word."""
+        copies = self._copied.of(transfer) if transfer in self._aside else []
+        return bool(copies) and not any(copy.is_sure for copy in copies)
 
     def _due(self) -> Transfer[Plan] | None:
         """The next one for the thread."""
@@ -306,7 +393,7 @@ class Lane(Generic[Plan]):
     def _live(self) -> list[Transfer[Plan]]:
         """The transfers that are not over."""
         taken_up = [self._current] if self._current is not None and not self._current.over else []
-        return taken_up + self._queued
+        return self._aside + taken_up + self._queued
 
     def _give_up_late(self) -> None:
         now = self._clock()
@@ -319,7 +406,8 @@ class Lane(Generic[Plan]):
         if transfer.over:
             return
         transfer.over = True
-        if transfer in self._queued:
-            self._queued.remove(transfer)
+        for waiting in (self._queued, self._aside):
+            if transfer in waiting:
+                waiting.remove(transfer)
         self._ended.append(transfer)
         self._changed.notify_all()

@@ -84,6 +84,7 @@ class Connection:
         pin: Callable[[Bytes], PinnedMapping] | None,
         *,
         by_layer: bool = False,
+        touched_early: bool = False,
     ) -> WorkerConnector:
         """For one worker.
 
@@ -92,6 +93,7 @@ class Connection:
             pages: the same.
             pin: registers the arena with the worker's device; None: there is none.
             by_layer: the engine waits for single layers of what it loads.
+            touched_early: the engine may write to blocks before it tells that it gives them out.
         """
         by_group = [layout for of_group in zip(*layouts, strict=True) for layout in of_group]
         (namespaces,) = self._namespaces([by_group])
@@ -105,6 +107,7 @@ class Connection:
             peers=self._peers.namespaces(by_group),
             spans=_spans(self._traces),
             by_layer=by_layer,
+            touched_early=touched_early,
         )
 
     def scheduler_half(
@@ -116,6 +119,7 @@ class Connection:
         async_load: bool,
         may_store: bool,
         may_load: bool,
+        touched_early: bool,
         announcements: Announcements | None,
         event_block_size: int,
     ) -> EngineRequests:
@@ -123,6 +127,7 @@ class Connection:
 
         Args:
             parts: that a page has (:func:`parts_of`).
+            touched_early: as for :meth:`worker_half`.
         """
         layouts = [part.layouts for part in parts]
         node: Node = self._client
@@ -137,6 +142,7 @@ class Connection:
             other_ranks=others,
             lookup_budget=self._options.lookup_budget_ms / 1000,
             store_threshold=self._options.store_threshold,
+            touched_early=touched_early,
             peers=self._peers.ranks(layouts),
         )
         handover = None

@@ -72,6 +72,8 @@ class StepPlan:
     not be."""
     finished: tuple[str, ...] = ()
     """Requests that are over and whose blocks the engine holds for their stores, those of this plan included."""
+    held: tuple[tuple[int, ...], ...] = ()
+    """For each of them the blocks that nobody gets before it is reported; nothing where nobody asks for it."""
     overwritten: tuple[int, ...] = ()
     """Blocks that get other content from this step on: what is still to be stored from them must not be."""
 
@@ -97,7 +99,7 @@ class StepPlan:
             (store.request_id, b"".join(store.hashes), store.block_ids, store.group, store.parent)
             for store in self.stores
         ]
-        packed: bytes = msgpack.packb([loads, stores, self.preempted, self.finished, self.overwritten])
+        packed: bytes = msgpack.packb([loads, stores, self.preempted, self.finished, self.held, self.overwritten])
         return packed
 
     @classmethod
@@ -108,7 +110,7 @@ class StepPlan:
             FormatError: no such plan.
         """
         try:
-            loads, stores, preempted, finished, overwritten = msgpack.unpackb(data)
+            loads, stores, preempted, finished, held, overwritten = msgpack.unpackb(data)
             return cls(
                 tuple(
                     LoadPlan(*_fields(load), str(node), bool(partial), float(wait), bool(below))
@@ -117,6 +119,7 @@ class StepPlan:
                 tuple(StorePlan(*_fields(store), parent=bytes(parent)) for *store, parent in stores),
                 tuple(map(str, preempted)),
                 tuple(map(str, finished)),
+                tuple(tuple(map(int, block_ids)) for block_ids in held),
                 tuple(map(int, overwritten)),
             )
         except (ValueError, TypeError, msgpack.UnpackException) as error:

@@ -83,6 +83,7 @@ class SchedulerConnector:
             names that the worker half knows them by.
         lookup_budget: seconds from a request's first ask for which it may be told to ask again.
         store_threshold: how many requests must have had a page before it is stored.
+        touched_early: the worker half's: it needs to know which blocks a request holds that is over.
         clock: seconds, monotonic.
     """
 
@@ -94,6 +95,7 @@ class SchedulerConnector:
         other_ranks: Sequence[Sequence[Namespace]] = (),
         lookup_budget: float = LOOKUP_BUDGET,
         store_threshold: int = 1,
+        touched_early: bool = False,
         clock: Callable[[], float] = time.monotonic,
         peers: Mapping[str, tuple[Node, Sequence[Sequence[Namespace]]]] | None = None,
     ) -> None:
@@ -106,6 +108,7 @@ class SchedulerConnector:
         self._block_sizes = tuple(namespace.layout.block_size for namespace in namespaces)
         self._lookups = Lookups(client, namespaces, lookup_budget, clock, other_ranks)
         self._sightings = Sightings(store_threshold)
+        self._touched_early = touched_early
         self._clock = clock
         self._transfers: dict[str, _Transfers] = {}
         self._loading: set[str] = set()
@@ -116,6 +119,7 @@ class SchedulerConnector:
         self._parents: dict[tuple[str, int], bytes] = {}  # of the first of these
         self._preempted: list[str] = []
         self._finished: list[str] = []
+        self._finished_hold: list[tuple[int, ...]] = []
         self._overwritten: dict[int, None] = {}
 
     def get_presence(
@@ -412,10 +416,16 @@ class SchedulerConnector:
             if new
         )
         plan = StepPlan(
-            tuple(self._loads), stores, tuple(self._preempted), tuple(self._finished), tuple(self._overwritten)
+            tuple(self._loads),
+            stores,
+            tuple(self._preempted),
+            tuple(self._finished),
+            tuple(self._finished_hold),
+            tuple(self._overwritten),
         )
         self._parents = {}
-        self._loads, self._stores, self._preempted, self._finished, self._overwritten = [], {}, [], [], {}
+        self._loads, self._stores, self._preempted, self._overwritten = [], {}, [], {}
+        self._finished, self._finished_hold = [], []
         return plan
 
     def request_preempted(self, request_id: str) -> None:
@@ -432,8 +442,12 @@ class SchedulerConnector:
         if transfers is not None and transfers.stores:
             self._preempted.append(request_id)
 
-    def request_finished(self, request_id: str) -> bool:
+    def request_finished(self, request_id: str, block_ids: Iterable[int] = ()) -> bool:
         """The request is over: computed to its end, or aborted at any moment. Forgets it.
+
+        Args:
+            request_id: whose.
+            block_ids: that it has, of all groups.
 
         Returns:
             True: its blocks may still be read. Free them when the worker half has reported it in ``finished_sending``.
@@ -445,6 +459,8 @@ class SchedulerConnector:
         if transfers is None or not transfers.stores:
             return False
         self._finished.append(request_id)
+        if self._touched_early:
+            self._finished_hold.append(tuple(block_ids))
         self._held[request_id] = self._clock()
         return True
 

@@ -65,6 +65,7 @@ from connector.vllm_values import (
     layers_of,
     model_of,
     rows_by_part,
+    touches_early,
 )
 from connector.worker import SHUTDOWN_WAIT, LoadTiming, WorkerConnector
 from gpu.cudart import cuda_runtime
@@ -271,7 +272,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         runtime = cuda_runtime(device)
         pin = partial(PinnedMapping, runtime=runtime) if device.type == "cuda" else None
         self._layers = {} if self._async_load else self._layers_that_wait(groups[0])
-        self._worker = self._connection.worker_half(self._layouts, pages, pin, by_layer=bool(self._layers))
+        self._worker = self._connection.worker_half(
+            self._layouts, pages, pin, by_layer=bool(self._layers), touched_early=self._is_touched_early()
+        )
         atexit.register(self.shutdown)
         for layout in (layout for of_part in self._layouts for layout in of_part):
             logger.info("kvstore at %s: %s, %d bytes a page", self._options.url, layout.name, layout.page_bytes)
@@ -296,7 +299,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return KVStoreHandshake(told, socket.gethostname())
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Gives up stores of blocks that this step overwrites."""
+        """Gives up stores of blocks that this step overwrites, or has overwritten: vLLM's V2 model runner may zero them
+        before it calls this. What was copied by then of other blocks may be found from now on."""
         assert isinstance(kv_connector_metadata, KVStoreMetadata)
         self._end_step(self._is_computed)  # where it drafts tokens, vLLM asks the last pipeline rank alone to save
         self._is_computed = False
@@ -403,6 +407,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             async_load=self._async_load,
             may_store=self._kv_transfer_config.is_kv_producer,
             may_load=self._kv_transfer_config.is_kv_consumer,
+            touched_early=self._is_touched_early(),
             announcements=self._announcements,
             event_block_size=resolve_kv_cache_block_sizes(self._kv_cache_config, self._vllm_config)[1],
         )
@@ -502,6 +507,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.start_save_kv(self._plan if is_computed else replace(self._plan, stores=()))
         self._plan = StepPlan()
+
+    def _is_touched_early(self) -> bool:
+        _, hash_block_size = resolve_kv_cache_block_sizes(self._kv_cache_config, self._vllm_config)
+        runner_is_v2 = getattr(self._vllm_config, "use_v2_model_runner", True)
+        return touches_early(self._kv_cache_config, hash_block_size, runner_is_v2)
 
     def _describe(
         self, group: Any, blocks: Mapping[str, torch.Tensor], views: Sequence[torch.Tensor], cut: int

@@ -51,6 +51,23 @@ def check_groups(config: Any) -> None:
         raise ResourceError("some cache groups of this model can't be found by prefix")
 
 
+def touches_early(config: Any, hash_block_size: int, runner_is_v2: bool) -> bool:
+    """Whether vLLM may write to blocks that a step gives out before it calls ``handle_preemptions`` for that step.
+
+    Its V1 model runner never does. V2 zeroes new blocks first, which models with recurrent layers need, and those that
+    keep keys and values in several types. It copies blocks in which a hit ends (recurrent layers again: elsewhere hits
+    end where blocks do), and moves states on.
+
+    Args:
+        config: a ``KVCacheConfig``.
+        hash_block_size: tokens between two of vLLM's own hashes: where hits may end.
+        runner_is_v2: whether it runs V2.
+    """
+    has_states = any(type(spec).__name__ in _STATES for group in config.kv_cache_groups for _, spec in layers_of(group))
+    hits_end_inside = any(group.kv_cache_spec.block_size != hash_block_size for group in config.kv_cache_groups)
+    return runner_is_v2 and (getattr(config, "needs_kv_cache_zeroing", True) or has_states or hits_end_inside)
+
+
 def model_of(config: Any) -> Model:
     """What a ``VllmConfig`` computes with.
 
@@ -198,7 +215,8 @@ def cache_group(
 
 
 def new_blocks(output: Any, requests: Mapping[str, Tracked], block_sizes: Sequence[int]) -> Iterable[int]:
-    """Blocks that a ``SchedulerOutput`` gives to requests, and that they did not find in vLLM's own cache."""
+    """Blocks that a ``SchedulerOutput`` gives to requests, and that they did not find in vLLM's own cache, and those
+    that are zeroed or copied to."""
     cached = output.scheduled_cached_reqs
     whole = [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
     for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
@@ -213,6 +231,7 @@ def new_blocks(output: Any, requests: Mapping[str, Tracked], block_sizes: Sequen
             yield from of_group[num_local // size :]
     for copy in getattr(output, "kv_cache_block_copies", None) or ():
         yield copy.dst_block_id
+    yield from getattr(output, "new_block_ids_to_zero", None) or ()  # also for requests that wait for their loads
 
 
 def rows_of(blocks: torch.Tensor, page_bytes: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpu.pages import PagedKV
     from gpu.unlike import UnlikeKV
     from kvstore import Namespace
+    from kvstore.client.pending import PendingStore
     from kvstore.tracing import ClientSpans
 
 LOAD_DEADLINE = 5.0
@@ -88,6 +89,11 @@ class WorkerConnector:
     In each step, also in one that computes nothing: :meth:`handle_preemptions` and :meth:`start_load_kv` before the
     forward pass, :meth:`start_save_kv` after it, :meth:`get_finished`, then :meth:`get_block_ids_with_load_errors`.
 
+    An engine may write to blocks that it gives out in a step before it calls :meth:`handle_preemptions` for that step
+    (``touched_early``). Then a store is published behind the first such call after its copy, or at once where its
+    request is over and holds the blocks (``StepPlan.held``). No other call does it: an engine may have begun a step,
+    and have failed, before it calls :meth:`wait_for_save` or :meth:`shutdown`.
+
     A load that fails at some page, is past its deadline or finds no place in the queue is *finished* like any other:
     the blocks that were not filled are load errors, and the engine computes them. It is never reported while a copy
     into its blocks is still running. A store that fails is only counted. A load whose pages are on their way
@@ -101,6 +107,7 @@ class WorkerConnector:
         pages: the engine's paged KV, one for each namespace; its ``page_bytes`` is the layout's.
         parts: into how many parts a page is cut here, each with a namespace of its own. They are moved one after the
             other; plans speak of whole pages, and what is counted are parts.
+        touched_early: see above.
         load_deadline: seconds from :meth:`start_load_kv` on.
         store_deadline: seconds from :meth:`start_save_kv` on.
         clock: seconds, monotonic.
@@ -123,6 +130,7 @@ class WorkerConnector:
         arena: PinnedArena | None = None,
         spans: ClientSpans | None = None,
         by_layer: bool = False,
+        touched_early: bool = False,
         parts: int = 1,
         peers: Mapping[str, Sequence[Namespace]] | None = None,
     ) -> None:
@@ -140,6 +148,7 @@ class WorkerConnector:
         self._arena = arena
         self._spans = spans
         self._by_layer = by_layer
+        self._touched_early = touched_early
         self._parts = parts
         self._clock = clock
         self._load_health = NodeHealth("loading pages", clock)
@@ -166,10 +175,12 @@ class WorkerConnector:
         )
 
     def handle_preemptions(self, plan: StepPlan) -> None:
-        """Gives up stores of blocks that the step overwrites. Call it before the forward pass."""
+        """Gives up stores of blocks that the step overwrites. Call it before the forward pass, and before anything else
+        that writes to these blocks, but for engines that are ``touched_early``."""
         self._stores.revoke(plan.preempted)
         if plan.overwritten:
             self._count(pages_dropped=self._stores.withdraw(plan.overwritten))
+        self._stores.tell()
 
     def start_load_kv(self, plan: StepPlan) -> None:
         """Begins the step's loads. Call it before the forward pass where that computes what is loaded."""
@@ -209,12 +220,15 @@ class WorkerConnector:
             self._stores_under_way[store.request_id] += 1
             self._stores.submit(store, after)
         self._ending.update(plan.finished)
+        if self._touched_early and plan.held:
+            self._stores.hold(dict(zip(plan.finished, plan.held, strict=True)))
 
     def wait_for_save(self, most: float = math.inf) -> None:
         """Waits until every store begun so far has been carried out or given up, ``store_deadline`` at most, or
         ``most`` seconds.
 
-        For the end of a run, and for engines that can't hold a finished request's blocks until it is reported.
+        For the end of a run, and for engines that can't hold a finished request's blocks until it is reported. What can
+        be published behind the next step alone (``touched_early``) is not waited for.
         """
         self._stores.wait_idle(most)
 
@@ -258,6 +272,8 @@ class WorkerConnector:
         self._stores_under_way += Counter()  # drops those at zero
         sent = {request_id for request_id in self._ending if not self._stores_under_way[request_id]}
         self._ending -= sent
+        if self._touched_early and sent:
+            self._stores.release(sent)
         return sent, received
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -416,10 +432,12 @@ class WorkerConnector:
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
         for start in range(0, len(hashes), size):
             batch = slice(start, start + size)
-            if not self._stores.wanted(transfer):
+            if not self._stores.make_room(transfer):
                 return
             parent = hashes[start - 1] if start else transfer.plan.parent
-            with self._pinned(), namespace.prepare_store(hashes[batch], parent=parent) as pending:
+            with ExitStack() as reserved:
+                reserved.enter_context(self._pinned())
+                pending = reserved.enter_context(namespace.prepare_store(hashes[batch], parent=parent))
                 wanted = [
                     (block_id, page)
                     for block_id, page in zip(block_ids[batch], pending.pages, strict=True)
@@ -430,21 +448,53 @@ class WorkerConnector:
                         return
                     wanted_ids, wanted_pages = [each for each, _ in wanted], [page for _, page in wanted]
                     pages.gather(wanted_ids, wanted_pages, transfer.after)
+                if self._touched_early:
+                    finish = partial(self._finish, transfer, batch, pending, reserved.pop_all())
+                    self._stores.set_aside(transfer, wanted_ids, len(wanted) * pages.page_bytes, finish)
+                    continue
                 if not self._stores.wanted(transfer):
                     return  # its blocks may have been given away, and overwritten, during the copy
-                result = pending.complete()
-            if not self._stores.advance(transfer, len(hashes[batch])):
-                return
-            self._count(
-                pages_stored=result.stored,
-                pages_present=result.present,
-                pages_refused=result.refused,
-                bytes_stored=result.stored * pages.page_bytes,
-            )
-            if not result.refused:
-                with self._lock:
-                    self._stored.append((transfer.plan.group // self._parts, hashes[batch]))
-        _touch_whole(namespace, hashes)
+                if not self._publish(transfer, batch, pending):
+                    return
+
+    def _finish(
+        self,
+        transfer: Transfer[StorePlan],
+        batch: slice,
+        pending: PendingStore,
+        reserved: AbstractContextManager[object],
+        wanted: bool,
+    ) -> bool:
+        """Publish what was set aside, or give it up. Whether there is a point in going on with its transfer."""
+        started = time.monotonic()
+        published = False
+        try:
+            with reserved:
+                published = wanted and self._publish(transfer, batch, pending)
+        except Exception as error:  # noqa: BLE001 - as in _carry_out_store
+            self._store_health.failed(error)
+        self._spend("store", time.monotonic() - started)
+        return published
+
+    def _publish(self, transfer: Transfer[StorePlan], batch: slice, pending: PendingStore) -> bool:
+        """Others find the pages of a batch from now on. False: the transfer is over."""
+        hashes = transfer.plan.hashes
+        namespace, pages = self._groups[transfer.plan.group]
+        result = pending.complete()
+        if not self._stores.advance(transfer, len(hashes[batch])):
+            return False
+        self._count(
+            pages_stored=result.stored,
+            pages_present=result.present,
+            pages_refused=result.refused,
+            bytes_stored=result.stored * pages.page_bytes,
+        )
+        if not result.refused:
+            with self._lock:
+                self._stored.append((transfer.plan.group // self._parts, hashes[batch]))
+        if batch.stop >= len(hashes):
+            _touch_whole(namespace, hashes)
+        return True
 
     def _span(self, name: str, plan: LoadPlan | StorePlan) -> AbstractContextManager[object]:
         if self._spans is None:

@@ -73,6 +73,8 @@ class Engine:
         store_deadline: seconds for which a finished request's blocks are held for its stores, at most.
         mamba_cache_mode: which states of recurrent layers are kept: one a block, or (``"align"``) the one behind each
             step, and steps end at block boundaries.
+        zeroes_blocks: a step's new blocks are zeroed, and the connector is told of the step behind that, as vLLM's V2
+            model runner does it.
         enable_caching: False: every prompt is computed from its first token on, and nothing is loaded.
         disaggregation: for an engine that shares its work with others: prefill for them, or decode after them.
         codec: one of :data:`gpu.codec.CODECS`: keys and values are stored smaller, with loss. States never are: an
@@ -96,12 +98,14 @@ class Engine:
         load_deadline: float = LOAD_DEADLINE,
         store_deadline: float = STORE_DEADLINE,
         mamba_cache_mode: MambaCacheMode = "all",
+        zeroes_blocks: bool = False,
         enable_caching: bool = True,
         codec: str = "",
         disaggregation: Disaggregation | None = None,
     ) -> None:
         self.model = model
         self._token_budget = token_budget
+        self._zeroes_blocks = zeroes_blocks
         config = KVCacheConfig(num_blocks, model.config.cache_groups(block_size, mamba_cache_mode))
         self.manager = KVCacheManager(
             config,
@@ -122,7 +126,9 @@ class Engine:
                 node: (peer, [[peer.namespace(layout, lazy=True) for layout in layouts]])
                 for node, peer in (disaggregation.peers if disaggregation is not None else {}).items()
             }
-            self._connector = SchedulerConnector(client, namespaces, lookup_budget=lookup_budget, peers=peers)
+            self._connector = SchedulerConnector(
+                client, namespaces, lookup_budget=lookup_budget, touched_early=zeroes_blocks, peers=peers
+            )
             if disaggregation is not None:
                 has_states = any(isinstance(group.kv_cache_spec, MambaSpec) for group in config.kv_cache_groups)
                 node_id = disaggregation.node_id or default_node_id(client.url)
@@ -143,6 +149,7 @@ class Engine:
                 pages,
                 load_deadline=load_deadline,
                 store_deadline=store_deadline,
+                touched_early=zeroes_blocks,
                 arena=PinnedArena(lambda: client.arena, pin) if on_cuda else None,
                 peers={node: theirs for node, (_, (theirs,)) in peers.items()},
             )
@@ -226,6 +233,8 @@ class Engine:
             self._scheduler.update_transfers(sent, received, self._worker.get_block_ids_with_load_errors())
         step = self._scheduler.schedule()
         if self._worker is not None:
+            if self._zeroes_blocks:
+                self._cache.zero(step.plan.overwritten)
             self._worker.handle_preemptions(step.plan)
             self._worker.start_load_kv(step.plan)
         if step.scheduled:

@@ -13,6 +13,8 @@ there, and in which shape, changes with the owner.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from connector.blocks.config import KVCacheConfig
@@ -45,6 +47,7 @@ class KVCache:
         places = max(len(group.layer_names) for group in self.groups)
         shape = (config.num_blocks, page_size // DTYPE.itemsize)
         buffers = [torch.zeros(shape, dtype=DTYPE, device=device) for _ in range(places)]
+        self._buffers = buffers
         self.group_of: dict[str, int] = {}
         """The group of each layer."""
         self.rows: dict[str, torch.Tensor] = {}
@@ -54,6 +57,11 @@ class KVCache:
             for name, buffer in zip(group.layer_names, buffers, strict=False):
                 self.group_of[name] = number
                 self.rows[name] = buffer[:, :elements]
+
+    def zero(self, block_ids: Sequence[int]) -> None:
+        """Forget what these blocks hold, of whichever group they are."""
+        for buffer in self._buffers:
+            buffer[list(block_ids)] = 0.0
 
     def pages(self, group: int, kv_heads: int = 0) -> PagedKV:
         """A group's blocks as pages, each ``[layer][element]``.

@@ -332,7 +332,8 @@ class Scheduler:
         """The request is over. Its blocks are freed when no copy uses them any more."""
         request_id = request.request_id
         if self._connector is not None:
-            request.sending = self._connector.request_finished(request_id)
+            ids = self._manager.get_block_ids(request_id)
+            request.sending = self._connector.request_finished(request_id, (each for of in ids for each in of))
         if request in self._running:
             self._running.remove(request)
         elif request in self._loaded:

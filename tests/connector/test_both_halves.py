@@ -105,17 +105,27 @@ class Group:
 
 
 class TinyEngine:
+    """With ``zeroes`` new blocks are zeroed before the connector is told of the step."""
+
     def __init__(
-        self, client: kvstore.Client, specs: Sequence[KVCacheSpec] = (FULL,), num_blocks: int = NUM_BLOCKS
+        self,
+        client: kvstore.Client,
+        specs: Sequence[KVCacheSpec] = (FULL,),
+        num_blocks: int = NUM_BLOCKS,
+        *,
+        zeroes: bool = False,
     ) -> None:
+        self.zeroes = zeroes
         self.groups = [Group(client, number, spec, num_blocks) for number, spec in enumerate(specs)]
         self.namespaces = [group.namespace for group in self.groups]
         layers = tuple(KVCacheGroupSpec((f"layer {number}",), spec) for number, spec in enumerate(specs))
         self.manager = KVCacheManager(KVCacheConfig(num_blocks, layers), 256, max_in_flight_tokens=CHUNK)
         # A budget that no machine is too slow for: whether a page is found must not depend on the load of this one.
-        self.scheduler = SchedulerConnector(client, self.namespaces, lookup_budget=60.0)
+        self.scheduler = SchedulerConnector(client, self.namespaces, lookup_budget=60.0, touched_early=zeroes)
         pages = [group.pages for group in self.groups]
-        self.worker = WorkerConnector(self.namespaces, pages, load_deadline=60.0, store_deadline=60.0)
+        self.worker = WorkerConnector(
+            self.namespaces, pages, load_deadline=60.0, store_deadline=60.0, touched_early=zeroes
+        )
         self.tokens_computed = 0
         self.tokens_loaded = 0
 
@@ -171,6 +181,9 @@ class TinyEngine:
 
     def _step(self, compute: Callable[[], object] = lambda: None) -> tuple[set[str], set[str], set[int]]:
         plan = StepPlan.from_bytes(self.scheduler.build_connector_meta().to_bytes())
+        if self.zeroes:
+            for layer in [layer for group in self.groups for layer in group.layers]:
+                layer[:, list(plan.overwritten)] = 0.0
         self.worker.handle_preemptions(plan)
         self.worker.start_load_kv(plan)
         compute()
@@ -217,7 +230,8 @@ class TinyEngine:
                 group.write(block_ids[index], hashes[index])
 
     def _end(self, request: TinyRequest) -> None:
-        held = self.scheduler.request_finished(request.request_id)
+        by_group = self.manager.get_block_ids(request.request_id)
+        held = self.scheduler.request_finished(request.request_id, [each for ids in by_group for each in ids])
         for _ in range(MOST_STEPS):
             sent, _, _ = self._step()
             if sent or not held:
@@ -233,12 +247,12 @@ def client(tmp_path: Path, shm_folder: Path) -> Iterator[kvstore.Client]:
         yield client
 
 
-@pytest.fixture
-def new_engine(client: kvstore.Client) -> Iterator[Callable[..., TinyEngine]]:
+@pytest.fixture(params=[False, True], ids=["told first", "zeroed first"])
+def new_engine(client: kvstore.Client, request: pytest.FixtureRequest) -> Iterator[Callable[..., TinyEngine]]:
     engines: list[TinyEngine] = []
 
     def start(*specs: KVCacheSpec, num_blocks: int = NUM_BLOCKS) -> TinyEngine:
-        engines.append(TinyEngine(client, specs or (FULL,), num_blocks))
+        engines.append(TinyEngine(client, specs or (FULL,), num_blocks, zeroes=request.param))
         return engines[-1]
 
     yield start

@@ -32,6 +32,7 @@ def plans(kind, *others):
         plans(StorePlan, st.binary(min_size=32, max_size=32)),
         st.lists(names).map(tuple),
         st.lists(names).map(tuple),
+        st.lists(st.lists(st.integers(0, 2**31)).map(tuple)).map(tuple),
         st.lists(st.integers(0, 2**31)).map(tuple),
     )
 )
@@ -55,8 +56,8 @@ def test_bytes_that_are_no_plan_are_refused(data):
         b"\x80",
         b"\x94\x90\x90\x90",
         StepPlan().to_bytes() + b"x",
-        b"\x95\x91\x96\xa1a\xc4\x01b\x90\x00\xa0\xc2\x90\x90\x90\x90",  # a hash without a block
-        b"\x95\x91\x96\xa1a\xc4\x00\x90\xff\xa0\xc2\x90\x90\x90\x90",  # group -1
+        b"\x96\x91\x96\xa1a\xc4\x01b\x90\x00\xa0\xc2\x90\x90\x90\x90\x90",  # a hash without a block
+        b"\x96\x91\x96\xa1a\xc4\x00\x90\xff\xa0\xc2\x90\x90\x90\x90\x90",  # group -1
     ],
 )
 def test_damaged_plans_are_refused(data):

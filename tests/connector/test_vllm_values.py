@@ -22,6 +22,7 @@ from connector.vllm_values import (  # noqa: E402
     model_of,
     rows_by_part,
     rows_of,
+    touches_early,
 )
 from gpu.unlike import paged_kv  # noqa: E402
 from kvstore.errors import ConfigError, ResourceError  # noqa: E402
@@ -209,3 +210,33 @@ def test_layers_in_which_tokens_attend_to_later_ones_are_refused() -> None:
         of_model = SimpleNamespace(kv_cache_groups=groups, prefix_cacheable_group_ids=(0,))
         with pytest.raises(ResourceError, match="attends to later ones") if non_causal else nullcontext():
             check_groups(of_model)
+
+
+class MambaSpec(SimpleNamespace):
+    """As much of vLLM's as is read."""
+
+
+def caches(*specs: Any, **fields: Any) -> SimpleNamespace:
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["0"]) for spec in specs]
+    return SimpleNamespace(kv_cache_groups=groups, **fields)
+
+
+PLAIN: dict[str, Any] = {"needs_kv_cache_zeroing": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "hash_block_size", "early"),
+    [
+        (caches(Spec(1), **PLAIN), 8, False),
+        (caches(Spec(1), Spec(2), **PLAIN), 8, False),
+        (caches(Spec(1), needs_kv_cache_zeroing=True), 8, True),
+        (caches(Spec(1)), 8, True),  # a release that does not say
+        (caches(Spec(1), MambaSpec(block_size=8, page_size_bytes=0), **PLAIN), 8, True),
+        (caches(Spec(1), **PLAIN), 4, True),  # hits may end inside a block, which is copied then
+    ],
+)
+def test_whether_blocks_may_be_touched_before_they_are_told_of(
+    config: SimpleNamespace, hash_block_size: int, early: bool
+) -> None:
+    assert touches_early(config, hash_block_size, True) is early
+    assert touches_early(config, hash_block_size, False) is False

@@ -71,8 +71,14 @@ def key(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(params=["V1", "V2"])
+def runner(request: pytest.FixtureRequest) -> str:
+    """Which of vLLM's model runners an engine has: in which order a step's calls come."""
+    return str(request.param)
+
+
 @pytest.fixture
-def start_loop(models: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
+def start_loop(models: Callable[[str], Path], runner: str) -> Iterator[Callable[..., Any]]:
     """Start an engine with a made-up model (:class:`~tests.vllm.loop.Loop`) on a node; ``extra`` goes into
     ``kv_connector_extra_config``, and ``role`` is its ``kv_role``."""
     from tests.vllm.driving import PATIENT
@@ -84,7 +90,7 @@ def start_loop(models: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
     def start(node: Any, *, extra: dict[str, Any] | None = None, role: str = "kv_both", **options: Any) -> Loop:
         deadlines = {"lookup_budget_ms": PATIENT, "load_deadline_ms": PATIENT, "store_deadline_ms": PATIENT}
         transfer = transfer_config(node.url, **(deadlines | (extra or {})))
-        loop = Loop(models("llama"), transfer | {"kv_role": role}, **options)
+        loop = Loop(models("llama"), transfer | {"kv_role": role}, **({"runner": runner} | options))
         loops.append(loop)
         return loop
 

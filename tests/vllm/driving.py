@@ -20,7 +20,9 @@ PATIENT = 20_000
 """Milliseconds that never pass in a test."""
 
 KINDS = pytest.mark.parametrize("kind", ["full", "hybrid", "states"])
-ALL_KINDS = pytest.mark.parametrize("kind", ["full", "mla", "unlike", "hybrid", "window", "states", "recurrent"])
+ALL_KINDS = pytest.mark.parametrize(
+    "kind", ["full", "mla", "unlike", "hybrid", "mixed", "window", "states", "recurrent"]
+)
 WAYS = pytest.mark.parametrize("async_load", [True, False], ids=["async", "sync"])
 
 

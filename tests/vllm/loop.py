@@ -8,6 +8,7 @@ is found in that step, and the right answer to a prompt is known without computi
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
@@ -63,6 +65,8 @@ _KV_HEADS = 1
 _HEAD_SIZE = 32
 _VOCAB = 1000
 _NUMBERS = 1 << 20
+_PREPARING = 0.02
+"""Seconds that V2 prepares a step's inputs for, at most: stores end meanwhile."""
 
 
 def numbers_of(tokens: Sequence[int]) -> list[int]:
@@ -91,8 +95,10 @@ class Loop:
         transfer: ``kv_transfer_config``; None is vLLM without a connector.
         num_blocks: of the KV cache, the null block included.
         kind: of the layers: "full"; "mla", full with one latent head; "unlike", full with one head or
-            two, in turn; "hybrid", every other one with a window; "window", all of them; "states", every other one
-            recurrent; "recurrent", all of them.
+            two, in turn; "hybrid", every other one with a window; "mixed", these in another type; "window", all of
+            them; "states", every other one recurrent; "recurrent", all of them.
+        runner: whose order of calls a step has: "V1" tells the connector of a step and then zeroes and copies blocks,
+            "V2" does that first.
         overlap: a step is planned before the one in front of it has ended, as vLLM does it by default.
         arguments: others of ``EngineArgs``, such as ``max_num_batched_tokens``.
     """
@@ -105,9 +111,11 @@ class Loop:
         num_blocks: int = 64,
         kind: str = "full",
         overlap: bool = False,
+        runner: str = "V1",
         **arguments: Any,
     ) -> None:
         self.overlap = overlap
+        self.runner = runner
         self.ends_saves = True
         """False: steps end without ``wait_for_save``, as on pipeline ranks before the last one that drafts tokens."""
         self._in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
@@ -120,7 +128,7 @@ class Loop:
             self.config.cache_config.mamba_cache_mode = "align"
         self.kv_cache_config, scheduler_kv_cache_config = _kv_cache_configs(self.config, _specs(kind))
         block_size, hash_block_size = resolve_kv_cache_block_sizes(scheduler_kv_cache_config, self.config)
-        with _current(self.config):
+        with self._current():
             _one_worker()
             self.config.scheduler_config.async_scheduling = overlap  # vLLM turns it off on processors without a GPU
             scheduler = self.config.scheduler_config.get_scheduler_cls()
@@ -213,7 +221,7 @@ class Loop:
 
     def schedule(self) -> SchedulerOutput:
         """The first half of a step."""
-        with _current(self.config):
+        with self._current():
             step = self.scheduler.schedule()
         # Whoever ends while this step is in flight has blocks no more.
         self._tables = {name: tuple(map(list, self.blocks_of(name))) for name in step.num_scheduled_tokens}
@@ -221,12 +229,12 @@ class Loop:
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """What a worker does in a step, in vLLM's order."""
-        with _current(self.config):
+        with self._current():
             return self._execute(step)
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
         """The last part of a step."""
-        with _current(self.config):
+        with self._current():
             results = self.scheduler.update_from_output(step, output)
         for outputs in results.values():
             if outputs.scheduler_stats is not None:
@@ -296,15 +304,48 @@ class Loop:
             found += [f"group {group} has blocks of {name}" for name in single.req_to_blocks]
         return found
 
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        with _current(self.config), _runner(self.runner):
+            yield
+
+    def _touch(self, step: SchedulerOutput) -> None:
+        """What vLLM does to blocks before a step's forward pass."""
+        if zeroed := step.new_block_ids_to_zero:
+            for group in self.kv_cache_config.kv_cache_groups:
+                specs = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+                for layer in group.layer_names:
+                    if isinstance(specs.get(layer, group.kv_cache_spec), AttentionSpec):
+                        self.caches[layer][zeroed] = 0.0
+        for source, target in step.kv_cache_block_copies or ():
+            for cache in self.caches.values():
+                cache[target] = cache[source]
+        started = _started(step)
+        for group, spec in enumerate(self.kv_cache_config.kv_cache_groups):
+            if not isinstance(spec.kv_cache_spec, MambaSpec):
+                continue
+            for name, count in step.num_scheduled_tokens.items():
+                table, first = self._tables[name][group], started[name]
+                if first and table[(first - 1) // BLOCK_SIZE]:
+                    for layer in spec.layer_names:  # a state moves on to the block that it is written to
+                        self._state(layer, table, first + count)[:] = self._state(layer, table, first)
+
     def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         scheduled = list(step.num_scheduled_tokens)
         transfer: KVConnectorOutput | None = None
         sampled: list[list[int]] = []
+        if self.runner == "V2":
+            self._touch(step)
+            if self.worker is not None and self.worker._worker is not None:
+                self.worker._worker.wait_for_save(_PREPARING)
+        if self.worker is not None:
+            self.worker.handle_preemptions(step.kv_connector_metadata)
+        if self.runner == "V1":
+            self._touch(step)
         if self.worker is None:
             sampled = self._forward(step)
         else:
             worker = self.worker
-            worker.handle_preemptions(step.kv_connector_metadata)
             worker.bind_connector_metadata(step.kv_connector_metadata)
             before = step.has_sync_kv_loads
             if before:
@@ -343,9 +384,7 @@ class Loop:
 
     def _forward(self, step: SchedulerOutput) -> list[list[int]]:
         """Compute the step's tokens. Returns those that follow, for requests whose prompt is done."""
-        started = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
-        cached = step.scheduled_cached_reqs
-        started |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        started = _started(step)
         sampled = []
         for name, count in step.num_scheduled_tokens.items():
             tokens = list(self.requests[name].all_token_ids)
@@ -401,6 +440,13 @@ class Loop:
         block, offset = divmod(position, BLOCK_SIZE)
         assert table[block] != 0, f"position {position} has no block: {list(table)}"
         return self.caches[layer][table[block], :, offset]
+
+
+def _started(step: SchedulerOutput) -> dict[str, int]:
+    """Where a step goes on, by request."""
+    cached = step.scheduled_cached_reqs
+    started = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+    return started | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
 
 
 def run_until(loop: Loop, condition: Any, *, seconds: float = 30.0) -> None:
@@ -459,6 +505,7 @@ def _specs(kind: str) -> dict[str, KVCacheSpec]:
     latent = MLAAttentionSpec(**(size | {"head_size": 2 * _HEAD_SIZE}))  # keys and values in one
     wider = FullAttentionSpec(**(size | {"num_kv_heads": 2 * _KV_HEADS}))
     window = SlidingWindowSpec(**size, sliding_window=WINDOW)
+    smaller = SlidingWindowSpec(**(size | {"head_size": 2 * _HEAD_SIZE, "dtype": torch.float16}), sliding_window=WINDOW)
     state = MambaSpec(
         block_size=BLOCK_SIZE,
         shapes=((_HEAD_SIZE,), (2, _HEAD_SIZE)),
@@ -470,6 +517,7 @@ def _specs(kind: str) -> dict[str, KVCacheSpec]:
         "full": (full, full),
         "mla": (latent, latent),
         "unlike": (full, wider),
+        "mixed": (full, smaller),
         "hybrid": (full, window),
         "window": (window, window),
         "states": (full, state),
@@ -517,6 +565,19 @@ def _kv_caches(config: KVCacheConfig) -> dict[str, torch.Tensor]:
         for index, layer in enumerate(place.layers):
             caches[layer] = storage.as_strided(shape, strides, (place.offset + index * place.layer_stride) // 4)
     return {layer: caches[layer] for group in config.kv_cache_groups for layer in group.layer_names}
+
+
+@contextmanager
+def _runner(name: str) -> Iterator[None]:
+    """Who asks vLLM for its model runner finds this one. A configuration is made outside: it wants Triton for V2."""
+    before = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(name == "V2"))
+    try:
+        yield
+    finally:
+        del os.environ["VLLM_USE_V2_MODEL_RUNNER"]
+        if before is not None:
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = before
 
 
 @contextmanager

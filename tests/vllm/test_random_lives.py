@@ -154,7 +154,7 @@ class Life:
 def make_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[..., Loop]]:
     loops: list[Loop] = []
 
-    def make(node: Any, kind: str, async_load: bool, caching: bool, overlap: bool, policy: str) -> Loop:
+    def make(node: Any, kind: str, async_load: bool, caching: bool, overlap: bool, policy: str, runner: str) -> Loop:
         loops.append(
             Loop(
                 models("llama"),
@@ -162,6 +162,7 @@ def make_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[...
                 num_blocks=26,
                 kind=kind,
                 overlap=overlap,
+                runner=runner,
                 enable_prefix_caching=caching,
                 max_num_batched_tokens=96,
                 max_num_seqs=6,
@@ -179,8 +180,16 @@ def make_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[...
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "one by one"])
 @pytest.mark.parametrize(
     ("kind", "async_load"),
-    [("full", True), ("full", False), ("hybrid", True), ("window", True), ("states", True), ("recurrent", True)],
-    ids=["full-async", "full-sync", "hybrid", "window", "states", "recurrent"],
+    [
+        ("full", True),
+        ("full", False),
+        ("mixed", True),
+        ("hybrid", True),
+        ("window", True),
+        ("states", True),
+        ("recurrent", True),
+    ],
+    ids=["full-async", "full-sync", "mixed", "hybrid", "window", "states", "recurrent"],
 )
 def test_every_answer_is_right_and_nothing_is_left(
     node_process: Callable[..., Any],
@@ -188,12 +197,13 @@ def test_every_answer_is_right_and_nothing_is_left(
     kind: str,
     async_load: bool,
     overlap: bool,
+    runner: str,
     seed: int,
 ) -> None:
     node = node_process(arena="3MiB")
     caching = kind in ("states", "recurrent") or bool(seed % 2)  # vLLM keeps no states without it
     policy = "priority" if (seed + seed // 2 + overlap) % 2 else "fcfs"
-    life = Life(seed, node, lambda: make_loop(node, kind, async_load, caching, overlap, policy))
+    life = Life(seed, node, lambda: make_loop(node, kind, async_load, caching, overlap, policy, runner))
     try:
         life.run()
     finally:

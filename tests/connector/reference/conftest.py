@@ -208,3 +208,9 @@ def mixed(request: pytest.FixtureRequest) -> Llama:
 def node_kind() -> type[MemoryNode]:
     """For tests that need many."""
     return MemoryNode
+
+
+@pytest.fixture(params=[False, True], ids=["told first", "zeroed first"])
+def zeroes_blocks(request: pytest.FixtureRequest) -> bool:
+    """Whether an engine zeroes a step's new blocks before it tells the connector of the step."""
+    return bool(request.param)

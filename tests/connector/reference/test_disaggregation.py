@@ -30,14 +30,16 @@ def prompt(length: int, name: str = "") -> list[int]:
 class Pair:
     """Engines of one model that share the work, beside nodes of their own or a common one."""
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Llama, zeroes_blocks: bool) -> None:
         self.model = model
+        self.zeroes_blocks = zeroes_blocks
         self.engines: list[Engine] = []
 
     def engine(self, client: Any, node_id: str, peers: dict[str, Any] | None = None, **options: Any) -> Engine:
         defaults = {"num_blocks": 96, "lookup_budget": PATIENCE, "load_deadline": PATIENCE, "store_deadline": PATIENCE}
         key = options.pop("key", KEY)
         disaggregation = Disaggregation(key, node_id, peers or {}, options.pop("wait", PATIENCE))
+        options.setdefault("zeroes_blocks", self.zeroes_blocks)
         engine = Engine(self.model, client=client, disaggregation=disaggregation, **defaults | options)
         self.engines.append(engine)
         return engine
@@ -59,15 +61,15 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tiny: Llama) -> Iterator[Pair]:
-    made = Pair(tiny)
+def pair(tiny: Llama, zeroes_blocks: bool) -> Iterator[Pair]:
+    made = Pair(tiny, zeroes_blocks)
     yield made
     made.close()
 
 
 @pytest.fixture
-def mixed_pair(mixed: Llama) -> Iterator[Pair]:
-    made = Pair(mixed)
+def mixed_pair(mixed: Llama, zeroes_blocks: bool) -> Iterator[Pair]:
+    made = Pair(mixed, zeroes_blocks)
     yield made
     made.close()
 
@@ -221,6 +223,10 @@ def test_the_first_pages_are_loaded_while_the_last_are_being_stored(pair, node):
     assert answer.token_ids == pair.plain(tokens).token_ids
 
 
+BATCH_BY_BATCH = {"zeroes_blocks": False}
+"""For tests that stop a prefill behind its first batch: that is published before the second one is begun."""
+
+
 @pytest.mark.parametrize("length", [96, 100])
 def test_pages_of_a_prefill_that_dies_on_the_way_are_computed(pair, node, length):
     def die() -> None:
@@ -229,7 +235,7 @@ def test_pages_of_a_prefill_that_dies_on_the_way_are_computed(pair, node, length
 
     node.before_store = die
     tokens = prompt(length)
-    ticket = prefill(pair.engine(node, "n"), tokens)
+    ticket = prefill(pair.engine(node, "n", **BATCH_BY_BATCH), tokens)
     settle(pair.engines[0])
     assert len(node.stored) == 3
     node.before_store = lambda: None
@@ -244,7 +250,7 @@ def test_pages_of_a_prefill_that_dies_on_the_way_are_computed(pair, node, length
 def test_decode_that_is_aborted_while_pages_are_on_the_way(pair, node):
     node.before_store = stops = StopsAt(1)
     tokens = prompt(100)
-    ticket = prefill(pair.engine(node, "n"), tokens)
+    ticket = prefill(pair.engine(node, "n", **BATCH_BY_BATCH), tokens)
     second = pair.engine(node, "n", wait=2.0)
     second.add_request("d", tokens, MAX_TOKENS, ticket)
     while not loading(second):

@@ -56,14 +56,14 @@ MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture
-def make_engine(tiny: Llama) -> Iterator[MakeEngine]:
+def make_engine(tiny: Llama, zeroes_blocks: bool) -> Iterator[MakeEngine]:
     """Engines that are closed, and checked for blocks that got lost, when the test is over."""
     engines: list[Engine] = []
 
     def make(client: Any = None, **options: Any) -> Engine:
         # Deadlines that no slow machine reaches: what is late is tested where the clock is the test's.
         defaults = {"num_blocks": 64, "lookup_budget": 60.0, "load_deadline": 60.0, "store_deadline": 60.0}
-        engines.append(Engine(tiny, client=client, **defaults | options))
+        engines.append(Engine(tiny, client=client, zeroes_blocks=zeroes_blocks, **defaults | options))
         return engines[-1]
 
     yield make
@@ -524,6 +524,7 @@ ACTIONS = st.one_of(
     num_blocks=st.integers(10, 30),
     token_budget=st.integers(5, 100),
     max_requests=st.integers(1, 6),
+    zeroes_blocks=st.booleans(),
 )
 @settings(max_examples=120, deadline=None)
 def test_whatever_happens_answers_are_right_and_no_block_is_lost(
@@ -534,9 +535,17 @@ def test_whatever_happens_answers_are_right_and_no_block_is_lost(
     num_blocks: int,
     token_budget: int,
     max_requests: int,
+    zeroes_blocks: bool,
 ) -> None:
     node = node_kind()
-    engine = Engine(tiny, num_blocks=num_blocks, token_budget=token_budget, max_requests=max_requests, client=node)
+    engine = Engine(
+        tiny,
+        num_blocks=num_blocks,
+        token_budget=token_budget,
+        max_requests=max_requests,
+        client=node,
+        zeroes_blocks=zeroes_blocks,
+    )
     answers: list[Answer] = []
     asked = 0
     turns = {}

@@ -94,13 +94,13 @@ MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture
-def make_engine(mixed: Llama) -> Iterator[MakeEngine]:
+def make_engine(mixed: Llama, zeroes_blocks: bool) -> Iterator[MakeEngine]:
     """Engines that are closed, and checked for blocks that got lost, when the test is over."""
     engines: list[Engine] = []
 
     def make(client: Any = None, **options: Any) -> Engine:
         defaults = {"num_blocks": 200, "lookup_budget": 60.0, "load_deadline": 60.0, "store_deadline": 60.0}
-        engines.append(Engine(mixed, client=client, **defaults | options))
+        engines.append(Engine(mixed, client=client, zeroes_blocks=zeroes_blocks, **defaults | options))
         return engines[-1]
 
     yield make
@@ -480,6 +480,7 @@ ACTIONS = st.one_of(
     token_budget=st.integers(5, 200),
     max_requests=st.integers(2, 6),
     mamba_cache_mode=st.sampled_from(("all", "align")),
+    zeroes_blocks=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
 def test_whatever_happens_answers_and_pages_are_right_and_no_block_is_lost(
@@ -492,6 +493,7 @@ def test_whatever_happens_answers_and_pages_are_right_and_no_block_is_lost(
     token_budget: int,
     max_requests: int,
     mamba_cache_mode: MambaCacheMode,
+    zeroes_blocks: bool,
 ) -> None:
     node = node_kind()
     first = Engine(mixed, num_blocks=200, client=node)
@@ -506,6 +508,7 @@ def test_whatever_happens_answers_and_pages_are_right_and_no_block_is_lost(
         max_requests=max_requests,
         client=node,
         mamba_cache_mode=mamba_cache_mode,
+        zeroes_blocks=zeroes_blocks,
     )
     answers: list[Answer] = []
     turns: dict[str, int] = {}
