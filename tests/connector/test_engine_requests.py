@@ -213,3 +213,13 @@ def test_which_engines_can_go_on_in_front_of_a_page_that_did_not_come() -> None:
     assert fails_by_block([ATTENTION])
     assert not fails_by_block([STATES])
     assert not fails_by_block([ATTENTION, ATTENTION])
+
+
+def test_blocks_that_a_step_zeroes_are_overwritten_whoever_has_them(requests: EngineRequests) -> None:
+    """Those of a request that waits for its load are in no other list."""
+    request = new_request()
+    requests.get_num_new_matched_tokens(request, 0)
+    step = step_of(request, 4, ([11], [21]))
+    step.new_block_ids_to_zero = [11, 31]
+    plan, _ = requests.plan_step(step)
+    assert {11, 21, 31} == set(plan.overwritten)
