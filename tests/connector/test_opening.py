@@ -33,6 +33,7 @@ def scheduler_half(connection: opening.Connection, parts: list[opening.Part]) ->
         async_load=True,
         may_store=True,
         may_load=True,
+        touched_early=False,
         announcements=None,
         event_block_size=16,
     )
