@@ -12,7 +12,7 @@ from tests.vllm.engine import transfer_config
 
 
 def test_blocks_are_announced_when_they_are_stored_and_taken_back_when_a_lookup_misses_them(
-    models: Callable[[str], Path], node_process: Callable[..., Any], prompt: Callable[..., list[int]]
+    models: Callable[[str], Path], node_process: Callable[..., Any], prompt: Callable[..., list[int]], runner: str
 ) -> None:
     from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
@@ -22,6 +22,7 @@ def test_blocks_are_announced_when_they_are_stored_and_taken_back_when_a_lookup_
     loop = Loop(
         models("llama"),
         transfer_config(node.url, lookup_budget_ms=20_000, store_deadline_ms=20_000),
+        runner=runner,
         kv_events_config={"enable_kv_cache_events": True, "publisher": "null"},
     )
     told: list[Any] = []

@@ -20,7 +20,7 @@ PATIENT = 60_000
 
 
 @pytest.fixture
-def start_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[..., Any]]:
+def start_loop(models: Callable[[str], Path], key: Path, runner: str) -> Iterator[Callable[..., Any]]:
     """Start an engine with a made-up model on a node, which shares its work; ``extra`` is for its connector."""
     pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
     from tests.vllm.loop import Loop
@@ -30,7 +30,8 @@ def start_loop(models: Callable[[str], Path], key: Path) -> Iterator[Callable[..
     def start(node: Any, *, url: str = "", extra: dict[str, Any] | None = None, **options: Any) -> Loop:
         defaults: dict[str, Any] = {"lookup_budget_ms": PATIENT, "load_deadline_ms": PATIENT}
         defaults |= {"store_deadline_ms": PATIENT, "ticket_key_file": str(key)}
-        loops.append(Loop(models("llama"), transfer_config(url or node.url, **(defaults | (extra or {}))), **options))
+        transfer = transfer_config(url or node.url, **(defaults | (extra or {})))
+        loops.append(Loop(models("llama"), transfer, **({"runner": runner} | options)))
         return loops[-1]
 
     yield start

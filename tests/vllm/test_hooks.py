@@ -103,10 +103,11 @@ def test_the_scheduler_waits_for_nobody(
     node_process: Callable[..., Any],
     prompt: Callable[..., list[int]],
     monkeypatch: pytest.MonkeyPatch,
+    runner: str,
 ) -> None:
     node = node_process()
     extra = {"lookup_budget_ms": 20, "load_deadline_ms": 1000, "store_deadline_ms": 1000}
-    loop = Loop(models("llama"), transfer_config(node.url, **extra), num_blocks=29)
+    loop = Loop(models("llama"), transfer_config(node.url, **extra), num_blocks=29, runner=runner)
     found: list[str] = []
 
     def watched(half: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,11 +20,12 @@ LENGTH = 480
 
 
 @pytest.fixture
-def start_loop(models: Callable[[str], Path]) -> Iterator[Callable[..., Loop]]:
+def start_loop(models: Callable[[str], Path], runner: str) -> Iterator[Callable[..., Loop]]:
     loops: list[Loop] = []
 
     def start(node: Any, **options: Any) -> Loop:
-        loops.append(Loop(models("llama"), transfer_config(node.url, **PATIENT), max_num_batched_tokens=160, **options))
+        options = {"max_num_batched_tokens": 160, "runner": runner} | options
+        loops.append(Loop(models("llama"), transfer_config(node.url, **PATIENT), **options))
         return loops[-1]
 
     yield start
