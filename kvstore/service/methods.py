@@ -24,6 +24,11 @@ def _of_pages(request: Any) -> Iterable[bytes]:
     return (request.pages.fingerprint,)
 
 
+def _of_completed(request: Any) -> Iterable[bytes]:
+    """That of a reservation which was made ahead; others' pages were named when they were reserved."""
+    return (request.pages.fingerprint,) if request.outcomes or request.HasField("pages") else ()
+
+
 def _of_queries(request: Any) -> Iterable[bytes]:
     return [query.fingerprint for query in request.queries]
 
@@ -60,7 +65,7 @@ NEEDS: dict[str, Needs] = {
     _CACHE + "Lookup": Needs(READ, _of_queries),
     _CACHE + "Explain": Needs(READ, _own),
     _CACHE + "PrepareStore": Needs(WRITE, _of_pages),
-    _CACHE + "CompleteStore": Needs(WRITE),
+    _CACHE + "CompleteStore": Needs(WRITE, _of_completed),
     _CACHE + "PrepareLoad": Needs(READ, _of_pages),
     _CACHE + "CompleteLoad": Needs(READ),
     _CACHE + "Touch": Needs(READ, _own),
