@@ -53,6 +53,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # names are data: a terminal may not know all of their characters
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["serve"]:
+        # gRPC's core, which reads this when it is imported, has a log of its own on stderr: a line for each handshake
+        # that fails, however many there are.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     options: argparse.Namespace | None = None
     try:
         if given[:1] == ["demo"]:

@@ -25,6 +25,7 @@ from kvstore.config import NodeConfig, is_loopback, parse_address
 from kvstore.errors import InUseError, ResourceError, UnavailableError
 from kvstore.events.publisher import EventPublisher
 from kvstore.forking import tell_children
+from kvstore.logs import LeftOutCollector
 from kvstore.opening import open_store
 from kvstore.process_lock import ProcessLock
 from kvstore.secret_files import read_tokens
@@ -127,6 +128,7 @@ class Node:
         times: CallTimes | None = None
         if registry is not None:
             registry.register(LimitsCollector(self.limits))
+            registry.register(LeftOutCollector())
             registry.register(TierTimesCollector(lambda: self.store.below.times.all()))
             times = CallTimes(registry)
             gates.insert(0, times)  # around the gate: who is turned away is counted

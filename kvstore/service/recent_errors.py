@@ -6,6 +6,8 @@ import logging
 from collections import deque
 from typing import NamedTuple
 
+from kvstore.logs import leave_out_repeats
+
 MOST_ERRORS = 100
 _MOST_CHARACTERS = 500
 
@@ -27,6 +29,7 @@ class RecentErrors(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._latest: deque[LoggedError] = deque(maxlen=MOST_ERRORS)
+        leave_out_repeats(self)
         logging.getLogger("kvstore").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
