@@ -8,7 +8,7 @@ VLLM_VERSION ?= $(NEWEST_VLLM)
 VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERSION))
 
 .DEFAULT_GOAL := help
-.PHONY: redis-server help demo test test-random test-compose test-kill test-torn soak test-vllm test-triton test-cuda lint format proto bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
+.PHONY: redis-server help demo test test-random test-compose test-kill test-torn test-hostile soak test-vllm test-triton test-cuda lint format proto bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-kill: $(VENV)/.dev ## SIGKILL a node a hundred times while it stores
 
 test-torn: $(VENV)/.dev ## fork clients a thousand times and interrupt them twenty thousand times, by every way
 	FORKS=1000 INTERRUPTS=20000 $(BIN)/pytest -m torn
+
+test-hostile: $(VENV)/.dev ## a thousand hostile messages of each of forty kinds, under a container's memory limit
+	HOSTILE_MESSAGES=1000 $(BIN)/pytest tests/kvstore/service/test_memory.py -n0 -s
 
 SECONDS ?= 1200
 soak: $(VENV)/.dev redis-server ## kill nodes, clients and Redis under load, for 20 minutes (SECONDS=1200)

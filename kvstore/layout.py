@@ -11,6 +11,8 @@ from kvstore.errors import InvalidRequestError
 
 MAX_NAME_BYTES = 1024
 """Longest text a layout's field may hold, in UTF-8 bytes."""
+_MOST_CHARACTERS = 64 << 10
+"""Longest JSON object of a layout: the longest texts that there are, escaped, fit several times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +122,10 @@ class Layout:
         Raises:
             InvalidRequestError: no such JSON object, a key is unknown or missing, or a value is out of range.
         """
+        if len(text) > _MOST_CHARACTERS:  # small lists take many times what they are written with
+            raise InvalidRequestError(
+                f"layout: not a JSON object of at most {_MOST_CHARACTERS} characters: it has {len(text)}"
+            )
         try:
             values: Any = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -51,7 +51,7 @@ from kvstore.status import Status, seen_by, status_of
 from kvstore.tenants import READ, Grant
 from kvstore.upkeep import Upkeep
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc, events_pb2, events_pb2_grpc
-from kvstore.wire import MOST_MESSAGE_BYTES, unix_target
+from kvstore.wire import MOST_REQUEST_BYTES, unix_target
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -71,6 +71,8 @@ _KEEPALIVE_MS, _ALIVE_MS = 30_000, 10_000
 closes nothing, and its watches would keep their places for hours. Clients answer by themselves, and ask nothing."""
 _TRACES_SECONDS = 1.0
 """How long a stopping node waits for its last spans to be sent."""
+_STREAMS = 200
+"""Calls at once of one connection, more than are worked on at once. A client waits with more by itself."""
 _WAITING_CALLS = 256
 """Calls that may wait for a handler; more are refused with RESOURCE_EXHAUSTED."""
 _RELOADED = (
@@ -119,7 +121,7 @@ class Node:
         )
         self._strangers: Strangers | None = None
         known_by = access.asks or config.client_ca is not None
-        gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits, self._note)] if known_by else []
+        gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits, self._note)]
         self._web: WebServer | None = None
         self._console: ConsolePages | None = None
         self._labels: dict[tuple[str, frozenset[str]], Labels] = defaultdict(Labels)
@@ -179,7 +181,13 @@ class Node:
                 options=[
                     # Two nodes must never share a port by accident.
                     ("grpc.so_reuseport", 0),
-                    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+                    ("grpc.max_receive_message_length", MOST_REQUEST_BYTES),
+                    # What comes before anybody here waits for it: 64 KiB of a stream, which measuring the connection's
+                    # bandwidth would make megabytes, of each of thousands of streams, whoever opened them.
+                    ("grpc.http2.bdp_probe", 0),
+                    ("grpc.max_concurrent_streams", _STREAMS),
+                    # No client of ours compresses anything, and a few KiB would become gigabytes.
+                    ("grpc.per_message_decompression", 0),
                     ("grpc.max_allowed_incoming_connections", _grpc_connections(config.connections)),
                     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                     ("grpc.max_connection_idle_ms", _IDLE_MS),

@@ -24,7 +24,7 @@ from kvstore.config import NodeConfig, default_disk, default_socket, load_config
 from kvstore.errors import KVStoreError
 from kvstore.exit_codes import EXIT_CODES, EXIT_UNCLEAN
 from kvstore.logs import log_to_stderr
-from kvstore.malloc import keep_room_for_messages, limit_malloc_arenas
+from kvstore.malloc import keep_giving_back, keep_room_for_messages, limit_malloc_arenas
 from kvstore.node import Node
 from kvstore.service.descriptors import raise_limit
 
@@ -225,6 +225,7 @@ def _serve(options: argparse.Namespace) -> int:
     except _StoppedError:
         print("kvstore: stopped before it was ready", file=sys.stderr)
         return 0
+    keep_giving_back()
     print(_ready_line(node), flush=True)
     while not stop.is_set():
         if reload:

@@ -24,8 +24,10 @@ MESSAGE_BYTES = 2 << 20
 """Largest raw message of a payload stream: larger ones are several times slower, smaller ones cost more calls."""
 AT_ONCE_BYTES = 4 << 20
 """Most bytes of pages that are sent with the request that stores them: a call less, for bytes that may come in vain."""
+MOST_REQUEST_BYTES = 5 << 20
+"""Largest message that a node takes: room for the hashes of the largest lookup, and for a message of a payload."""
 MOST_MESSAGE_BYTES = 8 << 20
-"""Largest message that either end takes: room for the hashes of the largest lookup."""
+"""Largest message that a client takes."""
 REASON_KEY = "kvstore-reason"
 """Trailing metadata: the name of the error class behind a failed call."""
 
@@ -69,14 +71,20 @@ def join_hashes(hashes: Sequence[bytes]) -> bytes:
     return b"".join(hashes)
 
 
-def split_hashes(joined: bytes) -> list[bytes]:
-    """The block hashes of one field.
+def count_hashes(joined: bytes) -> int:
+    """How many block hashes one field has.
 
     Raises:
         InvalidRequestError: the field is not whole hashes.
     """
     if len(joined) % HASH_BYTES:
         raise errors.InvalidRequestError(f"hashes take {HASH_BYTES} bytes each, the field has {len(joined)}")
+    return len(joined) // HASH_BYTES
+
+
+def split_hashes(joined: bytes) -> list[bytes]:
+    """The block hashes of one field. Errors as :func:`count_hashes`."""
+    count_hashes(joined)
     return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from kvstore.config import NodeConfig
 from kvstore.errors import (
@@ -26,12 +27,14 @@ from kvstore.namespaces import KnownNamespace
 from kvstore.secret_files import read_file
 from kvstore.service.calls import abort
 from kvstore.service.limits import TenantLimits
-from kvstore.service.methods import needs_of
+from kvstore.service.messages import Messages
+from kvstore.service.methods import most_parts, needs_of
 from kvstore.tenants import EVERYTHING, WRITE, Grant
 from kvstore.tls import server_context
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import LOAD_STREAM, STORE_STREAM, TOKEN_KEY, TOKEN_SCHEME
 
+Parse = Callable[[bytes], Any]
 _OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 """What needs no token: a probe has none, and learns nothing but that the node serves."""
 
@@ -236,7 +239,7 @@ class Access:
 
 
 class Gate(grpc.ServerInterceptor):
-    """Lets calls in that may be made, as many as tenants' limits allow.
+    """Lets calls in that may be made, as many as tenants' limits and this process's memory allow.
 
     Args:
         access: who may do what.
@@ -248,6 +251,9 @@ class Gate(grpc.ServerInterceptor):
         self._access = access
         self._limits = limits
         self._note = note
+        self._messages = Messages()
+        self._parsing = threading.Lock()
+        """Held while a message is parsed and its parts are counted: millions of empty ones take 30 times its size."""
 
     def intercept_service(
         self,
@@ -263,36 +269,48 @@ class Gate(grpc.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or method.startswith(_OPEN_SERVICES):
             return handler
+        whole = handler.request_streaming
+        # The only message of other calls is parsed here, where it is known whose it is, and how large.
+        parse = None if whole else handler.request_deserializer
         coders = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": handler.request_deserializer if whole else None,
             "response_serializer": handler.response_serializer,
         }
         if handler.response_streaming:
             streamed = handler.unary_stream or handler.stream_stream
-            guarded = self._guarded_stream(streamed, method, whole=handler.request_streaming)
-            return grpc.stream_stream_rpc_method_handler(guarded, **coders)
+            return grpc.stream_stream_rpc_method_handler(self._guarded_stream(streamed, method, parse), **coders)
         behavior = handler.unary_unary or handler.stream_unary
-        return grpc.stream_unary_rpc_method_handler(
-            self._guarded(behavior, method, whole=handler.request_streaming), **coders
-        )
+        return grpc.stream_unary_rpc_method_handler(self._guarded(behavior, method, parse), **coders)
 
-    def _guarded(self, behavior: Any, method: str, *, whole: bool) -> Callable[[Iterator[Any], Any], Any]:
+    def _guarded(self, behavior: Any, method: str, parse: Parse | None) -> Callable[[Iterator[Any], Any], Any]:
         def call(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
             try:
-                with self._admitted(method, context, "payload streams" if whole else "") as grant:
-                    return behavior(self._request(grant, method, requests, whole=whole), context)
+                with self._admitted(method, context, "" if parse else "payload streams") as grant:
+                    if parse is None:
+                        return behavior(self._stream(grant, method, requests), context)
+                    with self._messages.receiving(grant, requests, context) as message:
+                        answer = behavior(self._request(grant, method, message, parse), context)
+                    self._messages.answering(grant, answer.ByteSize(), context)
+                    return answer
             except KVStoreError as error:
                 abort(context, error)
 
         return call
 
-    def _guarded_stream(self, behavior: Any, method: str, *, whole: bool) -> Callable[[Iterator[Any], Any], Any]:
+    def _guarded_stream(self, behavior: Any, method: str, parse: Parse | None) -> Callable[[Iterator[Any], Any], Any]:
         stream = "payload streams" if method == LOAD_STREAM else "other streams"
 
         def call(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             try:
                 with self._admitted(method, context, stream) as grant:
-                    answers = behavior(self._request(grant, method, requests, whole=whole), context)
+                    if parse is None:
+                        yield from behavior(self._stream(grant, method, requests), context)
+                        return
+                    with self._messages.receiving(grant, requests, context) as message:
+                        request = self._request(grant, method, message, parse)
+                    del message
+                    answers = behavior(request, context)
+                    del request
                     yield from self._counted(grant, answers) if method == LOAD_STREAM else answers
             except KVStoreError as error:
                 abort(context, error)
@@ -313,17 +331,24 @@ class Gate(grpc.ServerInterceptor):
         with self._limits.call(grant, stream):
             yield grant
 
-    def _request(self, grant: Grant, method: str, requests: Iterator[Any], *, whole: bool) -> Any:
-        """What a handler is given: the stream of requests as a whole, or the only one.
+    def _stream(self, grant: Grant, method: str, requests: Iterator[Any]) -> Iterator[Any]:
+        """The messages of a stream of requests."""
+        return self._counted(grant, requests) if method == STORE_STREAM else requests
+
+    def _request(self, grant: Grant, method: str, message: bytes | None, parse: Parse) -> Any:
+        """A call's only request.
 
         Raises:
-            KVStoreError: there is none, or it names what is not the caller's.
+            KVStoreError: there is none, it can't be read, or it names what is not the caller's.
         """
-        if whole:
-            return self._counted(grant, requests) if method == STORE_STREAM else requests
-        request = next(requests, None)
-        if request is None:
+        if message is None:
             raise InvalidRequestError("the call carries no message")
+        with self._parsing:
+            try:
+                request = parse(message)
+            except DecodeError as error:
+                raise InvalidRequestError("the call's message can't be read") from error
+            most_parts(request)
         self._access.check_request(grant, method, request)
         return request
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from kvstore.answers import MOST_QUERIES
+from kvstore.errors import LimitExceededError
+from kvstore.namespaces import MOST_NAMESPACES
 from kvstore.tenants import ADMIN, READ, WRITE, Grant
 from kvstore.wire import LOAD_STREAM, STORE_STREAM
 
@@ -91,3 +94,19 @@ NEEDS: dict[str, Needs] = {
 def needs_of(method: str) -> Needs:
     """What a call of this path needs."""
     return NEEDS.get(method, Needs(ALL_OF_IT))
+
+
+def most_parts(request: Any) -> None:
+    """Whether a request has no more parts than any call takes.
+
+    Raises:
+        LimitExceededError: it has.
+    """
+    for parts, most, what in (
+        (getattr(request, "queries", ()), MOST_QUERIES, "namespaces in one lookup"),
+        (getattr(request, "uses", ()), MOST_QUERIES, "uses in one report"),
+        (request.used.uses if hasattr(request, "used") else (), MOST_QUERIES, "uses in one report"),
+        (getattr(request, "fingerprints", ()), MOST_NAMESPACES, "namespaces"),
+    ):
+        if len(parts) > most:
+            raise LimitExceededError(f"{len(parts)} {what}, the limit is {most}")

@@ -14,7 +14,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from kvstore.answers import LONGEST_TICKET, MOST_LOOKUP_PAGES, Published
+from kvstore.bulk.frame import MOST_MESSAGE_BYTES
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
+from kvstore.hashing import HASH_BYTES
 from kvstore.service.access import Access
 from kvstore.service.calls import Places, abort
 from kvstore.service.incoming import incoming
@@ -24,7 +26,7 @@ from kvstore.tenants import WRITE
 from kvstore.tickets import NODE
 from kvstore.tiers.tier import PageBytes
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.wire import LOAD_STREAM, STORE_STREAM, fill, raw_messages, split_hashes
+from kvstore.wire import LOAD_STREAM, STORE_STREAM, count_hashes, fill, raw_messages, split_hashes
 
 MOST_STREAMS = 64
 """Most payload streams at once."""
@@ -66,15 +68,15 @@ class PagesHandler(grpc.GenericRpcHandler):
             abort(context, error)
 
     def _runs(self, request: pb.LoadPages, seconds: float) -> Iterator[bytes]:
-        fingerprint, hashes = request.pages.fingerprint, split_hashes(request.pages.hashes)
-        if len(hashes) > MOST_LOOKUP_PAGES:
-            raise LimitExceededError(f"a load of {len(hashes)} pages, the limit is {MOST_LOOKUP_PAGES}")
+        fingerprint, joined = request.pages.fingerprint, request.pages.hashes
+        if (pages := count_hashes(joined)) > MOST_LOOKUP_PAGES:
+            raise LimitExceededError(f"a load of {pages} pages, the limit is {MOST_LOOKUP_PAGES}")
         known = self._store.namespaces.get(fingerprint)
         if known is None:
             raise UnknownNamespaceError(f"unknown namespace {fingerprint.hex()[:16] or '(empty)'}: open it first")
         batch = self._store.batch_pages(known)
-        for start in range(0, len(hashes), batch):
-            asked = hashes[start : start + batch]
+        for start in range(0, len(joined), batch * HASH_BYTES):
+            asked = split_hashes(joined[start : start + batch * HASH_BYTES])
             held = self._store.prepare_load(NODE, fingerprint, asked, seconds)
             if not held.ticket:
                 return
@@ -104,10 +106,7 @@ class PagesHandler(grpc.GenericRpcHandler):
         return pb.StoreCounts(stored=done.stored, present=done.present, refused=done.refused)
 
     def _receive(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Published:
-        try:
-            request = pb.StorePages.FromString(next(messages))
-        except (StopIteration, DecodeError) as error:
-            raise InvalidRequestError("a store stream begins with a StorePages message") from error
+        request = _head(messages, "a store stream begins with a StorePages message")
         if request.HasField("request"):  # a reservation's namespace was looked at when it was made
             self._access.check_pages(self._access.caller(context), request.request.pages.fingerprint, WRITE)
         with incoming(self._store, self._receipts, request, context.cancel) as arrival:
@@ -148,12 +147,24 @@ def _last_checksums(messages: Iterator[bytes], pages: int) -> Sequence[int]:
     Raises:
         InvalidRequestError: they don't.
     """
-    try:
-        checksums = pb.StorePages.FromString(next(messages)).checksums
-    except (StopIteration, DecodeError) as error:
-        raise InvalidRequestError("no checksums came, neither before nor after the pages") from error
+    checksums = _head(messages, "no checksums came, neither before nor after the pages").checksums
     _check_number(checksums, pages)
     return checksums
+
+
+def _head(messages: Iterator[bytes], otherwise: str) -> pb.StorePages:
+    """The next message of a stream, which is no payload.
+
+    Raises:
+        InvalidRequestError: ``otherwise``: it is something else.
+    """
+    try:
+        message = next(messages)
+        if len(message) > MOST_MESSAGE_BYTES:
+            raise InvalidRequestError(f"{otherwise}: {len(message)} bytes, the limit is {MOST_MESSAGE_BYTES}")
+        return pb.StorePages.FromString(message)
+    except (StopIteration, DecodeError) as error:
+        raise InvalidRequestError(otherwise) from error
 
 
 def _check_number(checksums: Sequence[int], pages: int) -> None:

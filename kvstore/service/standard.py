@@ -13,8 +13,9 @@ from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
-from kvstore.errors import UnavailableError
+from kvstore.errors import InvalidRequestError, KVStoreError
 from kvstore.service.calls import Places, abort
 
 MOST_WATCHES = 16
@@ -22,9 +23,11 @@ MOST_WATCHES = 16
 MOST_REFLECTIONS = 8
 """Most reflection streams at once."""
 MOST_CHECKS = 8
-"""Most health checks at once whose request has not come."""
+"""Most health checks and watches at once whose request has not come."""
 _CHECK_SECONDS = 5.0
 """How long it may take to come."""
+_MOST_BYTES = 1024
+"""Longest request that is read: no service has a longer name."""
 _FieldKind = descriptor_pb2.FieldDescriptorProto
 _STRING, _BYTES, _INT32, _ENUM, _MESSAGE = (
     _FieldKind.TYPE_STRING,
@@ -55,14 +58,15 @@ class Health(grpc.GenericRpcHandler):
         self._checks = Places("health checks", MOST_CHECKS)
         self._changed = threading.Condition()
         self._status = SERVING
-        request, reply = (_HEALTH_CLASSES[name] for name in ("HealthCheckRequest", "HealthCheckResponse"))
-        self._request, self._reply = request, reply
-        self._handlers = {
+        self._request, self._reply = (_HEALTH_CLASSES[name] for name in ("HealthCheckRequest", "HealthCheckResponse"))
+        reply = self._reply
+        self._handlers: dict[str, Any] = {
+            # Of streams of requests: such a handler begins before a message is there, and says when one may come.
             "/grpc.health.v1.Health/Check": grpc.stream_unary_rpc_method_handler(
-                self._check, request.FromString, reply.SerializeToString
+                self._check, None, reply.SerializeToString
             ),
-            "/grpc.health.v1.Health/Watch": grpc.unary_stream_rpc_method_handler(
-                self._watch, request.FromString, reply.SerializeToString
+            "/grpc.health.v1.Health/Watch": grpc.stream_stream_rpc_method_handler(
+                self._watch, None, reply.SerializeToString
             ),
         }
 
@@ -81,31 +85,43 @@ class Health(grpc.GenericRpcHandler):
             self._status = NOT_SERVING
         self._look_again()
 
-    def _check(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+    def _check(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        try:
+            service = self._asked(requests, context)
+        except KVStoreError as error:
+            abort(context, error)
+        if service not in self._services:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {service!r} here")
+        return self._reply(status=self._status)
+
+    def _watch(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            service = self._asked(requests, context)
+            with self._places.taken(), self._watched_by(context.peer()):
+                yield from self._states(service, context)
+        except KVStoreError as error:
+            abort(context, error)
+
+    def _asked(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> str:
+        """The service that a call asks for.
+
+        Raises:
+            UnavailableError: too many others' requests are waited for.
+            InvalidRequestError: it is no request.
+        """
         # Anybody may call this, so nobody's request is waited for in another call's place, nor for long.
         late = threading.Timer(_CHECK_SECONDS, context.cancel)
         late.daemon = True
         try:
             with self._checks.taken():
                 late.start()
-                request = next(requests, self._request())
-        except UnavailableError as error:
-            abort(context, error)
+                message = next(requests, b"")
+                return _read(self._request, message).service  # type: ignore[no-any-return]
         finally:
             late.cancel()
-        if request.service not in self._services:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
-        return self._reply(status=self._status)
 
-    def _watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        try:
-            with self._places.taken(), self._watched_by(context.peer()):
-                yield from self._states(request, context)
-        except UnavailableError as error:
-            abort(context, error)
-
-    def _states(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        if request.service not in self._services:
+    def _states(self, service: str, context: grpc.ServicerContext) -> Iterator[Any]:
+        if service not in self._services:
             yield self._reply(status=SERVICE_UNKNOWN)
             return
         context.add_callback(self._look_again)
@@ -137,11 +153,11 @@ class Reflection(grpc.GenericRpcHandler):
             described = descriptor_pb2.FileDescriptorProto.FromString(data)
             self._pool.Add(described)
             self._services += [f"{described.package}.{service.name}" for service in described.service]
-        request, self._reply = (
+        self._request, self._reply = (
             _REFLECTION_CLASSES["ServerReflectionRequest"],
             _REFLECTION_CLASSES["ServerReflectionResponse"],
         )
-        handler = grpc.stream_stream_rpc_method_handler(self._info, request.FromString, self._reply.SerializeToString)
+        handler: Any = grpc.stream_stream_rpc_method_handler(self._info, None, self._reply.SerializeToString)
         self._handlers = {
             f"/grpc.reflection.{name}.ServerReflection/ServerReflectionInfo": handler for name in ("v1", "v1alpha")
         }
@@ -150,11 +166,12 @@ class Reflection(grpc.GenericRpcHandler):
         """The handler of a call by its path."""
         return self._handlers.get(handler_call_details.method)
 
-    def _info(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def _info(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             with self._places.taken():
-                yield from map(self._answer, requests)
-        except UnavailableError as error:
+                for message in requests:
+                    yield self._answer(_read(self._request, message))
+        except KVStoreError as error:
             abort(context, error)
 
     def _answer(self, request: Any) -> Any:
@@ -193,6 +210,20 @@ class Reflection(grpc.GenericRpcHandler):
             if method not in service.methods_by_name:
                 raise
             return service.file
+
+
+def _read(kind: Any, message: bytes) -> Any:
+    """A request.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if len(message) > _MOST_BYTES:
+        raise InvalidRequestError(f"a request of {len(message)} bytes, the limit is {_MOST_BYTES}")
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise InvalidRequestError("the request can't be read") from error
 
 
 def _field(

@@ -19,7 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BufferedIOBase
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -58,6 +60,8 @@ _LONGEST_SECONDS = 10.0
 """From the moment when a connection is accepted."""
 _MOST_CONNECTIONS = 64
 """One more, and the oldest is closed."""
+_MOST_HEAD_BYTES = 64 << 10
+"""Of a request's line and headers together: a hundred headers may have as many each otherwise."""
 _REST_SECONDS = 0.05
 """Before another connection is accepted when there is no descriptor for it."""
 _BACKLOG = 16
@@ -196,6 +200,26 @@ class _PooledServer(HTTPServer):
         self._pool.shutdown(wait=False)
 
 
+class _Head:
+    """Reads the lines of a request's head, as many as it may have."""
+
+    def __init__(self, lines: BufferedIOBase) -> None:
+        self._lines = lines
+        self._rest = _MOST_HEAD_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        """The next line. ``http.server`` answers a line that is longer than it asked for, and this error."""
+        if self._rest < 0:
+            raise LineTooLong("head")
+        line = self._lines.readline(limit)
+        self._rest -= len(line)
+        return line
+
+    def close(self) -> None:
+        """With its connection."""
+        self._lines.close()
+
+
 class _Handler(BaseHTTPRequestHandler):
     server_version = "kvstore"
     sys_version = ""
@@ -213,6 +237,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._accepts = accepts
         self._making = making
         super().__init__(*request)  # answers
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _Head(self.rfile)  # type: ignore[assignment]  # bodies are not read
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")

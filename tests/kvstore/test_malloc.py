@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kvstore.malloc import keep_room_for_messages
+from kvstore.malloc import Excess, keep_room_for_messages
 
 _MANY_THREADS = """
 import ctypes, threading
@@ -102,6 +102,44 @@ print(-faults() + faults())
 def test_a_client_leaves_the_memory_of_its_process_alone() -> None:
     done = subprocess.run([sys.executable, "-c", _CLIENT], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 20 * 4 * (2 << 20) // 4096 // 4
+
+
+_PIECES = """
+import threading
+from kvstore.malloc import Excess, _resident_bytes
+
+def work():
+    threads_own = [[bytearray(20_000), bytearray(700)] for _ in range(4_000)]
+    for each in threads_own:
+        each[0] = None
+    kept.append(threads_own)
+
+kept = []
+excess = Excess()
+before = _resident_bytes()
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+taken = _resident_bytes() - before
+print(taken, excess.give_back(), _resident_bytes() - before, excess.give_back())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_between_what_stays_is_given_back_once() -> None:
+    done = subprocess.run([sys.executable, "-c", _PIECES], capture_output=True, text=True, check=True)
+    taken, gave, left, again = done.stdout.split()
+    assert int(taken) > 100 << 20
+    assert (gave, again) == ("True", "False")
+    assert int(left) < int(taken) // 2
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    excess = Excess()
+    monkeypatch.setattr("kvstore.malloc.ctypes.CDLL", lambda name: object())
+    assert not excess.give_back()
 
 
 def test_what_the_environment_says_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,7 @@ class TestStrangers:
         [
             b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
             b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 5000 + b"\r\n",
+            b"GET /health HTTP/1.1\r\n" + (b"a: " + b"b" * 60_000 + b"\r\n") * 90 + b"\r\n",
             b"GET /health HTTP/1.1\r\na: " + b"b" * 100_000 + b"\r\n\r\n",
             b"POST /health HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n" + b"a" * 100_000,
             b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer " + b"t" * 60_000 + b"\r\n\r\n",
