@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import threading
@@ -85,8 +86,9 @@ class Excess:
             return False
         self._given = min(self._given, free)
         grown = _resident_bytes() - self._resident
-        if free < _PLENTY_BYTES or max(free - self._given, grown) < _PLENTY_BYTES:
+        if max(free - self._given, grown) < _PLENTY_BYTES:
             return False
+        gc.collect()  # Python's free lists are in pieces all over what it could give back
         library.malloc_trim(ctypes.c_size_t(0))
         self._given = int(library.mallinfo2().fordblks)
         self._resident = _resident_bytes()

@@ -186,8 +186,6 @@ class Node:
                     # bandwidth would make megabytes, of each of thousands of streams, whoever opened them.
                     ("grpc.http2.bdp_probe", 0),
                     ("grpc.max_concurrent_streams", _STREAMS),
-                    # No client of ours compresses anything, and a few KiB would become gigabytes.
-                    ("grpc.per_message_decompression", 0),
                     ("grpc.max_allowed_incoming_connections", _grpc_connections(config.connections)),
                     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                     ("grpc.max_connection_idle_ms", _IDLE_MS),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import hostile
@@ -26,11 +27,13 @@ from node_process import NodeProcess
 
 import kvstore
 from kvstore.bulk.frame import Kind
+from kvstore.errors import KVStoreError
 from kvstore.v1 import bulk_pb2, cache_pb2, events_pb2
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import CacheStub
 from kvstore.wire import MOST_REQUEST_BYTES
 
+T = TypeVar("T")
 THOROUGH = "HOSTILE_MESSAGES" in os.environ
 """Whether each kind has a node of its own, and figures are printed."""
 MESSAGES = int(os.environ.get("HOSTILE_MESSAGES", "100"))
@@ -43,7 +46,7 @@ LIMIT = (2 << 30) - (512 << 20)
 ARENA = 64 << 20
 MOST = 768 << 20
 """Bytes that a node takes beside its arena whatever is done to it: what docs/security.md says."""
-KEPT = 80 << 20
+KEPT = 112 << 20
 """Bytes that a node has when it has been busy, and is not."""
 PAGE = 4096
 LARGE = bytes(8 << 20)
@@ -224,7 +227,7 @@ def calls(message: Message | list[Message], *, window: int = 65535, reads: bool 
     return attack
 
 
-def sockets(port: str, data: bytes, number: int = 300) -> Attack:
+def sockets(port: str, data: bytes, number: int = 300 if THOROUGH else 60) -> Attack:
     """Connections that say this, and stay."""
 
     def attack(node: Limited, stack: ExitStack) -> None:
@@ -244,6 +247,17 @@ def sockets(port: str, data: bytes, number: int = 300) -> Attack:
     return attack
 
 
+def persist(ask: Callable[[], T]) -> T:
+    """Ask again and again while others are in the way."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return ask()
+        except (grpc.RpcError, KVStoreError):
+            if time.monotonic() > end:
+                raise
+
+
 def lookups(tenants: tuple[str, ...], window: int = 65535, method: str = "Lookup", each: int = 0) -> Attack:
     """Lookups of as many pages as one may name."""
 
@@ -253,7 +267,8 @@ def lookups(tenants: tuple[str, ...], window: int = 65535, method: str = "Lookup
             with grpc.insecure_channel(f"127.0.0.1:{node.port}") as channel:
                 how = {"metadata": [("authorization", f"Bearer {token_of(tenant)}")], "timeout": PATIENCE}
                 request = pb.OpenNamespaceRequest(layout=layout_of(tenant).to_json())
-                fingerprint = CacheStub(channel).OpenNamespace(request, **how).fingerprint
+                stub = CacheStub(channel)
+                fingerprint = persist(lambda: stub.OpenNamespace(request, **how)).fingerprint  # noqa: B023
             pages = pb.PageList(fingerprint=fingerprint, hashes=np.random.default_rng(1).bytes(32 << 17))
             body = pb.LookupRequest(queries=[pages]) if method == "Lookup" else pages
             messages.append(Message(f"/kvstore.v1.Cache/{method}", body.SerializeToString(), shown(tenant)))
@@ -266,16 +281,16 @@ def slow_readers(node: Limited, stack: ExitStack) -> None:
     """Pages that are asked for, and never taken."""
     with kvstore.connect(node.kv_url, timeout=PATIENCE, token_file=node.token("rude")) as client:
         layout = kvstore.Layout(model="large", block_size=16, page_bytes=1 << 20, tenant="rude")
-        pages = client.namespace(layout)
+        pages = persist(lambda: client.namespace(layout))
         hashes = [bytes([number]) * 32 for number in range(16)]
-        pages.store(hashes, np.ones((16, 1 << 20), np.uint8))
+        persist(lambda: pages.store(hashes, np.ones((16, 1 << 20), np.uint8)))
         listed = pb.PageList(fingerprint=pages.fingerprint, hashes=b"".join(hashes))
     load = Message(
         "/kvstore.v1.Pages/Load",
         pb.LoadPages(pages=listed).SerializeToString(),
         {**shown("rude"), "grpc-timeout": "30S"},
     )
-    calls(load, window=0)(node, stack)
+    calls(load, window=70_000)(node, stack)  # the first message of each, and a part of the second
     calls(load, reads=False)(node, stack)
 
 
@@ -359,6 +374,10 @@ ATTACKS: dict[str, Attack] = {
 ALONE = {
     "every method, two tenants, never finished",
     "every method, an operator's token",
+    "lookups of two tenants",
+    "lookups, never read",
+    "explanations, never read",
+    "touches",
     "lookups of an operator",
     "store streams of an operator",
     "all at once",
@@ -388,10 +407,20 @@ def all_at_once(node: Limited, stack: ExitStack) -> None:
 
 
 ATTACKS["all at once"] = all_at_once
+BRIEF = {
+    *ALL_AT_ONCE,
+    "checks, never finished",
+    "reflection",
+    "every method",
+    "every method, a tenant's token",
+    "every method, never finished",
+    "lookups",
+} - ALONE | {"all at once"}
+"""What the test suite has time for."""
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ATTACKS)
+@pytest.mark.parametrize("kind", [kind for kind in ATTACKS if THOROUGH or kind in BRIEF])
 def test_the_node_takes_a_bounded_amount_and_gives_it_back(node, kind):
     node.serves()
     watched = Watched(node, alone=kind in ALONE)
