@@ -10,20 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from connector.lane import Transfer
+from typing import Generic, Protocol, TypeVar
 
 MOST_BYTES = 256 << 20
 """Of copies that wait, and for which the node keeps room meanwhile. With more, no further one is begun."""
 
 
+class Request(Protocol):
+    """Whose blocks are copied."""
+
+    @property
+    def request_id(self) -> str:
+        """The engine's name of it."""
+        ...
+
+
+class Transfer(Protocol):
+    """What a copy is part of: one plan on its way through a lane."""
+
+    over: bool
+
+    @property
+    def plan(self) -> Request:
+        """What is carried out."""
+        ...
+
+
+AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
+
+
 @dataclass(slots=True, eq=False)
-class Copy:
+class Copy(Generic[AnyTransfer]):
     """One batch of a transfer's pages."""
 
-    transfer: Transfer[Any]
+    transfer: AnyTransfer
     block_ids: frozenset[int]
     size: int
     """Bytes."""
@@ -33,11 +53,11 @@ class Copy:
     """Nothing has touched its blocks before it ended, if its transfer is not over."""
 
 
-class Copied:
+class Copied(Generic[AnyTransfer]):
     """In the order in which they ended."""
 
     def __init__(self) -> None:
-        self._copies: list[Copy] = []
+        self._copies: list[Copy[AnyTransfer]] = []
         self._held: dict[str, frozenset[int]] = {}
 
     @property
@@ -45,7 +65,7 @@ class Copied:
         """Whether those that are here have to go first."""
         return sum(copy.size for copy in self._copies) >= MOST_BYTES
 
-    def add(self, copy: Copy) -> None:
+    def add(self, copy: Copy[AnyTransfer]) -> None:
         """A copy has ended."""
         self._copies.append(copy)
         self._look_at_held(copy)
@@ -66,16 +86,16 @@ class Copied:
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
-    def take(self) -> Copy | None:
+    def take(self) -> Copy[AnyTransfer] | None:
         """The next one that is sure, or that nobody wants any more."""
         for index, copy in enumerate(self._copies):
             if copy.is_sure or copy.transfer.over:
                 return self._copies.pop(index)
         return None
 
-    def of(self, transfer: Transfer[Any]) -> list[Copy]:
+    def of(self, transfer: AnyTransfer) -> list[Copy[AnyTransfer]]:
         """A transfer's."""
         return [copy for copy in self._copies if copy.transfer is transfer]
 
-    def _look_at_held(self, copy: Copy) -> None:
+    def _look_at_held(self, copy: Copy[AnyTransfer]) -> None:
         copy.is_sure = copy.is_sure or copy.block_ids <= self._held.get(copy.transfer.plan.request_id, frozenset())

@@ -88,7 +88,7 @@ class Lane(Generic[Plan]):
         self._queued: list[Transfer[Plan]] = []
         self._current: Transfer[Plan] | None = None  # what the thread has taken up; it may be over meanwhile
         self._aside: list[Transfer[Plan]] = []  # the thread is done with them, but for their copies
-        self._copied = Copied()
+        self._copied: Copied[Transfer[Plan]] = Copied()
         self._ended: list[Transfer[Plan]] = []  # over and not reported
         self._stopped = False
         self._resting = False
@@ -357,7 +357,7 @@ class Lane(Generic[Plan]):
                         self._end(transfer)
                 self._changed.notify_all()
 
-    def _next(self) -> Copy | Transfer[Plan] | None:
+    def _next(self) -> Copy[Transfer[Plan]] | Transfer[Plan] | None:
         """What the thread does next, copies first; None: it ends."""
         with self._changed:
             while True:
@@ -372,7 +372,7 @@ class Lane(Generic[Plan]):
                 now = self._clock()
                 self._changed.wait(min((each.not_before - now for each in self._queued), default=None))
 
-    def _finish(self, copy: Copy) -> None:
+    def _finish(self, copy: Copy[Transfer[Plan]]) -> None:
         """On the lane's thread: publish a copy, or give it up."""
         transfer: Transfer[Plan] = copy.transfer
         goes_on = copy.finish(copy.is_sure and self.wanted(transfer))

@@ -22,6 +22,9 @@ A page that is damaged, evicted or late is none of these: it is a miss.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Self
+
 
 class KVStoreError(Exception):
     """Base of every error that kvstore raises on purpose."""
@@ -73,6 +76,12 @@ class InUseError(KVStoreError):
 
 class ResourceError(KVStoreError, OSError):
     """The machine can't give what the configuration asks for (memory, disk, a port)."""
+
+    @classmethod
+    def of_place(cls, place: Path, error: OSError) -> Self:
+        """A folder that can't be used, and the file that this lies at, where that is another."""
+        where = "" if error.filename in (None, str(place)) else f"{error.filename}: "
+        return cls(f"{place} can't be used: {where}{error.strerror or error}")
 
 
 class FormatError(KVStoreError):

@@ -131,7 +131,7 @@ class Arena:
         except BaseException as error:
             self.abandon()
             if isinstance(error, OSError) and not isinstance(error, ResourceError):
-                raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror}") from error
+                raise ResourceError.of_place(directory, error) from error
             raise
 
     def _let_in(self, sharers: Sharers) -> None:
@@ -438,11 +438,11 @@ def _own_directory(directory: Path, sharers: Sharers) -> ProcessLock:
             return _try_to_own(directory, sharers)
         except FileNotFoundError as error:  # an embedded store that is closed takes its folder along
             if not tries_left:
-                raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror}") from error
+                raise ResourceError.of_place(directory, error) from error
         except OSError as error:
             if isinstance(error, ResourceError):
                 raise
-            raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror}") from error
+            raise ResourceError.of_place(directory, error) from error
     raise AssertionError("every try returns or raises")
 
 

@@ -145,7 +145,7 @@ class SegmentLog:
                 self._lock.release()
                 raise
         except OSError as error:
-            raise ResourceError(f"{error.filename or directory} can't be used: {error.strerror or error}") from error
+            raise ResourceError.of_place(directory, error) from error
 
     def _recover(self) -> tuple[list[tuple[Segment, RecoveredSegment]], int]:
         listed = list_segments(self._directory)

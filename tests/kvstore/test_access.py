@@ -119,7 +119,7 @@ class TestTls:
             client.status()
             connection = client._session.control._connection
             pool = BulkPool(connection, "127.0.0.1", None)  # has a token, and no TLS
-            reply = BulkStub(connection.channel).Open(bulk_pb2.OpenBulkRequest(), timeout=SECONDS)
+            reply = connection.bulk.Open(bulk_pb2.OpenBulkRequest(), timeout=SECONDS)
             with pytest.raises((kvstore.KVStoreError, OSError)):
                 pool._connect(reply.port, reply.token, time.monotonic() + 5.0)
         eventually(lambda: node._bulk.connections == 0)

@@ -205,10 +205,14 @@ def loading(engine: Engine) -> bool:
     return sum(engine.worker.statistics().pages_loaded.values()) > 0
 
 
+BATCH_BY_BATCH = {"zeroes_blocks": False}
+"""For tests that stop a prefill behind its first batch: that is published before the second one is begun."""
+
+
 def test_the_first_pages_are_loaded_while_the_last_are_being_stored(pair, node):
     node.before_store = stops = StopsAt(1)
     tokens = prompt(100)
-    ticket = prefill(pair.engine(node, "n"), tokens)
+    ticket = prefill(pair.engine(node, "n", **BATCH_BY_BATCH), tokens)
     second = pair.engine(node, "n")
     second.add_request("d", tokens, MAX_TOKENS, ticket)
     second.add_request("other", prompt(50), MAX_TOKENS)
@@ -221,10 +225,6 @@ def test_the_first_pages_are_loaded_while_the_last_are_being_stored(pair, node):
     (answer,) = second.run()
     assert (answer.tokens_loaded, answer.tokens_computed) == (99, MAX_TOKENS)
     assert answer.token_ids == pair.plain(tokens).token_ids
-
-
-BATCH_BY_BATCH = {"zeroes_blocks": False}
-"""For tests that stop a prefill behind its first batch: that is published before the second one is begun."""
 
 
 @pytest.mark.parametrize("length", [96, 100])
@@ -289,7 +289,7 @@ def test_siblings_do_not_wait_for_a_partial_block_that_one_of_them_waits_for(pai
         monkeypatch.setattr(f"connector.{module}.PARTIAL_WAIT", PATIENCE)
     node.before_store = stops = StopsAt(1)
     tokens = prompt(40)
-    ticket = prefill(pair.engine(node, "n"), tokens)
+    ticket = prefill(pair.engine(node, "n", **BATCH_BY_BATCH), tokens)
     eventually(lambda: len(node.stored) == 2)
     second = pair.engine(node, "n")
     for name in SIBLINGS:

@@ -308,7 +308,7 @@ def test_a_folder_in_a_files_place_is_named(shm: Path, name: str) -> None:
     make(shm).close()
     (shm / "arena" / name).unlink()
     (shm / "arena" / name).mkdir()
-    with pytest.raises(ResourceError, match=f"arena/{name} can't be used: Is a directory"):
+    with pytest.raises(ResourceError, match=f"arena can't be used: .*/arena/{name}: Is a directory"):
         make(shm)
     (shm / "arena" / name).rmdir()
     make(shm).close()
@@ -318,7 +318,7 @@ def test_a_file_in_the_place_of_the_clients_folder_is_named(shm: Path) -> None:
     make(shm).close()
     (shm / "arena" / "clients").rmdir()
     (shm / "arena" / "clients").write_bytes(b"")
-    with pytest.raises(ResourceError, match="arena/clients can't be used: File exists"):
+    with pytest.raises(ResourceError, match=r"arena can't be used: .*/arena/clients: File exists"):
         make(shm)
 
 

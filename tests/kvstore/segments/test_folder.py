@@ -225,12 +225,12 @@ def test_the_check_names_what_it_leaves_alone(
 
 def test_a_lock_that_is_a_folder_or_a_link_is_named(tmp_path: Path) -> None:
     (tmp_path / "a" / "lock").mkdir(parents=True)
-    with pytest.raises(OSError, match="a/lock can't be used: Is a directory"):
+    with pytest.raises(OSError, match=r"a can't be used: .*/a/lock: Is a directory"):
         open_tier(tmp_path / "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "b" / "lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match="b/lock can't be used"):
+    with pytest.raises(OSError, match=r"b can't be used: .*/b/lock: "):
         open_tier(tmp_path / "b")
     assert (tmp_path / "precious").read_text() == "mine"
 
