@@ -8,6 +8,7 @@ thread and before anything else of it runs.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -29,9 +30,23 @@ def tell_children(owner: Inherited) -> None:
     _inherited.add(owner)
 
 
+def renewed(event: threading.Event) -> threading.Event:
+    """An event for a child in the place of its parent's, whose lock another thread may have had."""
+    fresh = threading.Event()
+    if event.is_set():
+        fresh.set()
+    return fresh
+
+
 def _forked() -> None:
+    failed: Exception | None = None
     for owner in list(_inherited):
-        owner.forked()
+        try:
+            owner.forked()
+        except Exception as error:  # noqa: BLE001 - the others are told all the same
+            failed = error
+    if failed is not None:
+        raise failed  # Python says so on stderr, and goes on
 
 
 os.register_at_fork(after_in_child=_forked)

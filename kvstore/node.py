@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kvstore.arena.arena import Progress
+from kvstore.bulk.calls import SOCKET_NAME
 from kvstore.config import NodeConfig, is_loopback, parse_address
 from kvstore.errors import InUseError, ResourceError, UnavailableError
 from kvstore.events.publisher import EventPublisher
@@ -336,7 +337,8 @@ class Node:
         self._inherited = True
         endpoints = [bound_to(endpoint) for endpoint in (self.config.events, self.config.events_replay)]
         let_sockets_go(
-            {str(self.config.socket), *(path for path, _ in endpoints)} - {""},
+            {str(self.config.socket), str(self.store.arena.directory / SOCKET_NAME), *(path for path, _ in endpoints)}
+            - {""},
             {self.port, self.bulk_port, self.metrics_port, *(port for _, port in endpoints)} - {0},
         )
 

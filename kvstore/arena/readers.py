@@ -19,6 +19,7 @@ import threading
 import time
 
 from kvstore.arena.clients import MOST_CLIENTS, Clients
+from kvstore.forking import tell_children
 
 LINE_WORDS = 8
 LINE_BYTES = 8 * LINE_WORDS
@@ -89,6 +90,7 @@ class ReadingLine:
         self._lock = threading.Lock()
         self._reads: dict[int, tuple[int, int]] = {}
         self._last = 0
+        tell_children(self)
 
     def forked(self) -> None:
         """In a child: nobody who held the lock will let it go. The line is its parent's, and not mapped any more."""

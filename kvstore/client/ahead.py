@@ -19,7 +19,7 @@ from kvstore.client.lines import Line, Lines, Packed, call
 from kvstore.client.path import OpenedNamespace
 from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import DeadlineError, KVStoreError, UnavailableError
-from kvstore.forking import tell_children
+from kvstore.forking import renewed, tell_children
 from kvstore.v1 import cache_pb2 as pb
 
 LEAST_BYTES = 1 << 20
@@ -79,6 +79,7 @@ class Ahead:
     def forked(self) -> None:
         """In a child: the slots are its parent's, which may publish other pages in them."""
         self._lock = threading.Lock()
+        self._closed = renewed(self._closed)
         self._slots.clear()
         self._coming.clear()
         self._asked = None

@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 import threading
+import weakref
 from io import FileIO
 from pathlib import Path as FilePath
 
@@ -45,6 +46,12 @@ class Attachment:
             self._lock = FileIO(path, "x+")
         except OSError as error:
             raise ResourceError(f"{directory}: the arena can't be attached to: {error.strerror}") from error
+        self._uses = 0
+        self._retired = False
+        self._guard = threading.Lock()
+        self._writing: dict[int, weakref.ref[object]] = {}
+        """What has slots to write to, by its identity."""
+        tell_children(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             shared = path.parent.stat().st_mode & stat.S_ISGID  # the arena is a group's: the node may be another user
@@ -63,17 +70,11 @@ class Attachment:
                 raise NotAttachedError(f"{connection.name} does not own {directory}: {error}") from error
             raise
         self.arena.memory.kept = self._lock
-        self._uses = 0
-        self._retired = False
-        self._guard = threading.Lock()
-        tell_children(self)
 
     def forked(self) -> None:
         """In a child: what is reserved, held and announced here is the parent's, and so is the lock."""
         self._guard = threading.Lock()
         self._retired = True
-        self.line.forked()
-        self.arena.forked()
         self._lock.close()  # it stays locked: the parent has it open
 
     def _check_mapped(self, name: str) -> None:
@@ -107,6 +108,18 @@ class Attachment:
     def is_over(self) -> bool:
         """Whether no operation can begin any more."""
         return self._retired
+
+    def begun(self, writer: object) -> None:
+        """``writer`` has slots, and says when it has ended."""
+        self._writing[id(writer)] = weakref.ref(writer)
+
+    def ended(self, writer: object) -> None:
+        """It writes to them no more."""
+        self._writing.pop(id(writer), None)
+
+    def has_lost_slots(self) -> bool:
+        """Whether somebody is gone who had slots and never ended."""
+        return any(writer() is None for writer in list(self._writing.values()))
 
     def use(self) -> bool:
         """Begin an operation. False: this attachment is over."""

@@ -16,6 +16,7 @@ from kvstore.bulk.channel import Channel
 from kvstore.bulk.frame import Kind
 from kvstore.client.bulk_requests import BulkRequests
 from kvstore.client.control import Connection
+from kvstore.client.uninterrupted import ended_by, uninterrupted
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.forking import tell_children
 from kvstore.v1 import bulk_pb2
@@ -73,11 +74,14 @@ class BulkPool:
             DeadlineError: it did not answer in time.
         """
         requests = self._take() or self._try(deadline)
+        if requests is None:
+            yield None
+            return
         try:
-            yield requests
+            with ended_by(requests.channel.cut):
+                yield requests
         finally:
-            if requests is not None:
-                self._give_back(requests)
+            self._give_back(requests)
 
     def forget_idle(self) -> None:
         """Close the connections that nobody uses: one broke, so these may have broken as well."""
@@ -117,7 +121,8 @@ class BulkPool:
             if self._rest:
                 if not self._trying and time.monotonic() >= self._rest_until:
                     with contextlib.suppress(RuntimeError):  # no thread to be had now: a later call tries again
-                        threading.Thread(target=self._try_later, name="kvstore-bulk-connect", daemon=True).start()
+                        thread = threading.Thread(target=self._try_later, name="kvstore-bulk-connect", daemon=True)
+                        uninterrupted(thread.start)()
                         self._trying = True
                 return None
         return self._open(deadline)

@@ -15,6 +15,7 @@ from kvstore.client.credentials import Credentials
 from kvstore.client.path import Control, Path
 from kvstore.client.shared import SharedPath
 from kvstore.client.stream import StreamPath
+from kvstore.client.uninterrupted import uninterrupted
 from kvstore.client.url import EmbeddedConfig, parse_url
 from kvstore.errors import InvalidRequestError, PermissionDeniedError, ResourceError
 
@@ -72,12 +73,16 @@ def connect(
             raise InvalidRequestError(f"{url}: an embedded store has neither TLS nor tokens")
         from kvstore.client.embedded import EmbeddedStore  # all of a node, for who has one inside alone
 
-        store = EmbeddedStore(where)
-        try:
-            return _client(url, store, timeout, lambda directory, left: store, traces)
-        except BaseException:  # OpenTelemetry is not there: nobody else would close it
-            store.close()
-            raise
+        @uninterrupted
+        def open_here(config: EmbeddedConfig) -> Client:
+            store = EmbeddedStore(config)
+            try:
+                return _client(url, store, timeout, lambda directory, left: store, traces)
+            except BaseException:  # OpenTelemetry is not there: nobody else would close it
+                store.close()
+                raise
+
+        return open_here(where)
     credentials.check(where, url)
     context = credentials.context() if where.tls else None
     connection = Connection(

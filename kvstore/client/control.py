@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 
 from kvstore.client.path import OpenedNamespace
-from kvstore.client.uninterrupted import uninterrupted
+from kvstore.client.uninterrupted import left_alone
 from kvstore.errors import ConfigError, UnauthenticatedError, UnavailableError
 from kvstore.forking import tell_children
 from kvstore.layout import Layout
@@ -96,7 +96,7 @@ class Connection:
         if not self._closed:
             self._open()
 
-    @uninterrupted
+    @left_alone
     def call(self, method: Callable[..., Reply], request: Any, timeout: float) -> Reply:
         """One unary call.
 

@@ -25,6 +25,7 @@ from kvstore.arena.readers import CAN_READ, LINE_BYTES, LINE_WORDS, READERS_BYTE
 from kvstore.client.path import OpenedNamespace
 from kvstore.client.runs import copy_runs, slot_bytes
 from kvstore.errors import NotAttachedError, ResourceError
+from kvstore.forking import tell_children
 from kvstore.hashing import HASH_BYTES
 
 Bytes = npt.NDArray[np.uint8]
@@ -70,6 +71,7 @@ class MappedArena:
         self._epoch = words[fmt.EPOCH_OFFSET :][:8].cast("Q")
         self._lines = memoryview(readers)
         self._index = IndexReader.of(headers, superblock.arena_bytes)
+        tell_children(self)
 
     def forked(self) -> None:
         """In a child: what its parent's views show is not the arena, and what is written to them is nobody else's."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import KVStoreError
-from kvstore.forking import tell_children
+from kvstore.forking import renewed, tell_children
 from kvstore.hashing import HASH_BYTES
 from kvstore.v1 import cache_pb2 as pb
 
@@ -41,6 +41,7 @@ class Recency:
     def forked(self) -> None:
         """In a child: its parent tells of what waits."""
         self._lock = threading.Lock()
+        self._closed = renewed(self._closed)
         self._waiting.clear()
         self._thread = None
 

@@ -60,6 +60,8 @@ class Reservation:
         self._offsets = offsets
         self._ahead = ahead
         self._answers: list[Any] = []
+        if ticket:
+            attachment.begun(self)
 
     @property
     def pages(self) -> int:

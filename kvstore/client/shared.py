@@ -31,11 +31,12 @@ from kvstore.client.runs import copy_runs, slot_bytes
 from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import (
     DeadlineError,
+    KVStoreError,
     NotAttachedError,
     ResourceError,
     UnavailableError,
 )
-from kvstore.forking import tell_children
+from kvstore.forking import renewed, tell_children
 from kvstore.hashing import HASH_BYTES
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire import join_hashes
@@ -87,6 +88,7 @@ class SharedPath(Path):
     def forked(self) -> None:
         """In a child: it attaches for itself."""
         self._lock = threading.Lock()
+        self._closed = renewed(self._closed)
         self._begun = threading.local()
 
     @property
@@ -455,6 +457,7 @@ class SharedPath(Path):
         """A store is over, one way or the other."""
         if error is not None:  # what the node still keeps for it is unknown: let it take all of it back
             reservation.attachment.retire()
+        reservation.attachment.ended(reservation)
         reservation.attachment.done()
         if line is not None:
             if getattr(self._begun, "line", None) is line:
@@ -465,7 +468,10 @@ class SharedPath(Path):
         """The attachment in use, made anew where there is none; an operation of it is begun."""
         attachment = self._attachment
         if attachment is not None and attachment.use():
-            return attachment
+            if not attachment.has_lost_slots():
+                return attachment
+            attachment.retire()  # an interrupted store can't say that it has stopped: the node takes everything back
+            attachment.done()
         return self._attach_again(deadline)
 
     @uninterrupted
@@ -481,8 +487,8 @@ class SharedPath(Path):
             return self._attachment
 
     def _failed(self, attachment: Attachment, error: BaseException) -> None:
-        """A call failed, and what it reserved is unknown: let the node take all of it back."""
-        if isinstance(error, UnavailableError | DeadlineError):
+        """A call failed, and unless the node itself said so, what it reserved is unknown: it takes all of that back."""
+        if not isinstance(error, KVStoreError) or isinstance(error, UnavailableError | DeadlineError):
             attachment.retire()
 
 

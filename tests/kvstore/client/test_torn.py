@@ -9,8 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from certificates import Authority
+from forked import in_child
 
 import kvstore
 from kvstore.bulk.calls import Calls
@@ -71,6 +71,7 @@ def test_forks_and_interrupts_mix_up_no_pages(node_process, tmp_path, short_fold
     assert counts["interrupts"] > INTERRUPTS // 10
     assert counts["wrong"] == counts["children that failed"] == counts["written behind a call's end"] == 0
     assert counts["descriptors more"] < 20, "each interrupt left some"
+    assert counts["refused behind"] == 0, "slots were left"
 
 
 @pytest.fixture
@@ -88,20 +89,6 @@ def near(node) -> Iterator[kvstore.Client]:
 def far(node) -> Iterator[kvstore.Client]:
     with kvstore.connect(f"kv://127.0.0.1:{node.port}", timeout=30.0) as client:
         yield client
-
-
-def in_child(work: Callable[[], bool]) -> bool:
-    """What ``work`` says in a forked child."""
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            status = int(not work())
-        except BaseException:  # noqa: BLE001 - the parent sees the status
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def loaded(pages: kvstore.Namespace, hashes: list[bytes]) -> np.ndarray:
@@ -303,10 +290,17 @@ class TestForked:
             locks = [owner._lock for owner in owners]
             if client is near:
                 locks += [path._attachment._guard, path._attachment.line._lock]
+                locks += [owner._closed._cond for owner in (path, path._recency, path._ahead)]
             for lock in locks:
                 assert lock.acquire(timeout=30.0)
+
+            def work(client: kvstore.Client = client, pages: kvstore.Namespace = pages, data: Any = data) -> bool:
+                right = np.array_equal(loaded(pages, hashes(4)), data)
+                client.close()
+                return right
+
             try:
-                assert in_child(lambda pages=pages, data=data: np.array_equal(loaded(pages, hashes(4)), data))
+                assert in_child(work)
             finally:
                 for lock in locks:
                     lock.release()
@@ -344,21 +338,56 @@ def test_slots_asked_for_by_an_interrupted_store_go_back(near, hashes, payload, 
     assert pages.store(hashes(4), payload(4)).stored == 4
 
 
-class TestUninterrupted:
-    def test_work_of_the_main_thread_ends_before_an_interrupt_is_raised(self):
-        """In a process of its own: its main thread gets the signal."""
-        program = """
-import signal, threading, time
-from kvstore.client.uninterrupted import uninterrupted
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_slots_of_a_store_that_was_lost_go_back(near, hashes, payload):
+    """It was interrupted before anybody knew that it had them."""
+    pages = near.namespace(SPACE)
+    path = near._session.path
+    opened = pages._handle.current[0]
+    attachment = path._attachment
+    path._reserve(opened, b"".join(hashes(4)), b"", time.monotonic() + 30.0)  # and nobody takes the answer
+    gc.collect()
+    assert pages.store(hashes(4, 1), payload(4)).stored == 4
+    assert attachment.is_over
+    with pytest.raises(InterruptError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvstore.client.shared.Reservation", raise_interrupt)  # behind the node's answer
+        pages.store(hashes(4, 2), payload(4))
+    assert path._attachment.is_over
+
+
+def raise_interrupt(*arguments: object, **options: object) -> None:
+    raise InterruptError
+
+
+def run(program: str) -> list[str]:
+    """What a program prints whose main thread gets signals."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROLOGUE + program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+_PROLOGUE = """
+import os, signal, sys, threading, time
+from kvstore.client.uninterrupted import left_alone, uninterrupted
 
 class Alarm(Exception): pass
 def handler(*_): raise Alarm
 signal.signal(signal.SIGALRM, handler)
-going = threading.Event()
+def alarm(): signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+"""
+
+
+class TestUninterrupted:
+    """Each in a process of its own."""
+
+    def test_work_ends_before_an_interrupt_is_raised(self):
+        program = """
 ended = []
 def work(value):
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
-    going.wait(0.2)
+    alarm()
+    threading.Event().wait(0.2)
     ended.append(threading.current_thread() is threading.main_thread())
     return value
 try:
@@ -372,6 +401,116 @@ try:
     uninterrupted(fails)()
 except KeyError as error:
     print(error)
+print(threading.active_count())
 """
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-        assert done.stdout.splitlines() == ["raised [False]", "2 [False, False]", "'no'"], done.stderr
+        assert run(program) == ["raised [False]", "2 [False, False]", "'no'", "2"]
+
+    def test_further_interrupts_do_not_end_the_wait(self):
+        program = """
+again = threading.Event()
+working = []
+def storm():
+    while not again.wait(0.0005):
+        alarm()
+def work():
+    working.append(1)
+    time.sleep(0.02)
+    working.pop()
+bad = raised = 0
+def tell(*_):
+    if len(seen) < 3:
+        seen.append(1)
+        raise Alarm
+signal.signal(signal.SIGALRM, tell)
+seen = [1] * 3
+threading.Thread(target=storm, daemon=True).start()
+for _ in range(60):
+    try:
+        seen = []
+        uninterrupted(work)()
+    except Alarm:
+        raised += 1
+        bad += bool(working)
+        seen = [1] * 3
+again.set()
+print(raised > 30, bad)
+"""
+        assert run(program) == ["True 0"]
+
+    def test_what_touches_nothing_of_its_callers_is_not_waited_for(self):
+        program = """
+go_on = threading.Event()
+ended = threading.Event()
+def work():
+    alarm()
+    go_on.wait()
+    ended.set()
+try:
+    left_alone(work)()
+except Alarm:
+    print("raised", ended.is_set())
+print(uninterrupted(lambda: 5)())
+go_on.set()
+ended.wait()
+"""
+        assert run(program) == ["raised False", "5"]
+
+    def test_what_was_lent_is_given_back_and_the_interrupt_stays_what_it_is(self):
+        program = """
+class Lent:
+    def __enter__(self): return self
+    def __exit__(self, *_):
+        print("given back")
+        raise RuntimeError
+def lend():
+    alarm()
+    time.sleep(0.1)
+    return Lent()
+try:
+    uninterrupted(lend)()
+except Alarm:
+    print("raised")
+"""
+        assert run(program) == ["given back", "raised"]
+
+    def test_a_handler_that_forks_does_not_leave_its_child_waiting(self):
+        program = """
+from kvstore.errors import UnavailableError
+children = []
+def fork(*_):
+    child = os.fork()
+    if child: children.append(child)
+    else: signal.alarm(30)
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.signal(signal.SIGUSR1, fork)
+go_on = threading.Event()
+def work():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+    go_on.wait()
+    return 1
+threading.Timer(1.0, go_on.set).start()
+try:
+    print(uninterrupted(work)(), os.waitpid(children[0], 0)[1])
+except UnavailableError:
+    assert uninterrupted(lambda: 7)() == 7
+    os._exit(0)
+"""
+        assert run(program) == ["1 0"]
+
+    @pytest.mark.parametrize("url", ["unix", "kv"])
+    def test_a_client_that_lives_until_the_interpreters_end_is_closed_there(self, node, url):
+        where = f"unix://{node.config.socket}" if url == "unix" else f"kv://127.0.0.1:{node.port}"
+        program = f"""
+import kvstore
+class Engine:
+    def __init__(self):
+        self.client = kvstore.connect({where!r})
+        self.client.namespace(kvstore.Layout(model="m", block_size=16, page_bytes=4096))
+    def __del__(self):
+        self.client.close()
+        print("closed", flush=True)
+engine = Engine()
+engine.self = engine
+print("ends")
+"""
+        assert run(program) == ["ends", "closed"]
