@@ -43,8 +43,10 @@ def connect(
     ``unix:///run/kvstore.sock`` is a node on this host, whose arena is mapped; ``kv://host:port`` one elsewhere,
     ``kvs://host:port`` one with TLS; ``embedded:///folder?arena=256MiB&disk_limit=4GiB`` a store inside this process.
 
-    A node need not run yet: it is connected to by the first call, and again whenever it comes back. An embedded store
-    is this process's alone: in a forked child, its use raises :class:`UnavailableError`.
+    A node need not run yet: it is connected to by the first call, and again whenever it comes back. In a forked child a
+    client connects for itself; an embedded store is one process's alone, and its use there raises
+    :class:`UnavailableError`. Handlers of signals may raise during any call (Ctrl-C); where pages are sent or received
+    over TCP, and in an embedded store, what they raise comes behind the call's end, within ``timeout``.
 
     Args:
         url: where the pages are.
