@@ -399,7 +399,11 @@ ALL_AT_ONCE = (
 
 
 def all_at_once(node: Limited, stack: ExitStack) -> None:
-    attacks = [threading.Thread(target=ATTACKS[kind], args=(node, stack)) for kind in ALL_AT_ONCE]
+    def attack(kind: str) -> None:
+        with suppress(KVStoreError):  # the others may have taken all places when it prepares itself
+            ATTACKS[kind](node, stack)
+
+    attacks = [threading.Thread(target=attack, args=(kind,)) for kind in ALL_AT_ONCE]
     for each in attacks:
         each.start()
     for each in attacks:
