@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kvstore.answers import LONGEST_TICKET
 from kvstore.client.attachment import Attachment
-from kvstore.client.lines import Line, Lines, Packed, call
+from kvstore.client.lines import Line, Lines, Packed, call, nobody
 from kvstore.client.path import OpenedNamespace
 from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import DeadlineError, KVStoreError, UnavailableError
@@ -32,10 +32,6 @@ _IDLE_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 _TIMEOUT = 5.0
 _log = logging.getLogger(__name__)
-
-
-def _nobody(answer: Any) -> None:
-    """Is told."""
 
 
 class SlotsAhead(NamedTuple):
@@ -140,7 +136,7 @@ class Ahead:
                 ahead=following or pages,
                 ahead_evict=following > 0,
             )
-            before = self._asked = asked, line.pack(request, _nobody)  # what is kept must not keep an arena mapped
+            before = self._asked = asked, line.pack(request, nobody)  # what is kept must not keep an arena mapped
         return [before[1]._replace(answered=came)]
 
     def close(self) -> None:

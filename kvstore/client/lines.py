@@ -181,11 +181,11 @@ class SocketLine:
         """Send a request, and receive its answer part by part."""
         self.settle(deadline)
         self._check_good()
-        packed = self.pack(request, _nobody)
+        packed = self.pack(request, nobody)
         if not packed.frame:
             yield from self._large.parts(request, deadline)
             return
-        due = _Due(_KINDS[type(request)][1], number_of(packed.frame), _nobody)
+        due = _Due(_KINDS[type(request)][1], number_of(packed.frame), nobody)
         self.channel.deadline = deadline
         last = False
         self.good = False  # until all of the answer was received, however this ends
@@ -244,7 +244,7 @@ class SocketLine:
         return UnavailableError(f"{self._name} was lost: {error}")
 
 
-def _nobody(answer: Any) -> None:
+def nobody(answer: Any) -> None:
     """Is told."""
 
 

@@ -192,7 +192,10 @@ def _done_by_another(job: _Job, *, waits: bool = True) -> Any:
             if job in _workers.jobs:  # a forked child has forgotten them
                 _workers.jobs.remove(job)
     if job.error is not None:
-        raise job.error
+        try:
+            raise job.error
+        finally:
+            del job  # or it, its error and this frame would keep each other, and the caller's memory
     return job.answer
 
 

@@ -45,7 +45,7 @@ LIMIT = (2 << 30) - (512 << 20)
 """Bytes: what ``docker-compose.yml`` leaves of a container's memory beside its arena."""
 ARENA = 64 << 20
 MOST = 768 << 20
-"""Bytes that a node takes beside its arena whatever is done to it: what docs/security.md says."""
+"""Bytes that a node takes beside its arena in any attack here: half of docs/security.md's bound of all callers."""
 KEPT = 112 << 20
 """Bytes that a node has when it has been busy, and is not."""
 PAGE = 4096
