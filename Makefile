@@ -57,7 +57,7 @@ test-vllm: $(VLLM)/.ready ## real vLLM with the connector, and the block manager
 # Torch's CPU builds come without Triton, and nothing else here needs it.
 TRITON := $(VENV)/triton
 test-triton: $(VENV)/.dev $(TRITON)/.ready ## the Triton kernel, byte for byte, in its interpreter (installs triton: 1 GB)
-	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu/test_ways.py -k kernel
+	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu/test_strategies.py -k kernel
 
 # With whatever Python has CUDA, torch and pytest, from a plain checkout, without network: nothing is installed.
 CUDA_PYTHON ?= python3

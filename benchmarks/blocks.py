@@ -58,7 +58,12 @@ def _hash(what: object) -> bytes:
 
 
 def kvstore_manager() -> Any:
-    from connector.blocks import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheManager
+    from kvstore.connector.blocks import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheManager,
+    )
 
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, token_bytes=4096)
     return KVCacheManager(KVCacheConfig(NUM_BLOCKS, (KVCacheGroupSpec(("layer",), spec),)), PROMPT + ANSWER)

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from connector.blocks.config import KVCacheConfig
-from connector.reference.batch import BatchedSequence
-from connector.reference.kv_cache import KVCache
-from connector.reference.model import Llama, LlamaConfig
-from connector.reference.workload import prompt_of, read_excerpt
-from gpu.codec import CODECS
-from gpu.coded import CodedKV
-from gpu.pages import PagedKV
+from kvstore.connector.blocks.cache_config import KVCacheConfig
+from kvstore.connector.reference.batch import BatchedSequence
+from kvstore.connector.reference.kv_cache import KVCache
+from kvstore.connector.reference.model import Llama, LlamaConfig
+from kvstore.connector.reference.workload import prompt_of, read_excerpt
+from kvstore.gpu.codec import CODECS
+from kvstore.gpu.paged_kv import PagedKV
+from kvstore.gpu.quantized import CodedKV
 
 BLOCK_SIZE = 16
 

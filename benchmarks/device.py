@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 import kvstore
-from connector.reference.engine import Engine
-from connector.reference.model import Llama, LlamaConfig
-from gpu.choice import measure
-from gpu.pages import PagedKV
-from gpu.pinned import PinnedMapping, is_pinned
+from kvstore.connector.reference.engine import Engine
+from kvstore.connector.reference.model import Llama, LlamaConfig
+from kvstore.gpu.paged_kv import PagedKV
+from kvstore.gpu.pinned import PinnedMapping, is_pinned
+from kvstore.gpu.tuning import measure
 
 BLOCKS = 256
 LAYOUTS = {

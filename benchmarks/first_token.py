@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 import kvstore
-from connector.reference.engine import Engine
-from connector.reference.model import Llama, LlamaConfig
-from kvstore.bench.serving import Clock, serving
+from kvstore.cli.bench.node_process import Clock, serving
+from kvstore.connector.reference.engine import Engine
+from kvstore.connector.reference.model import Llama, LlamaConfig
 
 BLOCK_SIZE = 16
 ARENA_BYTES = 2 << 30

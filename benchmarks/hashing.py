@@ -37,7 +37,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def kvstore_side(prompt: list[int]) -> dict[str, Timed]:
-    from connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys
+    from kvstore.connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys
 
     images = tuple(MultimodalInput(identifier=name, offset=at, length=length) for name, at, length in IMAGES)
 

@@ -19,8 +19,8 @@ from dataclasses import asdict
 import numpy as np
 
 import kvstore
-from kvstore.bench.machine import this_machine
-from kvstore.bench.serving import percentile, serving
+from kvstore.cli.bench.machine import this_machine
+from kvstore.cli.bench.node_process import percentile, serving
 
 PAGE_BYTES = 2 << 20
 PAGES = 32

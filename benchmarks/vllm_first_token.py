@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import kvstore
-from kvstore.bench.serving import Clock, serving
+from kvstore.cli.bench.node_process import Clock, serving
 from kvstore.layout import Layout
 from tests.vllm.engine import BLOCK_SIZE, EngineError, EngineProcess, transfer_config
 from tests.vllm.model import write_llama

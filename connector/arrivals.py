@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from connector.health import NodeHealth
-from connector.lookups import of_all_parts
-from kvstore.answers import MOST_LOOKUP_PAGES
+from kvstore.connector.health import NodeHealth
+from kvstore.connector.lookups import of_all_parts
 from kvstore.errors import FormatError
+from kvstore.limits import MOST_LOOKUP_PAGES
 
 if TYPE_CHECKING:
-    from connector.rank_nodes import Node
     from kvstore import Namespace
+    from kvstore.connector.rank_nodes import Node
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.050

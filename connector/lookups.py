@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from connector.health import NodeHealth
-from kvstore.answers import MOST_LOOKUP_PAGES
+from kvstore.connector.health import NodeHealth
 from kvstore.errors import FormatError
+from kvstore.limits import MOST_LOOKUP_PAGES
 
 if TYPE_CHECKING:
-    from connector.rank_nodes import Node
     from kvstore import Lookup, Namespace
+    from kvstore.connector.rank_nodes import Node
 
 MISS_TTL = 1.0
 """Seconds for which a miss is remembered."""

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from connector.ticket import difference
-from kvstore.client.connecting import TIMEOUT
+from kvstore.client.connect import TIMEOUT
 from kvstore.client.environment import connect_by_environment
+from kvstore.connector.disagg.ticket import difference
 from kvstore.errors import ConfigError, InvalidRequestError, KVStoreError
 from kvstore.layout import Layout
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
-from kvstore.client.results import Lookup
+from kvstore.client.paths.results import Lookup
 
 if TYPE_CHECKING:
     from kvstore import Client, Namespace

@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from connector.arrivals import Arrival, Arrivals
-from connector.hits import leading
-from connector.lookups import Lookups, LookupStatistics, Tiers
-from connector.plan import LoadPlan, StepPlan, StorePlan
-from connector.sightings import Sightings
+from kvstore.connector.arrivals import Arrival, Arrivals
+from kvstore.connector.hits import leading
+from kvstore.connector.lookups import Lookups, LookupStatistics, Tiers
+from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.connector.store_threshold import Sightings
 from kvstore.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from connector.rank_nodes import Node
     from kvstore import Namespace
+    from kvstore.connector.rank_nodes import Node
 
 LOOKUP_BUDGET = 0.020
 """Seconds for which a request may be told to wait for its lookup."""

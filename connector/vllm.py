@@ -2,7 +2,7 @@
 
 ::
 
-    --kv-transfer-config '{"kv_connector": "KVStoreConnector", "kv_connector_module_path": "connector.vllm",
+    --kv-transfer-config '{"kv_connector": "KVStoreConnector", "kv_connector_module_path": "kvstore.connector.vllm",
                            "kv_role": "kv_both", "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"}}'
 
 Each worker describes its own pages (:meth:`KVStoreConnector.register_kv_caches`) and tells the scheduler by vLLM's
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.version import __version__ as vllm_version
 
-from connector.supported import check_version
+from kvstore.connector.engine.versions import check_version
 
 check_version(vllm_version)  # before what another release may not have
 
@@ -47,16 +47,26 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import group_kernel_blocks
 
-from connector.announcements import Announcements
-from connector.engine_requests import EngineRequests
-from connector.groups import fails_by_block
-from connector.identity import CacheGroup, Place, layouts_by_part, parts_a_rank
-from connector.metrics import METRICS, Counts, Increments, together, worker_counts
-from connector.opening import Connection, log_beside, parts_of
-from connector.options import KEEP, RECOMPUTE, Options
-from connector.plan import StepPlan
-from connector.room import Room
-from connector.vllm_values import (
+from kvstore.connector.engine.block_events import Announcements
+from kvstore.connector.engine.groups import fails_by_block
+from kvstore.connector.engine.identity import (
+    CacheGroup,
+    Place,
+    layouts_by_part,
+    parts_a_rank,
+)
+from kvstore.connector.engine.load_admission import Room
+from kvstore.connector.engine.metrics import (
+    METRICS,
+    Counts,
+    Increments,
+    together,
+    worker_counts,
+)
+from kvstore.connector.engine.options import KEEP, RECOMPUTE, Options
+from kvstore.connector.engine.requests import EngineRequests
+from kvstore.connector.engine.setup import Connection, log_beside, parts_of
+from kvstore.connector.engine.values import (
     cache_group,
     check_groups,
     check_model,
@@ -67,11 +77,12 @@ from connector.vllm_values import (
     rows_by_part,
     touches_early,
 )
-from connector.worker import SHUTDOWN_WAIT, LoadTiming, WorkerConnector
-from gpu.cudart import cuda_runtime
-from gpu.pinned import PinnedMapping
-from gpu.unlike import paged_kv
+from kvstore.connector.plan import StepPlan
+from kvstore.connector.worker import SHUTDOWN_WAIT, LoadTiming, WorkerConnector
 from kvstore.errors import ConfigError, KVStoreError
+from kvstore.gpu.cudart import cuda_runtime
+from kvstore.gpu.mixed import paged_kv
+from kvstore.gpu.pinned import PinnedMapping
 from kvstore.layout import Layout
 
 if TYPE_CHECKING:
@@ -89,7 +100,7 @@ logger = init_logger("vllm.kvstore")  # below vLLM's own logger, or nobody would
 
 @dataclass
 class KVStoreMetadata(KVConnectorMetadata):
-    """One step's plan on its way to the workers, as :class:`connector.plan.StepPlan` packs it."""
+    """One step's plan on its way to the workers, as :class:`kvstore.connector.plan.StepPlan` packs it."""
 
     plan: bytes
     step: int = 0
@@ -125,7 +136,7 @@ class KVStoreHandshake(KVConnectorHandshakeMetadata):
     """The machine that it runs on."""
 
 
-class KVStoreStats(KVConnectorStats):  # a dataclass, with ``data``: counts as :mod:`connector.metrics` names them
+class KVStoreStats(KVConnectorStats):  # a dataclass, with ``data``: counts as ``engine/metrics.py`` names them
     """What the halves have counted since it was last told."""
 
     def reset(self) -> None:
@@ -171,7 +182,7 @@ class KVStoreMetrics(KVConnectorPromMetrics):
 
 
 class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
-    """Keeps vLLM's KV blocks in kvstore. See :mod:`connector.vllm`."""
+    """Keeps vLLM's KV blocks in kvstore. See :mod:`kvstore.connector.vllm`."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

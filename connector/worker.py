@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from connector.arrivals import PARTIAL_WAIT, pause_after
-from connector.health import NodeHealth
-from connector.lane import Lane, Plan, Transfer
-from connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.connector.arrivals import PARTIAL_WAIT, pause_after
+from kvstore.connector.health import NodeHealth
+from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.connector.transfer_queue import Lane, Plan, Transfer
 from kvstore.errors import InvalidRequestError, PermissionDeniedError
 
 if TYPE_CHECKING:
-    from gpu.arena import PinnedArena
-    from gpu.coded import CodedKV
-    from gpu.device import Event
-    from gpu.pages import PagedKV
-    from gpu.unlike import UnlikeKV
     from kvstore import Namespace
-    from kvstore.client.pending import PendingStore
+    from kvstore.client.paths.pending import PendingStore
+    from kvstore.gpu.cuda import Event
+    from kvstore.gpu.mixed import UnlikeKV
+    from kvstore.gpu.paged_kv import PagedKV
+    from kvstore.gpu.pinned_arena import PinnedArena
+    from kvstore.gpu.quantized import CodedKV
     from kvstore.tracing import ClientSpans
 
 LOAD_DEADLINE = 5.0

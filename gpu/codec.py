@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu.layout import PageLayout
 from kvstore.errors import InvalidRequestError
+from kvstore.gpu.layout import PageLayout
 
 _SCALE_BYTES = 4
 _LARGEST = {"int8": 127.0, "fp8": 448.0}

@@ -8,9 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu.layout import PageLayout
-from gpu.runs import SHORTEST_RUN, Addresses, can_copy_runs, copy_runs
-from gpu.tensors import run_view
+from kvstore.gpu.layout import PageLayout
+from kvstore.gpu.runs import (
+    SHORTEST_RUN,
+    Addresses,
+    can_copy_runs,
+    copy_runs,
+)
+from kvstore.gpu.tensors import run_view
 
 Pages = Sequence[npt.NDArray[np.uint8]]
 

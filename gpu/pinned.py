@@ -13,8 +13,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from gpu.cudart import Runtime, cuda_runtime
 from kvstore.errors import InvalidRequestError
+from kvstore.gpu.cudart import Runtime, cuda_runtime
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu.layout import PageLayout
+from kvstore.gpu.layout import PageLayout
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Elements are moved as integers: 8-bit floats know few operations, and a NaN must stay as it is."""

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu import reference
-from gpu.layout import PageLayout
+from kvstore.gpu import reference
+from kvstore.gpu.layout import PageLayout
 
 SAMPLE_BYTES = 16 << 20
 """How much each way copies (at least one page, at most all of them but for one piece)."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu.layout import PageLayout, Runs, check_axes
 from kvstore.errors import InvalidRequestError
+from kvstore.gpu.layout import PageLayout, Runs, check_axes
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -17,7 +17,7 @@ def by_layer(tensors: Sequence[torch.Tensor], axes: str) -> tuple[list[torch.Ten
 
     Args:
         tensors: as the axes say: one a layer, or a single one with an axis ``layer``.
-        axes: see :mod:`gpu.layout`.
+        axes: see :mod:`kvstore.gpu.layout`.
 
     Raises:
         InvalidRequestError: such tensors can't have these axes.

@@ -15,23 +15,23 @@ from kvstore.errors import KVStoreError
 
 if TYPE_CHECKING:
     from kvstore.client.client import Client
-    from kvstore.client.connecting import connect
+    from kvstore.client.connect import connect
     from kvstore.client.namespace import Namespace
-    from kvstore.client.pending import PendingLoad, PendingStore
-    from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
+    from kvstore.client.paths.pending import PendingLoad, PendingStore
+    from kvstore.client.paths.results import Lookup, NamespaceStatistics, StoreResult
     from kvstore.hashing import hash_blocks
     from kvstore.layout import Layout
     from kvstore.status import Status
 else:
     _MODULES = {
         "Client": "kvstore.client.client",
-        "connect": "kvstore.client.connecting",
+        "connect": "kvstore.client.connect",
         "Namespace": "kvstore.client.namespace",
-        "PendingLoad": "kvstore.client.pending",
-        "PendingStore": "kvstore.client.pending",
-        "Lookup": "kvstore.client.results",
-        "NamespaceStatistics": "kvstore.client.results",
-        "StoreResult": "kvstore.client.results",
+        "PendingLoad": "kvstore.client.paths.pending",
+        "PendingStore": "kvstore.client.paths.pending",
+        "Lookup": "kvstore.client.paths.results",
+        "NamespaceStatistics": "kvstore.client.paths.results",
+        "StoreResult": "kvstore.client.paths.results",
         "hash_blocks": "kvstore.hashing",
         "Layout": "kvstore.layout",
         "Status": "kvstore.status",

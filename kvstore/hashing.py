@@ -1,4 +1,4 @@
-"""Block hashes: equal hash, equal prefix.
+"""The two digests: block hashes, which name pages by their prefix, and the checksum of a page's bytes.
 
 A block's hash is SHA-256 over its parent's hash, its token ids (little-endian 32-bit) and its extra keys. The chain
 starts from a constant of the block size. There is no random seed anywhere: every process on every machine agrees.
@@ -16,6 +16,7 @@ from typing import cast
 import msgpack
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from kvstore.errors import InvalidRequestError
 
@@ -202,3 +203,12 @@ def _encoded(extra_keys: Sequence[ExtraKey] | Sequence[Sequence[ExtraKey | Tagge
         raise InvalidRequestError("extra_keys must be str, int or bytes (whole prompt) or sequences of them (by block)")
     by_block = list(encode_by_block(cast("Sequence[Sequence[ExtraKey | TaggedKey]]", extra_keys)))
     return chain(by_block, repeat(b""))
+
+
+RunningChecksum = xxhash.xxh3_64
+"""The same of a payload that comes in pieces."""
+
+
+def checksum_of(payload: npt.NDArray[np.uint8]) -> int:
+    """xxh3_64 of a payload, unsigned."""
+    return xxhash.xxh3_64_intdigest(payload.data)

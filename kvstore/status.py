@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
-from kvstore.hashing import hash_check
 from kvstore.layout import Layout
-from kvstore.tenants import Grant
-
-if TYPE_CHECKING:
-    from kvstore.store import Store  # a node's: who only reads a status needs none
+from kvstore.security.grants import Grant
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,7 @@ class NamespaceStatus:
     idle_seconds: float = 0.0
     """How long nobody has used it; time in which the node did not run is left out."""
     counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Pages by what happened to them since the node started; see :class:`kvstore.usage.NamespaceCounts`."""
+    """Pages by what happened to them since the node started; see :class:`kvstore.namespaces.usage.NamespaceCounts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,54 +106,6 @@ def seen_by(status: Status, grant: Grant) -> Status:
     tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, counters),)
     return dataclasses.replace(
         status, tiers=tiers, namespaces=own, gone=gone, clients=0, arena_directory="", disk_directory=""
-    )
-
-
-def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory: str) -> Status:
-    """The status of a node that serves this store."""
-    statistics = store.statistics()
-    arena = TierStatus(
-        "arena",
-        statistics.arena_used_bytes,
-        statistics.arena_limit_bytes,
-        statistics.arena_pages,
-        statistics.counters | {"dirty": statistics.dirty_pages},
-    )
-    below = []
-    for name, tier in statistics.below.items():
-        counters = dataclasses.asdict(tier)
-        used, limit, pages = (counters.pop(gauge) for gauge in ("used_bytes", "limit_bytes", "pages"))
-        below.append(TierStatus(name, used, limit, pages, counters))
-    return Status(
-        version=kvstore_version(),
-        instance=instance,
-        pid=os.getpid(),
-        uptime_seconds=uptime_seconds,
-        tiers=(arena, *below),
-        namespaces=tuple(
-            NamespaceStatus(
-                each.layout.name,
-                each.layout.fingerprint,
-                each.layout.page_bytes,
-                each.arena_pages,
-                each.used_bytes,
-                each.quota_bytes,
-                each.durability,
-                each.pinned_pages,
-                each.layout.to_json(),
-                each.age_seconds,
-                each.idle_seconds,
-                each.counters,
-            )
-            for each in statistics.namespaces
-        ),
-        clients=statistics.clients,
-        arena_directory=str(store.arena.directory),
-        disk_directory=disk_directory,
-        time=time.time(),
-        hash_check=hash_check(),
-        gone=statistics.gone,
-        numbers={each.layout.fingerprint: each.number for each in statistics.namespaces},
     )
 
 

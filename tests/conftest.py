@@ -15,9 +15,9 @@ import pytest
 from node_process import NodeProcess
 
 import kvstore
-import kvstore.client.bulk_pool
-from kvstore.config import NodeConfig
-from kvstore.node import Node
+import kvstore.client.paths.bulk.pool
+from kvstore.config.node import NodeConfig
+from kvstore.node.node import Node
 from kvstore.tiers.redis import RedisTier
 
 with suppress(ImportError):  # tests without generated examples run without it
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_before] = _in_shared_memory()
     # Healthy answers take long on a busy machine. Tests of deadlines say their own.
     kvstore.connect.__kwdefaults__["timeout"] = PATIENCE / 2
-    kvstore.client.bulk_pool.CONNECT_SECONDS = PATIENCE / 2
+    kvstore.client.paths.bulk.pool.CONNECT_SECONDS = PATIENCE / 2
     RedisTier.__init__.__kwdefaults__.update(timeout=PATIENCE / 2, lookup_timeout=PATIENCE / 2)
     config.addinivalue_line("markers", "dice: throws dice of its own (fixture seed); make test-random runs these, too")
     if not _is_random(config):

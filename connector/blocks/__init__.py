@@ -11,18 +11,23 @@ keeps, ``grouping`` puts layers into groups, ``sizing`` memory into blocks, and 
 ``events``, ``statistics`` and ``residency`` tell what happened.
 """
 
-from connector.blocks.block import Block
-from connector.blocks.config import KVCacheConfig, KVCacheGroupSpec
-from connector.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
-from connector.blocks.extra_keys import MultimodalInput, PrefixKeys
-from connector.blocks.hashing import BlockHash, BlockHashChain
-from connector.blocks.kv_cache_blocks import KVCacheBlocks
-from connector.blocks.manager import KVCacheManager
-from connector.blocks.page_manager import PageManager
-from connector.blocks.request import Request
-from connector.blocks.residency import BlockResidency, ResidencySampler
-from connector.blocks.sources import Presence
-from connector.blocks.specs import (
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.cache_config import KVCacheConfig, KVCacheGroupSpec
+from kvstore.connector.blocks.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+)
+from kvstore.connector.blocks.extra_keys import MultimodalInput, PrefixKeys
+from kvstore.connector.blocks.hashing import BlockHash, BlockHashChain
+from kvstore.connector.blocks.kv_cache_blocks import KVCacheBlocks
+from kvstore.connector.blocks.manager import KVCacheManager
+from kvstore.connector.blocks.page_manager import PageManager
+from kvstore.connector.blocks.request import Request
+from kvstore.connector.blocks.residency_sampler import BlockResidency, ResidencySampler
+from kvstore.connector.blocks.sources import Presence
+from kvstore.connector.blocks.specs import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -33,7 +38,7 @@ from connector.blocks.specs import (
     SlidingWindowSpec,
     UniformTypeSpecs,
 )
-from connector.blocks.statistics import HitRate, PrefixCacheStats
+from kvstore.connector.blocks.statistics import HitRate, PrefixCacheStats
 
 __all__ = [
     "KVCacheManager",

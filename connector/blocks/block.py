@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks.hashing import BlockHash
 
 
 @dataclass(slots=True, eq=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from connector.blocks.block import Block
-from connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.hashing import BlockHash
 
 
 class CachedBlocks:

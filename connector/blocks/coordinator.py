@@ -7,18 +7,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from connector.blocks.block import Block
-from connector.blocks.chunked_local import ChunkedLocalAttentionManager
-from connector.blocks.config import KVCacheConfig, first_spec
-from connector.blocks.cross_attention import CrossAttentionManager
-from connector.blocks.full_attention import FullAttentionManager
-from connector.blocks.mamba import AlignedMambaManager, MambaManager
-from connector.blocks.pool import BlockPool, check_counts
-from connector.blocks.request import Request
-from connector.blocks.single_type import GroupSettings, SingleTypeManager
-from connector.blocks.sliding_window import SlidingWindowManager
-from connector.blocks.sources import BlockSource, CachedOrBelowSource, CachedSource, HeldSource, Presence
-from connector.blocks.specs import (
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.cache_config import KVCacheConfig, first_spec
+from kvstore.connector.blocks.chunked_local import ChunkedLocalAttentionManager
+from kvstore.connector.blocks.cross_attention import CrossAttentionManager
+from kvstore.connector.blocks.full_attention import FullAttentionManager
+from kvstore.connector.blocks.mamba import AlignedMambaManager, MambaManager
+from kvstore.connector.blocks.pool import BlockPool, check_counts
+from kvstore.connector.blocks.request import Request
+from kvstore.connector.blocks.single_type_manager import GroupSettings, SingleTypeManager
+from kvstore.connector.blocks.sliding_window import SlidingWindowManager
+from kvstore.connector.blocks.sources import (
+    BlockSource,
+    CachedOrBelowSource,
+    CachedSource,
+    HeldSource,
+    Presence,
+)
+from kvstore.connector.blocks.specs import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,

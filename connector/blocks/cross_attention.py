@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from connector.blocks.block import Block
-from connector.blocks.request import Request
-from connector.blocks.single_type import Hit, SingleTypeManager
-from connector.blocks.sources import BlockSource
-from connector.blocks.specs import CrossAttentionSpec
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.request import Request
+from kvstore.connector.blocks.single_type_manager import Hit, SingleTypeManager
+from kvstore.connector.blocks.sources import BlockSource
+from kvstore.connector.blocks.specs import CrossAttentionSpec
 
 
 class CrossAttentionManager(SingleTypeManager[CrossAttentionSpec]):

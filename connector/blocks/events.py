@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from connector.blocks.extra_keys import EventKey
-from connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks.extra_keys import EventKey
+from kvstore.connector.blocks.hashing import BlockHash
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from connector.blocks.block import Block
+from kvstore.connector.blocks.block import Block
 
 
 class FreeQueue:

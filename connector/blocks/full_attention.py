@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from connector.blocks.request import Request
-from connector.blocks.single_type import Hit, SingleTypeManager
-from connector.blocks.sources import BlockSource
-from connector.blocks.specs import FullAttentionSpec
+from kvstore.connector.blocks.request import Request
+from kvstore.connector.blocks.single_type_manager import Hit, SingleTypeManager
+from kvstore.connector.blocks.sources import BlockSource
+from kvstore.connector.blocks.specs import FullAttentionSpec
 
 
 class FullAttentionManager(SingleTypeManager[FullAttentionSpec]):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from connector.blocks.config import KVCacheGroupSpec
-from connector.blocks.specs import (
+from kvstore.connector.blocks.cache_config import KVCacheGroupSpec
+from kvstore.connector.blocks.specs import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice, repeat
 from typing import NewType, cast
 
-from connector.blocks.extra_keys import PrefixKeys
+from kvstore.connector.blocks.extra_keys import PrefixKeys
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import (
     ExtraKey,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, overload
 
-from connector.blocks.block import Block
+from kvstore.connector.blocks.block import Block
 from kvstore.errors import InvalidRequestError
 
 

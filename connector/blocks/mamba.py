@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from connector.blocks.block import Block
-from connector.blocks.hashing import BlockHash
-from connector.blocks.pool import BlockPool
-from connector.blocks.request import Request
-from connector.blocks.single_type import GroupSettings, Hit, SingleTypeManager, num_free
-from connector.blocks.sources import BlockSource
-from connector.blocks.specs import MambaSpec
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks.pool import BlockPool
+from kvstore.connector.blocks.request import Request
+from kvstore.connector.blocks.single_type_manager import (
+    GroupSettings,
+    Hit,
+    SingleTypeManager,
+    num_free,
+)
+from kvstore.connector.blocks.sources import BlockSource
+from kvstore.connector.blocks.specs import MambaSpec
 
 
 class MambaManager(SingleTypeManager[MambaSpec]):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from connector.blocks.block import Block
-from connector.blocks.config import KVCacheConfig
-from connector.blocks.coordinator import make_coordinator
-from connector.blocks.events import KVCacheEvent
-from connector.blocks.kv_cache_blocks import KVCacheBlocks
-from connector.blocks.pool import BlockPool
-from connector.blocks.request import Request
-from connector.blocks.residency import ResidencySampler
-from connector.blocks.sources import Presence
-from connector.blocks.specs import Limits, check_at_least
-from connector.blocks.statistics import PrefixCacheRecorder, PrefixCacheStats
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.cache_config import KVCacheConfig
+from kvstore.connector.blocks.coordinator import make_coordinator
+from kvstore.connector.blocks.events import KVCacheEvent
+from kvstore.connector.blocks.kv_cache_blocks import KVCacheBlocks
+from kvstore.connector.blocks.pool import BlockPool
+from kvstore.connector.blocks.request import Request
+from kvstore.connector.blocks.residency_sampler import ResidencySampler
+from kvstore.connector.blocks.sources import Presence
+from kvstore.connector.blocks.specs import Limits, check_at_least
+from kvstore.connector.blocks.statistics import PrefixCacheRecorder, PrefixCacheStats
 from kvstore.errors import InvalidRequestError
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from connector.blocks.block import Block
-from connector.blocks.events import KVCacheEvent
-from connector.blocks.extra_keys import PrefixKeys
-from connector.blocks.hashing import BlockHash, BlockHashChain
-from connector.blocks.kv_cache_blocks import KVCacheBlocks
-from connector.blocks.manager import KVCacheManager
-from connector.blocks.sources import Presence
-from connector.blocks.statistics import PrefixCacheStats
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.events import KVCacheEvent
+from kvstore.connector.blocks.extra_keys import PrefixKeys
+from kvstore.connector.blocks.hashing import BlockHash, BlockHashChain
+from kvstore.connector.blocks.kv_cache_blocks import KVCacheBlocks
+from kvstore.connector.blocks.manager import KVCacheManager
+from kvstore.connector.blocks.sources import Presence
+from kvstore.connector.blocks.statistics import PrefixCacheStats
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import TokenIds
 
@@ -294,7 +294,7 @@ class PageManager:
 
 
 class _PagedRequest:
-    """What the manager reads of a request (see :class:`connector.blocks.request.Request`)."""
+    """What the manager reads of a request (see :class:`kvstore.connector.blocks.request.Request`)."""
 
     def __init__(self, request_id: str, hash_block_size: int, keys: PrefixKeys | None) -> None:
         self.request_id = request_id

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from connector.blocks.block import Block
-from connector.blocks.cached_blocks import CachedBlocks
-from connector.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
-from connector.blocks.free_queue import FreeQueue
-from connector.blocks.hashing import BlockHash
-from connector.blocks.residency import ResidencySampler
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.cached_blocks import CachedBlocks
+from kvstore.connector.blocks.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+)
+from kvstore.connector.blocks.free_queue import FreeQueue
+from kvstore.connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks.residency_sampler import ResidencySampler
 from kvstore.errors import InvalidRequestError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from connector.blocks.extra_keys import PrefixKeys
-from connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks.extra_keys import PrefixKeys
+from kvstore.connector.blocks.hashing import BlockHash
 
 
 class Request(Protocol):
@@ -35,7 +35,8 @@ class Request(Protocol):
 
     @property
     def block_hashes(self) -> Sequence[BlockHash]:
-        """One for each ``hash_block_size`` of its tokens; see :class:`connector.blocks.hashing.BlockHashChain`."""
+        """One for each ``hash_block_size`` of its tokens: see
+        :class:`kvstore.connector.blocks.hashing.BlockHashChain`."""
 
     @property
     def skip_reading_prefix_cache(self) -> bool:

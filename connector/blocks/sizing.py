@@ -11,9 +11,15 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from connector.blocks.config import KVCacheConfig, KVCacheGroupSpec, first_spec
-from connector.blocks.grouping import get_kv_cache_groups
-from connector.blocks.specs import FullAttentionSpec, KVCacheSpec, Limits, UniformTypeSpecs, check_at_least
+from kvstore.connector.blocks.cache_config import KVCacheConfig, KVCacheGroupSpec, first_spec
+from kvstore.connector.blocks.grouping import get_kv_cache_groups
+from kvstore.connector.blocks.specs import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    Limits,
+    UniformTypeSpecs,
+    check_at_least,
+)
 from kvstore.errors import ConfigError
 
 
@@ -38,8 +44,8 @@ def get_kv_cache_configs(
         available_bytes: memory for the cache, by worker.
         limits: how long requests may become.
         num_blocks_override: this many blocks, whatever the memory.
-        disable_hybrid_kv_cache_manager: see :func:`~connector.blocks.grouping.get_kv_cache_groups`.
-        eagle_layers: see :func:`~connector.blocks.grouping.get_kv_cache_groups`.
+        disable_hybrid_kv_cache_manager: see :func:`~kvstore.connector.blocks.grouping.get_kv_cache_groups`.
+        eagle_layers: see :func:`~kvstore.connector.blocks.grouping.get_kv_cache_groups`.
 
     Raises:
         ConfigError: too little memory (the message names what is needed, what is there, and the estimated longest model

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from connector.blocks.block import Block
-from connector.blocks.single_type import Hit, SingleTypeManager
-from connector.blocks.sources import BlockSource
-from connector.blocks.specs import SlidingWindowSpec
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.single_type_manager import Hit, SingleTypeManager
+from kvstore.connector.blocks.sources import BlockSource
+from kvstore.connector.blocks.specs import SlidingWindowSpec
 
 
 class SlidingWindowManager(SingleTypeManager[SlidingWindowSpec]):

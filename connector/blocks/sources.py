@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from connector.blocks.block import Block
-from connector.blocks.hashing import BlockHash
-from connector.blocks.pool import BlockPool
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks.pool import BlockPool
 
 Presence = Mapping[int, Sequence[bool]]
 """By group: whether the level below has the page of a request's first, second, … block of that group. What lies behind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from connector.blocks.specs import check_at_least
+from kvstore.connector.blocks.specs import check_at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from connector.reference.batch import BatchedSequence
+from kvstore.connector.reference.batch import BatchedSequence
 
 
 class PagedAttention:

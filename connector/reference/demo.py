@@ -31,10 +31,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import kvstore
-from connector.reference.jobs import PROMPT_ANSWERED, Job, JobResult, Prompt
-from connector.reference.processes import NodeProcess, run_job
-from connector.reference.report import DamagedPage, EngineRun, Report, print_report
-from connector.reference.workload import prompt_of, read_excerpt
+from kvstore.connector.reference.demo_processes import NodeProcess, run_job
+from kvstore.connector.reference.jobs import (
+    PROMPT_ANSWERED,
+    Job,
+    JobResult,
+    Prompt,
+)
+from kvstore.connector.reference.report import (
+    DamagedPage,
+    EngineRun,
+    Report,
+    print_report,
+)
+from kvstore.connector.reference.workload import prompt_of, read_excerpt
 from kvstore.errors import KVStoreError, UnavailableError
 
 DISK_LIMIT = "1GiB"

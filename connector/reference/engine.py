@@ -12,23 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from connector.blocks.config import KVCacheConfig
-from connector.blocks.manager import KVCacheManager
-from connector.blocks.specs import KVCacheSpec, Limits, MambaCacheMode, MambaSpec
-from connector.handover import WAIT, Handover, default_node_id
-from connector.reference.batch import BatchedSequence
-from connector.reference.kv_cache import KVCache
-from connector.reference.model import Llama
-from connector.reference.request import Answer, Request, answer_of
-from connector.reference.scheduler import Scheduler, Step
-from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
-from connector.worker import LOAD_DEADLINE, STORE_DEADLINE, WorkerConnector
-from gpu.arena import PinnedArena
-from gpu.coded import CodedKV
-from gpu.cudart import cuda_runtime
-from gpu.pages import PagedKV
-from gpu.pinned import PinnedMapping
+from kvstore.connector.blocks.cache_config import KVCacheConfig
+from kvstore.connector.blocks.manager import KVCacheManager
+from kvstore.connector.blocks.specs import (
+    KVCacheSpec,
+    Limits,
+    MambaCacheMode,
+    MambaSpec,
+)
+from kvstore.connector.disagg.handover import WAIT, Handover, default_node_id
+from kvstore.connector.reference.batch import BatchedSequence
+from kvstore.connector.reference.kv_cache import KVCache
+from kvstore.connector.reference.model import Llama
+from kvstore.connector.reference.request import Answer, Request, answer_of
+from kvstore.connector.reference.scheduler import Scheduler, Step
+from kvstore.connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
+from kvstore.connector.worker import LOAD_DEADLINE, STORE_DEADLINE, WorkerConnector
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
+from kvstore.gpu.cudart import cuda_runtime
+from kvstore.gpu.paged_kv import PagedKV
+from kvstore.gpu.pinned import PinnedMapping
+from kvstore.gpu.pinned_arena import PinnedArena
+from kvstore.gpu.quantized import CodedKV
 from kvstore.layout import Layout
 
 if TYPE_CHECKING:
@@ -50,7 +55,7 @@ class Disaggregation:
     key: bytes
     """32 bytes, the same on all of them: it signs tickets."""
     node_id: str = ""
-    """What the others call this engine's node; empty: :func:`~connector.handover.default_node_id`."""
+    """What the others call this engine's node; empty: :func:`~kvstore.connector.disagg.handover.default_node_id`."""
     peers: Mapping[str, Client] = field(default_factory=dict)
     """Other engines' nodes, by such names: pages are loaded from nowhere else. The caller closes them."""
     wait: float = WAIT
@@ -77,7 +82,8 @@ class Engine:
             model runner does it.
         enable_caching: False: every prompt is computed from its first token on, and nothing is loaded.
         disaggregation: for an engine that shares its work with others: prefill for them, or decode after them.
-        codec: one of :data:`gpu.codec.CODECS`: keys and values are stored smaller, with loss. States never are: an
+        codec: one of :data:`kvstore.gpu.codec.CODECS`: keys and values are stored smaller, with loss. States never are:
+        an
             error in one would stay in all that follow.
 
     Raises:

@@ -38,7 +38,7 @@ class Job:
     num_blocks: int = 640
     token_budget: int = 512
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of :class:`connector.reference.model.LlamaConfig` that differ from its defaults."""
+    """Fields of :class:`kvstore.connector.reference.model.LlamaConfig` that differ from its defaults."""
 
     def to_json(self) -> str:
         """One line."""
@@ -77,7 +77,7 @@ class Answered:
     time_to_first_token: float
     """Seconds."""
     smallest_gap: float
-    """See :class:`connector.reference.request.Answer`."""
+    """See :class:`kvstore.connector.reference.request.Answer`."""
 
 
 @dataclass(frozen=True, slots=True)

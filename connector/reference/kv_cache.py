@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import torch
 
-from connector.blocks.config import KVCacheConfig
-from gpu.pages import PagedKV
+from kvstore.connector.blocks.cache_config import KVCacheConfig
 from kvstore.errors import ConfigError
+from kvstore.gpu.paged_kv import PagedKV
 
 DTYPE = torch.float32
 """Of weights, of what is cached and of logits, whatever torch's default is."""

@@ -17,15 +17,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from connector.blocks.config import KVCacheGroupSpec
-from connector.blocks.grouping import get_kv_cache_groups
-from connector.blocks.specs import FullAttentionSpec, KVCacheSpec, MambaCacheMode, MambaSpec, SlidingWindowSpec
-from connector.reference.attention import PagedAttention
-from connector.reference.batch import BatchedSequence
-from connector.reference.kv_cache import DTYPE, KVCache
-from connector.reference.recurrence import GatedRecurrence, PagedStates
-from gpu.layout import PAGE_FORMAT
+from kvstore.connector.blocks.cache_config import KVCacheGroupSpec
+from kvstore.connector.blocks.grouping import get_kv_cache_groups
+from kvstore.connector.blocks.specs import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaCacheMode,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from kvstore.connector.reference.attention import PagedAttention
+from kvstore.connector.reference.batch import BatchedSequence
+from kvstore.connector.reference.kv_cache import DTYPE, KVCache
+from kvstore.connector.reference.recurrence import GatedRecurrence, PagedStates
 from kvstore.errors import ConfigError
+from kvstore.gpu.layout import PAGE_FORMAT
 from kvstore.layout import Layout
 
 LayerType = Literal["full", "sliding", "recurrent"]

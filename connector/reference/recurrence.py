@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from connector.reference.batch import BatchedSequence
+from kvstore.connector.reference.batch import BatchedSequence
 
 
 class PagedStates:

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from connector.reference.jobs import Answered, RunResult
+from kvstore.connector.reference.jobs import Answered, RunResult
 
 ROUNDING = 1e-4
 """Logits closer than this could be told apart differently by float rounding: ten times what it amounts to."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from connector.blocks.hashing import BlockHash, BlockHashChain
-from connector.handover import Prompt
+from kvstore.connector.blocks.hashing import BlockHash, BlockHashChain
+from kvstore.connector.disagg.handover import Prompt
 
 
 class Request:

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from connector.blocks.kv_cache_blocks import KVCacheBlocks
-from connector.blocks.manager import KVCacheManager
-from connector.blocks.specs import MambaSpec
-from connector.handover import Handover
-from connector.plan import StepPlan
-from connector.reference.request import Request
-from connector.scheduler import SchedulerConnector
+from kvstore.connector.blocks.kv_cache_blocks import KVCacheBlocks
+from kvstore.connector.blocks.manager import KVCacheManager
+from kvstore.connector.blocks.specs import MambaSpec
+from kvstore.connector.disagg.handover import Handover
+from kvstore.connector.plan import StepPlan
+from kvstore.connector.reference.request import Request
+from kvstore.connector.scheduler import SchedulerConnector
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def read_excerpt(text: str | None = None) -> list[Turn]:
         FormatError: a line is not such an object.
     """
     if text is None:
-        text = (files("connector.reference") / "conversation_excerpt.jsonl").read_text()
+        text = (files("kvstore.connector.reference") / "conversation_excerpt.jsonl").read_text()
     conversations: dict[int, list[Turn]] = {}
     turns = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -9,9 +9,9 @@ Files, in one private folder (by default under ``/dev/shm``, one folder a node):
                 keys to slots. Written by the node alone; clients read it.
 ``readers``     one line for each client: what it reads without a call, since when. Written by the clients.
 ``clients/N``   one file for each attached client, which holds it locked (``flock``) as long as it lives.
-``calls``       a socket that the node's service answers calls on; see :mod:`kvstore.bulk.calls`.
+``calls``       a socket that the node's service answers calls on; see :mod:`kvstore.wire.local`.
 ``node.lock``   locked by the node that owns the folder; holds its pid.
-``folder``      of an embedded store's arena: the path of the store's folder; see :mod:`kvstore.arena.removing`.
+``folder``      of an embedded store's arena: the path of the store's folder; see :mod:`kvstore.arena.removal`.
 ``namespaces.json``  which layouts the namespace numbers in the headers stand for.
 =============== ====================================================================================================
 

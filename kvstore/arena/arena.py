@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from kvstore.arena import format as fmt
 from kvstore.arena.detaching import detach
+from kvstore.arena.epochs import LINE_WORDS, READERS_BYTES
 from kvstore.arena.index import IndexReader, IndexWriter
-from kvstore.arena.numa import Placement
-from kvstore.arena.readers import LINE_WORDS, READERS_BYTES
-from kvstore.arena.removing import (
+from kvstore.arena.removal import (
     LOCK_NAME,
     MEMORY_NAMES,
     forget_folder,
@@ -29,12 +28,13 @@ from kvstore.arena.removing import (
     remove,
     remove_memory,
 )
-from kvstore.arena.room import check_room
-from kvstore.bytesize import format_size
 from kvstore.errors import ResourceError
-from kvstore.forking import tell_children
-from kvstore.process_lock import ProcessLock
-from kvstore.sharers import Sharers
+from kvstore.host.forking import tell_children
+from kvstore.host.numa import Placement
+from kvstore.host.process_lock import ProcessLock
+from kvstore.host.shared_memory import check_room
+from kvstore.security.socket_group import Sharers
+from kvstore.units import format_size
 
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[int, int], None]

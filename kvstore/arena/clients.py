@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from kvstore.errors import InvalidRequestError, LimitExceededError, UnavailableError
-from kvstore.forking import tell_children
+from kvstore.host.forking import tell_children
 
 MOST_CLIENTS = 1024
 """Most clients attached at once."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvstore.descriptors import let_go
+from kvstore.host.descriptors import let_go
 
 _PROT_READ_WRITE, _PROT_READ = mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000

@@ -25,7 +25,7 @@ ELSEWHERE_OFFSET = 520
 """Where the node says whether a page that is not in the index may be here all the same, in a tier below or without a
 place in the index: 0 or 1. One 64-bit word."""
 EPOCH_OFFSET = 576
-"""Where the node's epoch lies, in a cache line of its own; see ``kvstore.arena.readers``. One 64-bit word."""
+"""Where the node's epoch lies, in a cache line of its own; see ``kvstore.arena.epochs``. One 64-bit word."""
 COUNTERS_OFFSET = 1024
 """Where the node's persistent counters lie: unsigned 64-bit numbers, in the order of ``COUNTERS``."""
 UNITS_OFFSET = 4096

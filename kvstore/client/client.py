@@ -10,16 +10,16 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.answers import EVICTED, MOST_LOOKUP_PAGES, TIER_NAMES
 from kvstore.client.handle import Handle
 from kvstore.client.limits import check_hashes
 from kvstore.client.lookups import Queries, look_here, look_up
 from kvstore.client.namespace import Namespace
-from kvstore.client.path import Control, Path
-from kvstore.client.results import Lookup
+from kvstore.client.paths.path import Control, Path
+from kvstore.client.paths.results import Lookup
 from kvstore.client.session import Session
 from kvstore.errors import InvalidRequestError
 from kvstore.layout import Layout
+from kvstore.limits import EVICTED, MOST_LOOKUP_PAGES, TIER_NAMES
 from kvstore.status import Status
 
 Bytes = npt.NDArray[np.uint8]

@@ -9,11 +9,11 @@ from pathlib import Path
 import grpc
 
 from kvstore.client.url import RemoteUrl
-from kvstore.config import is_loopback
+from kvstore.config.node import is_loopback
 from kvstore.errors import InvalidRequestError
-from kvstore.secret_files import check_private, read_file, read_tokens
-from kvstore.tls import client_context
-from kvstore.wire import TOKEN_KEY, TOKEN_SCHEME
+from kvstore.security.secret_files import check_private, read_file, read_tokens
+from kvstore.security.tls import client_context
+from kvstore.wire.messages import TOKEN_KEY, TOKEN_SCHEME
 
 
 @dataclass(frozen=True, slots=True)

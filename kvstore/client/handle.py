@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvstore.client.deadline import time_left
-from kvstore.client.path import Control, OpenedNamespace, Path
+from kvstore.client.paths.deadline import time_left
+from kvstore.client.paths.path import Control, OpenedNamespace, Path
 from kvstore.client.session import Session
-from kvstore.client.uninterrupted import uninterrupted
 from kvstore.errors import (
     DeadlineError,
     LimitExceededError,
@@ -17,6 +16,7 @@ from kvstore.errors import (
     UnavailableError,
     UnknownNamespaceError,
 )
+from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
 
 Answer = TypeVar("Answer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.errors import LimitExceededError
-from kvstore.wire import join_hashes
+from kvstore.wire.messages import join_hashes
 
 
 def check_hashes(hashes: Sequence[bytes], limit: int) -> None:

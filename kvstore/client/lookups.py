@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.answers import ABSENT, MOST_LOOKUP_PAGES
-from kvstore.client.deadline import time_left
 from kvstore.client.handle import REOPENINGS, Handle
 from kvstore.client.limits import check_count
-from kvstore.client.results import Lookup
+from kvstore.client.paths.deadline import time_left
+from kvstore.client.paths.results import Lookup
 from kvstore.client.session import Session
 from kvstore.errors import NotAttachedError, UnknownNamespaceError
-from kvstore.wire import join_hashes
+from kvstore.limits import ABSENT, MOST_LOOKUP_PAGES
+from kvstore.wire.messages import join_hashes
 
 Queries = Sequence[tuple[Handle, Sequence[bytes]]]
 """Namespaces of one client, each with the block hashes to look up."""

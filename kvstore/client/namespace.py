@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kvstore.answers import MOST_LOOKUP_PAGES
-from kvstore.client import batches
-from kvstore.client.buffers import Pages, page_arrays
+from kvstore.client import transfers
 from kvstore.client.handle import Handle
 from kvstore.client.limits import check_hashes
 from kvstore.client.lookups import look_up
-from kvstore.client.pending import PendingLoad, PendingStore
-from kvstore.client.results import Lookup, NamespaceStatistics, StoreResult
-from kvstore.client.tally import Tally
+from kvstore.client.paths.buffers import Pages, page_arrays
+from kvstore.client.paths.pending import PendingLoad, PendingStore
+from kvstore.client.paths.results import Lookup, NamespaceStatistics, StoreResult
+from kvstore.client.paths.shm.tally import Tally
 from kvstore.errors import UnknownNamespaceError
-from kvstore.wire import join_hashes
+from kvstore.limits import MOST_LOOKUP_PAGES
+from kvstore.wire.messages import join_hashes
 
 
 class Namespace:
@@ -62,7 +62,7 @@ class Namespace:
         if parent:
             join_hashes([parent])
         arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
-        result = batches.store(self._handle, hashes, arrays, parent, self._deadline())
+        result = transfers.store(self._handle, hashes, arrays, parent, self._deadline())
         self._tally.stored(result)
         return result
 
@@ -84,7 +84,7 @@ class Namespace:
         """
         joined = join_hashes(hashes)
         arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
-        tiers = batches.load(self._handle, hashes, joined, arrays, self._deadline())
+        tiers = transfers.load(self._handle, hashes, joined, arrays, self._deadline())
         self._tally.loaded(tiers)
         return len(tiers)
 

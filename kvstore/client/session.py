@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from kvstore.client.deadline import locked, time_left
-from kvstore.client.path import Control, OpenedNamespace, Path
-from kvstore.client.uninterrupted import uninterrupted
-from kvstore.forking import tell_children
+from kvstore.client.paths.deadline import locked, time_left
+from kvstore.client.paths.path import Control, OpenedNamespace, Path
+from kvstore.host.forking import tell_children
+from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kvstore.client.buffers import Pages
 from kvstore.client.client import Client
 from kvstore.client.handle import Handle
 from kvstore.client.namespace import Namespace
-from kvstore.client.path import Control, Path
-from kvstore.client.pending import PendingLoad, PendingStore
-from kvstore.client.results import Lookup, StoreResult
+from kvstore.client.paths.buffers import Pages
+from kvstore.client.paths.path import Control, Path
+from kvstore.client.paths.pending import PendingLoad, PendingStore
+from kvstore.client.paths.results import Lookup, StoreResult
 from kvstore.tracing import ClientSpans
 
 if TYPE_CHECKING:

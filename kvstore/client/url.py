@@ -6,9 +6,14 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.config import DEFAULT_PORT, NodeConfig, default_arena_directory, load_settings
+from kvstore.config.node import (
+    DEFAULT_PORT,
+    NodeConfig,
+    default_arena_directory,
+    load_settings,
+)
 from kvstore.errors import ConfigError, InvalidRequestError
-from kvstore.wire import unix_target
+from kvstore.wire.messages import unix_target
 
 _FORMS = "unix:///run/kvstore.sock, kv://host:port, kvs://host:port (TLS) or embedded:///var/lib/kvstore"
 

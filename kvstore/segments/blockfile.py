@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
-from kvstore.forking import tell_children
+from kvstore.host.forking import tell_children
 from kvstore.segments.io_threads import IoThreads, LateError
 from kvstore.segments.record import BLOCK, ByteArray
 

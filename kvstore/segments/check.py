@@ -13,12 +13,12 @@ import numpy.typing as npt
 import xxhash
 
 from kvstore.errors import ConfigError, ResourceError
-from kvstore.process_lock import ProcessLock
+from kvstore.host.process_lock import ProcessLock
 from kvstore.segments import aligned, record
+from kvstore.segments.batching import plan_reads
 from kvstore.segments.blockfile import BlockFile
 from kvstore.segments.folder import list_segments, out_of_reach
 from kvstore.segments.log import LOCK_NAME
-from kvstore.segments.plan import plan_reads
 from kvstore.segments.recovery import RecoveredSegment, header_is_sound, recover
 from kvstore.segments.segment import Segment
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 
 from kvstore.errors import ConfigError
-from kvstore.secret_files import KEY_BYTES
+from kvstore.security.secret_files import KEY_BYTES
 from kvstore.segments.record import BLOCK, ByteArray
 
 TAG_BYTES = 16

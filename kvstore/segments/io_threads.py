@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from kvstore.turns import Turns
+from kvstore.fairness import Turns
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import ConfigError, ResourceError
-from kvstore.process_lock import ProcessLock
+from kvstore.host.process_lock import ProcessLock
 from kvstore.segments import record
+from kvstore.segments.batching import CHUNK_BYTES
 from kvstore.segments.blockfile import SYNC_DEADLINES, Patience
 from kvstore.segments.cipher import TAG_BYTES, Cipher
 from kvstore.segments.folder import LAST_ID, list_segments, out_of_reach, warn_of_strangers
 from kvstore.segments.io_threads import LateError
 from kvstore.segments.key_check import check_key
-from kvstore.segments.plan import CHUNK_BYTES
 from kvstore.segments.record import BLOCK, ChunkSize
 from kvstore.segments.recovery import RecoveredSegment, recover
 from kvstore.segments.segment import NO_CHUNK, Entry, Segment, segment_name

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from kvstore.bytesize import format_size
 from kvstore.segments.blockfile import Patience
 from kvstore.segments.health import RareLines
 from kvstore.segments.record import BLOCK
+from kvstore.units import format_size
 
 FILE_NAME = "writes"
 FILE_BYTES = 2 * BLOCK

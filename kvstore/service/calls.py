@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 
 from kvstore.errors import KVStoreError, UnavailableError
-from kvstore.wire import REASON_KEY, code_of, reason_of
+from kvstore.wire.messages import REASON_KEY, code_of, reason_of
 
 Servicer = TypeVar("Servicer")
 Request = TypeVar("Request")

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvstore.answers import PRESENT, RESERVED, Published
 from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.hashing import HASH_BYTES
+from kvstore.limits import PRESENT, RESERVED
 from kvstore.service.page_calls import reserve
 from kvstore.service.receipts import Receipts
-from kvstore.store import Store
-from kvstore.tickets import NODE
+from kvstore.store.leases import NODE
+from kvstore.store.results import Published
+from kvstore.store.store import Store
 from kvstore.tiers.tier import PageBytes
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.wire import AT_ONCE_BYTES
+from kvstore.wire.messages import AT_ONCE_BYTES
 
 
 @dataclass(slots=True)

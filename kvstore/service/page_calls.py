@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 
-from kvstore.answers import MOST_QUERIES, Held, Reserved
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.errors import InvalidRequestError, LimitExceededError
-from kvstore.store import Store
-from kvstore.tickets import NODE, Part
+from kvstore.limits import MOST_QUERIES
+from kvstore.store.leases import NODE, Part
+from kvstore.store.results import Held, Reserved
+from kvstore.store.store import Store
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.wire import split_hashes
+from kvstore.wire.messages import split_hashes
 
 
 class PageCalls:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.answers import Published
 from kvstore.errors import InvalidRequestError
+from kvstore.store.results import Published
 
 MOST_RECEIPTS = 4096
 """Most results that are kept, the newest; and most stores that are not taken any more."""

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import kvstore
-from connector.reference.engine import Disaggregation, Engine
-from connector.reference.model import Llama, LlamaConfig
+from kvstore.connector.reference.engine import Disaggregation, Engine
+from kvstore.connector.reference.model import Llama, LlamaConfig
 
 MODEL = LlamaConfig(
     vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=4, num_heads=8, num_kv_heads=2, seed=1

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from connector.arrivals import MOST_WAITING, PARTIAL_WAIT, Arrival, Arrivals
+from kvstore.connector.arrivals import (
+    MOST_WAITING,
+    PARTIAL_WAIT,
+    Arrival,
+    Arrivals,
+)
 from kvstore.layout import Layout
 
 PAGES = (b"a" * 32, b"b" * 32, b"c" * 32)
@@ -212,7 +217,7 @@ def test_nothing_is_waited_for_behind_the_end(client, namespace, clock):
 
 
 def test_more_pages_than_a_lookup_can_name_are_not_waited_for(arrivals, client, clock, eventually, monkeypatch):
-    monkeypatch.setattr("connector.arrivals.MOST_LOOKUP_PAGES", len(PAGES) - 1)
+    monkeypatch.setattr("kvstore.connector.arrivals.MOST_LOOKUP_PAGES", len(PAGES) - 1)
     assert expect(arrivals, clock, "long").settled
     assert client.calls == []
     monkeypatch.undo()

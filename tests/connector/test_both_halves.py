@@ -19,7 +19,8 @@ import pytest
 import torch
 
 import kvstore
-from connector.blocks import (
+from kvstore.config.rules import TenantRule
+from kvstore.connector.blocks import (
     BlockHashChain,
     FullAttentionSpec,
     KVCacheConfig,
@@ -28,12 +29,11 @@ from connector.blocks import (
     KVCacheSpec,
     SlidingWindowSpec,
 )
-from connector.plan import StepPlan
-from connector.scheduler import SchedulerConnector
-from connector.worker import WorkerConnector
-from gpu.pages import PagedKV
+from kvstore.connector.plan import StepPlan
+from kvstore.connector.scheduler import SchedulerConnector
+from kvstore.connector.worker import WorkerConnector
 from kvstore.errors import LimitExceededError
-from kvstore.rules import TenantRule
+from kvstore.gpu.paged_kv import PagedKV
 
 BLOCK_SIZE = 4
 HEAD_SIZE = 8
@@ -349,7 +349,7 @@ def served(folder: Path) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("mapped", [True, False])
 def test_a_node_that_dies_costs_misses_only_and_is_used_again_when_it_is_back(tmp_path, mapped, monkeypatch):
     """Not even misses where the arena is mapped: what is in it needs no node."""
-    monkeypatch.setattr("kvstore.client.mapped.CAN_READ", mapped)
+    monkeypatch.setattr("kvstore.client.paths.shm.mapped_arena.CAN_READ", mapped)
     with ExitStack() as stack:
         node = stack.enter_context(served(tmp_path))
         client = stack.enter_context(kvstore.connect(f"unix://{tmp_path}/socket"))

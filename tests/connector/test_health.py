@@ -1,6 +1,6 @@
 import logging
 
-from connector.health import BACKOFF, LOG_INTERVAL, NodeHealth
+from kvstore.connector.health import BACKOFF, LOG_INTERVAL, NodeHealth
 from kvstore.errors import UnavailableError
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from connector.plan import LoadPlan, StepPlan
-from connector.worker import LOAD_DEADLINE, WorkerConnector
+from kvstore.connector.plan import LoadPlan, StepPlan
+from kvstore.connector.worker import LOAD_DEADLINE, WorkerConnector
 
 
 @pytest.fixture

@@ -10,11 +10,17 @@ import pytest
 torch = pytest.importorskip("torch", reason="moves an engine's tensors")
 
 import kvstore  # noqa: E402
-from connector.identity import CacheGroup, Model, Place, layouts_by_part, parts_a_rank  # noqa: E402
-from connector.plan import LoadPlan, StepPlan, StorePlan  # noqa: E402
-from connector.worker import WorkerConnector  # noqa: E402
-from gpu.pages import PagedKV  # noqa: E402
+from kvstore.connector.engine.identity import (  # noqa: E402
+    CacheGroup,
+    Model,
+    Place,
+    layouts_by_part,
+    parts_a_rank,
+)
+from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan  # noqa: E402
+from kvstore.connector.worker import WorkerConnector  # noqa: E402
 from kvstore.errors import ConfigError  # noqa: E402
+from kvstore.gpu.paged_kv import PagedKV  # noqa: E402
 
 LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 8, 8, 4, 6
 HASHES = kvstore.hash_blocks(list(range(5 * TOKENS)), TOKENS)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import kvstore
-from connector.handover import default_node_id
-from connector.options import Options
-from connector.peers import Peers, foreign
+from kvstore.connector.disagg.handover import default_node_id
+from kvstore.connector.engine.options import Options
+from kvstore.connector.peers import Peers, foreign
 from kvstore.errors import ConfigError
 from kvstore.layout import Layout
 

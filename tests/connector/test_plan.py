@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
 from kvstore.errors import FormatError, InvalidRequestError
 
 names = st.text(max_size=8)

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-import gpu.pages
 import kvstore
-from connector.plan import StepPlan, StorePlan
-from connector.worker import WorkerConnector
-from gpu.device import DeviceCopies
-from gpu.pages import PagedKV
+import kvstore.gpu.paged_kv
+from kvstore.connector.plan import StepPlan, StorePlan
+from kvstore.connector.worker import WorkerConnector
+from kvstore.gpu.cuda import DeviceCopies
+from kvstore.gpu.paged_kv import PagedKV
 
 STEPS = 200
 BLOCKS = 6
@@ -116,7 +116,7 @@ class Engine:
         self.device = Device(seed + 1)
         self.early, self.zeroes, self.overlap = early, zeroes, overlap
         self.layers = [torch.zeros((BLOCKS, 64), dtype=torch.uint8) for _ in range(2)]
-        gpu.pages.HostCopies = lambda layers, layout: DeviceCopies(layers, layout, self.device)
+        kvstore.gpu.paged_kv.HostCopies = lambda layers, layout: DeviceCopies(layers, layout, self.device)
         kv = PagedKV(self.layers, "block dim")
         self.device.at_once = False
         self.namespace = client.namespace(
@@ -226,7 +226,7 @@ def client(tmp_path: Path, shm_folder: Path) -> Iterator[kvstore.Client]:
 def test_every_page_is_what_its_request_computed(
     client: kvstore.Client, monkeypatch: pytest.MonkeyPatch, early: bool, zeroes: bool, overlap: bool, seed: int
 ) -> None:
-    monkeypatch.setattr(gpu.pages, "HostCopies", gpu.pages.HostCopies)
+    monkeypatch.setattr(kvstore.gpu.paged_kv, "HostCopies", kvstore.gpu.paged_kv.HostCopies)
     engine = Engine(client, seed, early=early, zeroes=zeroes, overlap=overlap)
     try:
         engine.run()

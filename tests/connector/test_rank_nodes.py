@@ -13,13 +13,13 @@ import pytest
 from node_process import NodeProcess
 
 import kvstore
-from connector.blocks.extra_keys import PrefixKeys
-from connector.blocks.hashing import BlockHashChain
-from connector.handover import Handover, Prompt
-from connector.opening import Part, parts_of
-from connector.rank_nodes import RankNodes
-from connector.scheduler import SchedulerConnector
-from connector.ticket import Ticket, fingerprint_of, sign
+from kvstore.connector.blocks.extra_keys import PrefixKeys
+from kvstore.connector.blocks.hashing import BlockHashChain
+from kvstore.connector.disagg.handover import Handover, Prompt
+from kvstore.connector.disagg.ticket import Ticket, fingerprint_of, sign
+from kvstore.connector.engine.setup import Part, parts_of
+from kvstore.connector.rank_nodes import RankNodes
+from kvstore.connector.scheduler import SchedulerConnector
 from kvstore.errors import ResourceError
 
 PAGE_BYTES = 4096

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from connector.options import Options
-from kvstore import cli
-from kvstore.bytesize import parse_size
-from kvstore.config import ENVIRONMENT_PREFIX, NodeConfig, load_config
+from kvstore.cli import main as cli
+from kvstore.config.node import ENVIRONMENT_PREFIX, NodeConfig, load_config
+from kvstore.connector.engine.options import Options
+from kvstore.units import parse_size
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 ROOT = Path(__file__).parents[2]

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_layouts import paged_kv
 
-from gpu.codec import CODECS, Codec
-from gpu.coded import CodedKV
-from gpu.layout import PageLayout
-from gpu.pages import PagedKV
-from gpu.tensors import describe
 from kvstore.errors import InvalidRequestError
+from kvstore.gpu.codec import CODECS, Codec
+from kvstore.gpu.layout import PageLayout
+from kvstore.gpu.paged_kv import PagedKV
+from kvstore.gpu.quantized import CodedKV
+from kvstore.gpu.tensors import describe
 
 SIZES = {"layer": 2, "kv": 2, "block": 5, "token": 4, "head": 3, "dim": 8}
 LARGEST = {"int8": 127.0, "fp8": 448.0}

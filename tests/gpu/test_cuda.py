@@ -10,13 +10,13 @@ import pytest
 import torch
 from kv_layouts import DECLARED, PagedCase, paged_kv
 
-from gpu import reference
-from gpu.arena import PinnedArena
-from gpu.cudart import cuda_runtime
-from gpu.device import CudaStreams, DeviceCopies, ways_for
-from gpu.pages import PagedKV
-from gpu.pinned import PinnedMapping, is_pinned
-from gpu.tensors import by_layer, describe
+from kvstore.gpu import reference
+from kvstore.gpu.cuda import CudaStreams, DeviceCopies, ways_for
+from kvstore.gpu.cudart import cuda_runtime
+from kvstore.gpu.paged_kv import PagedKV
+from kvstore.gpu.pinned import PinnedMapping, is_pinned
+from kvstore.gpu.pinned_arena import PinnedArena
+from kvstore.gpu.tensors import by_layer, describe
 
 pytestmark = pytest.mark.cuda
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu.cudart import CudaRuntime, cuda_runtime
-from gpu.pinned import PinnedMapping, is_pinned
+from kvstore.gpu.cudart import CudaRuntime, cuda_runtime
+from kvstore.gpu.pinned import PinnedMapping, is_pinned
 
 GLOBAL = 0  # cudaStreamCaptureModeGlobal, what threads begin with
 RELAXED = 2
@@ -112,7 +112,7 @@ def test_torchs_cuda_runtime_is_looked_for_where_tensors_are_on_a_cuda_device(mo
     names: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr("gpu.cudart.ctypes.CDLL", names.append)
+    monkeypatch.setattr("kvstore.gpu.cudart.ctypes.CDLL", names.append)
 
     assert cuda_runtime(torch.device("cpu")) is None
     assert names == []

@@ -4,8 +4,13 @@ import math
 
 import pytest
 
-from gpu.layout import KV_FIRST, PAGE_FORMAT, PageLayout, Runs
 from kvstore.errors import InvalidRequestError
+from kvstore.gpu.layout import (
+    KV_FIRST,
+    PAGE_FORMAT,
+    PageLayout,
+    Runs,
+)
 
 SIZES = {"kv": 2, "block": 7, "token": 16, "head": 4, "dim": 64}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu.pinned import PinnedMapping, is_pinned
 from kvstore.errors import InvalidRequestError
+from kvstore.gpu.pinned import PinnedMapping, is_pinned
 
 
 class Runtime:

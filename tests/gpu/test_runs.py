@@ -7,10 +7,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from gpu import runs
-from gpu.host import HostCopies
-from gpu.runs import MOST_RUNS, can_copy_runs, copy_runs
-from gpu.tensors import describe
+from kvstore.gpu import runs
+from kvstore.gpu.host import HostCopies
+from kvstore.gpu.runs import MOST_RUNS, can_copy_runs, copy_runs
+from kvstore.gpu.tensors import describe
 
 needs_lists = pytest.mark.skipif(not can_copy_runs(), reason="this system refuses process_vm_readv")
 
@@ -51,7 +51,7 @@ def test_lists_of_runs_move_what_one_run_after_the_other_moves(
     layers = [torch.rand(shape) for _ in range(3)]
     layout = describe(layers, axes, page_tokens)
     in_lists = HostCopies(layers, layout)
-    monkeypatch.setattr("gpu.host.can_copy_runs", lambda: False)
+    monkeypatch.setattr("kvstore.gpu.host.can_copy_runs", lambda: False)
     one_by_one = HostCopies(layers, layout)
     ids = np.random.default_rng(1).permutation(layout.num_pieces).tolist()
     ids = ids[: len(ids) // layout.pieces_per_page // 2 * layout.pieces_per_page]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gpu.device import CudaStreams, cuda_streams
+from kvstore.gpu.cuda import CudaStreams, cuda_streams
 
 DEVICE = torch.device("cuda", 1)
 FIRST = torch.device("cuda", 0)

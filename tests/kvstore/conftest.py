@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.answers import Held, Published, Reserved
 from kvstore.arena.arena import Arena
 from kvstore.arena.format import FRAME_BYTES
-from kvstore.checksum import checksum_of
+from kvstore.config.rules import NamespaceRule
 from kvstore.events.ring import EventRing
+from kvstore.hashing import checksum_of
 from kvstore.layout import Layout
-from kvstore.namespaces import KnownNamespace
-from kvstore.rules import NamespaceRule
-from kvstore.store import Store
-from kvstore.tickets import NODE
+from kvstore.namespaces.registry import KnownNamespace
+from kvstore.store.leases import NODE
+from kvstore.store.results import Held, Published, Reserved
+from kvstore.store.store import Store
 from kvstore.tiers.tier import PageBytes, PageWrite, Peer, Tier, TierStatistics
 
 PATIENCE = 60.0
@@ -431,8 +431,8 @@ def open_store(shm: Path) -> Iterator[Callable[..., Store]]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """Time stands still for the store but where a test moves it."""
     clock = FakeClock()
-    for module in ("store", "storing", "loading", "keeping", "sweeping", "write_behind", "bringup"):
-        monkeypatch.setattr(f"kvstore.{module}.time", clock)
+    for module in ("store", "stores", "loads", "pins", "sweeper", "write_back", "promotion"):
+        monkeypatch.setattr(f"kvstore.store.{module}.time", clock)
     return clock
 
 

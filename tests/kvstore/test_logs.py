@@ -17,7 +17,7 @@ from certificates import Authority
 from ports import free_port
 
 from kvstore.logs import LeftOutCollector, OneEach, log_to_stderr
-from kvstore.service.recent_errors import RecentErrors
+from kvstore.service.http.recent_errors import RecentErrors
 
 ATTEMPTS = 60
 SECONDS = 30.0
@@ -52,7 +52,7 @@ def test_one_line_a_second_of_each_kind():
 
 def test_what_comes_from_here_is_all_said():
     limit = OneEach(Clock())
-    for logger in ("kvstore.keeping", "kvstore.serve_command", "grpcio", "kvstore.services"):
+    for logger in ("kvstore.store.pins", "kvstore.cli.serve", "grpcio", "kvstore.services"):
         assert all(limit.filter(record_of(logger, 7)) for _ in range(5)), logger
     assert not limit.left_out()
 
@@ -99,7 +99,7 @@ def test_the_console_keeps_room_for_other_errors():
     kept = RecentErrors()
     try:
         for _ in range(ATTEMPTS):
-            logging.getLogger("kvstore.service.web").error("web: a request failed")
+            logging.getLogger("kvstore.service.http.server").error("web: a request failed")
         assert len(kept.latest()) < ATTEMPTS
     finally:
         kept.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.config import NodeConfig
+from kvstore.config.node import NodeConfig
 from kvstore.errors import ConfigError, InvalidRequestError
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed")
@@ -88,7 +88,7 @@ def test_an_error_is_told_at_both_ends(start_node, collector, told, monkeypatch)
 @pytest.mark.parametrize("scheme", ["unix", "kv"])
 def test_streams_of_pages_carry_the_context_too(start_node, collector, told, monkeypatch, scheme):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    monkeypatch.setattr("kvstore.client.connecting.SharedPath", no_shared_memory)
+    monkeypatch.setattr("kvstore.client.connect.SharedPath", no_shared_memory)
     received, endpoint = collector
     provider, exporter = told
     node = start_node(traces=endpoint)
@@ -115,7 +115,7 @@ def test_a_collector_that_is_away_delays_nothing(start_node, told):
 
 def test_who_does_not_ask_for_it_does_not_even_import_it():
     script = (
-        "import sys, kvstore, kvstore.node, kvstore.client.client;"
+        "import sys, kvstore, kvstore.node.node, kvstore.client.client;"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=SECONDS).returncode == 0

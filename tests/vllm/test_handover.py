@@ -326,7 +326,7 @@ def test_decode_goes_on_behind_the_prompt_where_prefill_went_on_itself(
     from tests.vllm.loop import run_all
 
     for module in ("arrivals", "worker"):  # nothing is waited for that does not come
-        monkeypatch.setattr(f"connector.{module}.PARTIAL_WAIT", PATIENCE)
+        monkeypatch.setattr(f"kvstore.connector.{module}.PARTIAL_WAIT", PATIENCE)
     node, tokens = node_process(), prompt(200)
     prefill = start_loop(node, kind=kind)
     prefill.add("p", tokens, max_tokens=max_tokens, params={"do_remote_decode": True})

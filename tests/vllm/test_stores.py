@@ -98,7 +98,7 @@ def test_of_ranks_that_hold_the_same_one_stores(
     replicated.kv_tp_replicas = 2
     described = []
     for rank, stored in ((1, False), (0, True)):
-        monkeypatch.setattr("connector.vllm._tp_rank", lambda rank=rank: rank)
+        monkeypatch.setattr("kvstore.connector.vllm._tp_rank", lambda rank=rank: rank)
         loop.worker.shutdown()
         loop.worker = KVConnectorFactory.create_connector(loop.config, KVConnectorRole.WORKER, replicated)
         loop.worker.register_kv_caches(loop.caches)

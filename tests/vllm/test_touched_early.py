@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
 
-from connector.plan import StepPlan
+from kvstore.connector.plan import StepPlan
 from tests.vllm.driving import answer
 from tests.vllm.loop import BLOCK_SIZE, Loop, right_answer, run_all, run_until
 

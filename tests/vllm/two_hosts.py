@@ -8,8 +8,8 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-import connector.vllm
-from connector.vllm import KVStoreConnector
+import kvstore.connector.vllm
+from kvstore.connector.vllm import KVStoreConnector
 
 OTHER_HOST = "the-other-host"
 OTHER_URL = "OTHER_HOSTS_URL"
@@ -24,5 +24,5 @@ class ConnectorOnTwoHosts(KVStoreConnector):
 
         if role is KVConnectorRole.WORKER and get_tp_group().rank_in_group == 1:
             vllm_config.kv_transfer_config.kv_connector_extra_config["url"] = os.environ[OTHER_URL]
-            connector.vllm.socket = SimpleNamespace(gethostname=lambda: OTHER_HOST)
+            kvstore.connector.vllm.socket = SimpleNamespace(gethostname=lambda: OTHER_HOST)
         super().__init__(vllm_config, role, kv_cache_config)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from connector.vllm import KVStoreConnector
+from kvstore.connector.vllm import KVStoreConnector
 
 LOAD_TO_BREAK = "LOAD_TO_BREAK"
 """The variable that says in which load, from 0 on, a page is taken away while its layers are copied."""

@@ -13,21 +13,21 @@ import xxhash
 
 from kvstore.errors import InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
-from kvstore.forking import tell_children
+from kvstore.host.forking import tell_children
 from kvstore.segments import record
 from kvstore.segments.aligned import aligned_empty
+from kvstore.segments.batching import plan_chunks
 from kvstore.segments.cipher import Cipher
 from kvstore.segments.io_threads import LateError
 from kvstore.segments.log import SegmentLog
-from kvstore.segments.plan import plan_chunks
 from kvstore.segments.segment import NO_CHUNK
-from kvstore.tiers.counts import TierCounts
-from kvstore.tiers.disk.device import Device
-from kvstore.tiers.disk.logged import LoggedPages
-from kvstore.tiers.disk.pages import Pages
-from kvstore.tiers.disk.reads import DiskReads, Fetched, Outcome
-from kvstore.tiers.disk.room import Room
-from kvstore.tiers.disk.writing import Writing
+from kvstore.tiers.counters import TierCounts
+from kvstore.tiers.disk.device_trust import Device
+from kvstore.tiers.disk.page_index import Pages
+from kvstore.tiers.disk.page_log import LoggedPages
+from kvstore.tiers.disk.reader import DiskReads, Fetched, Outcome
+from kvstore.tiers.disk.reclaim import Room
+from kvstore.tiers.disk.writer import Writing
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
 
 _log = logging.getLogger(__name__)

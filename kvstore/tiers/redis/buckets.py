@@ -9,16 +9,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.errors import FormatError, InvalidRequestError, ResourceError
-from kvstore.tiers.redis import names, scripts
-from kvstore.tiers.redis.batches import runs
-from kvstore.tiers.redis.books import Books
-from kvstore.tiers.redis.chunk import decode_header
-from kvstore.tiers.redis.entry import PageEntry
-from kvstore.tiers.redis.new_chunk import NewChunk
-from kvstore.tiers.redis.node import Request
+from kvstore.tiers.redis.accounting import Books
+from kvstore.tiers.redis.format import key_names
+from kvstore.tiers.redis.format.chunk import decode_header
+from kvstore.tiers.redis.format.entry import PageEntry
+from kvstore.tiers.redis.format.new_chunk import NewChunk
+from kvstore.tiers.redis.net import scripts
+from kvstore.tiers.redis.net.batches import runs
+from kvstore.tiers.redis.net.resp import Reply
+from kvstore.tiers.redis.net.server import Request
+from kvstore.tiers.redis.net.topology import Servers
 from kvstore.tiers.redis.quotas import FULL_CHUNK, Share, share_of
-from kvstore.tiers.redis.resp import Reply
-from kvstore.tiers.redis.servers import Servers
 
 _log = logging.getLogger(__name__)
 BUCKET_CHUNKS = 16
@@ -63,7 +64,7 @@ class Buckets:
         self._servers = servers
         self._limit_bytes = limit_bytes
         self._live_ms = live_ms
-        self._own_number = max(1, min(names.MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * FULL_CHUNK)))
+        self._own_number = max(1, min(key_names.MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * FULL_CHUNK)))
         self._number = self._own_number
         self._quotas: dict[bytes, int] = {}
         self.newer = 0
@@ -82,28 +83,28 @@ class Buckets:
 
         :meth:`agreed` takes the replies, or those of the last two requests, which only ask.
         """
-        slot, other = self._servers.slot(names.BUCKETS), self._servers.slot(names.FORMAT)
+        slot, other = self._servers.slot(key_names.BUCKETS), self._servers.slot(key_names.FORMAT)
         return [
-            Request(slot, [b"SET", names.BUCKETS, b"%d" % self._own_number, b"NX"]),
-            Request(other, [b"SET", names.FORMAT, b"%d" % names.FORMAT_VERSION, b"NX"]),
-            Request(other, [b"GET", names.FORMAT]),
-            Request(slot, [b"GET", names.BUCKETS]),
+            Request(slot, [b"SET", key_names.BUCKETS, b"%d" % self._own_number, b"NX"]),
+            Request(other, [b"SET", key_names.FORMAT, b"%d" % key_names.FORMAT_VERSION, b"NX"]),
+            Request(other, [b"GET", key_names.FORMAT]),
+            Request(slot, [b"GET", key_names.BUCKETS]),
         ]
 
     def agreed(self, replies: Sequence[Reply]) -> None:
         """Take what stands in Redis; it stays what it was where nobody says."""
         found, number = replies[-2:]
         if isinstance(found, bytes) and found.isdigit() and len(found) < 10:
-            newer = int(found) if int(found) > names.FORMAT_VERSION else 0
+            newer = int(found) if int(found) > key_names.FORMAT_VERSION else 0
             if newer and not self.newer:
                 _log.error(
                     "Redis has pages of format %d; this version of kvstore reads up to %d: it shares nothing, and"
                     " changes nothing there. Upgrade this node, or give it another Redis",
                     newer,
-                    names.FORMAT_VERSION,
+                    key_names.FORMAT_VERSION,
                 )
             self.newer = newer
-        if isinstance(number, bytes) and number.isdigit() and 1 <= int(number) <= names.MOST_BUCKETS:
+        if isinstance(number, bytes) and number.isdigit() and 1 <= int(number) <= key_names.MOST_BUCKETS:
             self._number = int(number)
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -112,8 +113,10 @@ class Buckets:
 
     def set_quota(self, namespace: bytes, limit_bytes: int) -> None:
         """See :meth:`kvstore.tiers.redis.RedisTier.set_quota`."""
-        if len(namespace) != names.NAMESPACE_BYTES:
-            raise InvalidRequestError(f"a fingerprint has {len(namespace)} bytes, it must have {names.NAMESPACE_BYTES}")
+        if len(namespace) != key_names.NAMESPACE_BYTES:
+            raise InvalidRequestError(
+                f"a fingerprint has {len(namespace)} bytes, it must have {key_names.NAMESPACE_BYTES}"
+            )
         if limit_bytes < 0:
             raise InvalidRequestError(f"a quota is {limit_bytes} bytes, the least is 0 (no quota)")
         if limit_bytes:
@@ -181,7 +184,7 @@ class Buckets:
     def times(self, timeout: float) -> Iterator[tuple[int, float]]:
         """What time it is where some buckets are, seconds since 1970: enough of them to ask nearly every server."""
         some = range(0, self._number, max(1, self._number // _CLOCKS))
-        asked = [Request(self._servers.slot(names.bucket_names(bucket)[0]), [b"TIME"]) for bucket in some]
+        asked = [Request(self._servers.slot(key_names.bucket_names(bucket)[0]), [b"TIME"]) for bucket in some]
         for bucket, reply in zip(some, self._servers.exchange(asked, time.monotonic() + timeout), strict=True):
             match reply:
                 case [bytes() as seconds, bytes() as microseconds]:
@@ -235,11 +238,11 @@ class Buckets:
             self.books.said(bucket, reply, asked)
 
     def _script(self, bucket: int, script: bytes, *arguments: bytes) -> Request:
-        keys = names.bucket_names(bucket)
+        keys = key_names.bucket_names(bucket)
         return Request(self._servers.slot(keys[0]), scripts.call(script, keys, *arguments))
 
     def _books_of(self, bucket: int) -> Request:
-        name = names.bucket_names(bucket)[2]
+        name = key_names.bucket_names(bucket)[2]
         return Request(self._servers.slot(name), [b"HGETALL", name])
 
 

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvstore.tiers.redis import names, scripts
 from kvstore.tiers.redis.buckets import Buckets, Left
-from kvstore.tiers.redis.entry import PageEntry, decode, reference
-from kvstore.tiers.redis.new_chunk import NewChunk
-from kvstore.tiers.redis.node import Request
-from kvstore.tiers.redis.resp import Reply, ServerError
-from kvstore.tiers.redis.servers import NO_ANSWER, Servers
+from kvstore.tiers.redis.format import key_names
+from kvstore.tiers.redis.format.entry import PageEntry, decode, reference
+from kvstore.tiers.redis.format.new_chunk import NewChunk
+from kvstore.tiers.redis.net import scripts
+from kvstore.tiers.redis.net.resp import Reply, ServerError
+from kvstore.tiers.redis.net.server import Request
+from kvstore.tiers.redis.net.topology import NO_ANSWER, Servers
 
 _MOST_KEYS = 1024
 """Keys in one command."""
@@ -62,7 +63,7 @@ class Entries:
             also: requests that go along.
             renew: let the entries live on.
         """
-        found = [names.page_name(key) for key in keys]
+        found = [key_names.page_name(key) for key in keys]
         groups = self._groups(found)
         requests = []
         for slot, places in groups:
@@ -96,7 +97,7 @@ class Entries:
             for chunk in chunks
             for key, entry in zip(chunk.keys, chunk.entries(), strict=True)
         ]
-        found = [names.page_name(page.key) for page, _ in new]
+        found = [key_names.page_name(page.key) for page, _ in new]
         requests = []
         for slot, places in self._groups(found):
             arguments: list[bytes] = [self._live_ms]
@@ -113,9 +114,9 @@ class Entries:
         """Delete entries that still say the same, and take their pages off their chunks. Returns how many were."""
         groups: dict[tuple[int, bytes], list[tuple[bytes, PageEntry]]] = defaultdict(list)
         for key, entry in pages:
-            groups[self._servers.slot(names.page_name(key)), entry.reference].append((key, entry))
+            groups[self._servers.slot(key_names.page_name(key)), entry.reference].append((key, entry))
         requests = [
-            Request(slot, scripts.call(scripts.FORGET, [names.page_name(key) for key, _ in group], same))
+            Request(slot, scripts.call(scripts.FORGET, [key_names.page_name(key) for key, _ in group], same))
             for (slot, same), group in groups.items()
         ]
         gone: dict[tuple[int, bytes], int] = defaultdict(int)
@@ -128,7 +129,7 @@ class Entries:
     def deletions(self, left: Iterable[Left]) -> Iterable[Request]:
         """Requests that delete the entries of chunks that made room."""
         for gone in left:
-            found = [names.page_name(key) for key in gone.keys]
+            found = [key_names.page_name(key) for key in gone.keys]
             for slot, places in self._by_slot(found).items():
                 some = [found[place] for place in places]
                 yield Request(slot, scripts.call(scripts.FORGET, some, reference(gone.bucket, gone.nonce)))
@@ -141,7 +142,7 @@ class Entries:
             pieces: for each of its pages the bucket and the nonce of the chunk where it was.
             deadline: on the clock of ``time.monotonic``.
         """
-        found = [names.page_name(key) for key in merged.keys]
+        found = [key_names.page_name(key) for key in merged.keys]
         groups = self._by_slot(found)
         entries = merged.entries()
         requests = []

@@ -10,10 +10,15 @@ import numpy as np
 import xxhash
 
 from kvstore.errors import FormatError
-from kvstore.tiers.redis.chunk import VALUE_BYTES, ChunkHeader, decode_header, extents
-from kvstore.tiers.redis.codec import decompress
-from kvstore.tiers.redis.entry import PageEntry
-from kvstore.tiers.redis.resp import Reply, ServerError
+from kvstore.tiers.redis.format.chunk import (
+    VALUE_BYTES,
+    ChunkHeader,
+    decode_header,
+    extents,
+)
+from kvstore.tiers.redis.format.codec import decompress
+from kvstore.tiers.redis.format.entry import PageEntry
+from kvstore.tiers.redis.net.resp import Reply, ServerError
 from kvstore.tiers.tier import PageBytes
 
 _NO_CHECKSUM = -1

@@ -7,8 +7,8 @@ write the row anew as one chunk: a reader then has one value to fetch for it.
 
 from __future__ import annotations
 
-from kvstore.tiers.redis.chunk import ChunkHeader, pages_per_chunk
-from kvstore.tiers.redis.entry import PageEntry
+from kvstore.tiers.redis.format.chunk import ChunkHeader, pages_per_chunk
+from kvstore.tiers.redis.format.entry import PageEntry
 
 MOST_TAILS = 8
 """Most pieces before the last that are put together."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from kvstore.tiers.redis.chunk import CHUNK_BYTES, PAGE_OVERHEAD, allocated
+from kvstore.tiers.redis.format.chunk import CHUNK_BYTES, PAGE_OVERHEAD, allocated
 
 QUOTA_CHUNKS = 4
 """As many chunks of full size fit into every bucket's part of a quota, unless the quota itself is smaller."""

@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from kvstore.errors import FormatError
-from kvstore.tiers.counts import TierCounts
-from kvstore.tiers.redis import names
-from kvstore.tiers.redis.batches import batches
+from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.redis.buckets import Buckets
-from kvstore.tiers.redis.chunk import ChunkHeader, decode_header
 from kvstore.tiers.redis.entries import Entries
-from kvstore.tiers.redis.entry import PageEntry
+from kvstore.tiers.redis.format import key_names
+from kvstore.tiers.redis.format.chunk import ChunkHeader, decode_header
+from kvstore.tiers.redis.format.entry import PageEntry
 from kvstore.tiers.redis.loading import Load, Outcome
-from kvstore.tiers.redis.node import Request
-from kvstore.tiers.redis.servers import Servers
+from kvstore.tiers.redis.net.batches import batches
+from kvstore.tiers.redis.net.server import Request
+from kvstore.tiers.redis.net.topology import Servers
 from kvstore.tiers.tier import PageBytes
 
 _READS = 2
@@ -79,7 +79,7 @@ class Reader:
         for load in loads:
             ranges = load.ranges()
             for run in ranges:
-                name = names.part_name(load.bucket, load.nonce, run.part)
+                name = key_names.part_name(load.bucket, load.nonce, run.part)
                 command = [b"GETRANGE", name, b"%d" % run.start, b"%d" % (run.start + run.length - 1)]
                 last = load.sum_up if run is ranges[-1] else None
                 requests.append(Request(self._servers.slot(name), command, run.views, last))
@@ -103,7 +103,7 @@ class Reader:
 
     def header(self, entry: PageEntry, deadline: float) -> ChunkHeader | None:
         """The header of the chunk where a page is; None if there is none that can be read."""
-        name = names.part_name(entry.bucket, entry.nonce, 0)
+        name = key_names.part_name(entry.bucket, entry.nonce, 0)
         command = [b"GETRANGE", name, b"0", b"%d" % (entry.header_bytes - 1)]
         [reply] = self._servers.exchange([Request(self._servers.slot(name), command)], deadline)
         try:

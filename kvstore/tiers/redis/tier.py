@@ -6,29 +6,30 @@ import threading
 import time
 from collections.abc import Sequence
 
-from kvstore.bytesize import format_size
+from kvstore.breaker import FIRST_PAUSE
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
-from kvstore.tiers.counts import TierCounts
-from kvstore.tiers.redis import names, scripts
-from kvstore.tiers.redis.address import parse_address
-from kvstore.tiers.redis.admitting import Admission
-from kvstore.tiers.redis.batches import runs
-from kvstore.tiers.redis.breaker import FIRST_PAUSE
+from kvstore.tiers.counters import TierCounts
+from kvstore.tiers.redis.admission import Admission
 from kvstore.tiers.redis.buckets import Buckets, Left
-from kvstore.tiers.redis.chunk import CHUNK_BYTES
+from kvstore.tiers.redis.chunk_builder import Maker
+from kvstore.tiers.redis.compaction import Rows
 from kvstore.tiers.redis.entries import Entries
-from kvstore.tiers.redis.entry import decode
-from kvstore.tiers.redis.expiring import Expirer
-from kvstore.tiers.redis.making import Maker
-from kvstore.tiers.redis.periodic import Periodic
+from kvstore.tiers.redis.expiry import Expirer
+from kvstore.tiers.redis.format import key_names
+from kvstore.tiers.redis.format.chunk import CHUNK_BYTES
+from kvstore.tiers.redis.format.entry import decode
+from kvstore.tiers.redis.net import scripts
+from kvstore.tiers.redis.net.address import parse_address
+from kvstore.tiers.redis.net.batches import runs
+from kvstore.tiers.redis.net.periodic import Periodic
+from kvstore.tiers.redis.net.resp import ServerError
+from kvstore.tiers.redis.net.topology import Servers
 from kvstore.tiers.redis.reader import Reader
-from kvstore.tiers.redis.removing import Remover
-from kvstore.tiers.redis.resp import ServerError
-from kvstore.tiers.redis.rows import Rows
-from kvstore.tiers.redis.servers import Servers
+from kvstore.tiers.redis.remover import Remover
 from kvstore.tiers.redis.writer import Writer
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
+from kvstore.units import format_size
 
 TIME_TO_LIVE = 7 * 86400.0
 """Seconds after which the server drops what it has, if nobody else did: only a safety net."""
@@ -46,7 +47,7 @@ class RedisTier:
     whatever reason; ``used_bytes`` and ``pages`` are those of all nodes together, as of when the servers last said so.
 
     Args:
-        url: where Redis is; see :mod:`kvstore.tiers.redis.address`.
+        url: where Redis is; see :mod:`kvstore.tiers.redis.net.address`.
         limit_bytes: most bytes in Redis, of all nodes together: give every node the same.
         timeout: seconds for a read or a write of up to 32 MiB.
         lookup_timeout: seconds for ``contains``, however many pages; what comes later is a miss.
@@ -128,7 +129,7 @@ class RedisTier:
             ResourceError: not all servers could be asked to the end.
         """
         deadline = time.monotonic() + _SCAN_SECONDS
-        arguments = [b"SCAN", b"MATCH", names.page_pattern(prefix), b"COUNT", b"1000"]
+        arguments = [b"SCAN", b"MATCH", key_names.page_pattern(prefix), b"COUNT", b"1000"]
         found: set[bytes] = set()
         cursors = dict.fromkeys(self._servers.primaries(deadline), b"0")
         whole = bool(cursors)
@@ -145,7 +146,7 @@ class RedisTier:
                         whole = False
         if not whole or cursors:
             raise ResourceError("not every server of Redis said which pages it has: some may still be there")
-        strip = len(names.PAGE_PREFIX)
+        strip = len(key_names.PAGE_PREFIX)
         return [name[strip:] for name in found if len(name) == strip + KEY_BYTES]
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:

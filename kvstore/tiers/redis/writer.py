@@ -8,18 +8,23 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.hashing import HASH_BYTES
-from kvstore.tiers.counts import TierCounts
-from kvstore.tiers.redis.admitting import Admission
-from kvstore.tiers.redis.batches import batches
+from kvstore.tiers.counters import TierCounts
+from kvstore.tiers.redis.admission import Admission
 from kvstore.tiers.redis.buckets import Buckets, Left
+from kvstore.tiers.redis.chunk_builder import Maker
+from kvstore.tiers.redis.compaction import Rows
 from kvstore.tiers.redis.entries import Entries, placed
-from kvstore.tiers.redis.entry import PageEntry, decode
-from kvstore.tiers.redis.making import Maker
-from kvstore.tiers.redis.new_chunk import NewChunk
-from kvstore.tiers.redis.planning import NewPage, cut_smaller, plan_chunks, positions
-from kvstore.tiers.redis.resp import ServerError
-from kvstore.tiers.redis.rows import Rows
-from kvstore.tiers.redis.servers import Servers
+from kvstore.tiers.redis.format.entry import PageEntry, decode
+from kvstore.tiers.redis.format.new_chunk import NewChunk
+from kvstore.tiers.redis.format.planning import (
+    NewPage,
+    cut_smaller,
+    plan_chunks,
+    positions,
+)
+from kvstore.tiers.redis.net.batches import batches
+from kvstore.tiers.redis.net.resp import ServerError
+from kvstore.tiers.redis.net.topology import Servers
 from kvstore.tiers.tier import PageWrite
 
 

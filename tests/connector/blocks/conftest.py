@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from connector.blocks import (
+from kvstore.connector.blocks import (
     BlockHash,
     BlockHashChain,
     FullAttentionSpec,

@@ -1,9 +1,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.blocks.block import Block
-from connector.blocks.cached_blocks import CachedBlocks
-from connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.cached_blocks import CachedBlocks
+from kvstore.connector.blocks.hashing import BlockHash
 
 HASHES = [BlockHash(bytes([number]) * 32) for number in range(3)]
 

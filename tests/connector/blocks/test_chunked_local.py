@@ -5,7 +5,7 @@ The start of a chunk needs nothing of what lies before it: it is a hit in an emp
 
 import pytest
 
-from connector.blocks import ChunkedLocalAttentionSpec, FullAttentionSpec
+from kvstore.connector.blocks import ChunkedLocalAttentionSpec, FullAttentionSpec
 from kvstore.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.blocks import CrossAttentionSpec, FullAttentionSpec
+from kvstore.connector.blocks import CrossAttentionSpec, FullAttentionSpec
 
 FULL = FullAttentionSpec(block_size=4, token_bytes=8)
 CROSS = CrossAttentionSpec(block_size=4, token_bytes=8)

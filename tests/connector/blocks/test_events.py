@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.blocks import (
+from kvstore.connector.blocks import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys
+from kvstore.connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys
 from kvstore.errors import InvalidRequestError
 
 
@@ -145,7 +145,7 @@ def test_embeddings_are_hashed_once_for_hashes_and_events(monkeypatch):
         return sha256(data)
 
     keys = PrefixKeys(prompt_embeds=np.ones((8, 2)))
-    monkeypatch.setattr("connector.blocks.extra_keys.hashlib.sha256", counting)
+    monkeypatch.setattr("kvstore.connector.blocks.extra_keys.hashlib.sha256", counting)
     assert keys.of_block(0, 4)[0][1] == keys.event_keys(0, 4)[0]
     assert len(digests) == 1
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.blocks.block import Block
-from connector.blocks.free_queue import FreeQueue
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.free_queue import FreeQueue
 
 COUNT = 6
 

@@ -9,7 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from connector.blocks import BlockHashChain, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheManager
+from kvstore.connector.blocks import (
+    BlockHashChain,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheManager,
+)
 
 BLOCK_SIZE = 2
 

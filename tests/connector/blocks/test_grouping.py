@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.blocks.config import KVCacheGroupSpec
-from connector.blocks.grouping import get_kv_cache_groups
-from connector.blocks.specs import (
+from kvstore.connector.blocks.cache_config import KVCacheGroupSpec
+from kvstore.connector.blocks.grouping import get_kv_cache_groups
+from kvstore.connector.blocks.specs import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.blocks.config import KVCacheGroupSpec
-from connector.blocks.grouping import get_kv_cache_groups
-from connector.blocks.sizing import estimate_max_model_len, get_kv_cache_configs, max_concurrency, scheduler_config
-from connector.blocks.specs import (
+from kvstore.connector.blocks.cache_config import KVCacheGroupSpec
+from kvstore.connector.blocks.grouping import get_kv_cache_groups
+from kvstore.connector.blocks.sizing import (
+    estimate_max_model_len,
+    get_kv_cache_configs,
+    max_concurrency,
+    scheduler_config,
+)
+from kvstore.connector.blocks.specs import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys
+from kvstore.connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import hash_blocks
 
@@ -164,7 +164,7 @@ def test_hashes_with_keys_never_change():
 def test_every_process_agrees(seed):
     program = (
         "import numpy as np\n"
-        "from connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys\n"
+        "from kvstore.connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys\n"
         "keys = PrefixKeys(lora_name='sql', lora_path='/adapters/sql', cache_salt='tenant-a',\n"
         "    multimodal=(MultimodalInput(identifier='cat\\u00e9', offset=3, length=130),),\n"
         "    prompt_embeds=np.arange(8, dtype='<f4').reshape(4, 2))\n"

@@ -2,9 +2,9 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from connector.blocks import KVCacheBlocks, MambaSpec
-from connector.blocks.block import Block
-from connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks import KVCacheBlocks, MambaSpec
+from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.hashing import BlockHash
 from kvstore.errors import InvalidRequestError
 
 

@@ -5,7 +5,7 @@ Blocks hold 4 tokens. What the level below has is a word for each group: "0110" 
 
 import pytest
 
-from connector.blocks import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from kvstore.connector.blocks import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from kvstore.errors import InvalidRequestError
 
 FULL = FullAttentionSpec(block_size=4, token_bytes=8)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.blocks import FullAttentionSpec, MambaSpec
+from kvstore.connector.blocks import FullAttentionSpec, MambaSpec
 
 
 def states(mode: str, speculative: int = 0, block_size: int = 4) -> MambaSpec:

@@ -5,9 +5,7 @@ Blocks hold 4 tokens; a request's text has one token a letter.
 
 import pytest
 
-from connector.blocks import (
-    PrefixKeys,
-)
+from kvstore.connector.blocks import PrefixKeys
 from kvstore.errors import InvalidRequestError
 
 

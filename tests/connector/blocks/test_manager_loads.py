@@ -3,10 +3,7 @@
 One group of full attention; blocks hold 4 tokens, and a request's text has one token a letter.
 """
 
-from connector.blocks import (
-    PrefixCacheStats,
-    ResidencySampler,
-)
+from kvstore.connector.blocks import PrefixCacheStats, ResidencySampler
 
 
 def external(manager, request, num_tokens, *, delay=True, num_new=0):

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from connector.blocks import KVCacheBlocks
+from kvstore.connector.blocks import KVCacheBlocks
 
 EXAMPLES = 50
 STEPS = 40

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.blocks import hashing, page_manager
-from connector.blocks.config import KVCacheConfig, KVCacheGroupSpec
-from connector.blocks.extra_keys import PrefixKeys
-from connector.blocks.manager import KVCacheManager
-from connector.blocks.page_manager import PageManager
-from connector.blocks.specs import CrossAttentionSpec, FullAttentionSpec, SlidingWindowSpec
+from kvstore.connector.blocks import hashing, page_manager
+from kvstore.connector.blocks.cache_config import KVCacheConfig, KVCacheGroupSpec
+from kvstore.connector.blocks.extra_keys import PrefixKeys
+from kvstore.connector.blocks.manager import KVCacheManager
+from kvstore.connector.blocks.page_manager import PageManager
+from kvstore.connector.blocks.specs import CrossAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 from kvstore.errors import InvalidRequestError
 
 PAGE_SIZE = 4

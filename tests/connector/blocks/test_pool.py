@@ -1,8 +1,8 @@
 import pytest
 
-from connector.blocks.events import AllBlocksCleared, BlockRemoved
-from connector.blocks.hashing import BlockHash
-from connector.blocks.pool import BlockPool, check_counts
+from kvstore.connector.blocks.events import AllBlocksCleared, BlockRemoved
+from kvstore.connector.blocks.hashing import BlockHash
+from kvstore.connector.blocks.pool import BlockPool, check_counts
 from kvstore.errors import InvalidRequestError
 
 

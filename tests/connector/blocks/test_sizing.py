@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.blocks.config import KVCacheConfig, KVCacheGroupSpec
-from connector.blocks.grouping import get_kv_cache_groups
-from connector.blocks.sizing import (
+from kvstore.connector.blocks.cache_config import KVCacheConfig, KVCacheGroupSpec
+from kvstore.connector.blocks.grouping import get_kv_cache_groups
+from kvstore.connector.blocks.sizing import (
     bytes_per_block,
     estimate_max_model_len,
     get_kv_cache_configs,
@@ -14,7 +14,7 @@ from connector.blocks.sizing import (
     max_memory_bytes,
     scheduler_config,
 )
-from connector.blocks.specs import (
+from kvstore.connector.blocks.specs import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,

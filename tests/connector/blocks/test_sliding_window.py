@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.blocks import SlidingWindowSpec
+from kvstore.connector.blocks import SlidingWindowSpec
 from kvstore.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.blocks.statistics import HitRate, PrefixCacheRecorder, PrefixCacheStats
+from kvstore.connector.blocks.statistics import HitRate, PrefixCacheRecorder, PrefixCacheStats
 from kvstore.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the reference engine needs torch")
 
-from connector.reference.model import Llama, LlamaConfig  # noqa: E402
+from kvstore.connector.reference.model import Llama, LlamaConfig  # noqa: E402
 from kvstore.layout import Layout  # noqa: E402
 
 Page = npt.NDArray[np.uint8]

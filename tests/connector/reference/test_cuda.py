@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the reference engine needs torch")
 
 import kvstore  # noqa: E402
-from connector.reference.engine import Engine  # noqa: E402
-from connector.reference.model import Llama, LlamaConfig  # noqa: E402
-from gpu.pinned import is_pinned  # noqa: E402
+from kvstore.connector.reference.engine import Engine  # noqa: E402
+from kvstore.connector.reference.model import Llama, LlamaConfig  # noqa: E402
+from kvstore.gpu.pinned import is_pinned  # noqa: E402
 
 TINY = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=3, num_heads=4, num_kv_heads=2)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from connector.reference import demo
-from connector.reference.demo import DemoSize, run_demo
-from connector.reference.jobs import Job, JobResult, Prompt
-from connector.reference.processes import NodeProcess, run_job
+from kvstore.connector.reference import demo
+from kvstore.connector.reference.demo import DemoSize, run_demo
+from kvstore.connector.reference.demo_processes import NodeProcess, run_job
+from kvstore.connector.reference.jobs import Job, JobResult, Prompt
 from kvstore.errors import FormatError, UnavailableError
 
 SMALL = DemoSize(

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import connector.health
-from connector.reference.engine import Disaggregation, Engine
-from connector.reference.model import Llama
-from connector.reference.request import Answer
-from connector.ticket import LIFETIME, sign, verify
+import kvstore.connector.health
+from kvstore.connector.disagg.ticket import LIFETIME, sign, verify
+from kvstore.connector.reference.engine import Disaggregation, Engine
+from kvstore.connector.reference.model import Llama
+from kvstore.connector.reference.request import Answer
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 5
@@ -286,7 +286,7 @@ def test_siblings_are_promised_nothing_that_one_of_them_drops(pair, node, gate):
 
 def test_siblings_do_not_wait_for_a_partial_block_that_one_of_them_waits_for(pair, node, monkeypatch, eventually):
     for module in ("arrivals", "worker"):
-        monkeypatch.setattr(f"connector.{module}.PARTIAL_WAIT", PATIENCE)
+        monkeypatch.setattr(f"kvstore.connector.{module}.PARTIAL_WAIT", PATIENCE)
     node.before_store = stops = StopsAt(1)
     tokens = prompt(40)
     ticket = prefill(pair.engine(node, "n", **BATCH_BY_BATCH), tokens)
@@ -339,7 +339,7 @@ def test_tickets_are_remembered_until_they_expire(pair, node, monkeypatch):
     for length in (20, 40, 60):
         decode(second, prompt(length), prefill(first, prompt(length), f"p{length}"), f"d{length}")
     assert len(second.handover._claims) == 3
-    monkeypatch.setattr("connector.handover.MOST_CLAIMS", 3)
+    monkeypatch.setattr("kvstore.connector.disagg.handover.MOST_CLAIMS", 3)
     decode(second, prompt(80), prefill(first, prompt(80), "p80"), "d80")
     assert len(second.handover._claims) == 3
     later = time.time() + LIFETIME + 1
@@ -531,7 +531,9 @@ def test_many_requests_with_little_room(pair, node, node_kind):
 @pytest.mark.parametrize("life", range(8))
 def test_random_lives(pair, node, node_kind, seed, life, monkeypatch):
     """Two engines of each kind with little room, pages that get lost, nodes that fail, aborts: no answer is wrong."""
-    monkeypatch.setattr(connector.health, "BACKOFF", 0.01)  # or most of it would be over before a node is asked again
+    monkeypatch.setattr(
+        kvstore.connector.health, "BACKOFF", 0.01
+    )  # or most of it would be over before a node is asked again
     rng = random.Random(f"{seed} {life}")
     own = node_kind()
     loaded = 0

@@ -13,12 +13,12 @@ from transformers import LlamaConfig as HFConfig
 from transformers import LlamaForCausalLM
 
 import kvstore
-from connector.blocks import KVCacheConfig
-from connector.reference.batch import BatchedSequence
-from connector.reference.engine import Engine
-from connector.reference.kv_cache import KVCache
-from connector.reference.model import Llama
-from connector.reference.request import Answer
+from kvstore.connector.blocks import KVCacheConfig
+from kvstore.connector.reference.batch import BatchedSequence
+from kvstore.connector.reference.engine import Engine
+from kvstore.connector.reference.kv_cache import KVCache
+from kvstore.connector.reference.model import Llama
+from kvstore.connector.reference.request import Answer
 from kvstore.errors import InvalidRequestError, UnavailableError
 from kvstore.hashing import hash_blocks
 

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from connector.blocks import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
-from connector.reference.kv_cache import KVCache
+from kvstore.connector.blocks import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from kvstore.connector.reference.kv_cache import KVCache
 from kvstore.errors import ConfigError
 
 FULL = FullAttentionSpec(block_size=4, token_bytes=64)

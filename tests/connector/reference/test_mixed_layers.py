@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvstore
-from connector.blocks.specs import MambaCacheMode, MambaSpec, SlidingWindowSpec
-from connector.reference.engine import Engine
-from connector.reference.model import Llama
-from connector.reference.request import Answer
+from kvstore.connector.blocks.specs import MambaCacheMode, MambaSpec, SlidingWindowSpec
+from kvstore.connector.reference.engine import Engine
+from kvstore.connector.reference.model import Llama
+from kvstore.connector.reference.request import Answer
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 6

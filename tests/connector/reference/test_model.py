@@ -8,10 +8,10 @@ import torch
 from transformers import LlamaConfig as HFConfig
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from connector.blocks import KVCacheConfig
-from connector.reference.batch import BatchedSequence
-from connector.reference.kv_cache import KVCache
-from connector.reference.model import Llama, LlamaConfig
+from kvstore.connector.blocks import KVCacheConfig
+from kvstore.connector.reference.batch import BatchedSequence
+from kvstore.connector.reference.kv_cache import KVCache
+from kvstore.connector.reference.model import Llama, LlamaConfig
 from kvstore.errors import ConfigError
 from kvstore.layout import Layout
 

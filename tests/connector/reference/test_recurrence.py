@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from connector.reference.batch import BatchedSequence
-from connector.reference.recurrence import PagedStates
+from kvstore.connector.reference.batch import BatchedSequence
+from kvstore.connector.reference.recurrence import PagedStates
 
 BLOCK_SIZE = 4
 CHANNELS = 6

@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from connector.reference.jobs import Answered, RunResult
-from connector.reference.report import DamagedPage, EngineRun, Report, differences, print_report
+from kvstore.connector.reference.jobs import Answered, RunResult
+from kvstore.connector.reference.report import (
+    DamagedPage,
+    EngineRun,
+    Report,
+    differences,
+    print_report,
+)
 
 NAMES = ("first", "second", "third")
 

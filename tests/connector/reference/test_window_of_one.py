@@ -1,7 +1,7 @@
 """A window of one token: a request needs none of the blocks behind it, so nothing of a hit below is to be loaded."""
 
-from connector.reference.engine import Engine
-from connector.reference.model import Llama, LlamaConfig
+from kvstore.connector.reference.engine import Engine
+from kvstore.connector.reference.model import Llama, LlamaConfig
 
 
 def test_a_request_goes_on_when_nothing_of_its_hit_is_to_be_loaded(node):

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from connector.reference.demo import DemoSize, make_prompts
-from connector.reference.model import LlamaConfig
-from connector.reference.workload import Turn, prompt_of, read_excerpt
+from kvstore.connector.reference.demo import DemoSize, make_prompts
+from kvstore.connector.reference.model import LlamaConfig
+from kvstore.connector.reference.workload import Turn, prompt_of, read_excerpt
 from kvstore.errors import FormatError, InvalidRequestError
 from kvstore.hashing import hash_blocks
 

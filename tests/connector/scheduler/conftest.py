@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from connector.scheduler import SchedulerConnector
+from kvstore.connector.scheduler import SchedulerConnector
 
 LATER = (None, False)
 TOKENS = 47  # eleven full blocks and some

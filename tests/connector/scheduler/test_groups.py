@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import pytest
 
-from connector import lookups
-from connector.lookups import LookupStatistics
-from connector.plan import LoadPlan, StepPlan, StorePlan
-from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
+from kvstore.connector import lookups
+from kvstore.connector.lookups import LookupStatistics
+from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
 from kvstore.errors import InvalidRequestError, UnavailableError
 
 TOKENS = 47  # eleven full blocks and some

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from connector import lookups
-from connector.health import BACKOFF
-from connector.lookups import LookupStatistics
-from connector.plan import LoadPlan
-from connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
+from kvstore.cli.prompts import read_prompt
+from kvstore.connector import lookups
+from kvstore.connector.health import BACKOFF
+from kvstore.connector.lookups import LookupStatistics
+from kvstore.connector.plan import LoadPlan
+from kvstore.connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
 from kvstore.errors import UnavailableError
 from kvstore.layout import Layout
-from kvstore.prompt import read_prompt
 
 MISS = (0, False)
 LATER = (None, False)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from connector import lookups
-from connector.plan import LoadPlan, StepPlan, StorePlan
-from connector.scheduler import HOLD, PartialBlock, SchedulerConnector
+from kvstore.connector import lookups
+from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.connector.scheduler import HOLD, PartialBlock, SchedulerConnector
 from kvstore.errors import InvalidRequestError, UnavailableError
 
 MISS = (0, False)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from worker_pages import page_of
 
-from connector.plan import LoadPlan, StepPlan, StorePlan
-from connector.worker import WorkerConnector
+from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.connector.worker import WorkerConnector
 
 
 @pytest.fixture

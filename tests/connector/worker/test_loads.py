@@ -7,9 +7,9 @@ import threading
 import pytest
 from worker_pages import NOTHING, PAGE_BYTES, outcome
 
-from connector.health import BACKOFF
-from connector.plan import LoadPlan, StepPlan
-from connector.worker import LOAD_DEADLINE
+from kvstore.connector.health import BACKOFF
+from kvstore.connector.plan import LoadPlan, StepPlan
+from kvstore.connector.worker import LOAD_DEADLINE
 from kvstore.errors import DeadlineError, UnavailableError
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from worker_pages import outcome
 
-from connector.plan import StepPlan
+from kvstore.connector.plan import StepPlan
 
 
 @pytest.mark.parametrize("revoked", [False, True])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from worker_pages import NOTHING, PAGE_BYTES, outcome
 
-from connector import worker as worker_module
-from connector.plan import StepPlan, StorePlan
-from connector.worker import STORE_DEADLINE, WorkerConnector, WorkerStatistics
+from kvstore.connector import worker as worker_module
+from kvstore.connector.plan import StepPlan, StorePlan
+from kvstore.connector.worker import STORE_DEADLINE, WorkerConnector, WorkerStatistics
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 
 

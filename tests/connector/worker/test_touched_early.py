@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from worker_pages import NOTHING, PAGE_BYTES
 
-from connector import copied
-from connector.plan import StepPlan
-from connector.worker import STORE_DEADLINE, WorkerConnector
+from kvstore.connector import copied
+from kvstore.connector.plan import StepPlan
+from kvstore.connector.worker import STORE_DEADLINE, WorkerConnector
 from kvstore.errors import UnavailableError
 
 NEXT_STEP = StepPlan()

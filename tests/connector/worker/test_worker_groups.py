@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from worker_pages import NOTHING, outcome
 
-from connector.plan import LoadPlan, StepPlan, StorePlan
-from connector.worker import LOAD_DEADLINE, WorkerConnector
+from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.connector.worker import LOAD_DEADLINE, WorkerConnector
 from kvstore.errors import InvalidRequestError, UnavailableError
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.answers import DISK
 from kvstore.arena import format as fmt
 from kvstore.arena.arena import Arena
-from kvstore.arena.residency import QUARANTINE_SECONDS
 from kvstore.errors import NotAttachedError
-from kvstore.store import Store
-from kvstore.tickets import NODE
+from kvstore.limits import DISK
+from kvstore.store.leases import NODE
+from kvstore.store.residency import QUARANTINE_SECONDS
+from kvstore.store.store import Store
 
 FRAME = 4096
 OpenStore = Callable[..., Store]

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.answers import StoreStatistics
-from kvstore.arena.readers import LINE_WORDS
-from kvstore.client.control import Connection
-from kvstore.client.lines import SocketLine
-from kvstore.client.shared import SharedPath
-from kvstore.store import Store
+from kvstore.arena.epochs import LINE_WORDS
+from kvstore.client.paths.control import Connection
+from kvstore.client.paths.shm.connection import SocketLine
+from kvstore.client.paths.shm.path import SharedPath
+from kvstore.store.results import StoreStatistics
+from kvstore.store.store import Store
 
 TIMEOUT = 30.0
 PAGE_BYTES = 5000
@@ -100,7 +100,7 @@ def make_place(
 ) -> Iterator[Callable[..., Place]]:
     """Make a place with settings of a node; its integrity is checked when the test ends."""
     if request.param == "unix by calls":  # as on processors of another kind
-        monkeypatch.setattr("kvstore.client.mapped.CAN_READ", False)
+        monkeypatch.setattr("kvstore.client.paths.shm.mapped_arena.CAN_READ", False)
     places: list[Place] = []
 
     def make(**settings: object) -> Place:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.client import mapped
+from kvstore.client.paths.shm import mapped_arena as mapped
 from kvstore.errors import (
     InvalidRequestError,
     LayoutMismatchError,

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.client.bulk_requests import BulkRequests
-from kvstore.client.control import Connection
-from kvstore.client.lines import SocketLine
+from kvstore.client.paths.bulk.requests import BulkRequests
+from kvstore.client.paths.control import Connection
+from kvstore.client.paths.shm.connection import SocketLine
 from kvstore.errors import DeadlineError, UnavailableError
 
 Prepared = TypeVar("Prepared")
@@ -174,7 +174,7 @@ def test_closing_does_not_wait_for_a_hanging_node(hanging, layout, hashes, paylo
 @pytest.mark.parametrize("scheme", ["unix", "kv", "grpc"])
 def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hashes, payload, monkeypatch):
     """What the first call over the wire used up, the second one does not get again."""
-    monkeypatch.setattr("kvstore.client.mapped.CAN_READ", False)
+    monkeypatch.setattr("kvstore.client.paths.shm.mapped_arena.CAN_READ", False)
     for path in ("bulk", "stream"):  # as stores of many bytes are made
         monkeypatch.setattr(f"kvstore.client.{path}.AT_ONCE_BYTES", 0)
     node = start_node()

@@ -11,7 +11,7 @@ from faulty_proxy import Proxy
 from ports import free_port
 
 import kvstore
-from kvstore.client.bulk_pool import BulkPool
+from kvstore.client.paths.bulk.pool import BulkPool
 from kvstore.errors import DeadlineError, UnavailableError
 
 PAGE_BYTES = 96 << 10

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.service import bulk, pages
+from kvstore.service.grpc import pages
 from kvstore.service.incoming import incoming
+from kvstore.service.sockets import bulk
 
 LAYOUT = kvstore.Layout(model="old", block_size=16, page_bytes=8192)
 
@@ -35,7 +36,9 @@ def test_small_stores_are_stored_by_two_requests(
     way: str, forgets_requests: None, start_node: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "gRPC":
-        monkeypatch.setattr("kvstore.client.bulk_pool.BulkPool.lent", lambda self, deadline: contextlib.nullcontext())
+        monkeypatch.setattr(
+            "kvstore.client.paths.bulk.pool.BulkPool.lent", lambda self, deadline: contextlib.nullcontext()
+        )
     node = start_node()
     with kvstore.connect(f"kv://127.0.0.1:{node.port}", timeout=30.0) as client:
         namespace = client.namespace(LAYOUT)

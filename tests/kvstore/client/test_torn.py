@@ -20,12 +20,12 @@ from certificates import Authority
 from forked import in_child
 
 import kvstore
-from kvstore.bulk.calls import Calls
-from kvstore.bulk.channel import Channel
-from kvstore.bulk.frame import NUMBERED, Kind, pack_frame
-from kvstore.client.lines import SocketLine
+from kvstore.client.paths.shm.connection import SocketLine
 from kvstore.errors import UnavailableError
 from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire.channel import Channel
+from kvstore.wire.frame import NUMBERED, Kind, pack_frame
+from kvstore.wire.local import Calls
 
 ROOT = Path(__file__).parents[3]
 FORKS = int(os.environ.get("FORKS", "12"))
@@ -103,8 +103,8 @@ class TestInterrupted:
     @pytest.mark.parametrize("step", ["send_frames", "look", "receive"])
     @pytest.mark.parametrize("act", ["store", "load", "ahead"])
     def test_no_answer_is_left_for_the_next_call(self, near, hashes, payload, monkeypatch, act, step, behind):
-        monkeypatch.setattr("kvstore.client.mapped.CAN_READ", False)  # every load is a call
-        monkeypatch.setattr("kvstore.client.ahead.LEAST_BYTES", 1 if act == "ahead" else 1 << 40)
+        monkeypatch.setattr("kvstore.client.paths.shm.mapped_arena.CAN_READ", False)  # every load is a call
+        monkeypatch.setattr("kvstore.client.paths.shm.preallocation.LEAST_BYTES", 1 if act == "ahead" else 1 << 40)
         pages = near.namespace(SPACE)
         data = {name: payload(4) + np.uint8(name) for name in range(40)}
         for name in range(3):
@@ -178,7 +178,7 @@ class TestAnswersToOthers:
     """What a forked child asked would be answered on the same connection."""
 
     def test_on_the_arenas_socket(self, near, hashes, payload, monkeypatch):
-        monkeypatch.setattr("kvstore.client.mapped.CAN_READ", False)
+        monkeypatch.setattr("kvstore.client.paths.shm.mapped_arena.CAN_READ", False)
         pages = near.namespace(SPACE)
         data = payload(8)
         assert pages.store(hashes(4), data[:4]).stored == 4
@@ -220,9 +220,9 @@ class TestAnswersToOthers:
 
         monkeypatch.setattr(Channel, "send", older)
         monkeypatch.setattr(
-            "kvstore.service.bulk.pack_frame", lambda *given, milliseconds, **rest: pack_frame(*given, **rest)
+            "kvstore.service.sockets.bulk.pack_frame", lambda *given, milliseconds, **rest: pack_frame(*given, **rest)
         )
-        monkeypatch.setattr("kvstore.client.mapped.CAN_READ", False)
+        monkeypatch.setattr("kvstore.client.paths.shm.mapped_arena.CAN_READ", False)
         node = start_node(disk_limit=0)
         url = f"unix://{node.config.socket}" if scheme == "unix" else f"kv://127.0.0.1:{node.port}"
         with kvstore.connect(url, timeout=30.0) as client:
@@ -307,7 +307,7 @@ class TestForked:
 
 
 def test_a_read_that_never_ended_is_forgotten_behind_its_deadline():
-    from kvstore.arena.readers import LINE_BYTES, ReadingLine
+    from kvstore.arena.epochs import LINE_BYTES, ReadingLine
 
     words, epoch = memoryview(bytearray(LINE_BYTES)).cast("Q"), memoryview(bytearray(8)).cast("Q")
     epoch[0] = 5
@@ -322,7 +322,7 @@ def test_a_read_that_never_ended_is_forgotten_behind_its_deadline():
 
 
 def test_slots_asked_for_by_an_interrupted_store_go_back(near, hashes, payload, monkeypatch):
-    monkeypatch.setattr("kvstore.client.ahead.LEAST_BYTES", 1)
+    monkeypatch.setattr("kvstore.client.paths.shm.preallocation.LEAST_BYTES", 1)
     pages = near.namespace(SPACE)
     path = near._session.path
     attachment = path._attachment
@@ -331,7 +331,7 @@ def test_slots_asked_for_by_an_interrupted_store_go_back(near, hashes, payload, 
         path._ahead.ask(line, attachment, pages._handle.current[0], 4, 0)  # and never posted
     path._lines.give_back(line)
     assert len(path._ahead._coming) == 2
-    monkeypatch.setattr("kvstore.client.ahead.LONGEST_TICKET", 0.0)
+    monkeypatch.setattr("kvstore.client.paths.shm.preallocation.LONGEST_TICKET", 0.0)
     path._ahead._give_back_idle()
     assert not path._ahead._coming
     assert attachment.is_over, "what the node keeps for them is unknown"
@@ -350,7 +350,7 @@ def test_slots_of_a_store_that_was_lost_go_back(near, hashes, payload):
     assert pages.store(hashes(4, 1), payload(4)).stored == 4
     assert attachment.is_over
     with pytest.raises(InterruptError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvstore.client.shared.Reservation", raise_interrupt)  # behind the node's answer
+        patch.setattr("kvstore.client.paths.shm.path.Reservation", raise_interrupt)  # behind the node's answer
         pages.store(hashes(4, 2), payload(4))
     assert path._attachment.is_over
 
@@ -370,7 +370,7 @@ def run(program: str) -> list[str]:
 
 _PROLOGUE = """
 import os, signal, sys, threading, time
-from kvstore.client.uninterrupted import left_alone, uninterrupted
+from kvstore.host.uninterrupted import left_alone, uninterrupted
 
 class Alarm(Exception): pass
 def handler(*_): raise Alarm

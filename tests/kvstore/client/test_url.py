@@ -10,7 +10,7 @@ import pytest
 
 import kvstore
 from kvstore.client.url import RemoteUrl, parse_url, socket_url
-from kvstore.config import NodeConfig
+from kvstore.config.node import NodeConfig
 from kvstore.errors import ConfigError, InUseError, InvalidRequestError, ResourceError
 
 

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_pages import make_page, read_pages
 
-from kvstore.cli import main
+from kvstore.cli.main import main
 from kvstore.errors import ConfigError, FormatError, InUseError
 from kvstore.segments import record
 from kvstore.segments.check import SegmentReport, check_log
 from kvstore.segments.record import BLOCK, SegmentHeader
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 
 MIB = 1 << 20

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from made_pages import make_page, read_pages
 
 from kvstore.errors import ConfigError
-from kvstore.secret_files import read_key_file
+from kvstore.security.secret_files import read_key_file
 from kvstore.segments import record
 from kvstore.segments.check import check_log
 from kvstore.segments.cipher import SegmentCipher
 from kvstore.segments.recovery import recover
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.tier import PageWrite
 

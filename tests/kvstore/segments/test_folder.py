@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from made_pages import make_page, read_pages
 
-from kvstore.cli import main
-from kvstore.formats import refuse_newer
+from kvstore.cli.main import main
 from kvstore.segments.folder import LAST_ID
 from kvstore.segments.log import SegmentLog
 from kvstore.segments.segment import Entry, Segment, segment_name
-from kvstore.testing import make_page, read_pages
+from kvstore.store.formats import refuse_newer
 from kvstore.tiers.disk import DiskTier
 
 MIB = 1 << 20

@@ -2,9 +2,9 @@ import os
 from pathlib import Path
 
 import pytest
+from made_pages import make_page, read_pages
 
 from kvstore.segments.write_budget import WriteBudget
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 
 DAY = 86_400

@@ -9,10 +9,10 @@ import grpc
 import numpy as np
 import pytest
 
-from kvstore.answers import StoreStatistics
-from kvstore.checksum import checksum_of
+from kvstore.hashing import checksum_of
 from kvstore.layout import Layout
-from kvstore.node import Node
+from kvstore.node.node import Node
+from kvstore.store.results import StoreStatistics
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import CacheStub
 

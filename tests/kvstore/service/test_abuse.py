@@ -20,15 +20,15 @@ from bulk_peer import frame
 from node_process import NodeProcess
 
 import kvstore
-from kvstore.bulk.frame import HEADER_BYTES, Header, Kind
 from kvstore.errors import LimitExceededError
-from kvstore.service.bulk import MOST_CONNECTIONS
-from kvstore.service.limits import TENANT_SHARE
-from kvstore.service.pages import MOST_STREAMS
+from kvstore.service.access.rate_limits import TENANT_SHARE
+from kvstore.service.grpc.pages import MOST_STREAMS
+from kvstore.service.sockets.bulk import MOST_CONNECTIONS
 from kvstore.v1 import bulk_pb2
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.bulk_pb2_grpc import BulkStub
 from kvstore.v1.cache_pb2_grpc import CacheStub
+from kvstore.wire.frame import HEADER_BYTES, Header, Kind
 
 SECONDS = 30.0
 PAGE = 64 << 10

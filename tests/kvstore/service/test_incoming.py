@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.service.incoming import incoming
 from kvstore.service.receipts import Receipts
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.v1 import cache_pb2 as pb
 
 FRAME = 4096

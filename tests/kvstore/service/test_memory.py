@@ -26,12 +26,12 @@ from hostile import Connection, Message
 from node_process import NodeProcess
 
 import kvstore
-from kvstore.bulk.frame import Kind
 from kvstore.errors import KVStoreError
 from kvstore.v1 import bulk_pb2, cache_pb2, events_pb2
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import CacheStub
-from kvstore.wire import MOST_REQUEST_BYTES
+from kvstore.wire.frame import Kind
+from kvstore.wire.messages import MOST_REQUEST_BYTES
 
 T = TypeVar("T")
 THOROUGH = "HOSTILE_MESSAGES" in os.environ

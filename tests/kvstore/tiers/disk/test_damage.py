@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disk_tiers import flip, opened, segments
+from made_pages import make_page, read_pages
 
 from kvstore.segments.aligned import aligned_empty
 from kvstore.segments.record import BLOCK
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import CheckReport
 
 DAMAGED = [make_page(1, 5000), make_page(2, 4096), make_page(3, 1), make_page(4, 5000)]

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from disk_tiers import MIB, Clock, bytes_on_disk
 from faulty_files import FaultyFiles
+from made_pages import make_page, read_pages
 
 from kvstore.errors import ResourceError
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import CheckReport, DiskTier
 
 DEADLINE = 2.0

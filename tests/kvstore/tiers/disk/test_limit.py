@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disk_tiers import MIB, Clock, bytes_on_disk, opened, refuse
+from made_pages import make_page, read_pages
 
 from kvstore.segments.record import BLOCK
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.tier import PageWrite
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from faulty_files import FaultyFiles
+from made_pages import make_page_of, read_pages
 
 from kvstore.errors import InvalidRequestError
 from kvstore.segments.record import padded
-from kvstore.testing import make_page_of, read_pages
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.tier import PageWrite
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from disk_tiers import MIB, bytes_on_disk, opened
-
-from kvstore.testing import make_page, read_pages
+from made_pages import make_page, read_pages
 
 
 @pytest.fixture

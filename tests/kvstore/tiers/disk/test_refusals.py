@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from disk_tiers import MIB, Clock, bytes_on_disk, killed, opened, refuse, segments
+from made_pages import make_page, read_pages
 
 from kvstore.errors import ResourceError
 from kvstore.segments.record import BLOCK
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import CheckReport
 
 

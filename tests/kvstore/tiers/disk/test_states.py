@@ -10,9 +10,9 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from made_pages import make_page_of, read_pages
 
 from kvstore.segments.record import padded
-from kvstore.testing import make_page_of, read_pages
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.tier import PageWrite
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from disk_tiers import MIB, flip, killed, opened, segments
+from made_pages import make_page, read_pages
 
 from kvstore.segments.record import BLOCK
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import CheckReport
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from disk_tiers import MIB, opened
+from made_pages import make_page, read_pages
 
 from kvstore.errors import InUseError
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 
 

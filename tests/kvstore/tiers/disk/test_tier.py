@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disk_tiers import MIB, opened
+from made_pages import make_page, read_pages
+from tier_contract import TierContract
 
 from kvstore.errors import ConfigError, FormatError, InUseError, InvalidRequestError, ResourceError
 from kvstore.segments import record
 from kvstore.segments.aligned import aligned_empty
 from kvstore.segments.record import BLOCK, SegmentHeader
-from kvstore.testing import TierContract, make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.tier import Tier
 

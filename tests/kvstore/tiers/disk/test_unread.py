@@ -4,14 +4,14 @@ import errno
 from pathlib import Path
 
 import pytest
+from made_pages import make_page
 
 from kvstore.segments import log
 from kvstore.segments.record import BLOCK
 from kvstore.segments.recovery import RecoveredSegment
 from kvstore.segments.segment import Segment
-from kvstore.testing import make_page
 from kvstore.tiers.disk import DiskTier
-from kvstore.tiers.disk.pages import Pages
+from kvstore.tiers.disk.page_index import Pages
 
 MIB = 1 << 20
 KEY, OTHER = bytes(63) + b"1", bytes(63) + b"2"

@@ -1,8 +1,8 @@
 from collections.abc import Callable
 
 import pytest
+from tier_contract import TierContract
 
-from kvstore.testing import TierContract
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.tier import Tier
 

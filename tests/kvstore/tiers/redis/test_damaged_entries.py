@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from made_pages import make_page, read_pages
 
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.chunk import ChunkHeader, pages_per_chunk
-from kvstore.tiers.redis.entry import PageEntry, decode
+from kvstore.tiers.redis.format.chunk import ChunkHeader, pages_per_chunk
+from kvstore.tiers.redis.format.entry import PageEntry, decode
+from kvstore.tiers.redis.format.new_chunk import entries_of
 from kvstore.tiers.redis.loading import Load
-from kvstore.tiers.redis.new_chunk import entries_of
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20

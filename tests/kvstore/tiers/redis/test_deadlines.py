@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_pages import make_page
 
 from kvstore.errors import DeadlineError, UnavailableError
-from kvstore.testing import make_page
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.node import MOST_LINKS, Node, Request
+from kvstore.tiers.redis.net.server import MOST_LINKS, Node, Request
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_pages import make_page, read_pages
 from redis_servers import hurry
 
 from kvstore.errors import ResourceError
-from kvstore.testing import make_page, read_pages
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.chunk import decode_header
+from kvstore.tiers.redis.format.chunk import decode_header
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from forked import in_child
 from redis_servers import RedisServer
 
-from kvstore.descriptors import open_descriptors
+from kvstore.host.descriptors import open_descriptors
 from kvstore.tiers.redis import RedisTier
 
 

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.breaker import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_FAILURES,
+    Breaker,
+)
 from kvstore.errors import ConfigError, DeadlineError, FormatError, KVStoreError, UnavailableError
-from kvstore.tiers.redis.address import Kind, parse_address
-from kvstore.tiers.redis.breaker import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILURES, Breaker
-from kvstore.tiers.redis.chunk import (
+from kvstore.tiers.redis.format.chunk import (
     CHUNK_BYTES,
     MOST_HEADER_BYTES,
     MOST_PAGES,
@@ -27,10 +31,11 @@ from kvstore.tiers.redis.chunk import (
     pages_per_chunk,
     part_sizes,
 )
-from kvstore.tiers.redis.entry import decode
-from kvstore.tiers.redis.names import page_pattern
-from kvstore.tiers.redis.planning import NewPage, plan_chunks, positions
-from kvstore.tiers.redis.resp import ServerError, Wire, encode
+from kvstore.tiers.redis.format.entry import decode
+from kvstore.tiers.redis.format.key_names import page_pattern
+from kvstore.tiers.redis.format.planning import NewPage, plan_chunks, positions
+from kvstore.tiers.redis.net.address import Kind, parse_address
+from kvstore.tiers.redis.net.resp import ServerError, Wire, encode
 
 # --- addresses
 

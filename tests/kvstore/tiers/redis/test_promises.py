@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from made_pages import make_page, read_pages
 
-from kvstore.testing import make_page, read_pages
-from kvstore.tiers.redis import RedisTier, scripts
-from kvstore.tiers.redis.node import Link, Request
-from kvstore.tiers.redis.resp import Wire
+from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.net import scripts
+from kvstore.tiers.redis.net.resp import Wire
+from kvstore.tiers.redis.net.server import Link, Request
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20

@@ -10,9 +10,9 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from made_pages import read_pages
 
 from kvstore.errors import InvalidRequestError
-from kvstore.testing import read_pages
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.quotas import FULL_CHUNK, QUOTA_CHUNKS, share_of
 from kvstore.tiers.tier import PageWrite

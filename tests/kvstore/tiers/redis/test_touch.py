@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.testing import make_page, read_pages
+from made_pages import make_page, read_pages
+
 from kvstore.tiers.redis import RedisTier
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.crew import Crew
-from kvstore.tiers.redis.node import MOST_LINKS, Request
+from kvstore.tiers.redis.net.server import MOST_LINKS, Request
+from kvstore.tiers.redis.net.threads import Crew
 from kvstore.tiers.tier import READER
 
 LIMIT = 256 << 20

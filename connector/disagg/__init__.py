@@ -1,0 +1,1 @@
+"""Prefill and decode on different engines: handover tickets, and waiting for pages on their way."""

@@ -1,0 +1,1 @@
+"""The adapter for an engine whose scheduler works like vLLM's. Imports no engine: its objects are read."""

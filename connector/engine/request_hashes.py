@@ -1,0 +1,123 @@
+"""Names of the blocks of an engine's requests. Nothing of vLLM is imported here: its requests are read."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from kvstore.connector.blocks.extra_keys import MultimodalInput, PrefixKeys
+from kvstore.connector.blocks.hashing import BlockHashChain
+from kvstore.connector.engine.values import weights_folder
+from kvstore.connector.engine.weights import weights_fingerprint
+from kvstore.errors import KVStoreError, ResourceError
+
+ADAPTER_WAIT = 1.0
+"""Seconds for which the first request of a LoRA adapter waits for its weights to be looked at."""
+
+MOST_SAID = 32
+"""Most reasons that are logged, each once."""
+
+_CONTENT_HASH = re.compile(r"(.+:)?([0-9a-f]{64}|[0-9a-f]{128})", re.DOTALL)
+"""How vLLM names a multimodal input by its content: SHA-256, BLAKE3 or SHA-512, behind a LoRA adapter's name."""
+
+_logger = logging.getLogger("kvstore.connector")
+
+
+class Hashes:
+    """Block hashes of vLLM's requests. They are kvstore's own: vLLM's depend on PYTHONHASHSEED and on its settings.
+
+    Args:
+        block_size: tokens between two hashes.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._adapters: dict[tuple[str, str, int], Future[str]] = {}  # fingerprints of LoRA adapters
+        self._asked_at: dict[tuple[str, str, int], float] = {}
+        self._reader = ThreadPoolExecutor(1, "kvstore-adapters")
+        self._said: set[str] = set()
+        self._salt = ""
+
+    @property
+    def private(self) -> bool:
+        """Whether no other engine has the same, since :meth:`reset` was called."""
+        return bool(self._salt)
+
+    def reset(self) -> None:
+        """From now on no hash equals one that was made before, here or elsewhere."""
+        self._salt = secrets.token_hex(16)
+
+    def ready(self, request: Any) -> bool:
+        """Whether the request's blocks can be named, or never will be. Nothing waits: ask again if not.
+
+        What has to be read for it, a LoRA adapter's weights, is read in the background, for :data:`ADAPTER_WAIT` at
+        most; then the request goes on without.
+        """
+        if request.lora_request is None:
+            return True
+        key = _adapter_key(request.lora_request)
+        if key not in self._adapters:
+            self._adapters[key] = self._reader.submit(_adapter_fingerprint, request.lora_request.lora_path)
+            self._asked_at[key] = time.monotonic()
+        return self._adapters[key].done() or time.monotonic() >= self._asked_at[key] + ADAPTER_WAIT
+
+    def chain(self, request: Any) -> BlockHashChain | None:
+        """For one request, with the tokens that it has; None where its blocks can't be named for sure."""
+        if request.resumable:  # its last token may be replaced
+            return None
+        try:
+            chain = BlockHashChain(self.block_size, self._keys(request))
+            chain.extend(request.all_token_ids[:])
+        except KVStoreError as error:
+            # What is wrong with a request itself may be said with a number of its own, another one each time.
+            reason = str(error) if isinstance(error, ResourceError) else type(error).__name__
+            if reason not in self._said and len(self._said) < MOST_SAID:
+                self._said.add(reason)
+                _logger.warning("requests like %s are neither stored nor loaded: %s", request.request_id, error)
+            return None
+        return chain
+
+    def _keys(self, request: Any) -> PrefixKeys:
+        embeds = request.prompt_embeds
+        for feature in request.mm_features:
+            if not _CONTENT_HASH.fullmatch(feature.identifier):
+                raise ResourceError("a multimodal input is named by something else than a hash of its content")
+        return PrefixKeys(
+            lora_name="" if request.lora_request is None else self._adapter(request.lora_request),
+            multimodal=tuple(
+                MultimodalInput(
+                    identifier=feature.identifier, offset=feature.mm_position.offset, length=feature.mm_position.length
+                )
+                for feature in request.mm_features
+            ),
+            cache_salt="\0".join(filter(None, (self._salt, request.cache_salt))),
+            prompt_embeds=None if embeds is None else embeds.contiguous().view(torch.uint8).numpy(),
+        )
+
+    def _adapter(self, lora: Any) -> str:
+        """A LoRA adapter by its weights: a name, or a path, may stand for another one next time."""
+        key = _adapter_key(lora)
+        if getattr(lora, "load_inplace", False):  # from its next request on it is looked at again
+            self._adapters.pop(key, None)
+            raise ResourceError(f"the adapter {lora.lora_name} is being replaced")
+        read = self._adapters.get(key)
+        if read is None or not read.done():
+            raise ResourceError(f"the weights of the adapter {lora.lora_name} were not read in time")
+        try:
+            return read.result()
+        except Exception as error:
+            raise ResourceError(f"the weights of the adapter {lora.lora_name} can't be read: {error}") from error
+
+
+def _adapter_key(lora: Any) -> tuple[str, str, int]:
+    return lora.lora_name, lora.lora_path, lora.lora_int_id
+
+
+def _adapter_fingerprint(path: str) -> str:
+    return weights_fingerprint(weights_folder(path, None, None, "adapter_config.json"))

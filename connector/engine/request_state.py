@@ -1,0 +1,68 @@
+"""What the scheduler half's adapter knows of one request of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore.connector.blocks.hashing import BlockHashChain
+
+STORE, LOAD = "kvstore_store", "kvstore_load"
+"""Keys of a request's ``kv_transfer_params``: false turns storing, or loading, off for it."""
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A request that the engine has told of and that has not finished."""
+
+    request: Any
+    """The engine's object: it grows and changes."""
+    chain: BlockHashChain | None
+    """None: nothing of it is stored or loaded."""
+    num_groups: int
+    num_preemptions: int
+    may_store: bool = True
+    may_load: bool = True
+    hands_over: bool = False
+    """Another instance goes on with it."""
+    num_local: int = 0
+    """Tokens that the engine had itself when it last asked."""
+    looked_up: bool = False
+    """What kvstore lacks of it was told to those who listen to block events."""
+    declined: bool = False
+    """Its pages were computed, because loading them would have taken longer."""
+    gain: float = 0.0
+    """Seconds that its load saves, if all of it comes."""
+    lets_pass: frozenset[str] = frozenset()
+    """Requests that were loading when its own load failed, and go first."""
+    state_tokens: int = 0
+    """Of its prompt, behind which a state was given to the half to store; 0: none was."""
+    num_saved: list[int] = field(default_factory=list)
+    """Leading blocks that were given to the half to store, by group."""
+
+    def __post_init__(self) -> None:
+        self.num_saved = [0] * self.num_groups
+
+    def hashes(self, hashes_a_block: Sequence[int]) -> list[Sequence[bytes]]:
+        """By group, of the full blocks as far as the tokens are known. A block has so many links of the chain."""
+        if self.chain is None:
+            return [()] * len(hashes_a_block)
+        if self.chain.num_tokens < self.request.num_tokens:
+            self.chain.extend(self.request.all_token_ids[self.chain.num_tokens :])
+        hashes = self.chain.hashes
+        return [hashes if count == 1 else hashes[count - 1 :: count] for count in hashes_a_block]
+
+    def restart(self, chain: BlockHashChain | None) -> None:
+        """It was preempted: it begins again, with nothing."""
+        self.chain = chain
+        self.num_preemptions = self.request.num_preemptions
+        self.num_saved = [0] * self.num_groups
+        self.state_tokens = 0
+        self.gain = 0.0
+
+
+def wishes(params: Any) -> tuple[bool, bool]:
+    """Whether a request with these ``kv_transfer_params`` may be stored, and loaded."""
+    given = params if isinstance(params, dict) else {}
+    return given.get(STORE) is not False, given.get(LOAD) is not False

@@ -1,0 +1,1 @@
+"""``kvstore proxy``: one OpenAI-compatible endpoint in front of prefill and decode instances."""

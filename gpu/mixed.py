@@ -1,0 +1,90 @@
+"""A paged KV whose layers are not alike: of several head sizes, or numbers of heads, in blocks of the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import torch
+
+from kvstore.errors import InvalidRequestError
+from kvstore.gpu.cuda import Event
+from kvstore.gpu.layout import KV_FIRST
+from kvstore.gpu.paged_kv import PageBytes, PagedKV, check_page
+from kvstore.gpu.tensors import kind_of
+
+
+def paged_kv(tensors: Sequence[torch.Tensor], axes: str = KV_FIRST) -> PagedKV | UnlikeKV:
+    """The pages of such tensors, one a layer, whether or not they are alike.
+
+    Raises:
+        InvalidRequestError: as for :class:`kvstore.gpu.paged_kv.PagedKV` and :class:`UnlikeKV`.
+    """
+    stretches = [list(alike) for _, alike in groupby(tensors, kind_of)]
+    return UnlikeKV([PagedKV(alike, axes) for alike in stretches]) if len(stretches) > 1 else PagedKV(tensors, axes)
+
+
+class UnlikeKV:
+    """:class:`kvstore.gpu.paged_kv.PagedKV` of layers that are not alike: it has the same methods.
+
+    A page is cut into stretches of layers that are alike, which are copied one after the other. Each costs a wait for
+    the device: few and long ones are best.
+
+    Args:
+        stretches: in the order in which they lie in a page.
+
+    Raises:
+        InvalidRequestError: they are on different devices, or a page is not the same blocks in all of them.
+    """
+
+    def __init__(self, stretches: Sequence[PagedKV]) -> None:
+        first = stretches[0]
+        for other in stretches[1:]:
+            if other.device != first.device:
+                raise InvalidRequestError(f"layers of one page are on {first.device} and on {other.device}")
+            if _blocks(other) != _blocks(first):
+                raise InvalidRequestError(
+                    f"layers of one page have {first.layout.num_blocks} blocks of {first.layout.block_tokens} tokens"
+                    f" and {other.layout.num_blocks} of {other.layout.block_tokens}"
+                )
+        self._stretches: list[tuple[PagedKV, int, slice]] = []
+        """With the number of its first layer, and its bytes of a page."""
+        self.num_layers = self.page_bytes = 0
+        for kv in stretches:
+            self._stretches.append((kv, self.num_layers, slice(self.page_bytes, self.page_bytes + kv.page_bytes)))
+            self.num_layers += kv.num_layers
+            self.page_bytes += kv.page_bytes
+
+    def mark(self) -> Event | None:
+        """As :meth:`PagedKV.mark`."""
+        return self._stretches[0][0].mark()
+
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> None:
+        """Copy blocks out. As :meth:`PagedKV.gather`."""
+        for kv, _, share in self._stretches:
+            kv.gather(piece_ids, self._shares(out, share), after)
+
+    def scatter(
+        self,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+        after: Event | None = None,
+    ) -> None:
+        """Copy pages into blocks. As :meth:`PagedKV.scatter`."""
+        for kv, first, share in self._stretches:
+            kv.scatter(self._shares(pages, share), piece_ids, _counted_from(first, on_layer), after)
+
+    def _shares(self, pages: Sequence[PageBytes], share: slice) -> list[PageBytes]:
+        """Checked as a whole: what else may be wrong with them the first stretch finds, before anything is copied."""
+        for index, page in enumerate(pages):
+            check_page(index, page, self.page_bytes)
+        return [page[share] for page in pages]
+
+
+def _blocks(kv: PagedKV) -> tuple[int, int, int]:
+    return kv.layout.num_blocks, kv.layout.block_tokens, kv.layout.page_tokens
+
+
+def _counted_from(first: int, on_layer: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    return None if on_layer is None else lambda layer: on_layer(first + layer)

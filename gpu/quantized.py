@@ -1,0 +1,67 @@
+"""A paged KV whose pages are stored smaller than they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from kvstore.gpu.codec import Codec
+from kvstore.gpu.cuda import Event
+from kvstore.gpu.paged_kv import PageBytes, PagedKV
+
+
+class CodedKV:
+    """:class:`kvstore.gpu.paged_kv.PagedKV` with a codec between blocks and pages: it has the same methods.
+
+    The codec runs in the caller's thread, on the processor: pages cross the bus as they are, and through a buffer.
+
+    Args:
+        kv: the blocks.
+        codec: one of :data:`kvstore.gpu.codec.CODECS`.
+
+    Raises:
+        InvalidRequestError: no such codec, or it does not take the elements of these blocks.
+    """
+
+    def __init__(self, kv: PagedKV, codec: str) -> None:
+        self._kv = kv
+        self.codec = Codec(codec, kv.layout, kv.dtype)
+        self.layout = kv.layout
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes an encoded page."""
+        return self.codec.page_bytes
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that a page has a part of."""
+        return self._kv.num_layers
+
+    def mark(self) -> Event | None:
+        """As :meth:`PagedKV.mark`."""
+        return self._kv.mark()
+
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> None:
+        """Copy blocks out, into encoded pages of :attr:`page_bytes`. Otherwise as :meth:`PagedKV.gather`."""
+        plain = np.empty((len(out), self._kv.page_bytes), np.uint8)
+        self._kv.gather(piece_ids, list(plain), after)
+        pages = torch.from_numpy(plain).view(self._kv.dtype).view(len(out), *self.layout.page_shape)
+        for page, encoded in zip(out, self.codec.encode(pages).numpy(), strict=True):
+            np.copyto(page, encoded)
+
+    def scatter(
+        self,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+        after: Event | None = None,
+    ) -> None:
+        """Copy encoded pages into blocks. Otherwise as :meth:`PagedKV.scatter`."""
+        if not pages:
+            return
+        decoded = self.codec.decode(torch.from_numpy(np.stack(pages)))
+        plain = decoded.reshape(len(pages), -1).view(torch.uint8).numpy()
+        self._kv.scatter(list(plain), piece_ids, on_layer, after)

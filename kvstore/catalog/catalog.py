@@ -1,0 +1,543 @@
+"""Which page is in which slot, who holds it, and what may happen to it next. No memory and no file is touched here.
+
+What may happen to a slot is said in :mod:`kvstore.catalog.slot_state`, what is known of it kept in
+:mod:`kvstore.catalog.slot_table`. A resident page is *dirty* until the tiers below have it. A dirty page that is
+evicted is counted as overrun.
+
+Eviction (:mod:`kvstore.catalog.evictor`, :mod:`kvstore.catalog.eviction_orders`) passes over pages that are held; pages
+that are *pinned*, and dirty ones of a *durable* namespace, are in no order at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from kvstore.arena.format import FRAME_BYTES, frames_for
+from kvstore.catalog.dirty_queue import SlotQueue
+from kvstore.catalog.eviction_orders import Orders
+from kvstore.catalog.evictor import Evicting, Removal
+from kvstore.catalog.key_table import Found, KeyTable
+from kvstore.catalog.order_migration import Regrouping
+from kvstore.catalog.policies import EvictionPolicy
+from kvstore.catalog.slabs import Slabs
+from kvstore.catalog.slot_state import Event, Slot, SlotState
+from kvstore.catalog.slot_table import SlotTable
+
+_RESIDENT, _RETIRED = int(SlotState.RESIDENT), int(SlotState.RETIRED)
+_WRITTEN = {int(SlotState.RESERVED), int(SlotState.LAPSED)}
+_DURABLE_SHARE = 4
+"""Durable pages that no tier below has yet take at most this part of the arena."""
+
+
+class Catalog:
+    """The state of every slot. One lock outside of it (the store's) guards all calls."""
+
+    def __init__(self, slabs: Slabs, policy: Callable[[], EvictionPolicy]) -> None:
+        self._slabs = slabs
+        self._clock = 0
+        self.slots = SlotTable()
+        """What is known of each slot; changed here only."""
+        self._orders = Orders(policy, self.slots)
+        self._evicting = Evicting(slabs, self.slots, self._orders, self.frames_of, self._evict)
+        self._resident = KeyTable(self.slots)
+        self._dirty = SlotQueue()
+        self._to_touch: list[Sequence[bytes]] = []
+        """Keys of prefixes that were stored, and are to be touched before the order is asked for anything."""
+        self._entered: Slot = 0
+        """The slot that entered an order last; it may be free by now."""
+        self._namespaces: dict[int, int] = {}
+        """Namespace → resident pages."""
+        self._frames_of: dict[int, int] = {}
+        """Namespace → frames of its slots in use."""
+        self._to_regroup: list[int] = []
+        """Namespaces with a first quota whose pages are in the common order yet."""
+        self._durable: set[int] = set()
+        self._unprotected: set[int] = set()
+        """Of these: namespaces with dirty pages from before, which may leave yet."""
+        self._durable_frames = 0
+        """Frames of slots that are ``at_risk``."""
+        self.pinned_pages = 0
+        self.used_frames = 0
+        """Frames in slots that are in use, padding included."""
+
+    # -- what is here ------------------------------------------------------------------------------------------------
+
+    def find(self, key: bytes) -> Slot | None:
+        """The resident slot of a page."""
+        return self._resident.find(key)
+
+    def find_all(self, keys: Sequence[bytes]) -> Found:
+        """The resident slot of each page, -1 where it has none."""
+        return self._resident.find_all(keys)
+
+    def find_here(self, keys: Sequence[bytes]) -> list[Slot]:
+        """The resident slots of those pages that have one."""
+        return [slot for slot in self._resident.find_all(keys).tolist() if slot >= 0]
+
+    def __len__(self) -> int:
+        return len(self._resident)
+
+    def pages_of(self, namespace: int) -> int:
+        """Resident pages of one namespace."""
+        return self._namespaces.get(namespace, 0)
+
+    def frames_of(self, namespace: int) -> int:
+        """Frames of one namespace's slots in use, padding included."""
+        return self._frames_of.get(namespace, 0)
+
+    def resident(self) -> list[Slot]:
+        """Every resident slot, in no order that matters."""
+        return self._resident.all()
+
+    def remembers(self, key: bytes, namespace: int, length: int) -> bool:
+        """Whether a page of ``length`` bytes that is not here is known to have left to make room."""
+        return self._orders.remembers(key, namespace, frames_for(length))
+
+    @property
+    def dirty_pages(self) -> int:
+        """Resident pages that no tier below has."""
+        return len(self._dirty)
+
+    def dirty(self, most: int) -> list[Slot]:
+        """Up to ``most`` dirty slots: of the namespace whose turn it is first; of each, the one that has waited longest
+        first."""
+        return list(islice(self._dirty, most))
+
+    @property
+    def dirty_namespaces(self) -> int:
+        """How many namespaces have such pages."""
+        return self._dirty.parties
+
+    def end_turns(self, slots: Iterable[Slot]) -> int:
+        """The namespaces of these slots had their turns: ``dirty`` names all others first. Returns how many had."""
+        namespaces = dict.fromkeys(map(self.slots.namespace.__getitem__, slots))
+        for namespace in namespaces:
+            self._dirty.end_turn(namespace)
+        return len(namespaces)
+
+    def dirty_stamps(self) -> Iterator[int]:
+        """The stamps of all slots that are dirty now, namespace by namespace. They may be read without the lock."""
+        queue, serials = self._dirty.copy(), self.slots.serials()
+        return (serials[slot] << 32 | slot for slot in queue)
+
+    # -- coming ------------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        key: bytes,
+        namespace: int,
+        length: int,
+        owner: int,
+        parent: bytes = b"",
+        *,
+        below: bool = False,
+        evict: bool = True,
+    ) -> tuple[Slot | None, Removal]:
+        """Take a slot for a page, making room if need be: within the namespace's quota, and within the arena.
+
+        Args:
+            key: of the page.
+            namespace: its number.
+            length: bytes of its payload.
+            owner: who writes it.
+            parent: key of the page before it in its chain.
+            below: whether a tier below has it: it comes up.
+            evict: whether pages may leave for it.
+
+        Returns:
+            The slot, or None when everything that could leave is held, being written or pinned, or when a durable
+            namespace has too much that no tier below has yet; and what left for it.
+        """
+        if self._to_touch:
+            self._touch_now()
+        frames = frames_for(length)
+        removal = Removal()
+        at_risk = namespace in self._durable and not below
+        if at_risk and self._durable_frames + frames > self._slabs.units * self._slabs.unit_frames // _DURABLE_SHARE:
+            return None, removal
+        if not self._evicting.make_quota(namespace, frames, removal, evict=evict):
+            return None, removal
+        frame = self._slabs.allocate(frames)
+        while frame is None and evict and self._evicting.make_room(frames, removal):
+            frame = self._slabs.allocate(frames)
+        if frame is None:
+            return None, removal
+        slot = self._enter(frame, key, namespace, length, owner, SlotState.FREE, parent)
+        self.slots.apply(slot, Event.RESERVE)
+        if at_risk:
+            self._set_risk(slot, True)
+        return slot, removal
+
+    def name(self, slots: Sequence[Slot], keys: Sequence[bytes], parents: Sequence[bytes]) -> None:
+        """Say which pages are in slots that were reserved without them: their keys, and those of the pages before."""
+        state = self.slots.state
+        assert {state[slot] for slot in slots} <= _WRITTEN, f"one of the slots {slots} is not reserved"
+        self.slots.name(slots, keys, parents)
+
+    def publish(self, slots: Sequence[Slot], dirty: Sequence[bool]) -> list[bool]:
+        """Make reserved pages of one namespace and size findable, head of the prefix first.
+
+        Args:
+            slots: theirs.
+            dirty: of each, whether a tier below is to have it and has not.
+
+        Returns:
+            For each whether it is. Not: the page is here already, and this slot is free again.
+        """
+        table, add = self.slots, self._resident.add
+        namespace = table.namespace[slots[0]]
+        published: list[bool] = []
+        entering: list[tuple[Slot, Slot | None]] = []
+        for slot, unwritten in zip(slots, dirty, strict=True):
+            state = table.state[slot]
+            table.apply(slot, Event.PUBLISH)
+            new = add(slot)
+            published.append(new)
+            if not new:
+                table.state[slot] = state
+                self.abort(slot)
+                continue
+            table.owner[slot] = 0
+            if unwritten:
+                self._set_dirty(slot, True)
+            elif table.at_risk[slot]:
+                self._set_risk(slot, False)
+            if table.may_leave(slot):
+                entering.append((slot, self._find_parent(slot)))
+        came = [slot for slot, new in zip(slots, published, strict=True) if new]
+        if came:
+            self._namespaces[namespace] = self._namespaces.get(namespace, 0) + len(came)
+            self._heat_up(came)
+        if entering:
+            self._orders.enter(entering)
+        return published
+
+    def abort(self, slot: Slot) -> None:
+        """The writer gave up and has stopped writing."""
+        self.slots.apply(slot, Event.ABORT)
+        self._set_risk(slot, False)
+        self._forget(slot)
+
+    def lapse(self, slot: Slot) -> None:
+        """The writer is past its deadline; what it does now is unknown."""
+        self.slots.apply(slot, Event.LAPSE)
+
+    def let_go(self, slot: Slot) -> None:
+        """The writer of a lapsed slot is dead, or says that it has stopped."""
+        self.slots.apply(slot, Event.LET_GO)
+        self._set_risk(slot, False)
+        self._forget(slot)
+
+    def adopt(self, frame: int, key: bytes, namespace: int, length: int, *, dirty: bool) -> Slot:
+        """Take a resident page over from an earlier node's arena. Its slab was restored before, and its key is new."""
+        slot = self._enter(frame, key, namespace, length, 0, SlotState.RESIDENT)
+        self._resident.add(slot)
+        self._namespaces[namespace] = self._namespaces.get(namespace, 0) + 1
+        self._heat_up((slot,))
+        if dirty:
+            self._set_dirty(slot, True)
+        self._order(slot, before=False)
+        return slot
+
+    def quarantine(self, frame: int, frames: int, owner: int) -> Slot:
+        """Take over a slot into which ``owner``, a client of an earlier node, may still write."""
+        return self._enter(frame, b"", 0, frames * FRAME_BYTES, owner, SlotState.LAPSED)
+
+    # -- staying -----------------------------------------------------------------------------------------------------
+
+    def touch_later(self, keys: Sequence[bytes]) -> None:
+        """As ``touch`` of those of these pages that are here, by ``catch_up`` or with the next change of the order."""
+        self._to_touch.append(keys)
+
+    def catch_up(self) -> None:
+        """Work out what was left for later: in which order pages leave."""
+        self._touch_now()
+        self._orders.catch_up()
+
+    def _touch_now(self) -> None:
+        waiting, self._to_touch = self._to_touch, []
+        for keys in waiting:
+            self.touch(self.find_here(keys))
+
+    def touch(self, slots: Sequence[Slot]) -> None:
+        """Pages of a prefix were stored or are wanted, head first. All are of one size."""
+        if self._to_touch:
+            self._touch_now()
+        if slots:
+            self._heat_up(slots)
+            self._orders.touch(slots)
+
+    def use(self, slots: Sequence[Slot]) -> None:
+        """A load read these pages of a prefix, head first. All are of one size."""
+        if self._to_touch:
+            self._touch_now()
+        if slots:
+            self._heat_up(slots)
+            self._orders.use(slots)
+
+    def _heat_up(self, slots: Sequence[Slot]) -> None:
+        used, frame, slab_of = self.slots.used, self.slots.frame, self._slabs.slab_of
+        clock = self._clock
+        for slot in reversed(slots):
+            clock += 1
+            used[slot] = slab_of(frame[slot]).used = clock
+        self._clock = clock
+
+    def hold(self, slots: Iterable[Slot]) -> None:
+        """Keep resident pages where they are."""
+        state, holds = self.slots.state, self.slots.holds
+        for slot in slots:
+            assert state[slot] == _RESIDENT, f"slot {slot} is not resident: it can't be held"
+            holds[slot] += 1
+
+    def release(self, slots: Iterable[Slot]) -> None:
+        """End one hold of each."""
+        state, holds = self.slots.state, self.slots.holds
+        for slot in slots:
+            held = holds[slot] - 1
+            assert held >= 0, f"slot {slot} is not held"
+            holds[slot] = held
+            if not held and state[slot] == _RETIRED:
+                self.slots.apply(slot, Event.LAST_HOLD_ENDED)
+                self._forget(slot)
+
+    def mark_clean(self, slot: Slot) -> None:
+        """The tiers below have the page."""
+        if not self.slots.dirty[slot]:
+            return
+        before = self.slots.may_leave(slot)
+        self._set_dirty(slot, False)
+        self._order(slot, before)
+
+    def pin(self, slot: Slot) -> None:
+        """Let eviction pass a resident page over until ``unpin``."""
+        self._set_pinned(slot, True)
+
+    def unpin(self, slot: Slot) -> None:
+        """End that."""
+        self._set_pinned(slot, False)
+
+    # -- what namespaces are granted ---------------------------------------------------------------------------------
+
+    def set_quota(self, namespace: int, frames: int | None) -> None:
+        """Most frames that a namespace's slots take from now on; None: as many as there are.
+
+        The first quota of a namespace that has pages counts once these are in an order of their own: see
+        ``take_regrouping``.
+        """
+        if frames is not None:
+            self._give_own_order(namespace)
+        self._evicting.set_quota(namespace, frames)
+
+    def set_tenant_quota(self, namespace: int, tenant: str, frames: int | None) -> None:
+        """Most frames that the slots of all of a tenant's namespaces take from now on, this one's among them; None: as
+        many as there are."""
+        if frames is not None:
+            self._give_own_order(namespace)
+        self._evicting.set_tenant_quota(namespace, tenant, frames)
+
+    def _give_own_order(self, namespace: int) -> None:
+        if not self._orders.has_own(namespace):
+            moving = bool(self.pages_of(namespace))
+            self._orders.give_own(namespace, moving=moving)
+            if moving:
+                self._to_regroup.append(namespace)
+
+    def take_regrouping(self) -> Regrouping | None:
+        """A namespace whose pages are still to move into their own order, each of which is given out once, and again
+        where that failed. Until all are there its quotas wait."""
+        if not self._to_regroup:
+            return None
+        return Regrouping(self._to_regroup.pop(), self.slots, self._orders, self._find_parent)
+
+    def regroup_again(self, namespace: int) -> None:
+        """Not all of its pages were moved."""
+        if self._orders.is_moving(namespace):  # else it was dropped
+            self._to_regroup.append(namespace)
+
+    def quota_of(self, namespace: int) -> int | None:
+        """Most frames that a namespace's slots may take, where that is said for it or its tenant."""
+        return self._evicting.quota_of(namespace)
+
+    def set_durable(self, namespace: int) -> None:
+        """From now on this namespace's pages don't leave before a tier below has them: those that come, and those that
+        are dirty now as soon as they are told to ``protect``."""
+        if namespace not in self._durable and self.pages_of(namespace):
+            self._unprotected.add(namespace)
+        self._durable.add(namespace)
+
+    def is_unprotected(self, namespace: int) -> bool:
+        """Whether some of a durable namespace's dirty pages may leave yet."""
+        return namespace in self._unprotected
+
+    def protect(self, slots: Iterable[Slot]) -> None:
+        """Resident pages of a durable namespace don't leave before they are clean."""
+        for slot in slots:
+            if self.slots.dirty[slot]:
+                before = self.slots.may_leave(slot)
+                self._set_risk(slot, True)
+                self._order(slot, before)
+
+    def end_protecting(self, namespace: int) -> None:
+        """All of its dirty pages are protected."""
+        self._unprotected.discard(namespace)
+
+    def forget_namespace(self, namespace: int) -> None:
+        """It was dropped with its pages, and its number is never used again."""
+        self._evicting.forget_namespace(namespace)
+        self._durable.discard(namespace)
+        self._unprotected.discard(namespace)
+        self._orders.drop(namespace)
+
+    def defer(self, slot: Slot) -> None:
+        """The tiers below would not take the page now: let the others of its namespace go first."""
+        if slot in self._dirty:
+            namespace = self.slots.namespace[slot]
+            self._dirty.remove(slot, namespace)
+            self._dirty.append(slot, namespace)
+
+    # -- leaving -----------------------------------------------------------------------------------------------------
+
+    def retire(self, slot: Slot) -> Removal:
+        """Take a resident page out, by somebody's wish; held bytes stay until the last hold ends."""
+        removal = Removal()
+        self._retire(slot, removal, lost=False)
+        return removal
+
+    def _evict(self, slot: Slot, removal: Removal) -> None:
+        self._retire(slot, removal, lost=True)
+
+    def _retire(self, slot: Slot, removal: Removal, *, lost: bool) -> None:
+        slots = self.slots
+        self._resident.remove(slot)
+        namespace = slots.namespace[slot]
+        self._namespaces[namespace] -= 1
+        if not self._namespaces[namespace]:
+            del self._namespaces[namespace]
+        if slots.may_leave(slot):
+            self._orders.leave(slot, lost=lost)
+        self.pinned_pages -= slots.pinned[slot]
+        slots.pinned[slot] = 0
+        if slots.dirty[slot]:
+            removal.overrun += 1
+            self._set_dirty(slot, False)
+        removal.left.append(slots.frame[slot])
+        removal.keys.append(slots.key(slot))
+        if slots.holds[slot]:
+            slots.apply(slot, Event.RETIRE_HELD)
+        else:
+            slots.apply(slot, Event.RETIRE_UNHELD)
+            self._forget(slot)
+
+    # -- books -------------------------------------------------------------------------------------------------------
+
+    def _order(self, slot: Slot, before: bool) -> None:
+        """A slot that might leave before (or might not) has changed: put it into its order, or take it out."""
+        after = self.slots.may_leave(slot)
+        if before and not after:
+            self._orders.leave(slot, lost=False)
+        elif after and not before:
+            self._orders.enter([(slot, self._find_parent(slot))])
+
+    def _find_parent(self, slot: Slot) -> Slot | None:
+        """The resident slot of the page before this one in its chain."""
+        slots, last = self.slots, self._entered
+        self._entered = slot
+        # Mostly it is the page that came just before.
+        if slots.namespace[last] == slots.namespace[slot] and slots.is_resident(last) and slots.is_behind(slot, last):
+            return last
+        parent = slots.parent(slot)
+        return self._resident.find(parent) if parent else None
+
+    def _set_pinned(self, slot: Slot, pinned: bool) -> None:
+        before = self.slots.may_leave(slot)
+        self.pinned_pages += pinned - self.slots.pinned[slot]
+        self.slots.pinned[slot] = pinned
+        self._order(slot, before)
+
+    def _set_dirty(self, slot: Slot, dirty: bool) -> None:
+        """A resident page becomes dirty, or a dirty one is so no longer."""
+        namespace = self.slots.namespace[slot]
+        self.slots.dirty[slot] = dirty
+        if dirty:
+            self._dirty.append(slot, namespace)
+        else:
+            self._dirty.remove(slot, namespace)
+        self._set_risk(slot, dirty and namespace in self._durable)
+
+    def _set_risk(self, slot: Slot, at_risk: bool) -> None:
+        if at_risk != self.slots.at_risk[slot]:
+            self._durable_frames += self.slots.frames[slot] * (1 if at_risk else -1)
+            self.slots.at_risk[slot] = at_risk
+
+    def _enter(
+        self, frame: int, key: bytes, namespace: int, length: int, owner: int, state: SlotState, parent: bytes = b""
+    ) -> Slot:
+        """A slot is in use from now on."""
+        slot = self.slots.add(frame, key, namespace, length, owner, state, parent)
+        frames = frames_for(length)
+        self._slabs.slab_of(frame).note(frame, slot)
+        self.used_frames += frames
+        self._frames_of[namespace] = self._frames_of.get(namespace, 0) + frames
+        return slot
+
+    def _forget(self, slot: Slot) -> None:
+        frames, namespace = self.slots.frames[slot], self.slots.namespace[slot]
+        self.used_frames -= frames
+        self._frames_of[namespace] -= frames
+        if not self._frames_of[namespace]:
+            del self._frames_of[namespace]
+            self.slots.forget_namespace(namespace)
+        self._slabs.free(self.slots.frame[slot])
+        self.slots.remove(slot)
+
+    # -- checking ----------------------------------------------------------------------------------------------------
+
+    def check_integrity(self, holders: Iterable[Slot] = (), writers: Iterable[Slot] = ()) -> None:
+        """Recount everything. ``holders`` names a slot once for each hold, ``writers`` each slot being written.
+
+        Raises:
+            AssertionError: something does not add up.
+        """
+        slots = self.slots
+        in_use = [slot for slot in range(len(slots)) if slots.state[slot] != SlotState.FREE]
+        slots.check_integrity()
+        self._slabs.check_integrity({slots.frame[slot]: slots.frames[slot] for slot in in_use})
+        named = [slot for slab in self._slabs.slabs() for slot in slab.in_use()]
+        assert sorted(named) == in_use, "slabs name other slots than those in use"
+        assert self.used_frames == sum(slots.frames[slot] for slot in in_use), "used frames are miscounted"
+        holds = Counter(holders)
+        writing = set(writers)
+        order = list(self._orders.slots())
+        assert len(order) == len(set(order)), "a slot is twice in the order of eviction"
+        dirty = list(self._dirty)
+        assert len(dirty) == len(self._dirty) == len(set(dirty)), "a slot is queued twice as dirty"
+        pages: Counter[int] = Counter()
+        frames: Counter[int] = Counter()
+        for slot in in_use:
+            state, held = slots.state[slot], slots.holds[slot]
+            resident = state == SlotState.RESIDENT
+            namespace = slots.namespace[slot]
+            pages[namespace] += resident
+            frames[namespace] += slots.frames[slot]
+            assert (self._resident.find(slots.key(slot)) == slot) == resident, f"slot {slot}: findable and not resident"
+            assert held == holds[slot], f"slot {slot} has {held} holds, not {holds[slot]}"
+            assert not held or state in (SlotState.RESIDENT, SlotState.RETIRED), f"slot {slot} is held"
+            assert (state == SlotState.RETIRED) <= bool(held), f"slot {slot} is retired and not held"
+            assert (state in (SlotState.RESERVED, SlotState.LAPSED)) == (slot in writing), f"slot {slot}: writer"
+            assert (slot in self._dirty) == slots.dirty[slot] and slots.dirty[slot] <= resident, f"slot {slot}: dirty"
+            if resident:
+                at_risk = slots.dirty[slot] and namespace in self._durable
+                may_be = namespace in self._unprotected and not slots.at_risk[slot]
+                assert slots.at_risk[slot] == at_risk or may_be, f"slot {slot}: at risk"
+        assert len(dirty) == sum(slots.dirty[slot] for slot in in_use), "dirty slots are miscounted"
+        resident_slots = self._resident.all()
+        assert len(resident_slots) == len(self._resident) == sum(pages.values()), "resident pages are miscounted"
+        assert set(order) == {slot for slot in in_use if slots.may_leave(slot)}, "the order of eviction is not complete"
+        assert self.pinned_pages == sum(slots.pinned[slot] for slot in in_use), "pinned pages are miscounted"
+        durable = sum(slots.frames[slot] for slot in in_use if slots.at_risk[slot])
+        assert durable == self._durable_frames, "durable pages at risk are miscounted"
+        assert +frames == {number: used for number, used in self._frames_of.items() if used}, "frames by namespace"
+        assert +pages == {number: count for number, count in self._namespaces.items() if count}, "pages by namespace"

@@ -1,0 +1,88 @@
+"""Queues of slots that any of them can leave, at 8 bytes for each slot that there is."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from kvstore.catalog.slot_state import Slot
+
+_END = 0xFFFFFFFF
+_OUT = 0xFFFFFFFE
+
+
+class SlotQueue:
+    """Slots of several who take turns; those of each are linked by numbers, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._next = array("I")
+        self._previous = array("I")
+        self._ends: dict[int, list[int]] = {}
+        """Whose turn it is next first: the first and the last of his slots."""
+        self._count = 0
+
+    def copy(self) -> SlotQueue:
+        """The same slots in the same order."""
+        other = SlotQueue()
+        other._next, other._previous, other._count = self._next[:], self._previous[:], self._count
+        other._ends = {whose: ends[:] for whose, ends in self._ends.items()}
+        return other
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, slot: object) -> bool:
+        return isinstance(slot, int) and slot < len(self._next) and self._next[slot] != _OUT
+
+    def __iter__(self) -> Iterator[Slot]:
+        """All slots of each, his whose turn it is next first."""
+        for slot, _ in self._ends.values():
+            while slot != _END:
+                yield slot
+                slot = self._next[slot]
+
+    @property
+    def parties(self) -> int:
+        """How many take turns."""
+        return len(self._ends)
+
+    def append(self, slot: Slot, whose: int) -> None:
+        """Put a slot at the end of somebody's, that is not here."""
+        assert slot not in self, f"slot {slot} is queued twice"
+        more = slot + 1 - len(self._next)
+        if more > 0:
+            self._next.extend([_OUT] * more)
+            self._previous.extend([_OUT] * more)
+        ends = self._ends.get(whose)
+        if ends is None:
+            self._ends[whose] = [slot, slot]
+            self._previous[slot] = _END
+        else:
+            self._next[ends[1]], self._previous[slot] = slot, ends[1]
+            ends[1] = slot
+        self._next[slot] = _END
+        self._count += 1
+
+    def remove(self, slot: Slot, whose: int) -> None:
+        """Take one of somebody's slots out, that is here."""
+        assert slot in self, f"slot {slot} is not queued"
+        before, behind = self._previous[slot], self._next[slot]
+        ends = self._ends[whose]
+        if before != _END:
+            self._next[before] = behind
+        else:
+            ends[0] = behind
+        if behind != _END:
+            self._previous[behind] = before
+        else:
+            ends[1] = before
+        if ends[0] == _END:
+            del self._ends[whose]
+        self._next[slot] = _OUT
+        self._count -= 1
+
+    def end_turn(self, whose: int) -> None:
+        """All others come before him."""
+        ends = self._ends.pop(whose, None)
+        if ends is not None:
+            self._ends[whose] = ends

@@ -1,0 +1,1 @@
+"""The ``kvstore`` command: one module a command. The only code that prints."""

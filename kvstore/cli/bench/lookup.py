@@ -1,0 +1,141 @@
+"""``kvstore bench lookup``: how long it takes to know which pages of a prompt are here, without a call."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvstore.cli.bench.machine import this_machine
+from kvstore.cli.bench.plot import line_plot, write_plot
+from kvstore.cli.bench.progress import Progress
+from kvstore.errors import ConfigError
+
+INDEXED = (10_000, 100_000, 1_000_000)
+PROMPT_PAGES = 512
+_EPILOG = """\
+A node in a process of its own holds pages of 4 KiB (the arena needs 4 GiB of shared memory for a million). Each lookup
+names the 512 pages of a prompt drawn at random: all of them here, half of them, none. "cold": the processor's caches
+were swept before. The mapping has been touched.
+
+exit codes:
+  0  done
+  1  the node could not be started, or the plot not written
+  2  a flag can't be used
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Lookups of one kind with one number of pages indexed."""
+
+    indexed: int
+    pages: int
+    here: str
+    """Which of them are here: ``"all"``, ``"half"`` or ``"none"``."""
+    cold: bool
+    p50_us: float
+    p99_us: float
+
+
+def add(group: argparse._SubParsersAction[Any]) -> None:
+    """The benchmark's flags."""
+    parser = group.add_parser(
+        "lookup",
+        help="look prompts of 512 pages up on the same host, with up to a million pages indexed",
+        description="Measure lookups through the mapped index, warm and cold.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "--indexed",
+        default=",".join(map(str, INDEXED)),
+        metavar="N,N",
+        help="how many pages are indexed (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=300, metavar="N", help="lookups a row (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--plot", metavar="FILE", help="write a plot of the medians, as SVG")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and answer with the exit code."""
+    try:
+        sizes = [int(each) for each in options.indexed.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--indexed is {options.indexed!r}, it must be numbers with commas between") from error
+    if min(sizes) < PROMPT_PAGES or max(sizes) > 10_000_000:
+        raise ConfigError(f"--indexed is {options.indexed!r}, each must be from {PROMPT_PAGES} to 10000000")
+    if options.rounds < 1:
+        raise ConfigError(f"--rounds is {options.rounds}, the least is 1")
+    machine = this_machine()
+    progress = Progress("kvstore bench lookup", sum(sizes))
+    figures = [figure for size in sizes for figure in measure(size, options.rounds, progress.advance)]
+    progress.end()
+    if options.json:
+        print(json.dumps({"machine": asdict(machine), "lookup": [asdict(figure) for figure in figures]}, indent=2))
+    else:
+        print(machine.line())
+        _print(figures)
+    if options.plot is not None:
+        _write_plot(Path(options.plot), sizes, figures)
+    return 0
+
+
+def measure(indexed: int, rounds: int, progress: Callable[[int], None]) -> list[Figure]:
+    """Fill a node with so many pages, and look prompts up."""
+    import kvstore
+    from kvstore.cli.bench.node_process import Clock, percentile, serving
+    from kvstore.cli.bench.prompts import (
+        arena_for,
+        prompt_hashes,
+        prompt_layout,
+        store_prompts,
+    )
+
+    prompts = max(1, indexed // PROMPT_PAGES)
+    chosen = random.Random(0)  # noqa: S311 - which prompt is looked up
+    clock = Clock()
+    figures = []
+    with serving(arena_for(indexed)) as url, kvstore.connect(url, timeout=60.0) as client:
+        namespace = client.namespace(prompt_layout())
+        store_prompts(namespace, prompts, progress)
+        for here in ("all", "half", "none"):
+            for cold in (False, True):
+                times = []
+                for _ in range(rounds):
+                    hashes = prompt_hashes(chosen.randrange(prompts) + (prompts if here == "none" else 0))
+                    if here == "half":
+                        hashes[PROMPT_PAGES // 2 :] = prompt_hashes(prompts)[PROMPT_PAGES // 2 :]
+                    if cold:
+                        clock.sweep()
+                    times.append(clock.time(partial(namespace.lookup, hashes)) * 1e6)
+                figures.append(Figure(indexed, PROMPT_PAGES, here, cold, percentile(times, 50), percentile(times, 99)))
+    return figures
+
+
+def _print(figures: Sequence[Figure]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("pages indexed", "here", "", "p50 µs", "p99 µs"):
+        table.add_column(column, justify="left" if column in ("here", "") else "right")
+    for figure in figures:
+        kind = "cold" if figure.cold else "warm"
+        table.add_row(f"{figure.indexed:,}", figure.here, kind, f"{figure.p50_us:.0f}", f"{figure.p99_us:.0f}")
+    Console().print(table)
+
+
+def _write_plot(path: Path, sizes: Sequence[int], figures: Sequence[Figure]) -> None:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for figure in figures:
+        points = lines.setdefault(f"{figure.here} here, {'cold' if figure.cold else 'warm'}", [])
+        points.append((float(sizes.index(figure.indexed)), figure.p50_us))
+    ticks = [f"{size:,}" for size in sizes]
+    write_plot(path, line_plot("Lookups of 512 pages", "pages indexed", "median, microseconds", ticks, lines))

@@ -1,0 +1,122 @@
+"""``kvstore check``: is what is on disk what was stored?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvstore.errors import ConfigError
+from kvstore.segments.check import SegmentReport, check_log
+from kvstore.segments.folder import words_for
+from kvstore.units import format_size
+
+EXIT_SOUND, EXIT_DAMAGED = 0, 1
+_QUIET_SECONDS = 2.0
+_CODES = """\
+exit codes:
+  0  every record is what was stored
+  1  damage was found (with --repair: and repaired), or the check failed; the last line says which
+  2  a flag is wrong, DIR is not a directory, or it holds no segments
+"""
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """The command's flags."""
+    check = commands.add_parser(
+        "check",
+        help="verify every record of a disk tier while no node uses it",
+        description="Verify every record of a disk tier while no node uses it. Nothing is changed without --repair,"
+        " which cuts torn tails, drops damaged pages (to a node they are misses anyway), and deletes segments in which"
+        " nothing can be trusted.",
+        epilog=_CODES,
+    )
+    check.add_argument("directory", metavar="DIR", help="folder of the disk tier")
+    check.add_argument("--repair", action="store_true", help="cut, drop and delete what is damaged")
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+    check.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check, print, and answer with the exit code."""
+    progress = _Progress()
+    strangers: list[Path] = []
+    reports = list(
+        check_log(Path(options.directory), repair=options.repair, progress=progress.update, left_alone=strangers.extend)
+    )
+    progress.end()
+    if strangers:
+        print(f"kvstore check: {options.directory}: {words_for(strangers)}", file=sys.stderr)
+    if not reports:
+        raise ConfigError(f"no segments in {options.directory}")
+    damaged = [report for report in reports if report.damaged]
+    if options.json:
+        segments = [dataclasses.asdict(report) | {"damaged": report.damaged} for report in reports]
+        left_alone = sorted(path.name for path in strangers)
+        told = {"segments": segments, "damaged": len(damaged), "repaired": options.repair, "left_alone": left_alone}
+        print(json.dumps(told, indent=2))
+    else:
+        _print(reports, repair=options.repair)
+    return EXIT_DAMAGED if damaged else EXIT_SOUND
+
+
+def _print(reports: list[SegmentReport], *, repair: bool) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("segment", "size", "pages", "damaged", ""):
+        table.add_column(column, justify="left" if column in ("segment", "") else "right")
+    for report in reports:
+        figures = (format_size(report.bytes), f"{report.pages:,}", f"{report.damaged_pages:,}")
+        table.add_row(report.name, *figures, _words(report))
+    console = Console()
+    console.print(table)
+    damaged = sum(report.damaged for report in reports)
+    pages = sum(report.pages for report in reports)
+    if damaged:
+        what = "repaired" if repair else "nothing was changed; --repair drops what is damaged"
+        print(f"damage in {damaged} of {len(reports)} segments: {what}")
+    else:
+        print(f"{len(reports)} segments with {pages:,} pages are sound")
+
+
+def _words(report: SegmentReport) -> str:
+    if report.unreadable:
+        return "nothing in it can be trusted" + ("; deleted" if report.repaired else "")
+    words = []
+    if report.header_damaged:
+        words.append("segment header damaged" + (" (written anew)" if report.repaired else ""))
+    if report.cut_bytes:
+        words.append(f"torn tail or footer, {report.cut_bytes:,} bytes" + (" (cut)" if report.repaired else ""))
+    if report.damaged_pages:
+        words.append("damaged pages" + (" (dropped)" if report.repaired else ""))
+    return ", ".join(words) or "sound"
+
+
+class _Progress:
+    """Says on stderr how far it is, once it takes more than two seconds."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._shown = -1
+        self._terminal = sys.stderr.isatty()
+
+    def update(self, done: int, size: int) -> None:
+        """So many bytes of so many."""
+        percent = done * 100 // max(1, size)
+        step = percent if self._terminal else percent // 10 * 10
+        if step > self._shown and time.monotonic() - self._start > _QUIET_SECONDS:
+            self._shown = step
+            text = f"kvstore check: {step} % of {format_size(size)}"
+            print(f"\r{text}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._terminal and self._shown >= 0:
+            print(file=sys.stderr)

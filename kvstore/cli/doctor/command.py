@@ -1,0 +1,252 @@
+"""``kvstore doctor``: is everything as it should be, and why did this prompt miss?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from kvstore.cli.connect import add_url_to, connect_to_node
+from kvstore.cli.doctor import (
+    engine,
+    machine,
+    node,
+    tiers,
+)
+from kvstore.cli.doctor.verdict import (
+    FAIL,
+    OK,
+    WARN,
+    Verdict,
+)
+from kvstore.cli.doctor.why import (
+    Known,
+    Why,
+    compare,
+    why_missed,
+)
+from kvstore.cli.prompts import Prompt, read_prompt
+from kvstore.cli.tables import print_table, shown
+from kvstore.client.client import Client
+from kvstore.client.url import EmbeddedConfig, parse_url, socket_url
+from kvstore.config.node import NodeConfig, load_config
+from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
+from kvstore.layout import Layout
+from kvstore.status import Status
+
+_CODES = """\
+exit codes:
+  0  everything can work (warnings count as 0); with --why: every block is there
+  1  something can't work as it is; with --why: a block is missing
+  2  a flag or a file is wrong
+
+examples:
+  kvstore doctor --config /etc/kvstore.toml --engine-pid $(pgrep -f vllm | head -1)
+  curl -s localhost:8000/tokenize -d '{"model": "M", "prompt": "..."}' | kvstore doctor --why - --namespace M
+"""
+_COLOURS = {OK: "green", WARN: "yellow", FAIL: "red"}
+_LEAST_DIGITS = 6
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """The command's flags."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="check machine, node and engine; explain why a prompt missed",
+        description="Check what kvstore needs: shared memory, limits, users, versions, clocks, disk, Redis and, if you"
+        " name one, an engine's flags and process. Nothing is changed. Run it on the node's host, as the engine's user."
+        "\n\nWith --why FILE it explains why a prompt missed: it names the first missing block and the field of its key"
+        " that differs. FILE holds a JSON array of token ids, what vLLM's /tokenize answers, or an object with tokens"
+        " or hashes and, optionally, layout or namespace, and extra_keys.",
+        epilog=_CODES,
+    )
+    add_url_to(doctor)
+    doctor.add_argument(
+        "--config", metavar="FILE", help="the node's settings file: needed to check Redis, and a node that is down"
+    )
+    doctor.add_argument(
+        "--vllm", metavar="FLAGS", help="check these flags of vLLM: a command line, or --kv-transfer-config's value"
+    )
+    doctor.add_argument(
+        "--engine-pid", metavar="PID", type=int, help="check the flags and the user of this running engine"
+    )
+    doctor.add_argument(
+        "--engine-python",
+        metavar="PATH",
+        help="check the packages of this Python, the engine's, and the hashes that it computes",
+    )
+    doctor.add_argument("--why", metavar="FILE", help="explain why this prompt missed; - reads standard input")
+    doctor.add_argument(
+        "--namespace", metavar="NAME", help="with --why: the namespace to ask, or the beginning of its name"
+    )
+    doctor.add_argument(
+        "--extra-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="with --why: an extra key of every block, as a salt",
+    )
+    doctor.add_argument(
+        "--against", metavar="FILE", help="with --why: compare with this prompt instead of asking a node"
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, print, and answer with the exit code."""
+    if options.why is not None:
+        return _why(options)
+    if options.namespace or options.extra_key or options.against:
+        raise InvalidRequestError("--namespace, --extra-key and --against go with --why FILE")
+    verdicts = _examine(options)
+    if options.json:
+        counts = {level: sum(each.level == level for each in verdicts) for level in (OK, WARN, FAIL)}
+        print(json.dumps({"findings": [dataclasses.asdict(each) for each in verdicts], "counts": counts}, indent=2))
+    else:
+        _print(verdicts)
+    return 1 if any(each.level == FAIL for each in verdicts) else 0
+
+
+def _examine(options: argparse.Namespace) -> list[Verdict]:
+    config = load_config(Path(options.config) if options.config else None, os.environ)
+    address = parse_url(options.url or socket_url(config.socket))
+    if isinstance(address, EmbeddedConfig):
+        raise InvalidRequestError(f"{options.url}: an embedded store has no node to look at")
+    if address.socket is not None:
+        config = dataclasses.replace(config, socket=address.socket, arena_dir=address.arena_dir or config.arena_dir)
+    verdicts = [node.look_at_socket(config.socket)] if address.local else []
+    status: Status | None = None
+    try:
+        with connect_to_node(options.url or socket_url(config.socket)) as client:
+            asked = time.time()
+            status = client.status()
+            answered = time.time()
+    except (UnavailableError, DeadlineError) as error:
+        verdicts.append(Verdict("node", FAIL, str(error), "start it (`kvstore serve`); if it exits, read its log"))
+    except PermissionError as error:
+        verdicts.append(Verdict("node", FAIL, str(error), "set KVSTORE_CONNECT_TOKEN_FILE to a file with a token"))
+    else:
+        verdicts += [node.look_at_version(status), node.look_at_clock(status, asked, answered)]
+        config = node.node_config_of(config, status, here=address.local and address.arena_dir is None)
+        if address.local:
+            verdicts.append(node.look_at_arena(config.arena_directory))
+    verdicts.append(node.look_at_hashes(status))
+    if address.local:
+        verdicts += _of_machine(config, None if status is None else status.pid, options.engine_pid)
+    verdicts += tiers.look_at_redis(config)
+    verdicts += engine.look_at_versions(options.engine_python)
+    if options.engine_python is not None:
+        verdicts.append(engine.look_at_hashes(options.engine_python))
+    verdicts += _of_engine(options, config)
+    if status is not None:
+        verdicts += node.look_at_counters(status)
+    return verdicts
+
+
+def _of_machine(config: NodeConfig, pid: int | None, engine_pid: int | None) -> list[Verdict]:
+    return [
+        machine.look_at_shared_memory(config),
+        machine.look_at_unused_arenas(config),
+        *machine.look_at_memory(config, pid),
+        *machine.look_at_limits(config, pid, engine_pid),
+        machine.look_at_numa(config),
+        *tiers.look_at_disk(config),
+    ]
+
+
+def _of_engine(options: argparse.Namespace, config: NodeConfig) -> list[Verdict]:
+    verdicts = []
+    if options.vllm is not None:
+        verdicts += engine.look_at_flags(options.vllm, config.socket)
+    if options.engine_pid is not None:
+        verdicts += engine.look_at_flags(engine.command_of(options.engine_pid), config.socket)
+        verdicts.append(engine.look_at_process(options.engine_pid, config.socket))
+    return verdicts
+
+
+def _print(verdicts: list[Verdict]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column("level", no_wrap=True)
+    table.add_column("subject", no_wrap=True)
+    table.add_column("text", overflow="fold")
+    for each in verdicts:
+        advice = f"\n→ {escape(each.advice)}" if each.advice else ""
+        level = f"[{_COLOURS[each.level]}]{each.level}[/]"
+        table.add_row(level, each.subject, escape(each.text) + advice)
+    print_table(table)
+    warn, fail = (sum(each.level == level for each in verdicts) for level in (WARN, FAIL))
+    print(f"{len(verdicts)} checks: {len(verdicts) - warn - fail} ok, {warn} to improve, {fail} that can't work")
+
+
+# -- why did this prompt miss? -------------------------------------------------------------------------------------
+
+
+def _why(options: argparse.Namespace) -> int:
+    prompt = read_prompt(Path(options.why), options.extra_key)
+    if options.against is not None:
+        why = compare(prompt, read_prompt(Path(options.against)))
+        namespace: Known | None = None
+    else:
+        with connect_to_node(options.url) as client:
+            known = _known(client)
+            namespace = _namespace(options.namespace or prompt.namespace, prompt, known)
+            why = why_missed(prompt, namespace, known, client.explain)
+    if options.json:
+        name = namespace.layout.name if namespace is not None else None
+        print(json.dumps({"namespace": name} | dataclasses.asdict(why), indent=2))
+    else:
+        _print_why(why, namespace)
+    return 0 if why.block is None and why.present == why.asked else 1
+
+
+def _known(client: Client) -> list[Known]:
+    return [Known(Layout.from_json(each.layout), each.fingerprint) for each in client.status().namespaces]
+
+
+def _namespace(wanted: str, prompt: Prompt, known: list[Known]) -> Known | None:
+    """The namespace that is asked; None: the prompt has a layout that the node does not know."""
+    if not wanted and prompt.layout is not None:
+        return next((each for each in known if each.layout == prompt.layout), None)
+    found = [each for each in known if each.layout.name == wanted]
+    if not found and wanted:
+        digits = len(wanted) >= _LEAST_DIGITS
+        found = [
+            each
+            for each in known
+            if each.layout.name.startswith(wanted) or (digits and each.fingerprint.hex().startswith(wanted.lower()))
+        ]
+    if not found and not wanted:
+        found = known
+    if len(found) == 1:
+        return found[0]
+    names = (
+        "".join(f"\n  {each.fingerprint.hex()[:12]} {shown(each.layout.name)}" for each in found or known) or " none"
+    )
+    what = "more than one namespace fits" if found else f"no namespace begins with {wanted!r}"
+    raise InvalidRequestError(f"{what}: name one with --namespace:{names}")
+
+
+def _print_why(why: Why, namespace: Known | None) -> None:
+    if namespace is not None:
+        print(f"namespace {namespace.fingerprint.hex()[:12]} {shown(namespace.layout.name)}")
+    tiers = f" ({', '.join(f'{count} in {tier}' for tier, count in why.tiers.items())})" if why.tiers else ""
+    print(f"{why.present} of {why.asked} leading blocks are there{tiers}")
+    if why.block is not None:
+        size = namespace.layout.block_size if namespace is not None else 0
+        tokens = f" (tokens {why.block * size} to {why.block * size + size - 1})" if size else ""
+        print(f"first missing: block {why.block}{tokens}")
+    if why.key_field:
+        print(f"differs in: {why.key_field}")
+    print(f"because: {why.reason}")
+    if why.advice:
+        print(f"→ {why.advice}")
+    sys.stdout.flush()

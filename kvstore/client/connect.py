@@ -1,0 +1,120 @@
+"""From a connection string to a client: which control calls and which path for pages a node's address means."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
+
+from kvstore.client.client import Client
+from kvstore.client.credentials import Credentials
+from kvstore.client.paths.bulk.path import BulkPath
+from kvstore.client.paths.bulk.pool import BulkPool
+from kvstore.client.paths.control import Connection, RemoteControl
+from kvstore.client.paths.grpc import StreamPath
+from kvstore.client.paths.path import Control, Path
+from kvstore.client.paths.shm.path import SharedPath
+from kvstore.client.url import EmbeddedConfig, parse_url
+from kvstore.errors import InvalidRequestError, PermissionDeniedError, ResourceError
+from kvstore.host.uninterrupted import uninterrupted
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+TIMEOUT = 5.0
+"""Seconds for a call where nothing else is said."""
+LONGEST_TIMEOUT = 86400.0
+_log = logging.getLogger(__name__)
+
+
+def connect(
+    url: str,
+    *,
+    timeout: float = TIMEOUT,
+    ca: FilePath | str | None = None,
+    cert: FilePath | str | None = None,
+    key: FilePath | str | None = None,
+    token_file: FilePath | str | None = None,
+    traces: TracerProvider | None = None,
+) -> Client:
+    """A client of the node at ``url``.
+
+    ``unix:///run/kvstore.sock`` is a node on this host, whose arena is mapped; ``kv://host:port`` one elsewhere,
+    ``kvs://host:port`` one with TLS; ``embedded:///folder?arena=256MiB&disk_limit=4GiB`` a store inside this process.
+
+    A node need not run yet: it is connected to by the first call, and again whenever it comes back. In a forked child a
+    client connects for itself; an embedded store is one process's alone, and its use there raises
+    :class:`UnavailableError`. Handlers of signals may raise during any call (Ctrl-C); where pages are sent or received
+    over TCP, and in an embedded store, what they raise comes behind the call's end, within ``timeout``.
+
+    Args:
+        url: where the pages are.
+        timeout: seconds that any one method may take before it raises :class:`DeadlineError`; a day at most.
+        ca: PEM file of the authorities that may have signed the node's certificate; by default those of the system.
+        cert: PEM file of this client's certificate, where the node asks for one.
+        key: PEM file of its private key, which nobody else may read.
+        token_file: a file with the token that the node asks for: the first one in it, ``token`` or ``name:token``. It
+            is read again when the node no longer knows that token.
+        traces: OpenTelemetry's provider that gets spans of what the client does, and whose traces go on in the node;
+            needs the extra ``tracing``.
+
+    Raises:
+        InvalidRequestError: not such a URL, or a timeout out of its range.
+        InUseError: an embedded folder that another process has open.
+        ResourceError: an embedded folder that can't be used.
+        ConfigError: a file that can't be used.
+    """
+    if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
+        raise InvalidRequestError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {timeout!r}")
+    where = parse_url(url)
+    files = (FilePath(file) if file is not None else None for file in (ca, cert, key, token_file))
+    credentials = Credentials(*files)
+    if isinstance(where, EmbeddedConfig):
+        if credentials:
+            raise InvalidRequestError(f"{url}: an embedded store has neither TLS nor tokens")
+        from kvstore.client.paths.embedded import EmbeddedStore  # all of a node, for who has one inside alone
+
+        @uninterrupted
+        def open_here(config: EmbeddedConfig) -> Client:
+            store = EmbeddedStore(config)
+            try:
+                return _client(url, store, timeout, lambda directory, left: store, traces)
+            except BaseException:  # OpenTelemetry is not there: nobody else would close it
+                store.close()
+                raise
+
+        return open_here(where)
+    credentials.check(where, url)
+    context = credentials.context() if where.tls else None
+    connection = Connection(
+        where.target,
+        url,
+        credentials.channel_credentials() if where.tls else None,
+        credentials.metadata,
+        traced=traces is not None,
+    )
+    control = RemoteControl(connection, where.arena_folder)
+
+    def make_path(directory: str, left: float) -> Path:
+        if where.local and not directory:  # this token's tenant is not the arena's
+            return StreamPath(connection)
+        if where.local:
+            try:
+                return SharedPath(connection, FilePath(directory), left)
+            except (ResourceError, PermissionDeniedError) as error:
+                _log.warning("pages go through the socket instead of shared memory: %s", error)
+            return StreamPath(connection)
+        return BulkPath(connection, BulkPool(connection, where.host, context))
+
+    return _client(url, control, timeout, make_path, traces)
+
+
+def _client(
+    url: str, control: Control, timeout: float, make_path: Callable[[str, float], Path], traces: TracerProvider | None
+) -> Client:
+    if traces is None:
+        return Client(url, control, timeout, make_path)
+    from kvstore.client.traced import TracedClient
+
+    return TracedClient(url, control, timeout, make_path, traces)

@@ -1,0 +1,38 @@
+"""What paths have in common that send and receive pages: what they lend is this process's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.client.paths.path import OpenedNamespace, Path
+from kvstore.client.paths.pending import PendingLoad
+from kvstore.limits import RESERVED
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class OwnMemoryPath(Path):
+    """:class:`kvstore.client.paths.path.Path` without an arena."""
+
+    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """Receive the leading pages."""
+        pages: list[Bytes] = [np.empty(namespace.layout.page_bytes, np.uint8) for _ in hashes]
+        tiers = self.load(namespace, hashes, pages, timeout)
+        for page in pages:
+            page.flags.writeable = False
+        return PendingLoad(pages[: len(tiers)], tiers, lambda: len(tiers))
+
+
+def pages_to_fill(outcomes: bytes, page_bytes: int) -> tuple[list[Bytes | None], list[Bytes]]:
+    """For each outcome of a reservation a page to be filled and sent, or None where nothing is reserved; and these
+    pages alone."""
+    pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in outcomes]
+    return pages, [page for page in pages if page is not None]
+
+
+def pages_to_send(pages: Sequence[Bytes], outcomes: bytes) -> list[Bytes]:
+    """Those of a store's pages for which slots are reserved."""
+    return [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]

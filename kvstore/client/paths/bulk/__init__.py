@@ -1,0 +1,1 @@
+"""Pages over bulk connections: framed TCP (or TLS), for nodes on other hosts."""

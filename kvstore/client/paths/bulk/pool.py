@@ -1,0 +1,186 @@
+"""Open bulk connections to one node: lent to one call at a time, made when none is free."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvstore.client.paths.bulk.requests import BulkRequests
+from kvstore.client.paths.control import Connection
+from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError
+from kvstore.host.forking import tell_children
+from kvstore.host.uninterrupted import ended_by, uninterrupted
+from kvstore.v1 import bulk_pb2
+from kvstore.wire.channel import Channel
+from kvstore.wire.frame import Kind
+
+MOST_IDLE = 8
+"""Most connections that are kept for later."""
+CONNECT_SECONDS = 1.0
+"""How long making a connection may take before pages go another way."""
+SHORTEST_REST, LONGEST_REST = 1.0, 60.0
+"""How long no connection is tried after one could not be made; twice as long each time."""
+_log = logging.getLogger(__name__)
+
+
+class BulkPool:
+    """Bulk connections of one client. Safe for threads.
+
+    Where none can be made, a call gets none and goes another way. The next one is tried a while later, by a thread of
+    its own: no call waits twice for a port that nobody answers on.
+
+    Args:
+        connection: the gRPC channel, which gives tokens.
+        host: where the node is.
+        tls: for TLS connections, None for plain ones.
+    """
+
+    def __init__(self, connection: Connection, host: str, tls: ssl.SSLContext | None = None) -> None:
+        self._connection = connection
+        self._host = host
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._idle: list[BulkRequests] = []
+        self._rest = 0.0
+        """How long the last failure is waited out; 0: none since the last connection."""
+        self._rest_until = 0.0
+        self._trying = False
+        self._closed = False
+        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+        """Of all connections that are open."""
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: the connections are its parent's, and so is the thread that tries to make one."""
+        self._lock = threading.Lock()
+        self._idle.clear()
+        self._trying = False
+        for channel in list(self._channels):
+            channel.close()
+
+    @contextmanager
+    def lent(self, deadline: float) -> Iterator[BulkRequests | None]:
+        """A connection; None where there is none to be had. It is kept for later when it is good still.
+
+        Raises:
+            UnavailableError: the node can't be reached at all.
+            DeadlineError: it did not answer in time.
+        """
+        requests = self._take() or self._try(deadline)
+        if requests is None:
+            yield None
+            return
+        try:
+            with ended_by(requests.channel.cut):
+                yield requests
+        finally:
+            self._give_back(requests)
+
+    def forget_idle(self) -> None:
+        """Close the connections that nobody uses: one broke, so these may have broken as well."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for requests in idle:
+            requests.channel.close()
+
+    def close(self) -> None:
+        """Close everything; calls under way fail."""
+        with self._lock:
+            self._closed = True
+        self.forget_idle()
+
+    def _take(self) -> BulkRequests | None:
+        """The connection that was used last, if the node has not closed it meanwhile."""
+        while True:
+            with self._lock:
+                requests = self._idle.pop() if self._idle else None
+            if requests is None or requests.channel.is_quiet():
+                return requests
+            requests.channel.close()
+
+    def _give_back(self, requests: BulkRequests) -> None:
+        with self._lock:
+            kept = requests.good and not self._closed and len(self._idle) < MOST_IDLE
+            if kept:
+                self._idle.append(requests)
+        if not kept:
+            requests.channel.close()
+
+    def _try(self, deadline: float) -> BulkRequests | None:
+        """A new connection, or None; behind a failure made by another thread, for later calls."""
+        with self._lock:
+            if self._closed:
+                raise UnavailableError(f"the client of {self._connection.name} is closed")
+            if self._rest:
+                if not self._trying and time.monotonic() >= self._rest_until:
+                    with contextlib.suppress(RuntimeError):  # no thread to be had now: a later call tries again
+                        thread = threading.Thread(target=self._try_later, name="kvstore-bulk-connect", daemon=True)
+                        uninterrupted(thread.start)()
+                        self._trying = True
+                return None
+        return self._open(deadline)
+
+    def _try_later(self) -> None:
+        try:
+            with contextlib.suppress(KVStoreError):
+                requests = self._open(time.monotonic() + 2 * CONNECT_SECONDS)
+                if requests is not None:
+                    self._give_back(requests)
+        finally:
+            with self._lock:
+                self._trying = False
+
+    def _open(self, deadline: float) -> BulkRequests | None:
+        """Make a connection. None, and a rest, where the node has none to give or its port can't be reached.
+
+        Raises:
+            UnavailableError: the node can't be reached at all.
+            DeadlineError: it did not answer in time.
+        """
+        left = deadline - time.monotonic()
+        try:
+            reply = self._connection.call(self._connection.bulk.Open, bulk_pb2.OpenBulkRequest(), max(left, 1e-3))
+        except (FormatError, InvalidRequestError) as error:  # an older node, or one with too many clients
+            self._failed(error)
+            return None
+        try:
+            requests = self._connect(reply.port, reply.token, min(deadline, time.monotonic() + CONNECT_SECONDS))
+        except (KVStoreError, OSError) as error:
+            self._failed(error)
+            return None
+        with self._lock:
+            if self._rest:
+                _log.info("%s: bulk connections can be made again", self._connection.name)
+            self._rest = 0.0
+        return requests
+
+    def _failed(self, error: Exception) -> None:
+        with self._lock:
+            first = not self._rest
+            self._rest = min(max(2 * self._rest, SHORTEST_REST), LONGEST_REST)
+            self._rest_until = time.monotonic() + self._rest
+        if first:
+            _log.warning("%s: pages go through gRPC: no bulk connection: %s", self._connection.name, error)
+
+    def _connect(self, port: int, token: bytes, deadline: float) -> BulkRequests:
+        left = max(deadline - time.monotonic(), 1e-3)
+        connected = socket.create_connection((self._host, port), timeout=left)
+        try:
+            if self._tls is not None:
+                connected = self._tls.wrap_socket(connected, server_hostname=self._host)
+            channel = Channel(connected, deadline)
+            self._channels.add(channel)
+            channel.send(Kind.HELLO, token)
+            requests = BulkRequests(channel)
+            requests.begin()
+        except BaseException:
+            connected.close()
+            raise
+        return requests

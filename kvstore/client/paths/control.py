@@ -1,0 +1,256 @@
+"""The control calls over gRPC."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+
+from kvstore.client.paths.path import OpenedNamespace
+from kvstore.errors import ConfigError, UnauthenticatedError, UnavailableError
+from kvstore.host.forking import tell_children
+from kvstore.host.uninterrupted import left_alone
+from kvstore.layout import Layout
+from kvstore.status import NamespaceStatus, Status, TierStatus
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.v1.bulk_pb2_grpc import BulkStub
+from kvstore.v1.cache_pb2_grpc import CacheStub
+from kvstore.wire.messages import (
+    LOAD_STREAM,
+    MOST_MESSAGE_BYTES,
+    STORE_STREAM,
+    error_of,
+    join_hashes,
+)
+
+Reply = TypeVar("Reply")
+Metadata = tuple[tuple[str, str], ...]
+_log = logging.getLogger(__name__)
+_OPTIONS = [
+    # Two clients in one process are two clients to the node.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A node that comes back is found again within a second, not within two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # In spite of its name: how long one attempt to connect may take. A node that is slow is slow, not away.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    # An error's text may name a namespace, and its name is as long as a layout allows.
+    ("grpc.max_metadata_size", 64 << 10),
+]
+
+
+_parents_channels: list[Any] = []
+"""Of a forked child."""
+
+
+class Connection:
+    """A channel to one node, and the project's errors instead of gRPC's. Connects when first used.
+
+    Args:
+        target: gRPC's name of the node.
+        name: what people call it, for errors.
+        credentials: for TLS; None: the channel is plain.
+        metadata: reads what every call carries: at once, and again when the node knows it no longer.
+        traced: whether calls carry the current span's context, too.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        name: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Callable[[], Metadata] = tuple,
+        *,
+        traced: bool = False,
+    ) -> None:
+        self.name = name
+        self._read_metadata = metadata
+        self.metadata = metadata()
+        self._target = target
+        self._credentials = credentials
+        self._traced = traced
+        self._closed = False
+        self._open()
+        tell_children(self)
+
+    def _open(self) -> None:
+        """Make the channel, and what makes calls over it."""
+        if self._credentials is None:
+            self._channel = grpc.insecure_channel(self._target, options=_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(self._target, self._credentials, options=_OPTIONS)
+        if self._traced:
+            from kvstore.tracing import ContextInCalls  # OpenTelemetry, for who asks for it alone
+
+            self._channel = grpc.intercept_channel(self._channel, ContextInCalls())
+        self.stub = CacheStub(self._channel)  # type: ignore[no-untyped-call]
+        self.bulk = BulkStub(self._channel)  # type: ignore[no-untyped-call]
+        self.load: grpc.UnaryStreamMultiCallable[pb.LoadPages, bytes] = self._channel.unary_stream(
+            LOAD_STREAM, request_serializer=pb.LoadPages.SerializeToString, response_deserializer=None
+        )
+        self.store: grpc.StreamUnaryMultiCallable[bytes, pb.StoreCounts] = self._channel.stream_unary(
+            STORE_STREAM, request_serializer=None, response_deserializer=pb.StoreCounts.FromString
+        )
+
+    def forked(self) -> None:
+        """In a child: its parent's channel is left as it is, since closing it would speak to the node, too."""
+        _parents_channels.append((self._channel, self.stub, self.bulk, self.load, self.store))
+        if not self._closed:
+            self._open()
+
+    @left_alone
+    def call(self, method: Callable[..., Reply], request: Any, timeout: float) -> Reply:
+        """One unary call.
+
+        Raises:
+            KVStoreError: what the node answered, or that it did not.
+        """
+
+        def ask() -> Reply:
+            with self.errors():
+                return method(request, timeout=timeout, metadata=self.metadata)
+
+        return self.as_known(ask)
+
+    def as_known(self, ask: Callable[[], Reply], shown: Metadata | None = None) -> Reply:
+        """What ``ask`` returns; where the node no longer knows the token, once more with the one that is in the file
+        now: tokens are rotated while clients run. ``shown``: what was sent already, where ``ask`` waits for that."""
+        shown = self.metadata if shown is None else shown
+        try:
+            return ask()
+        except UnauthenticatedError:
+            if self.metadata is shown and not self._read_again():
+                raise
+        return ask()
+
+    def _read_again(self) -> bool:
+        """Whether the token in the file is another one by now."""
+        try:
+            metadata = self._read_metadata()
+        except ConfigError as error:
+            _log.warning("%s does not know the token any more, and the file can't be read again: %s", self.name, error)
+            return False
+        if metadata == self.metadata:
+            return False
+        self.metadata = metadata
+        return True
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise the project's errors for those of gRPC."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise error_of(error, self.name) from error
+        except ValueError as error:
+            if not self._closed:
+                raise
+            raise UnavailableError(f"the client of {self.name} is closed") from error
+
+    def close(self) -> None:
+        """End the channel; calls under way fail."""
+        self._closed = True
+        self._channel.close()
+
+
+class RemoteControl:
+    """:class:`kvstore.client.paths.path.Control` over a connection."""
+
+    def __init__(
+        self, connection: Connection, arena_folder: Callable[[str, str], str] = lambda told, beside: told
+    ) -> None:
+        self._connection = connection
+        self._arena_folder = arena_folder
+
+    def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
+        """Name the layout of this client's pages."""
+        request = pb.OpenNamespaceRequest(layout=layout.to_json(), durability=durability)
+        reply = self._connection.call(self._connection.stub.OpenNamespace, request, timeout)
+        arena_folder = self._arena_folder(reply.arena_directory, reply.arena_beside_socket)
+        return OpenedNamespace(layout, reply.fingerprint, reply.batch_pages, arena_folder, reply.number, reply.edition)
+
+    def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
+        """For each (fingerprint, hashes) one byte a page."""
+        request = pb.LookupRequest(queries=[_page_list(fingerprint, hashes) for fingerprint, hashes in queries])
+        return list(self._connection.call(self._connection.stub.Lookup, request, timeout).tiers)
+
+    def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
+        """For each page the tier that has it, and why none has."""
+        reply = self._connection.call(self._connection.stub.Explain, _page_list(fingerprint, hashes), timeout)
+        return reply.tiers, reply.absences
+
+    def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Mark pages as used."""
+        return self._count(self._connection.stub.Touch, _page_list(fingerprint, hashes), timeout)
+
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Drop pages from every tier."""
+        return self._count(self._connection.stub.Evict, _page_list(fingerprint, hashes), timeout)
+
+    def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
+        """Keep the leading pages in the arena."""
+        request = pb.PinRequest(pages=_page_list(fingerprint, hashes), seconds=seconds)
+        return self._count(self._connection.stub.Pin, request, timeout)
+
+    def unpin(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """End that."""
+        return self._count(self._connection.stub.Unpin, _page_list(fingerprint, hashes), timeout)
+
+    def clear(self, fingerprint: bytes, timeout: float) -> int:
+        """Drop a namespace with all its pages."""
+        return self._count(self._connection.stub.Clear, pb.ClearRequest(fingerprint=fingerprint), timeout)
+
+    def flush(self, timeout: float) -> int:
+        """Return when everything stored is durable."""
+        return self._count(self._connection.stub.Flush, pb.FlushRequest(), timeout)
+
+    def status(self, timeout: float) -> Status:
+        """What the node says of itself."""
+        reply = self._connection.call(self._connection.stub.Status, pb.StatusRequest(), timeout)
+        return Status(
+            version=reply.version,
+            instance=reply.instance,
+            pid=reply.pid,
+            uptime_seconds=reply.uptime_seconds,
+            tiers=tuple(
+                TierStatus(tier.name, tier.used_bytes, tier.limit_bytes, tier.pages, dict(tier.counters))
+                for tier in reply.tiers
+            ),
+            namespaces=tuple(
+                NamespaceStatus(
+                    each.name,
+                    each.fingerprint,
+                    each.page_bytes,
+                    each.arena_pages,
+                    dict(each.used_bytes),
+                    dict(each.quota_bytes),
+                    each.durability,
+                    each.pinned_pages,
+                    each.layout,
+                    each.age_seconds,
+                    each.idle_seconds,
+                    dict(each.counters),
+                )
+                for each in reply.namespaces
+            ),
+            clients=reply.clients,
+            arena_directory=reply.arena_directory,
+            disk_directory=reply.disk_directory,
+            time=reply.time,
+            hash_check=reply.hash_check,
+        )
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def _count(self, method: Callable[..., Any], request: Any, timeout: float) -> int:
+        return int(self._connection.call(method, request, timeout).pages)
+
+
+def _page_list(fingerprint: bytes, hashes: Sequence[bytes]) -> pb.PageList:
+    return pb.PageList(fingerprint=fingerprint, hashes=join_hashes(hashes))

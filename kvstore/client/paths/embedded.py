@@ -1,0 +1,248 @@
+"""The store inside this process: the same interface, no service."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.arena.removal import remove_orphans
+from kvstore.client.paths.path import (
+    OpenedNamespace,
+    Path,
+    copy_in,
+    copy_out,
+)
+from kvstore.client.paths.pending import PendingLoad, PendingStore
+from kvstore.client.paths.results import StoreResult
+from kvstore.client.url import EmbeddedConfig
+from kvstore.config.node import default_arena_directory
+from kvstore.errors import UnavailableError
+from kvstore.host.forking import tell_children
+from kvstore.host.uninterrupted import uninterrupted
+from kvstore.layout import Layout
+from kvstore.limits import RESERVED, TIER_NAMES
+from kvstore.status import Status
+from kvstore.store.leases import NODE
+from kvstore.store.maintenance import Upkeep
+from kvstore.store.open import open_store
+from kvstore.store.report import status_of
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class EmbeddedStore(Path):
+    """Control and path of a store of this process's own.
+
+    It is given up behind the last operation under way, never before: a slot that this process still writes to must
+    not become another process's. Its arena goes with it, unless it is to be kept.
+
+    A forked child has none of it: there is one catalog over an arena, and one process that changes it.
+
+    Raises:
+        InUseError: another process has the folder; the message names it.
+        ResourceError: the folder can't be used, or the memory is not there.
+    """
+
+    def __init__(self, config: EmbeddedConfig) -> None:
+        self._disk = str(config.disk) if config.disk_limit else ""
+        remove_orphans(default_arena_directory(config.folder).parent)  # before: there may be no room beside them
+        self._store = open_store(config, embedded_in=None if config.keep_arena else config.folder)
+        self._instance = secrets.randbits(63)
+        self._started = time.monotonic()
+        self._process = os.getpid()
+        self._guard = threading.Lock()
+        self._uses = 0
+        self._closed = False
+        self._inherited = False
+        tell_children(self)
+        try:
+            self._upkeep = Upkeep(self._store)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def forked(self) -> None:
+        """In a child: nobody who held the lock will let it go, and there is nothing to be done under it."""
+        self._guard = threading.Lock()
+        self._inherited = True
+
+    @property
+    def pages(self) -> Bytes | None:
+        """The arena: for registering it with a device."""
+        return None if self._inherited else self._store.arena.pages
+
+    @uninterrupted
+    def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
+        """Name the layout of this client's pages."""
+        with self._used():
+            known = self._store.open_namespace(layout, durability)
+            directory = str(self._store.arena.directory)
+            return OpenedNamespace(layout, known.fingerprint, self._store.batch_pages(known), directory)
+
+    @uninterrupted
+    def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
+        """For each (fingerprint, hashes) one byte a page."""
+        with self._used():
+            return self._store.lookup(queries)
+
+    @uninterrupted
+    def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
+        """For each page the tier that has it, and why none has."""
+        with self._used():
+            return self._store.explain(fingerprint, hashes)
+
+    @uninterrupted
+    def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Mark pages as used."""
+        with self._used():
+            return self._store.touch(fingerprint, hashes)
+
+    @uninterrupted
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Drop pages from every tier."""
+        with self._used():
+            return self._store.evict(fingerprint, hashes)
+
+    @uninterrupted
+    def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
+        """Keep the leading pages in the arena."""
+        with self._used():
+            return self._store.pin(fingerprint, hashes, seconds)
+
+    @uninterrupted
+    def unpin(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """End that."""
+        with self._used():
+            return self._store.unpin(fingerprint, hashes)
+
+    @uninterrupted
+    def clear(self, fingerprint: bytes, timeout: float) -> int:
+        """Drop a namespace with all its pages."""
+        with self._used():
+            return self._store.clear(fingerprint)
+
+    @uninterrupted
+    def flush(self, timeout: float) -> int:
+        """Return when everything stored is durable."""
+        with self._used():
+            return self._store.flush(time.monotonic() + timeout)
+
+    @uninterrupted
+    def status(self, timeout: float) -> Status:
+        """What the store says of itself."""
+        with self._used():
+            return status_of(self._store, self._instance, time.monotonic() - self._started, self._disk)
+
+    @uninterrupted
+    def prepare_store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
+    ) -> PendingStore:
+        """Reserve slots, lent as they lie in the arena."""
+        with self._used(until_finished=True):
+            reserved = self._store.prepare_store(
+                NODE, namespace.fingerprint, hashes, timeout, direct=True, parent=parent
+            )
+        frames = iter(reserved.frames)
+        pages = [
+            self._store.arena.view(next(frames), namespace.layout.page_bytes) if outcome == RESERVED else None
+            for outcome in reserved.outcomes
+        ]
+        return PendingStore(pages, reserved.outcomes, partial(self._finish_store, reserved.ticket))
+
+    @uninterrupted
+    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """Hold slots, lent as they lie in the arena."""
+        with self._used(until_finished=True):
+            held = self._store.prepare_load(NODE, namespace.fingerprint, hashes, timeout)
+        pages = [self._store.arena.view(frame, namespace.layout.page_bytes) for frame in held.frames]
+        for page in pages:
+            page.flags.writeable = False
+        tiers = [TIER_NAMES[tier] or "" for tier in held.tiers]
+        return PendingLoad(pages, tiers, lambda: len(pages) * self._finish_load(held.ticket))
+
+    @uninterrupted
+    def store(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
+    ) -> StoreResult:
+        """Copy pages into the arena."""
+        return copy_in(self.prepare_store(namespace, hashes, timeout, parent), pages)
+
+    @uninterrupted
+    def load(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
+    ) -> list[str]:
+        """Copy the leading pages out of the arena."""
+        return copy_out(self.prepare_load(namespace, hashes, timeout), into)
+
+    @uninterrupted
+    def close(self) -> None:
+        """Write back, and give the folder up, behind the last operation under way."""
+        with self._guard:
+            first, self._closed = not self._closed, True
+            unused = not self._uses
+        if first and unused and not self._inherited:
+            self._give_up()
+
+    def _refuse(self) -> NoReturn:
+        raise UnavailableError(
+            f"the store in {self._store.arena.directory} is that of process {self._process}, from which this one was"
+            " forked: connect to a node, or to a folder of this process's own"
+        )
+
+    def _give_up(self) -> None:
+        try:
+            self._upkeep.stop()
+        finally:  # who is interrupted has given the folder up all the same
+            self._store.close()
+
+    @contextmanager
+    def _used(self, *, until_finished: bool = False) -> Iterator[None]:
+        """An operation; one that is prepared lasts until it is finished."""
+        with self._guard:
+            if self._inherited:
+                self._refuse()
+            if self._closed:
+                raise UnavailableError(f"the store in {self._store.arena.directory} is closed")
+            self._uses += 1
+        finished = True
+        try:
+            yield
+            finished = not until_finished
+        finally:
+            if finished:
+                self._done()
+
+    def _done(self) -> None:
+        with self._guard:
+            self._uses -= 1
+            last = self._closed and not self._uses and not self._inherited
+        if last:
+            self._give_up()
+
+    @uninterrupted
+    def _finish_store(self, ticket: int, publish: bool) -> StoreResult:
+        try:
+            return StoreResult(*self._store.complete_store(NODE, ticket, publish=publish)) if ticket else StoreResult()
+        finally:
+            self._done()
+
+    @uninterrupted
+    def _finish_load(self, ticket: int) -> bool:
+        try:
+            return not ticket or self._store.complete_load(NODE, ticket)
+        finally:
+            self._done()

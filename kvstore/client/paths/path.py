@@ -1,0 +1,192 @@
+"""The contract of a way for pages to move between a client and a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.client.paths.pending import PendingLoad, PendingStore
+from kvstore.client.paths.results import StoreResult
+from kvstore.layout import Layout
+from kvstore.status import Status
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedNamespace:
+    """A namespace as the store knows it."""
+
+    layout: Layout
+    fingerprint: bytes
+    batch_pages: int
+    """Most pages a call of a path may name."""
+    arena_directory: str
+    """The folder of the arena on the node's host."""
+    number: int = 0
+    """What headers in the arena call this namespace."""
+    edition: int = 0
+    """The arena's edition for which that holds; 0: pages are found by calls only."""
+
+
+class Path(Protocol):
+    """Moves pages, at most ``batch_pages`` a call but for ``load``. Safe for threads.
+
+    Those with a body are what a path may do without. Every method that may call the node takes ``timeout``, the seconds
+    after which it gives up with a :class:`DeadlineError`, and raises :class:`UnavailableError` when the node is lost.
+    """
+
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool] | None:
+        """What can be said without a call of pages whose joined hashes these are: one byte a page, ``ARENA`` or
+        ``ABSENT``, and whether the absent ones are nowhere. None: nothing can be said."""
+        return None
+
+    def is_stale(self, namespace: OpenedNamespace) -> bool:
+        """Whether the namespace should be opened again before more is done without a call."""
+        return False
+
+    def load_pages(self, namespace: OpenedNamespace) -> int:
+        """Most pages of one ``load``."""
+        return namespace.batch_pages
+
+    def load_here(
+        self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float
+    ) -> tuple[int, bool]:
+        """Load what can be loaded without a call of pages whose joined hashes these are, any number of them.
+
+        Returns:
+            How many leading pages, and whether the next one is nowhere.
+
+        Raises:
+            NotAttachedError: what is known of the namespace is out of date.
+        """
+        return 0, False
+
+    def note_wanted(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
+        """Mark pages as used a moment from now, without a call. False: this path can't, or not so many."""
+        return False
+
+    def borrow(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """``prepare_load`` for a reader that copies at once: where it can, without a hold and without a call."""
+        return self.prepare_load(namespace, hashes, timeout)
+
+    def prepare_store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
+    ) -> PendingStore:
+        """Reserve pages for writing. ``parent``: hash of the page before the first one; empty where nobody knows."""
+        ...
+
+    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """Hold the leading pages for reading."""
+        ...
+
+    def store(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
+    ) -> StoreResult:
+        """Store whole pages."""
+        ...
+
+    def begin_store(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
+        following: int = 0,
+    ) -> Callable[[], StoreResult]:
+        """``store`` that may return before its end. What it returns waits for the rest, raises the errors of that, and
+        says what became of the pages; it is called once, and until it returns ``pages`` stay as they are.
+        ``following``: how many pages the caller stores next, in this namespace."""
+        stored = self.store(namespace, hashes, pages, timeout, parent)
+        return lambda: stored
+
+    def load(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
+    ) -> list[str]:
+        """Load the leading pages, at most ``load_pages``. Returns the tier that each came from; its length is how many
+        were loaded."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class Control(Protocol):
+    """The calls that move no pages. Same errors and ``timeout`` as a path's."""
+
+    def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
+        """Name the layout of this client's pages."""
+        ...
+
+    def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
+        """For each (fingerprint, hashes) one byte a page: see :mod:`kvstore.limits`."""
+        ...
+
+    def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
+        """One byte a page, twice: as :meth:`lookup` says it; and why it is absent (:data:`kvstore.limits.HERE` …)."""
+        ...
+
+    def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Mark pages as used."""
+        ...
+
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Drop pages from every tier."""
+        ...
+
+    def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
+        """Keep the leading pages in the arena. Returns how many."""
+        ...
+
+    def unpin(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """End that. Returns how many pages were pinned."""
+        ...
+
+    def clear(self, fingerprint: bytes, timeout: float) -> int:
+        """Drop a namespace with all its pages."""
+        ...
+
+    def flush(self, timeout: float) -> int:
+        """Return when everything stored is durable."""
+        ...
+
+    def status(self, timeout: float) -> Status:
+        """What the node says of itself."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+def copy_in(pending: PendingStore, pages: Sequence[Bytes]) -> StoreResult:
+    """Fill what is reserved, and publish it."""
+    with pending:
+        fill_reserved(pending, pages)
+        return pending.complete()
+
+
+def fill_reserved(pending: PendingStore, pages: Sequence[Bytes]) -> None:
+    """Copy pages to where they are reserved. Copies release the interpreter lock."""
+    for slot, page in zip(pending.pages, pages, strict=True):
+        if slot is not None:
+            np.copyto(slot, page)
+
+
+def copy_out(pending: PendingLoad, into: Sequence[Bytes]) -> list[str]:
+    """Copy what is held. Returns the tiers of the pages that were copied while they were held."""
+    with pending:
+        for page, target in zip(pending.pages, into, strict=False):
+            np.copyto(target, page)
+        return pending.tiers[: pending.complete()]

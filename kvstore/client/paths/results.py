@@ -1,0 +1,58 @@
+"""What the client's methods answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvstore.limits import ABSENT, ARENA, TIER_NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Which pages are here. An answer of the moment: nothing is held for it."""
+
+    prefix: int
+    """How many leading pages are here."""
+    present: tuple[bool, ...]
+    """For each page whether it is here."""
+    tiers: tuple[str | None, ...]
+    """For each page the fastest tier that has it: ``"arena"``, ``"disk"`` or None."""
+
+    @classmethod
+    def of(cls, tiers: bytes) -> Lookup:
+        """From one byte a page, as the store answers."""
+        if tiers.count(ARENA) == len(tiers):  # the usual answer of a prefix that is here, many times faster
+            return cls(len(tiers), (True,) * len(tiers), (TIER_NAMES[ARENA],) * len(tiers))
+        absent = tiers.find(ABSENT)
+        return cls(
+            prefix=absent if absent >= 0 else len(tiers),
+            present=tuple(map(bool, tiers)),
+            tiers=tuple(TIER_NAMES[tier] for tier in tiers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreResult:
+    """What became of the pages of a ``store``: the three counts add up to the pages given."""
+
+    stored: int = 0
+    """New here, resident in the arena and findable when the answer was given."""
+    present: int = 0
+    """Here already; the copy that was here is kept."""
+    refused: int = 0
+    """Not stored and not findable: no room, or the node was lost on the way."""
+
+    def __add__(self, other: StoreResult) -> StoreResult:
+        return StoreResult(self.stored + other.stored, self.present + other.present, self.refused + other.refused)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceStatistics:
+    """Pages that this client moved in one namespace since it was opened."""
+
+    loaded: Mapping[str, int] = field(default_factory=dict)
+    """Pages loaded, by the tier that they came from."""
+    stored: int = 0
+    present: int = 0
+    refused: int = 0

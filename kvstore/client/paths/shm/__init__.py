@@ -1,0 +1,1 @@
+"""Pages through the node's arena, mapped into the client's process."""

@@ -1,0 +1,222 @@
+"""What a client reads of the node's arena without a call: which pages are in it, and their bytes.
+
+Safe on processors that keep the order of stores and of loads (``kvstore.arena.epochs.CAN_READ``). The protocol is in
+docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from io import FileIO
+from pathlib import Path as FilePath
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.arena import format as fmt
+from kvstore.arena.clients import MOST_CLIENTS
+from kvstore.arena.detaching import detach
+from kvstore.arena.epochs import (
+    CAN_READ,
+    LINE_BYTES,
+    LINE_WORDS,
+    READERS_BYTES,
+    ReadingLine,
+)
+from kvstore.arena.index import FEW_KEYS, IndexReader
+from kvstore.client.paths.path import OpenedNamespace
+from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
+from kvstore.errors import NotAttachedError, ResourceError
+from kvstore.hashing import HASH_BYTES
+from kvstore.host.forking import tell_children
+from kvstore.limits import ABSENT
+
+Bytes = npt.NDArray[np.uint8]
+_LOOK_SECONDS = 0.25
+"""How long an arena is taken to be the one in its folder. One that a node replaces says so itself, at once."""
+
+
+def copy_bytes(target: Bytes, source: Bytes) -> None:
+    """Copy a page. NumPy releases the interpreter lock meanwhile. Tests come between the copy's halves."""
+    target[...] = source
+
+
+class MappedArena:
+    """The files of one arena, mapped. Safe for threads.
+
+    Args:
+        directory: the arena's folder.
+
+    Raises:
+        ResourceError: the files can't be mapped, or are no arena of this version.
+    """
+
+    def __init__(self, directory: FilePath) -> None:
+        self._headers_path = str(directory / "headers")
+        headers = _map(directory / "headers", mmap.PROT_READ)
+        self._inode = _inode(self._headers_path)
+        self._looked_at = time.monotonic()
+        superblock = fmt.Superblock.unpack(headers[: fmt.FRAME_BYTES])
+        if superblock is None or len(headers) != fmt.headers_bytes(superblock.arena_bytes):
+            raise ResourceError(f"{directory}: the arena can't be mapped: it is being made, or of another version")
+        pages = _map(directory / "pages", mmap.PROT_READ | mmap.PROT_WRITE)
+        if len(pages) != superblock.arena_bytes:
+            raise ResourceError(f"{directory}: the arena can't be mapped: it is being made")
+        readers = _map(directory / "readers", mmap.PROT_READ | mmap.PROT_WRITE)
+        if len(readers) != READERS_BYTES:
+            raise ResourceError(f"{directory}: the arena can't be mapped: it is being made")
+        self.memory = pages
+        self._mappings = {each.identity: each for each in (headers, pages, readers)}
+        self.pages: Bytes = np.frombuffer(pages, np.uint8)
+        words = memoryview(headers)
+        self._edition = words[fmt.EDITION_OFFSET :][:8].cast("Q")
+        self._elsewhere = words[fmt.ELSEWHERE_OFFSET :][:8].cast("Q")
+        self._epoch = words[fmt.EPOCH_OFFSET :][:8].cast("Q")
+        self._lines = memoryview(readers)
+        self._index = IndexReader.of(headers, superblock.arena_bytes)
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: what its parent's views show is not the arena, and what is written to them is nobody else's."""
+        detach(self._mappings)
+
+    def line(self, number: int) -> ReadingLine:
+        """The line of the client with this number."""
+        start = number % MOST_CLIENTS * LINE_BYTES
+        return ReadingLine(self._lines[start : start + LINE_BYTES].cast("Q")[:LINE_WORDS], self._epoch)
+
+    def is_replaced(self) -> bool:
+        """Whether the folder has other files by now, or none: nobody looks after these any more."""
+        return _inode(self._headers_path) != self._inode
+
+    def speaks_of(self, namespace: OpenedNamespace) -> bool:
+        """Whether pages of this namespace can be looked for here now. False: only the node can tell.
+
+        Raises:
+            NotAttachedError: what is known of the namespace, or the arena itself, is out of date.
+        """
+        edition = self._edition[0]
+        if edition == namespace.edition and time.monotonic() - self._looked_at < _LOOK_SECONDS:
+            return CAN_READ and edition != 0
+        self._looked_at = time.monotonic()
+        if self.is_replaced():
+            raise NotAttachedError("the arena was replaced: attach again")
+        if self.is_stale(namespace):
+            raise NotAttachedError("the node was restarted, or a namespace was dropped: open it again")
+        return CAN_READ and edition != 0
+
+    def is_stale(self, namespace: OpenedNamespace) -> bool:
+        """Whether the node was restarted, or dropped a namespace, since this one was opened."""
+        return self._edition[0] not in (0, namespace.edition)
+
+    def has(self, namespace: OpenedNamespace, block_hash: bytes) -> bool:
+        """Whether a page is here; of a namespace of which ``speaks_of`` was true."""
+        return self._index.find_one(namespace.number, namespace.layout.page_bytes, block_hash)[0] >= 0
+
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool]:
+        """Which pages are here: one byte a page, and whether those that are not here are nowhere.
+
+        Args:
+            namespace: of which ``speaks_of`` was true.
+            hashes: joined.
+        """
+        elsewhere = self._elsewhere[0]
+        frames = self._index.find(namespace.number, namespace.layout.page_bytes, hashes).frames
+        here = (frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
+        return here, not elsewhere or ABSENT not in here
+
+    def read(self, namespace: OpenedNamespace, hashes: bytes) -> MappedRead:
+        """Look the leading pages up to read them; announced before."""
+        edition = self._edition[0]
+        nowhere = not self._elsewhere[0]
+        index, length = self._index, namespace.layout.page_bytes
+        frames: list[int] = []
+        generations: list[int] = []
+        if len(hashes) <= FEW_KEYS * HASH_BYTES:
+            for start in range(0, len(hashes), HASH_BYTES):
+                frame, generation = index.find_one(namespace.number, length, hashes[start : start + HASH_BYTES])
+                if frame < 0:
+                    break
+                frames.append(frame)
+                generations.append(generation)
+        else:
+            found = index.find(namespace.number, length, hashes)
+            frames, generations = found.frames.tolist(), found.generations.tolist()
+            if -1 in frames:
+                del frames[frames.index(-1) :]
+                del generations[len(frames) :]
+        return MappedRead(self, frames, generations, length, edition, nowhere=nowhere)
+
+    def unchanged(self, read: MappedRead) -> int:
+        """How many leading pages of a read are still what they were when they were found."""
+        good = 0
+        generation_of = self._index.generation
+        for frame, generation in zip(read.frames, read.generations, strict=True):
+            if generation_of(frame) != generation:
+                break
+            good += 1
+        # Last: with another node, the namespace's number may stand for another one.
+        return good if self._edition[0] == read.edition else 0
+
+
+class MappedRead:
+    """Leading pages that were found, to be copied from where they are."""
+
+    __slots__ = ("_arena", "edition", "frames", "generations", "length", "nowhere")
+
+    def __init__(
+        self, arena: MappedArena, frames: list[int], generations: list[int], length: int, edition: int, *, nowhere: bool
+    ) -> None:
+        self._arena = arena
+        self.frames = frames
+        self.generations = generations
+        self.length = length
+        self.edition = edition
+        self.nowhere = nowhere
+        """Whether a page that was not found is nowhere else either."""
+
+    def views(self) -> list[Bytes]:
+        """The pages where they lie."""
+        pages, length = self._arena.pages, self.length
+        return [pages[start : start + length] for start in (frame * fmt.FRAME_BYTES for frame in self.frames)]
+
+    def copy(self, into: Sequence[Bytes]) -> int:
+        """Copy them, without the interpreter lock. Returns how many leading copies are whole and right."""
+        pages, length = self._arena.pages, self.length
+        if len(self.frames) == 1:
+            start = self.frames[0] * fmt.FRAME_BYTES
+            copy_bytes(into[0], pages[start : start + length])
+        else:
+            offsets = [frame * fmt.FRAME_BYTES for frame in self.frames]
+            copy_runs(pages, offsets, slot_bytes(length), into, copy_bytes, out=True)
+        return self._arena.unchanged(self)
+
+
+class Mapping(mmap.mmap):
+    """A mapped file. It is there as long as anybody has a view of it, and keeps open what must be open until then."""
+
+    kept: object = None
+    identity = (0, 0)
+    """Device and inode."""
+
+
+def _inode(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path would cost as much again
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+def _map(path: FilePath, protection: int) -> Mapping:
+    try:
+        with FileIO(path, "r+" if protection & mmap.PROT_WRITE else "r") as file:
+            status = os.fstat(file.fileno())
+            mapping = Mapping(file.fileno(), status.st_size, mmap.MAP_SHARED, protection)
+            mapping.identity = status.st_dev, status.st_ino
+            return mapping
+    except (OSError, ValueError) as error:  # ValueError: a file that a node is just making is empty
+        raise ResourceError(f"{path.parent}: the arena can't be mapped: {error}") from error

@@ -1,0 +1,513 @@
+"""Pages through the node's arena, mapped into this process: one copy, and no payload in any message."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path as FilePath
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.arena.epochs import LONGEST_READ
+from kvstore.client.paths.control import Connection
+from kvstore.client.paths.deadline import locked, time_left
+from kvstore.client.paths.path import OpenedNamespace, Path
+from kvstore.client.paths.pending import PendingLoad, PendingStore
+from kvstore.client.paths.results import StoreResult
+from kvstore.client.paths.shm.admission import Room, Share
+from kvstore.client.paths.shm.attachment import Attachment
+from kvstore.client.paths.shm.connection import Line, Lines, call
+from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
+from kvstore.client.paths.shm.mapped_arena import MappedRead, copy_bytes
+from kvstore.client.paths.shm.preallocation import Ahead
+from kvstore.client.paths.shm.reservation import Reservation
+from kvstore.client.paths.shm.use_reports import Recency
+from kvstore.errors import (
+    DeadlineError,
+    KVStoreError,
+    NotAttachedError,
+    ResourceError,
+    UnavailableError,
+)
+from kvstore.hashing import HASH_BYTES
+from kvstore.host.forking import renewed, tell_children
+from kvstore.host.uninterrupted import uninterrupted
+from kvstore.limits import (
+    ABSENT,
+    ARENA,
+    LONGEST_TICKET,
+    PRESENT,
+    RESERVED,
+    TIER_NAMES,
+)
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire.messages import join_hashes
+
+Bytes = npt.NDArray[np.uint8]
+Pending = TypeVar("Pending")
+_ARENA = TIER_NAMES[ARENA] or ""
+_REPORT_TIMEOUT = 1.0
+_MOST_NOTED = 1024
+"""Most pages that the next call takes along: with more it might be too long for its connection."""
+_OUTCOMES = bytes.maketrans(bytes([ABSENT, ARENA]), bytes([RESERVED, PRESENT]))
+"""What the index says of a page → what a store does with it."""
+_STEP_BYTES = 16 << 20
+"""Most bytes, unless it is one page, that are copied under one announcement: writers may be waiting."""
+
+
+class SharedPath(Path):
+    """:class:`kvstore.client.paths.path.Path` through the mapping.
+
+    Args:
+        connection: to the node, over its Unix socket.
+        directory: the folder of its arena.
+
+    Raises:
+        ResourceError: the arena can't be mapped from here.
+        UnavailableError: the node can't be reached.
+    """
+
+    def __init__(self, connection: Connection, directory: FilePath, timeout: float) -> None:
+        self._connection = connection
+        self._directory = directory
+        self._lines = Lines(connection, directory)
+        self._lock = threading.Lock()
+        self._attachment: Attachment | None = None
+        self._closed = threading.Event()
+        self._recency = Recency(partial(_report_use, connection))  # not this object's own: they would keep each other
+        self._ahead = Ahead(self._lines)
+        self._begun = threading.local()
+        """``line``: of the last store that this thread began and was not told of yet."""
+        tell_children(self)
+        deadline = time.monotonic() + timeout
+        try:
+            attachment = self._attach(deadline)
+        except NotAttachedError:
+            attachment = self._attach(deadline)
+        self._room = Room(attachment.arena.pages.size * 3 // 8)
+        attachment.done()
+
+    def forked(self) -> None:
+        """In a child: it attaches for itself."""
+        self._lock = threading.Lock()
+        self._closed = renewed(self._closed)
+        self._begun = threading.local()
+
+    @property
+    def pages(self) -> Bytes:
+        """The arena as this process mapped it last: for registering it with a device."""
+        attachment = self._attachment
+        assert attachment is not None, "a path begins attached"
+        return attachment.arena.pages
+
+    def is_stale(self, namespace: OpenedNamespace) -> bool:
+        """Whether the arena's edition is another one."""
+        attachment = self._attachment
+        return attachment is not None and attachment.arena.is_stale(namespace)
+
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool] | None:
+        """Look into the index."""
+        attachment = self._attachment
+        if attachment is None or attachment.is_over or not attachment.speaks_of(namespace):
+            return None
+        return attachment.arena.find(namespace, hashes)
+
+    def note_wanted(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
+        """Tell the node with the next call, or a moment later."""
+        if len(hashes) > _MOST_NOTED * HASH_BYTES:
+            return False
+        self._recency.note(namespace.fingerprint, hashes, read=False)
+        return True
+
+    def prepare_store(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
+    ) -> PendingStore:
+        """Reserve slots, lent as they lie in the arena."""
+        deadline = time.monotonic() + timeout
+        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent)
+        line, reservation = self._operate(reserve, deadline)
+        try:
+            self._ask_next(line, reservation, 0, deadline)
+        except BaseException as error:
+            self._ended(line, reservation, error)
+            raise
+        self._lines.give_back(line)
+        return PendingStore(reservation.views(), reservation.outcomes, partial(self._complete, reservation, timeout))
+
+    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """Hold slots, lent as they lie in the arena."""
+        return self._operate(
+            partial(self._prepare_load, namespace, join_hashes(hashes), timeout), time.monotonic() + timeout
+        )
+
+    def store(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
+    ) -> StoreResult:
+        """Copy pages into the arena."""
+        return self.begin_store(namespace, hashes, pages, timeout, parent)()
+
+    def begin_store(
+        self,
+        namespace: OpenedNamespace,
+        hashes: Sequence[bytes],
+        pages: Sequence[Bytes],
+        timeout: float,
+        parent: bytes = b"",
+        following: int = 0,
+    ) -> Callable[[], StoreResult]:
+        """Copy pages into the arena; they are published behind the copy."""
+        deadline = time.monotonic() + timeout
+        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent)
+        share = Share(len(hashes) * slot_bytes(namespace.layout.page_bytes))
+        try:
+            self._room.take(share, deadline)
+            line, reservation = self._operate(reserve, deadline)
+            try:
+                if reservation.ticket:
+                    self._ask_next(line, reservation, following, deadline)  # done while this one is copied
+                    before = partial(self._settle_begun, deadline)
+                    reservation.write(line, pages, self._recency.take, before, deadline)
+                    self._begun.line = line
+                    if self._room.is_tight:  # what was written must have left this client's hands before more is begun
+                        line.settle(deadline)
+            except BaseException as error:
+                self._ended(line, reservation, error)
+                raise
+        finally:
+            self._room.give_back(share)
+        return lambda: reservation.before + self._told(line, reservation, deadline)
+
+    def load(
+        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
+    ) -> list[str]:
+        """Copy the leading pages out of the arena, held by a call: each as soon as it is there."""
+        deadline = time.monotonic() + timeout
+        return self._operate(partial(self._load, namespace, join_hashes(hashes), into), deadline)
+
+    def load_here(
+        self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float
+    ) -> tuple[int, bool]:
+        """Copy the leading pages that are in the arena, announced."""
+        # Little happens here, on purpose: with cold caches each line costs a microsecond.
+        attachment = self._attachment
+        if attachment is None or not attachment.use():
+            return 0, False
+        try:
+            if not attachment.speaks_of(namespace):
+                return 0, False
+            arena, line = attachment.arena, attachment.line
+            step = max(1, _STEP_BYTES // namespace.layout.page_bytes)
+            loaded = 0
+            nowhere = True
+            while loaded < len(into):
+                announced = line.begin(min(deadline, time.monotonic() + LONGEST_READ))
+                try:
+                    read = arena.read(namespace, hashes[loaded * HASH_BYTES : (loaded + step) * HASH_BYTES])
+                    good = read.copy(into[loaded : loaded + step])
+                finally:
+                    line.end(announced)
+                loaded += good
+                nowhere = read.nowhere
+                if good < step:
+                    break
+        finally:
+            attachment.done()
+        self._note_read(namespace, hashes, loaded, nowhere=nowhere)
+        return loaded, nowhere
+
+    def borrow(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+        """Lend pages as they lie in the arena: those that are there announced, and else the others held."""
+        deadline = time.monotonic() + timeout
+        lent = self._operate(partial(self._borrow_mapped, namespace, join_hashes(hashes)), deadline)
+        return lent if lent is not None else self.prepare_load(namespace, hashes, time_left(deadline))
+
+    def close(self) -> None:
+        """Detach behind the last operation under way."""
+        self._closed.set()
+        self._recency.close()
+        self._ahead.close()
+        self._lines.close()
+        if self._attachment is not None:
+            self._attachment.retire()
+
+    def _operate(self, prepare: Callable[[float], Pending], deadline: float) -> Pending:
+        """Begin an operation; when the node came back without knowing this client, begin it anew."""
+        try:
+            try:
+                return prepare(deadline)
+            except NotAttachedError:
+                return prepare(deadline)
+        except ResourceError as error:
+            raise NotAttachedError(f"{self._connection.name} has no arena there any more: {error}") from error
+
+    def _borrow_mapped(self, namespace: OpenedNamespace, hashes: bytes, deadline: float) -> PendingLoad | None:
+        """Lend the leading pages that are in the arena; None where the first one may be elsewhere."""
+        attachment = self._attach(deadline)
+        lent: PendingLoad | None = None
+        try:
+            if attachment.arena.is_stale(namespace) or not attachment.speaks_of(namespace):
+                return None
+            announced = attachment.line.begin(min(deadline, time.monotonic() + LONGEST_READ))
+            try:
+                read = attachment.arena.read(namespace, hashes)
+                whole = read.nowhere or len(read.frames) * HASH_BYTES == len(hashes)
+                if whole or read.frames:
+                    give_back = partial(self._give_back, attachment, announced, namespace, hashes, read)
+                    tiers = [_ARENA] * len(read.frames)
+                    lent = PendingLoad(_read_only(read.views()), tiers, give_back, more=not whole)
+            finally:
+                if lent is None:
+                    attachment.line.end(announced)
+        finally:
+            if lent is None:
+                attachment.done()
+        return lent
+
+    def _give_back(
+        self, attachment: Attachment, announced: int, namespace: OpenedNamespace, hashes: bytes, read: MappedRead
+    ) -> int:
+        try:
+            good = attachment.arena.unchanged(read)
+            attachment.line.end(announced)
+        finally:
+            attachment.done()
+        self._note_read(namespace, hashes, good, nowhere=read.nowhere)
+        return good
+
+    def _note_read(self, namespace: OpenedNamespace, hashes: bytes, good: int, *, nowhere: bool) -> None:
+        missed = len(hashes) // HASH_BYTES - good if nowhere else 0  # the others are asked for by a call
+        if good or missed:
+            self._recency.note(namespace.fingerprint, hashes[: good * HASH_BYTES], read=True, missed=missed)
+
+    def _reserve(
+        self, namespace: OpenedNamespace, hashes: bytes, parent: bytes, deadline: float
+    ) -> tuple[Line, Reservation]:
+        """Slots for the pages that are not here, and the line that they came by."""
+        attachment = self._attach(deadline)
+        line: Line | None = None
+        try:
+            line = self._lines.take(deadline)
+            reservation = self._reserved_ahead(attachment, namespace, hashes, parent)
+            if reservation is None:
+                attachment.check_current()
+                reservation = self._reserve_now(line, attachment, namespace, hashes, parent, deadline)
+        except BaseException as error:
+            self._failed(attachment, error)
+            attachment.done()
+            if line is not None:
+                self._lines.give_back(line)
+            raise
+        return line, reservation
+
+    def _ask_next(self, line: Line, reservation: Reservation, following: int, deadline: float) -> None:
+        """Ask for the slots of the store behind this one, unless there are some."""
+        if reservation.ticket:
+            attachment, namespace = reservation.attachment, reservation.namespace
+            if asked := self._ahead.ask(line, attachment, namespace, reservation.pages, following):
+                line.post(asked, deadline)
+
+    def _reserve_now(
+        self,
+        line: Line,
+        attachment: Attachment,
+        namespace: OpenedNamespace,
+        hashes: bytes,
+        parent: bytes,
+        deadline: float,
+    ) -> Reservation:
+        request = pb.PrepareStoreRequest(
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=hashes),
+            client=attachment.client,
+            ttl_ms=_ttl_ms(deadline),
+            parent=parent,
+            used=self._recency.take(),
+        )
+        reply = call(line, request, deadline)
+        offsets = list(reply.offsets)
+        return Reservation(attachment, namespace, hashes, parent, reply.ticket, reply.outcomes, offsets, ahead=False)
+
+    def _reserved_ahead(
+        self, attachment: Attachment, namespace: OpenedNamespace, hashes: bytes, parent: bytes
+    ) -> Reservation | None:
+        """Slots that were reserved ahead; None where there are none for these pages."""
+        arena = attachment.arena
+        if not hashes or arena.is_stale(namespace) or not arena.speaks_of(namespace):
+            return None
+        if arena.has(namespace, hashes[:HASH_BYTES]):
+            here, _ = arena.find(namespace, hashes)
+        else:  # a prefix leaves its tail first: nothing of it is here, and if it is, its copies are in vain
+            here = bytes(len(hashes) // HASH_BYTES)
+        wanted = here.count(ABSENT)
+        slots = self._ahead.take(attachment, namespace, wanted) if wanted else None
+        if slots is None:
+            return None
+        return Reservation(
+            attachment, namespace, hashes, parent, slots.ticket, here.translate(_OUTCOMES), slots.offsets, ahead=True
+        )
+
+    def _complete(self, reservation: Reservation, timeout: float, publish: bool) -> StoreResult:
+        """Publish what a user wrote, or give it up."""
+        deadline = time.monotonic() + timeout
+        line: Line | None = None
+        try:
+            if reservation.ticket:
+                line = self._lines.take(deadline)
+                if publish:
+                    reservation.publish(line, self._recency.take, deadline)
+                else:
+                    reservation.give_up(line, deadline)
+        except BaseException as error:
+            self._ended(line, reservation, error)
+            raise
+        return self._told(line, reservation, deadline)
+
+    def _settle_begun(self, deadline: float) -> None:
+        """Wait for the answers to the store that this thread began before: the pages of this one come behind its."""
+        line: Line | None = getattr(self._begun, "line", None)
+        if line is not None and line.good:  # it was interrupted, else: nobody is told what became of its pages
+            line.settle(deadline)
+
+    def _told(self, line: Line | None, reservation: Reservation, deadline: float) -> StoreResult:
+        """What became of a store's pages."""
+        try:
+            if line is not None:
+                line.settle(deadline)
+            result, known = reservation.result()
+            if not known:
+                # The node does not know the ticket: it was restarted, and keeps the slots until this client is gone.
+                reservation.attachment.retire()
+        except BaseException as error:
+            self._ended(line, reservation, error)
+            raise
+        self._ended(line, reservation, None)
+        return result
+
+    def _prepare_load(self, namespace: OpenedNamespace, hashes: bytes, timeout: float, deadline: float) -> PendingLoad:
+        """Hold slots until ``deadline``; ending the hold may then take ``timeout`` seconds."""
+        attachment = self._attach(deadline)
+        try:
+            attachment.check_current()
+            with self._lines.lent(deadline) as line:
+                parts = list(line.parts(self._load_request(attachment, namespace, hashes, deadline), deadline))
+        except BaseException as error:
+            self._failed(attachment, error)
+            attachment.done()
+            raise
+        length = namespace.layout.page_bytes
+        pages = [attachment.view(offset, length) for part in parts for offset in part.offsets]
+        tiers = [TIER_NAMES[tier] or "" for part in parts for tier in part.tiers]
+
+        def finish() -> int:
+            try:
+                end = time.monotonic() + timeout
+                with self._lines.lent(end) as line:
+                    return len(pages) * self._finish_load(line, attachment, parts[-1].ticket, end)
+            except (UnavailableError, DeadlineError):
+                return 0
+            finally:
+                attachment.done()
+
+        return PendingLoad(_read_only(pages), tiers, finish)
+
+    def _load(self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float) -> list[str]:
+        """Hold pages, and copy each as soon as it is there. Returns the tiers of those that stayed until the end."""
+        attachment = self._attach(deadline)
+        length = namespace.layout.page_bytes
+        tiers: list[str] = []
+        ticket = 0
+        try:
+            attachment.check_current()
+            with self._lines.lent(deadline) as line:
+                for part in line.parts(self._load_request(attachment, namespace, hashes, deadline), deadline):
+                    ticket = part.ticket
+                    some = into[len(tiers) : len(tiers) + len(part.offsets)]
+                    copy_runs(attachment.arena.pages, part.offsets, slot_bytes(length), some, copy_bytes, out=True)
+                    tiers += [TIER_NAMES[tier] or "" for tier in part.tiers]
+                return tiers if self._finish_load(line, attachment, ticket, deadline) else []
+        except BaseException as error:
+            self._failed(attachment, error)
+            raise
+        finally:
+            attachment.done()
+
+    def _load_request(
+        self, attachment: Attachment, namespace: OpenedNamespace, hashes: bytes, deadline: float
+    ) -> pb.PrepareLoadRequest:
+        return pb.PrepareLoadRequest(
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=hashes),
+            client=attachment.client,
+            ttl_ms=_ttl_ms(deadline),
+            used=self._recency.take(),
+        )
+
+    def _finish_load(self, line: Line, attachment: Attachment, ticket: int, deadline: float) -> bool:
+        """Whether a hold lasted until now."""
+        try:
+            request = pb.CompleteLoadRequest(ticket=ticket, client=attachment.client)
+            return not ticket or call(line, request, deadline).valid
+        except (UnavailableError, DeadlineError) as error:
+            # Nobody can say whether it did: what was copied counts as missed.
+            self._failed(attachment, error)
+            return False
+
+    def _ended(self, line: Line | None, reservation: Reservation, error: BaseException | None) -> None:
+        """A store is over, one way or the other."""
+        if error is not None:  # what the node still keeps for it is unknown: let it take all of it back
+            reservation.attachment.retire()
+        reservation.attachment.ended(reservation)
+        reservation.attachment.done()
+        if line is not None:
+            if getattr(self._begun, "line", None) is line:
+                self._begun.line = None
+            self._lines.give_back(line)
+
+    def _attach(self, deadline: float) -> Attachment:
+        """The attachment in use, made anew where there is none; an operation of it is begun."""
+        attachment = self._attachment
+        if attachment is not None and attachment.use():
+            if not attachment.has_lost_slots():
+                return attachment
+            attachment.retire()  # an interrupted store can't say that it has stopped: the node takes everything back
+            attachment.done()
+        return self._attach_again(deadline)
+
+    @uninterrupted
+    def _attach_again(self, deadline: float) -> Attachment:
+        with locked(self._lock, deadline):
+            if self._closed.is_set():
+                raise UnavailableError(f"the client of {self._connection.name} is closed")
+            if self._attachment is None or not self._attachment.use():
+                self._attachment = Attachment(self._connection, self._directory, time_left(deadline))
+                self._attachment.use()
+                if self._closed.is_set():  # meanwhile
+                    self._attachment.retire()
+            return self._attachment
+
+    def _failed(self, attachment: Attachment, error: BaseException) -> None:
+        """A call failed, and unless the node itself said so, what it reserved is unknown: it takes all of that back."""
+        if not isinstance(error, KVStoreError) or isinstance(error, UnavailableError | DeadlineError):
+            attachment.retire()
+
+
+def _report_use(connection: Connection, report: pb.UseReport) -> None:
+    connection.call(connection.stub.ReportUse, report, _REPORT_TIMEOUT)
+
+
+def _ttl_ms(deadline: float) -> int:
+    return math.ceil(min(time_left(deadline), LONGEST_TICKET) * 1000)
+
+
+def _read_only(pages: list[Bytes]) -> list[Bytes]:
+    for page in pages:
+        page.flags.writeable = False
+    return pages

@@ -1,0 +1,266 @@
+"""TCP connections to gRPC whose peers have shown nothing yet, and how many of them there may be.
+
+gRPC counts connections, whoever made them, so strangers could hold every place. This keeps them to a part of these: it
+finds this process's connections by their descriptors, knows from the calls that were let in whose they are, and shuts
+down those that are too many, or too long without such a call. gRPC sees that their peers went away.
+
+It needs no descriptor for that, so that strangers who use all of them up are found and closed as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import os
+import resource
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import unquote
+
+from kvstore.security.grants import Grant
+
+STRANGER_SECONDS = 10.0
+"""How long a connection may be open before its first call that is let in."""
+STRANGERS_SHARE = 4
+"""Strangers have a place for every so many that the node has for others."""
+TENANT_SHARE = 2
+"""One tenant has at most this part of these others."""
+_LOOK_SECONDS = 0.25
+_SAY_SECONDS = 60.0
+_MOST_LOOKED_AT = 1 << 20
+_log = logging.getLogger(__name__)
+Address = tuple[str, int]
+"""IP address without zone, and port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One TCP connection to gRPC's port."""
+
+    number: int
+    """Inode of its socket: another one for each connection."""
+    peer: Address
+    since: float
+    """When it was seen first, on the clock of ``time.monotonic``."""
+
+
+def most_strangers(places: int) -> int:
+    """How many strangers there may be beside so many others."""
+    return max(1, places // STRANGERS_SHARE)
+
+
+def surplus(
+    connections: Iterable[Connection],
+    let_in: Mapping[Address, Grant | None],
+    places: int,
+    now: float,
+    watching: Collection[Address] = (),
+) -> list[Connection]:
+    """Which connections are to be closed.
+
+    Args:
+        connections: that are open.
+        let_in: the peers that made a call that was let in, and what they may do; None: nothing any more, but what is
+            under way goes on.
+        places: for those that showed something.
+        now: on the clock of ``since``.
+        watching: strangers that watch the node's health, which lasts: as many of them as there may be strangers stay.
+
+    Returns:
+        Strangers that are late; the oldest of the others, and of those that may do nothing any more, as far as they are
+        too many: whoever comes to stay shows a token at once; of one tenant, the youngest beyond its part.
+    """
+    strangers: list[Connection] = []
+    closed: list[Connection] = []
+    watchers = 0
+    of_tenant: Counter[str] = Counter()
+    for each in sorted(connections, key=lambda connection: connection.since):
+        grant = let_in.get(each.peer)
+        if grant is None and each.peer in watching and watchers < most_strangers(places):
+            watchers += 1
+        elif grant is None:
+            late = each.peer not in let_in and now - each.since > STRANGER_SECONDS
+            (closed if late else strangers).append(each)
+        elif not grant.every:
+            of_tenant[grant.tenant] += 1
+            if of_tenant[grant.tenant] > places // TENANT_SHARE:
+                closed.append(each)
+    return closed + strangers[: max(0, len(strangers) - most_strangers(places))]
+
+
+class Strangers:
+    """Watches over the connections to one port until it is stopped. Safe for threads.
+
+    Args:
+        port: that gRPC listens on.
+        places: for connections that showed something.
+        grant_of: what a pass grants now.
+    """
+
+    def __init__(self, port: int, places: int, grant_of: Callable[[bytes], Grant | None]) -> None:
+        self._port = port
+        self._places = places
+        self._grant_of = grant_of
+        self._shown: dict[str, bytes] = {}
+        """What gRPC calls a peer → the pass that it showed last."""
+        self._seen: dict[int, Connection | None] = {}
+        """By inode; None: another kind of socket."""
+        self._watching: list[str] = []
+        """What gRPC calls those that watch the node's health, once for each watch."""
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare = os.dup(self._null)
+        """Takes another descriptor's place for a moment, which needs no new one."""
+        self._said = float("-inf")
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstore-strangers", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._stopping.set()
+        self._thread.join()
+        os.close(self._spare)
+        os.close(self._null)
+
+    @contextmanager
+    def watched_by(self, peer: str) -> Iterator[None]:
+        """Around a watch of the node's health by a peer, as gRPC names it."""
+        self._watching.append(peer)
+        try:
+            yield
+        finally:
+            self._watching.remove(peer)
+
+    def note(self, peer: str, shown: bytes) -> None:
+        """A call of a peer (as gRPC names it) was let in. Takes a microsecond."""
+        if self._shown.get(peer) != shown:
+            self._shown[peer] = shown
+
+    def look(self) -> None:
+        """Close what is too much now."""
+        shown = dict(self._shown)  # before connections are listed: whoever is not among them is gone
+        connections = self._connections()
+        here = {each.peer for each in connections}
+        for peer in shown:
+            if address_of(peer) not in here:
+                self._shown.pop(peer, None)
+
+        let_in = {
+            address: self._grant_of(each) for peer, each in shown.items() if (address := address_of(peer)) is not None
+        }
+        watching = {address_of(peer) for peer in list(self._watching)}
+        closed = surplus(connections, let_in, self._places, time.monotonic(), {each for each in watching if each})
+        if closed:
+            self._shut_down({each.number for each in closed})
+            if time.monotonic() - self._said > _SAY_SECONDS:
+                self._said = time.monotonic()
+                _log.warning(
+                    "%d connections to port %d were closed, of %d: they made no accepted call within %g s, there were"
+                    " too many such at once (the limit is %d), or one tenant had more than half of all places",
+                    len(closed),
+                    self._port,
+                    len(connections),
+                    STRANGER_SECONDS,
+                    most_strangers(self._places),
+                )
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - it is tried again
+                _log.exception("connections without an accepted call can't be checked")
+                self._stopping.wait(_SAY_SECONDS)
+
+    def _shut_down(self, numbers: set[int]) -> None:
+        """End connections by their sockets' inodes."""
+        for fd, number in _sockets():
+            if number in numbers:
+                with suppress(OSError):
+                    os.dup2(fd, self._spare, inheritable=False)  # a descriptor may become another socket's; this won't
+                    if _inode(self._spare) == number:
+                        connection = socket.socket(fileno=self._spare)
+                        try:
+                            connection.shutdown(socket.SHUT_RDWR)
+                        finally:
+                            connection.detach()
+        os.dup2(self._null, self._spare, inheritable=False)  # what was shut down must be closed, too
+
+    def _connections(self) -> list[Connection]:
+        seen: dict[int, Connection | None] = {}
+        for fd, number in _sockets():
+            known = self._seen.get(number)
+            seen[number] = known if number in self._seen else self._inspect(fd, number)
+        self._seen = seen
+        return [each for each in seen.values() if each is not None]
+
+    def _inspect(self, fd: int, number: int) -> Connection | None:
+        """A descriptor's connection, if it is one to this port. It may be closed, or another's, at any moment."""
+        try:
+            looked_at = socket.socket(fileno=fd)
+        except OSError:
+            return None
+        try:
+            if looked_at.family not in (socket.AF_INET, socket.AF_INET6) or looked_at.getsockname()[1] != self._port:
+                return None
+            peer = looked_at.getpeername()
+        except OSError:  # it listens
+            return None
+        finally:
+            looked_at.detach()
+        return Connection(number, _normal(peer[0], peer[1]), time.monotonic()) if _inode(fd) == number else None
+
+
+@lru_cache(maxsize=4096)
+def address_of(peer: str) -> Address | None:
+    """The address in gRPC's name of a peer, ``ipv4:127.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``; None: there is none."""
+    kind, _, rest = peer.partition(":")
+    host, _, port = unquote(rest).rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    try:
+        return _normal(host.strip("[]"), int(port))
+    except ValueError:
+        return None
+
+
+def _normal(host: str, port: int) -> Address:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address), port
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """Descriptor and inode of every socket of this process."""
+    for fd in _descriptors():
+        number = _inode(fd)
+        if number is not None:
+            yield fd, number
+
+
+def _descriptors() -> Iterable[int]:
+    try:
+        return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # All of them are in use, or all of the machine's: then the limit may be a billion, or none.
+        return range(min(limit, _MOST_LOOKED_AT) if limit != resource.RLIM_INFINITY else _MOST_LOOKED_AT)
+
+
+def _inode(fd: int) -> int | None:
+    with suppress(OSError):  # closed meanwhile
+        status = os.fstat(fd)
+        if stat.S_ISSOCK(status.st_mode):
+            return status.st_ino
+    return None

@@ -1,0 +1,1 @@
+"""HTTP for people's tools: metrics, health, the console."""

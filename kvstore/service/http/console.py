@@ -1,0 +1,160 @@
+"""The console: what a node does, for people, in a browser. It only reads, and brings along everything that it shows.
+
+Its pages load nothing from elsewhere and run nothing that is not in a file of theirs; the policy in their headers says
+so to the browser. What it shows is of all tenants, so it is for callers who see all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from http import HTTPStatus
+from importlib.resources import files
+from urllib.parse import parse_qs
+
+from kvstore.service.http.history import History, Sampler
+from kvstore.service.http.recent_errors import RecentErrors
+from kvstore.service.http.server import Answer, Ask, Page
+from kvstore.status import NamespaceStatus, Status
+from kvstore.store.store import Store
+
+MOST_PREFIXES = 20
+MOST_NAMESPACES = 20
+_FILES = {
+    "console.js": "text/javascript; charset=utf-8",
+    "console.css": "text/css; charset=utf-8",
+    "uplot.js": "text/javascript; charset=utf-8",
+    "uplot.css": "text/css; charset=utf-8",
+    "uplot-license.txt": "text/plain; charset=utf-8",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (("Content-Security-Policy", _POLICY), ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"))
+_DIGITS = 12
+_COUNTERS = ("evicted", "overrun")
+COLUMNS = (
+    *(f"{tier}_{what}" for tier in ("arena", "disk", "redis") for what in ("used", "limit")),
+    *("arena", "disk", "redis", "missed", "stored", "present", "refused", "loaded_bytes", "stored_bytes"),
+    *_COUNTERS,
+)
+"""What a sample of the history has: bytes by tier, pages by where they were found and by what became of them."""
+
+
+class ConsolePages:
+    """The console of one node, with the thread that takes its samples.
+
+    Args:
+        store: the node's.
+        status: what the node says of itself now.
+        bulk_connections: how many are open.
+    """
+
+    def __init__(self, store: Store, status: Callable[[], Status], bulk_connections: Callable[[], int]) -> None:
+        self._store = store
+        self._status = status
+        self._bulk_connections = bulk_connections
+        self._errors = RecentErrors()
+        self._history = History(COLUMNS)
+        self._sampler = Sampler(self._history, self._sample)
+        folder = files("kvstore.service.http") / "console_files"
+        self.pages: Mapping[str, Page] = {
+            "/": _file((folder / "index.html").read_bytes(), "text/html; charset=utf-8"),
+            "/console": _file((folder / "index.html").read_bytes(), "text/html; charset=utf-8"),
+            "/console/data": self._data,
+            **{f"/console/{name}": _file((folder / name).read_bytes(), kind) for name, kind in _FILES.items()},
+        }
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._sampler.stop()
+        self._errors.close()
+
+    def _sample(self) -> dict[str, float]:
+        status, activity = self._status(), self._store.activity(0)
+        arena = status.tiers[0]
+        return {
+            **{f"{tier.name}_used": float(tier.used_bytes) for tier in status.tiers},
+            **{f"{tier.name}_limit": float(tier.limit_bytes) for tier in status.tiers},
+            **{name: float(pages) for name, pages in asdict(activity.total).items()},
+            "loaded_bytes": float(activity.loaded_bytes),
+            "stored_bytes": float(activity.stored_bytes),
+            **{name: float(arena.counters[name]) for name in _COUNTERS},
+        }
+
+    def _data(self, ask: Ask) -> Answer:
+        """What the page shows, as JSON. ``since``: seconds since 1970 from which on samples are wanted."""
+        if not ask.caller.every:
+            return _refused()
+        try:
+            since = float(parse_qs(ask.query).get("since", ["0"])[0])
+        except ValueError:
+            since = math.nan
+        if math.isnan(since):
+            return Answer("text/plain; charset=utf-8", b"since is no number\n", HTTPStatus.BAD_REQUEST)
+        status, activity = self._status(), self._store.activity(MOST_PREFIXES)
+        names = {each.fingerprint: each.name for each in status.namespaces}
+        shared = self._store.below.shared
+        content = {
+            "node": {
+                "host": socket.gethostname(),
+                "version": status.version,
+                "pid": status.pid,
+                "instance": f"{status.instance:x}",
+                "uptime": status.uptime_seconds,
+                "time": status.time,
+            },
+            "tiers": [
+                {"name": tier.name, "used": tier.used_bytes, "limit": tier.limit_bytes, "pages": tier.pages}
+                for tier in status.tiers
+            ],
+            "history": self._history.since(since),
+            "prefixes": [
+                {
+                    "namespace": names.get(each.fingerprint, each.fingerprint.hex()[:_DIGITS]),
+                    "last": each.last.hex()[:_DIGITS],
+                    "pages": each.pages,
+                    "loads": each.loads,
+                }
+                for each in activity.hottest
+            ],
+            "namespaces": [_namespace(each) for each in _largest(status)],
+            "namespaces_known": len(status.namespaces),
+            "peers": {
+                "clients": status.clients,
+                "bulk": self._bulk_connections(),
+                "servers": [each._asdict() for each in (shared.peers() if shared is not None else ())],
+            },
+            "errors": [each._asdict() for each in self._errors.latest()],
+        }
+        return Answer("application/json", json.dumps(content).encode(), headers=_HEADERS)
+
+
+def _file(content: bytes, kind: str) -> Page:
+    def page(ask: Ask) -> Answer:
+        return Answer(kind, content, headers=_HEADERS) if ask.caller.every else _refused()
+
+    return page
+
+
+def _refused() -> Answer:
+    text = b"the console shows all tenants' pages: it needs a token of every tenant\n"
+    return Answer("text/plain; charset=utf-8", text, HTTPStatus.FORBIDDEN)
+
+
+def _largest(status: Status) -> list[NamespaceStatus]:
+    return sorted(status.namespaces, key=lambda each: sum(each.used_bytes.values()), reverse=True)[:MOST_NAMESPACES]
+
+
+def _namespace(each: NamespaceStatus) -> dict[str, object]:
+    return {
+        "fingerprint": each.fingerprint.hex()[:_DIGITS],
+        "name": each.name,
+        "used": dict(each.used_bytes),
+        "idle": each.idle_seconds,
+        "counters": dict(each.counters),
+    }

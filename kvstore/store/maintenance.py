@@ -1,0 +1,92 @@
+"""The node's own threads: writing dirty pages below, sharing new ones, ending what is overdue, verifying an arena that
+was taken over."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from kvstore.store.store import Store
+
+_SWEEP_SECONDS = 0.25
+_RETRY_SECONDS = 1.0
+"""How long to leave a tier alone that would take nothing."""
+_log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Upkeep:
+    """Runs a store's background work until it is stopped."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        try:
+            self._start("write-back", self._write_back)
+            self._start("sweep", self._sweep)
+            self._start("expire", self._expire)
+            if store.below.shared is not None:
+                self._start("share", self._share)
+            if store.kept_pages:
+                self._start("verify", self._verify)
+        except RuntimeError:  # no more threads
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the threads, each behind what it is doing."""
+        self._stop.set()
+        self._store.write_behind.wake()
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name=f"kvstore-{name}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _write_back(self) -> None:
+        while not self._stop.is_set():
+            waiting = self._store.write_behind.wait_for_dirty(_SWEEP_SECONDS)
+            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_behind.write_back):
+                self._stop.wait(_RETRY_SECONDS)
+
+    def _share(self) -> None:
+        while not self._stop.is_set():
+            waiting = self._store.write_behind.wait_for_unshared(_SWEEP_SECONDS)
+            _keep_going(self._store.write_behind.tell_shared)
+            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_behind.share):
+                self._stop.wait(_RETRY_SECONDS)
+
+    def _sweep(self) -> None:
+        while not self._stop.wait(_SWEEP_SECONDS):
+            _keep_going(self._store.sweep)
+
+    def _expire(self) -> None:
+        _keep_going(self._store.leftovers.drop, self._stop)
+        while not self._stop.wait(self._store.expiring.wait_seconds):
+            _keep_going(self._store.leftovers.drop, self._stop)
+            _keep_going(self._store.expiring.expire, self._stop)
+            _keep_going(self._store.regroup, self._stop)
+
+    def _verify(self) -> None:
+        damaged = self._store.verify(self._stop)  # tries again by itself
+        if damaged:
+            _log.warning("%d pages of the arena that was taken over were damaged; they are misses now", damaged)
+
+
+def _keep_going(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Do one piece of work that comes again and again; a failure of it must not end the thread, or the node would rot
+    silently."""
+    try:
+        return work(*args, **kwargs)
+    except OSError as error:  # the system's: no descriptor, no memory; where it came from says nothing more
+        _log.error("%s failed; this is tried again: %s", getattr(work, "__qualname__", work), error)
+        return None
+    except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the next piece may work
+        _log.exception("%s failed; this is tried again", getattr(work, "__qualname__", work))
+        return None

@@ -1,0 +1,83 @@
+"""From a configuration to an open store."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from kvstore.arena.arena import Arena, Progress
+from kvstore.config.node import NodeConfig
+from kvstore.host.atomic_files import SmallFiles
+from kvstore.security.secret_files import read_key_file
+from kvstore.store.formats import refuse_newer
+from kvstore.store.store import Store
+from kvstore.tiers.counters import TierCounts
+from kvstore.tiers.disk import DiskTier
+from kvstore.tiers.tier import OwnTier, SharedTier
+from kvstore.units import format_size
+
+_log = logging.getLogger(__name__)
+
+
+def open_store(
+    config: NodeConfig, progress: Progress = lambda done, size: None, embedded_in: Path | None = None
+) -> Store:
+    """The store that a configuration describes: arena, disk and Redis tiers if it has them, register of namespaces.
+
+    Args:
+        config: of the node, or of the embedded store.
+        progress: told how far the arena's memory is populated.
+        embedded_in: the folder of the embedded store that the arena goes with; None: it stays.
+
+    Raises:
+        InUseError: another process owns a folder.
+        ResourceError: a folder can't be used, or the memory is not there.
+        FormatError: a newer version wrote the disk tier's files.
+    """
+    if config.disk_limit:
+        refuse_newer(config.disk)  # before the arena, which drops what is in it where that is of another format
+    numa_node = int(config.numa_node) if config.numa_node else None
+    arena = Arena(config.arena_directory, config.arena, progress, config.sharers, numa_node, embedded_in)
+    own: list[OwnTier] = []
+    shared: SharedTier | None = None
+    try:
+        directories = [arena.directory]
+        small_files = SmallFiles()
+        if config.disk_limit:
+            disk = DiskTier(
+                config.disk,
+                config.disk_limit,
+                verify=config.verify_checksums,
+                deadline=config.disk_deadline,
+                write_limit_bytes=config.disk_write_limit,
+                key=None if config.disk_key_file is None else read_key_file(config.disk_key_file),
+                counts=TierCounts(arena.tier_counters(DiskTier.name)),
+            )
+            own.append(disk)
+            directories.append(config.disk)
+            small_files = SmallFiles(config.disk, disk.leave_room)
+            room = shutil.disk_usage(config.disk).free + disk.statistics().used_bytes
+            if room < config.disk_limit:
+                _log.warning(
+                    "%s: the disk limit is %s, but there is room for %s only: the tier will stay that small; lower"
+                    " --disk-limit, or make room",
+                    config.disk,
+                    format_size(config.disk_limit),
+                    format_size(room),
+                )
+        if config.redis:
+            from kvstore.tiers.redis import RedisTier  # an engine's side is without redis and lz4
+
+            shared = RedisTier(config.redis, config.redis_limit, counts=TierCounts(arena.tier_counters(RedisTier.name)))
+        arena.note_folder()
+        return Store(
+            arena, own, directories, shared, config.namespace, small_files, config.expire_namespaces, config.tenant
+        )
+    except BaseException:
+        for tier in own:
+            tier.close()
+        if shared is not None:
+            shared.close()
+        arena.abandon()
+        raise

@@ -1,0 +1,210 @@
+"""Dropping: pages leave every tier by somebody's wish."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.errors import ResourceError
+from kvstore.namespaces.registry import KnownNamespace
+from kvstore.store.pins import Keeping
+from kvstore.store.quotas import Granting
+from kvstore.store.state import PAGES_A_STEP, PAUSE_SECONDS, Books
+from kvstore.store.write_back import WriteBehind
+from kvstore.tiers.lower_tiers import Below
+from kvstore.tiers.tier import Tier
+
+_KEYS_AT_ONCE = 16_384
+"""Between so many it is looked whether the node stops."""
+
+
+class Expired(NamedTuple):
+    """What was dropped of a namespace that nobody uses."""
+
+    pages: int
+    """Of this node."""
+    shared: int | None
+    """Pages of the shared tier; None: it keeps them, or may."""
+    why: str
+    """Why that can't be said; empty where they are in use."""
+
+
+class Dropping:
+    """What of a store is dropped, here and below. Safe for threads.
+
+    Args:
+        books: of the arena.
+        below: dropped from, too.
+        write_behind: its locks keep pages from being written below while they are dropped.
+        keeping: pins go with their pages.
+        granting: opens a namespace again that could not be dropped wholly.
+    """
+
+    def __init__(
+        self, books: Books, below: Below, write_behind: WriteBehind, keeping: Keeping, granting: Granting
+    ) -> None:
+        self._books = books
+        self._below = below
+        self._write_behind = write_behind
+        self._keeping = keeping
+        self._granting = granting
+
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
+        """Drop pages from every tier. Returns how many were somewhere.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some. All others are gone.
+        """
+        self._books.check_open()
+        keys = self._books.keys(self._books.known(fingerprint), hashes)
+        if self._keeping.end(keys):
+            self._keeping.save()
+        return self._drop(keys, self._below.all())
+
+    def clear(self, fingerprint: bytes) -> int:
+        """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some. The namespace stays, for a second try.
+        """
+        self._books.check_open()
+        return self._clear(self._books.known(fingerprint), self._below.all())
+
+    def expire(self, known: KnownNamespace, seconds: float, stop: threading.Event, *, crowded: bool = False) -> Expired:
+        """Drop a namespace that this node has not used for so long: from what is its own, and from the shared tier
+        unless another node has used it there within that time.
+
+        It stays known while the shared tier may have some of it: to be looked at again, or nobody would. Unless there
+        are too many namespaces (``crowded``): then that leaves by its time to live. Once ``stop`` is set, the shared
+        tier is left alone: pages that are to be written back can't wait for it.
+
+        Raises:
+            UnknownNamespaceError: it was cleared just now.
+        """
+        self._books.check_open()
+        shared: int | None = 0
+        why = ""
+        if self._below.shared is not None:
+            try:
+                with self._write_behind.sharing:
+                    shared = self._below.shared.expire(known.fingerprint, seconds, stop)
+            except ResourceError as error:
+                shared, why = None, str(error)
+        if shared is None and not crowded:
+            keys, _ = self._keys_of(known, self._below.own)
+            pages = self._drop(sorted(keys), self._below.own)
+        else:
+            pages = self._clear(known, self._below.own)
+        with self._books.lock:
+            self._books.count("expired", pages)
+        return Expired(pages, shared, why)
+
+    def drop_own(self, fingerprint: bytes, stop: threading.Event) -> int:
+        """Drop every page of a namespace that is not known from this node's own tiers, and its pins, until ``stop`` is
+        set. Returns how many pages that were."""
+        self._end_pins(fingerprint)
+        keys = sorted({key for tier in self._below.own for key in tier.keys(fingerprint)})
+        pages = 0
+        for at in range(0, len(keys), _KEYS_AT_ONCE):
+            if stop.is_set():
+                break
+            pages += self._drop(keys[at : at + _KEYS_AT_ONCE], self._below.own)
+        return pages
+
+    def drop_shared(self, fingerprint: bytes, seconds: float, stop: threading.Event) -> int | None:
+        """Drop every page of a namespace from the shared tier, unless it is known here or a node has used it there.
+
+        Args:
+            fingerprint: of the namespace.
+            seconds: within which a use counts.
+            stop: once it is set, what is still there is left.
+
+        Returns:
+            How many pages; None: it is in use, and stays.
+
+        Raises:
+            ResourceError: the tier could not be reached, and may still have some.
+        """
+        if self._below.shared is None:
+            return 0
+        with self._write_behind.sharing:  # what this node stores of one that is opened now gets there afterwards
+            if self._books.namespaces.get(fingerprint) is not None:
+                return None
+            return self._below.shared.expire(fingerprint, seconds, stop)
+
+    def _end_pins(self, fingerprint: bytes) -> None:
+        with self._books.lock:
+            pinned = self._keeping.keys(fingerprint)
+        if self._keeping.end(pinned):
+            self._keeping.save()
+
+    def _keys_of(self, known: KnownNamespace, tiers: Sequence[Tier]) -> tuple[set[bytes], ResourceError | None]:
+        """The keys of a namespace's pages here and in these tiers, and why some of them are not known."""
+        keys: set[bytes] = set()
+        for stamps in self._books.pages_here(known.number):
+            with self._books.lock:
+                keys.update(map(self._books.slots.key, self._books.still_here(stamps)))
+        failed: ResourceError | None = None
+        for tier in tiers:
+            try:
+                keys.update(tier.keys(known.fingerprint))
+            except ResourceError as error:
+                failed = error
+        return keys, failed
+
+    def _clear(self, known: KnownNamespace, tiers: Sequence[Tier]) -> int:
+        leaving = self._books.namespaces.forget(known, shared=self._below.shared in tiers)
+        self._books.arena.new_edition()
+        self._end_pins(known.fingerprint)  # first: a node that is killed from here on leaves none behind
+        keys, failed = self._keys_of(known, tiers)
+        dropped = 0
+        try:
+            dropped = self._drop(sorted(keys), tiers)
+        except ResourceError as error:
+            failed = error
+        self._granting.forget(known)
+        if failed is not None:
+            self._granting.open_namespace(known.layout, known.durability)  # to be cleared once more
+            raise failed
+        self._books.namespaces.has_left(leaving)
+        return dropped
+
+    def _drop(self, keys: Sequence[bytes], tiers: Sequence[Tier]) -> int:
+        """Drop pages from the arena and these tiers.
+
+        Raises:
+            ResourceError: a tier could not be reached, and may still have some. All others are gone.
+        """
+        dropped = self._drop_here(keys)
+        removed = 0
+        failed: ResourceError | None = None
+        # Not while pages are being written below, which may be some of these.
+        for tier in tiers:
+            with self._write_behind.sharing if tier is self._below.shared else self._write_behind.writing:
+                dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
+                try:
+                    removed = max(removed, tier.remove(keys))
+                except ResourceError as error:
+                    failed = error
+        if tiers:  # until now, pages could come up from there
+            dropped |= self._drop_here(keys)
+        if failed is not None:
+            raise failed
+        return max(len(dropped), removed)  # a shared tier may be too slow to say which of them it had
+
+    def _drop_here(self, keys: Sequence[bytes]) -> set[bytes]:
+        dropped = set()
+        for at in range(0, len(keys), PAGES_A_STEP):
+            if at:
+                time.sleep(PAUSE_SECONDS)
+            some = keys[at : at + PAGES_A_STEP]
+            with self._books.lock:
+                self._books.check_open()
+                self._books.bringups.drop(some)
+                for key, slot in zip(some, self._books.catalog.find_all(some).tolist(), strict=True):
+                    if slot >= 0 and key not in dropped:  # whoever names a page twice
+                        self._books.residency.drop(slot)
+                        dropped.add(key)
+        return dropped

@@ -1,0 +1,59 @@
+"""A store's statistics as the status of its node."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+
+from kvstore.hashing import hash_check
+from kvstore.status import NamespaceStatus, Status, TierStatus, kvstore_version
+from kvstore.store.store import Store
+
+
+def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory: str) -> Status:
+    """The status of a node that serves this store."""
+    statistics = store.statistics()
+    arena = TierStatus(
+        "arena",
+        statistics.arena_used_bytes,
+        statistics.arena_limit_bytes,
+        statistics.arena_pages,
+        statistics.counters | {"dirty": statistics.dirty_pages},
+    )
+    below = []
+    for name, tier in statistics.below.items():
+        counters = dataclasses.asdict(tier)
+        used, limit, pages = (counters.pop(gauge) for gauge in ("used_bytes", "limit_bytes", "pages"))
+        below.append(TierStatus(name, used, limit, pages, counters))
+    return Status(
+        version=kvstore_version(),
+        instance=instance,
+        pid=os.getpid(),
+        uptime_seconds=uptime_seconds,
+        tiers=(arena, *below),
+        namespaces=tuple(
+            NamespaceStatus(
+                each.layout.name,
+                each.layout.fingerprint,
+                each.layout.page_bytes,
+                each.arena_pages,
+                each.used_bytes,
+                each.quota_bytes,
+                each.durability,
+                each.pinned_pages,
+                each.layout.to_json(),
+                each.age_seconds,
+                each.idle_seconds,
+                each.counters,
+            )
+            for each in statistics.namespaces
+        ),
+        clients=statistics.clients,
+        arena_directory=str(store.arena.directory),
+        disk_directory=disk_directory,
+        time=time.time(),
+        hash_check=hash_check(),
+        gone=statistics.gone,
+        numbers={each.layout.fingerprint: each.number for each in statistics.namespaces},
+    )

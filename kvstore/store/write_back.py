@@ -1,0 +1,281 @@
+"""What the tiers below learn from the arena: its new pages, and which of its pages are used.
+
+A new page goes to the node's own tiers until it is clean. To the shared one it is offered once, and again when it is
+used and the shared tier has it no longer.
+
+A batch is held under the store's lock, written outside of it, and let go under it again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby, islice
+
+from kvstore.arena.arena import Arena
+from kvstore.catalog.slot_state import Slot
+from kvstore.errors import ResourceError
+from kvstore.hashing import checksum_of
+from kvstore.limits import DISK
+from kvstore.store.residency import Residency
+from kvstore.store.share_queue import Sharing
+from kvstore.tiers.lower_tiers import Below
+from kvstore.tiers.tier import FINGERPRINT_BYTES, PageWrite
+
+_WRITE_BYTES = 8 << 20
+"""Most bytes that are held for one write to the tiers below, unless it is one page."""
+_WRITE_PAGES = 512
+_SHARE_BYTES = 32 << 20
+"""Most bytes that are held for one write to the shared tier, unless it is one page."""
+_SHARE_PAGES = 2048
+_MOST_USED = 1 << 16
+"""Most pages whose use a tier is told of at once; what is used beyond that until then is not told."""
+MOST_UNSHARED_PAGES = 1 << 16
+"""Most pages that wait for the shared tier; the oldest are passed over first."""
+
+
+class WriteBehind:
+    """Writes pages below. Safe for threads.
+
+    Args:
+        arena: where the pages are.
+        residency: its pages; ``lock`` guards it.
+        below: where they go.
+        lock: the store's.
+    """
+
+    def __init__(self, arena: Arena, residency: Residency, below: Below, lock: threading.Lock) -> None:
+        self._arena = arena
+        self._residency = residency
+        self._catalog = residency.catalog
+        self._slots = residency.slots
+        self._below = below
+        self._to_share = Sharing(residency.slots, MOST_UNSHARED_PAGES)
+        self._used_for_own: dict[bytes, None] = {}
+        self._used_for_shared: dict[bytes, None] = {}
+        self._lock = lock
+        self._dirtied = threading.Condition(lock)
+        self._published = threading.Condition(lock)
+        self.writing = threading.Lock()
+        """Held over each write to the node's own tiers, and taken before the store's lock."""
+        self.sharing = threading.Lock()
+        """Held over each write to the shared tier, and taken before the store's lock."""
+
+    def add(self, slots: Sequence[Slot]) -> None:
+        """Pages were published. The caller holds the store's lock."""
+        if self._catalog.dirty_pages:  # a thread that is woken for nothing costs a store more than its books
+            self._dirtied.notify_all()
+        if self._below.shared is not None:
+            self._arena.count("unshared", self._to_share.add(slots))
+            self._published.notify_all()
+
+    def note_use(self, slots: Sequence[Slot]) -> None:
+        """Pages were used in the arena. The caller holds the store's lock."""
+        if self._below.own and len(self._used_for_own) < _MOST_USED:
+            self._used_for_own.update((self._slots.key(slot), None) for slot in slots)
+        if self._below.shared is not None and len(self._used_for_shared) < _MOST_USED:
+            self._used_for_shared.update((self._slots.key(slot), None) for slot in slots)
+
+    def tell_own(self) -> None:
+        """Tell the node's own tiers what was used since the last call. No I/O."""
+        with self._lock:
+            used, self._used_for_own = list(self._used_for_own), {}
+        for tier in self._below.own if used else ():
+            tier.touch(used)
+
+    def tell_shared(self) -> None:
+        """Tell the shared tier the same, and offer it again what it has no longer. May block until its deadline."""
+        if self._below.shared is None:
+            return
+        with self.sharing:  # or what is being written to it would not be there yet, and in the queue no more
+            with self._lock:
+                used, self._used_for_shared = list(self._used_for_shared), {}
+            if not used:
+                return
+            there = self._below.shared.touch(used)
+            with self._lock:
+                self.add(self._catalog.find_here([key for key, here in zip(used, there, strict=True) if not here]))
+
+    def wait_for_dirty(self, timeout: float) -> bool:
+        """Wait until some page must be written below. False: none within ``timeout`` seconds."""
+        with self._dirtied:
+            if not self._catalog.dirty_pages:
+                self._dirtied.wait(timeout)
+            return self._catalog.dirty_pages > 0
+
+    def wait_for_unshared(self, timeout: float) -> bool:
+        """Wait until some page is to be offered to the shared tier. False: none within ``timeout`` seconds."""
+        with self._published:
+            if not self._to_share:
+                self._published.wait(timeout)
+            return bool(self._to_share)
+
+    def wake(self) -> None:
+        """Let ``wait_for_dirty`` and ``wait_for_unshared`` return."""
+        with self._lock:
+            self._dirtied.notify_all()
+            self._published.notify_all()
+
+    def share(self) -> int:
+        """Offer one batch of new pages, oldest first, to the shared tier. Returns how many it has now.
+
+        A page that has left the arena meanwhile is counted as unshared, and so is one that the tier does not take:
+        there is no second try, since what comes behind is as good.
+        """
+        if self._below.shared is None:
+            return 0
+        with self.sharing:
+            with self._lock:
+                batch, gone = self._to_share.take(_SHARE_PAGES, min(_SHARE_BYTES, self._arena.arena_bytes // 8))
+                self._arena.count("unshared", gone)
+                self._catalog.hold(batch)
+            shared = 0
+            sums: list[int | None] = [None] * len(batch)
+            try:
+                pages, sums = self._writes_of(batch)
+                if pages:
+                    with self._below.times.measured(self._below.shared.name, "write"):
+                        shared = sum(self._below.shared.write(pages))
+            finally:
+                with self._lock:
+                    self._residency.note_checksums(batch, sums)
+                    self._catalog.release(batch)
+                    self._arena.count("shared", shared)
+                    self._arena.count("unshared", len(batch) - shared)
+        return shared
+
+    def share_all(self, deadline: float) -> None:
+        """Offer everything that waits now to the shared tier, until ``deadline`` (``time.monotonic``)."""
+        if self._below.shared is None:
+            return
+        with self._lock:
+            left = len(self._to_share)
+        while left > 0 and time.monotonic() < deadline:
+            with self._lock:
+                before = len(self._to_share)
+            self.share()
+            with self._lock:
+                left -= max(before - len(self._to_share), 1)
+
+    def write_back(self) -> int:
+        """Write one batch of dirty pages to the tiers below: those of the namespace whose turn it is, oldest first; of
+        the next ones, too, while they fit. Where none of it is taken it is the next one's turn at once.
+
+        Returns:
+            How many pages are clean now; 0: no namespace's are taken.
+        """
+        with self._lock:
+            left = self._catalog.dirty_namespaces
+        while left > 0:
+            with self.writing:
+                with self._lock:
+                    batch, _ = self._hold_batch(self._catalog.dirty(_WRITE_PAGES))
+                    ended = self._catalog.end_turns(batch)
+                written = self._write(batch)
+            if written:
+                return written
+            left -= max(1, ended)
+        return 0
+
+    def flush(self, deadline: float) -> int:
+        """Write everything that is dirty now, namespaces in turns, and return when it is durable: how many pages became
+        so.
+
+        Raises:
+            ResourceError: some are not, since the tiers below would not take them, or not before ``deadline``.
+        """
+        with self._lock:
+            dirty = self._catalog.dirty_stamps()
+        todo: list[tuple[int, bytes]] = []
+        while stamps := list(islice(dirty, _WRITE_PAGES)):
+            with self._lock:
+                slots = [(stamp, self._slots.find_stamp(stamp)) for stamp in stamps]
+                todo += [(stamp, self._slots.key(slot)) for stamp, slot in slots if slot is not None]
+            time.sleep(0)  # whoever waits for the lock goes first
+        turns: deque[tuple[int, int]] = deque()
+        end = 0
+        for _, pages in groupby(todo, lambda page: page[1][:FINGERPRINT_BYTES]):
+            first, end = end, end + sum(1 for _ in pages)
+            turns.append((first, end))
+        while turns and time.monotonic() < deadline:
+            first, end = turns.popleft()
+            with self.writing:
+                with self._lock:
+                    batch, seen = self._hold_batch(self._still_dirty(todo[first : min(first + _WRITE_PAGES, end)]))
+                self._write(batch)
+            if first + seen < end:
+                turns.append((first + seen, end))
+        for tier in self._below.own:
+            tier.flush()
+        left = 0
+        for at in range(0, len(todo), _WRITE_PAGES):
+            with self._lock:
+                left += sum(slot is not None for slot in self._still_dirty(todo[at : at + _WRITE_PAGES]))
+        if left:
+            raise ResourceError(f"{left} of {len(todo)} pages are not on disk: no tier below would take them (in time)")
+        return self._below.find_own([key for _, key in todo]).count(DISK)
+
+    def _still_dirty(self, pages: Sequence[tuple[int, bytes]]) -> list[Slot | None]:
+        """The slots of (stamp, key); None for a page that is clean, or gone."""
+        found = [self._slots.find_stamp(stamp) for stamp, _ in pages]
+        return [slot if slot is not None and self._slots.dirty[slot] else None for slot in found]
+
+    def _hold_batch(self, slots: Sequence[Slot | None]) -> tuple[list[Slot], int]:
+        """Hold dirty slots, as many as one write takes, and never more than an eighth of the arena.
+
+        Returns:
+            These, and how many of ``slots`` that deals with.
+        """
+        budget = min(_WRITE_BYTES, self._arena.arena_bytes // 8)
+        batch: list[Slot] = []
+        seen = 0
+        for slot in slots:
+            if slot is not None:
+                if batch and budget < self._slots.length[slot]:
+                    break
+                batch.append(slot)
+                budget -= self._slots.length[slot]
+            seen += 1
+        self._catalog.hold(batch)
+        return batch, seen
+
+    def _write(self, batch: Sequence[Slot]) -> int:
+        """Write held pages to the tiers below, and end the holds. Returns how many are clean now."""
+        written: list[bool] = [False] * len(batch)
+        sums: list[int | None] = [None] * len(batch)
+        try:
+            pages, sums = self._writes_of(batch)
+            for tier in self._below.own:
+                with self._below.times.measured(tier.name, "write"):
+                    taken = tier.write(pages)
+                written = [a or b for a, b in zip(written, taken, strict=True)]
+        finally:
+            with self._lock:
+                self._residency.note_checksums(batch, sums)
+                for slot, done in zip(batch, written, strict=True):
+                    if done:
+                        self._catalog.mark_clean(slot)
+                    else:
+                        self._catalog.defer(slot)
+                self._catalog.release(batch)
+        return sum(written)
+
+    def _writes_of(self, held: Sequence[Slot]) -> tuple[list[PageWrite], list[int | None]]:
+        """Held pages as tiers take them, with checksums made where there are none yet."""
+        with self._lock:
+            known = [
+                (
+                    self._slots.key(slot),
+                    self._residency.checksum(slot),
+                    self._residency.view(slot),
+                    self._slots.parent(slot),
+                )
+                for slot in held
+            ]
+        pages = [
+            PageWrite(key, checksum if checksum is not None else checksum_of(view), view, parent)
+            for key, checksum, view, parent in known
+        ]
+        return pages, [page.checksum for page in pages]

@@ -1,0 +1,512 @@
+"""What is known of the pages on disk, in memory: where they lie, which are forgotten, what was counted. No I/O.
+
+This is one of the tier's two locks: every method here holds it, for as long as it takes to decide, and nothing else
+does. The other one is held by whoever changes the log (:class:`~kvstore.tiers.disk.tier.DiskTier`), over its I/O. New
+rows in the index come with both: whoever changes the log may look through all of the index without this one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Container, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.events.ring import EventRing
+from kvstore.segments import record
+from kvstore.segments.index import PageIndex, Place, Rows
+from kvstore.segments.segment import Entry, Segment
+from kvstore.segments.tombstones import DeadRecords
+from kvstore.tiers.counters import TierCounts
+from kvstore.tiers.disk.quotas import Quotas
+from kvstore.tiers.disk.reader import Fetched, Outcome
+from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
+
+_TIER = "disk"
+_LATELY_SHARE = 2
+"""Used while this part of the limit was written last: wanted."""
+KEYS_A_LOOK = 1 << 13
+"""Keys looked for under one hold of the lock."""
+PAGES_A_STEP = 1 << 10
+"""Pages told, or forgotten, under one."""
+
+
+class Asked(NamedTuple):
+    """A page that is here, of a call that reads."""
+
+    position: int
+    """In the call."""
+    row: int
+    place: Place
+
+
+class Pages:
+    """The pages of one log. Safe for threads.
+
+    Args:
+        limit_bytes: of the tier: half of it is how much may be written until a page that is not used is not wanted.
+        counts: the tier's counters.
+    """
+
+    def __init__(self, limit_bytes: int, counts: TierCounts | None = None) -> None:
+        self._lock = threading.Lock()
+        self._index = PageIndex()
+        self._quotas = Quotas(self._index)
+        self._unreadable: set[bytes] = set()  # in the index, but the last read was refused: written anew if asked
+        self._forgotten: set[bytes] = set()  # out of the index, but not yet by a tombstone on disk
+        self._dead = DeadRecords()
+        self._lately = limit_bytes // _LATELY_SHARE
+        self._clock_of_use = self._lately  # and bytes that were written since
+        self._used_bytes = 0
+        self._counts = counts or TierCounts()
+        self.events = EventRing()  # nobody reads this one
+        """Told which pages come and go."""
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def contain(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which pages are here."""
+        here: list[bool] = []
+        for at in range(0, len(keys), KEYS_A_LOOK):
+            with self._lock:
+                here += (self._index.find(keys[at : at + KEYS_A_LOOK]) >= 0).tolist()
+        return here
+
+    def are_sound(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which pages are here, and were not refused when they were read last."""
+        with self._lock:
+            here: list[bool] = (self._index.find(keys) >= 0).tolist()
+            if not self._unreadable:
+                return here
+            return [found and key not in self._unreadable for key, found in zip(keys, here, strict=True)]
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """The keys of all pages that begin with ``prefix``."""
+        with self._lock:
+            rows = self._index.rows_with_prefix(prefix)
+        found: list[bytes] = []
+        for at in range(0, len(rows), PAGES_A_STEP):
+            some = rows[at : at + PAGES_A_STEP]
+            with self._lock:  # pages may have left since, and others may have their rows
+                found += self._index.keys(some[self._index.footprints(some) > 0])
+            time.sleep(0)  # whoever waits for the lock goes first
+        return [key for key in found if key.startswith(prefix)]
+
+    def fingerprints(self) -> list[bytes]:
+        """The namespaces that have pages here."""
+        with self._lock:
+            return self._index.fingerprints()
+
+    def used_by(self, fingerprint: bytes) -> int:
+        """Bytes of a namespace's pages: whole blocks, and a record each in a header and a footer."""
+        with self._lock:
+            return self._index.bytes_of(fingerprint)
+
+    def statistics(self, limit_bytes: int) -> TierStatistics:
+        """A frozen view of the counters."""
+        with self._lock:
+            return TierStatistics(
+                used_bytes=self._used_bytes, limit_bytes=limit_bytes, pages=len(self._index), **self._counts.all()
+            )
+
+    def all(self) -> list[tuple[Place, bytes]]:
+        """Every page, by place."""
+        with self._lock:
+            rows = self._index.all_rows()
+            return sorted(zip(self._index.places(rows), self._index.keys(rows), strict=True))
+
+    # -- what others tell --------------------------------------------------------------------------------------------
+
+    @property
+    def used_bytes(self) -> int:
+        """What the log takes on disk."""
+        return self._used_bytes
+
+    @used_bytes.setter
+    def used_bytes(self, size: int) -> None:
+        with self._lock:
+            self._used_bytes = size
+
+    def refused(self, pages: int) -> None:
+        """So many pages could not be written."""
+        self._counts.add(refused=pages)
+
+    def failed(self, errors: int, late: int) -> None:
+        """So many system calls failed, and so much was not done in time."""
+        self._counts.add(errors=errors, late=late)
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """The tier's limit is another one: so is how long a page that is not used counts as wanted."""
+        with self._lock:
+            self._lately = limit_bytes // _LATELY_SHARE
+
+    def set_quota(self, fingerprint: bytes, limit_bytes: int) -> None:
+        """See :class:`~kvstore.tiers.disk.quotas.Quotas`."""
+        with self._lock:
+            self._quotas.set(fingerprint, limit_bytes)
+
+    def touch(self, keys: Sequence[bytes]) -> list[bool]:
+        """Pages were used. Returns which are here."""
+        with self._lock:
+            rows = self._index.find(keys)
+            self._index.touch(rows[rows >= 0], self._clock_of_use)
+        return [row >= 0 for row in rows.tolist()]
+
+    def clear(self) -> None:
+        """Know nothing any more, and leave the counters to who opens the tier next."""
+        with self._lock:
+            self._index = PageIndex()
+            self._quotas = Quotas(self._index)
+            self._counts.detach()
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def replay(self, age: int, segment: Segment, records: npt.NDArray[np.void]) -> None:
+        """Take up the records (``record.RECORDS``) of one segment, the oldest segment first.
+
+        Args:
+            age: how many segments came before.
+            segment: learns its tombstones, and whether its pages are encrypted.
+            records: in the order in which they were written.
+        """
+        joined = records["key"].tobytes()
+        keys = [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
+        hidden = records["codec"] == record.TOMBSTONE
+        segment.encrypted = segment.encrypted or bool((records["codec"] == record.AES_GCM).any())
+        with self._lock:
+            # None of them counts as used lately, but those of newer segments were used later.
+            self._clock_of_use = self._lately + age + 1
+            if not hidden.any() and len(set(keys)) == len(keys):
+                self._put(segment.id, keys, records, age)
+                return
+            for at, key in enumerate(keys):  # in order: a page may come, go and come again
+                if hidden[at]:
+                    segment.hide([key])
+                    self._forget([key], pending=False)
+                else:
+                    self._put(segment.id, [key], records[at : at + 1], age)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def find(self, keys: Sequence[bytes]) -> list[Asked]:
+        """Those of the pages that are here."""
+        with self._lock:
+            rows = self._index.find(keys)
+            here = np.flatnonzero(rows >= 0)
+            places = self._index.places(rows[here])
+        return [Asked(*each) for each in zip(here.tolist(), rows[here].tolist(), places, strict=True)]
+
+    def were_read(
+        self, keys: Sequence[bytes], asked: Sequence[Asked], fetched: Fetched, into: Sequence[PageBytes]
+    ) -> list[int | None]:
+        """Count a call that read, and forget what turned out to be damaged.
+
+        Args:
+            keys: of the call.
+            asked: those of its pages whose reads were tried.
+            fetched: what became of these.
+            into: the call's arrays.
+
+        Returns:
+            For each page of the call its checksum, or None.
+        """
+        answers: list[int | None] = [None] * len(keys)
+        touched = []
+        corrupt = read_bytes = 0
+        with self._lock:
+            for (position, row, place), outcome, checksum in zip(
+                asked, fetched.outcomes, fetched.checksums, strict=True
+            ):
+                key = keys[position]
+                if outcome is Outcome.FOUND:
+                    answers[position] = checksum
+                    read_bytes += len(into[position])
+                    touched.append(row)
+                    if self._unreadable:
+                        self._unreadable.discard(key)
+                elif outcome is Outcome.CORRUPT:
+                    corrupt += 1
+                    if self._place_of(key) == place:
+                        self._forget([key])
+                # By now the page may have left and come back: what was learnt holds for the place that was read.
+                elif outcome is Outcome.FAILED and self._place_of(key) == place:
+                    self._unreadable.add(key)
+            if touched:  # a row may have got another page by now, which then counts as read: no harm
+                self._index.touch(np.array(touched, np.int64), self._clock_of_use)
+        missed = answers.count(None)
+        self._counts.add(
+            asked=len(keys),
+            hit=len(keys) - missed,
+            missed=missed,
+            corrupt=corrupt,
+            errors=len(fetched.errors),
+            late=fetched.late,
+            read_bytes=read_bytes,
+        )
+        return answers
+
+    # -- writing; callers change the log ------------------------------------------------------------------------------
+
+    def choose(
+        self, pages: Sequence[PageWrite], wrong: set[bytes], fits: Callable[[int], bool], overhead_bytes: int
+    ) -> list[Entry]:
+        """Which pages have to be written: each once, not those that are here, not those that can't be.
+
+        What is here counts as used: it should not leave for the rest of its prefix. What does not fit into the quota
+        of its namespace is refused; nothing leaves yet, see :meth:`keep_quotas`.
+
+        Args:
+            pages: that are asked for.
+            wrong: the keys of those that are not what their checksums say.
+            fits: whether a payload of a length could be stored at all.
+            overhead_bytes: how much longer payloads are on disk.
+        """
+        wanted: dict[bytes, Entry] = {}
+        keys = [page.key for page in pages]
+        with self._lock:
+            rows = self._index.find(keys)
+            here = rows >= 0
+            self._index.touch(rows[here], self._clock_of_use)
+            possible = {length: length > 0 and fits(length) for length in {len(page.payload) for page in pages}}
+            for (key, checksum, payload, _), known in zip(pages, here.tolist(), strict=True):
+                if key in wanted or (known and key not in self._unreadable):
+                    continue
+                if key in wrong:
+                    self._counts.add(corrupt=1)
+                elif possible[len(payload)]:
+                    wanted[key] = Entry(key, checksum, payload)
+                else:
+                    self._counts.add(refused=1)
+            for fingerprint, some in self._quotas.limited(keys).items():
+                self._refuse_surplus(fingerprint, some, wanted, overhead_bytes)
+        return list(wanted.values())
+
+    def _refuse_surplus(
+        self, fingerprint: bytes, keys: Sequence[bytes], wanted: dict[bytes, Entry], overhead_bytes: int
+    ) -> None:
+        """Drop from what is wanted of a namespace what can't fit into its quota together with what is here."""
+        here = dict(zip(keys, self._index.find(keys).tolist(), strict=True))
+        asked = [key for key in keys if key in wanted or here[key] >= 0]
+        lengths = self._index.lengths(np.array([here[key] for key in asked], np.int64)).tolist()
+        for at, key in enumerate(asked):
+            if key in wanted:
+                lengths[at] = wanted[key].length + overhead_bytes
+        refused = asked[self._quotas.fitting(fingerprint, lengths) :]
+        self._counts.add(refused=sum([wanted.pop(key, None) is not None for key in refused]))
+
+    def keep_quotas(self, keys: Sequence[bytes]) -> int:
+        """Behind a call that wrote: let pages of its namespaces leave for what was written, where these have quotas.
+
+        Not before: a write that is refused must not cost a page.
+
+        Args:
+            keys: that were asked for; of the pages that are here now, they leave last.
+
+        Returns:
+            How many pages left.
+        """
+        left = 0
+        with self._lock:
+            for fingerprint, some in self._quotas.limited(keys).items():
+                rows = self._index.find(some)
+                leaving = self._quotas.leaving(fingerprint, rows[rows >= 0])
+                self._forget(self._index.keys(leaving))
+                left += len(leaving)
+            self._counts.add(evicted=left)
+        return left
+
+    def were_appended(
+        self, segment: int, entries: Sequence[Entry], records: npt.NDArray[np.void], used_bytes: int, *, carried: bool
+    ) -> None:
+        """A chunk was written.
+
+        Args:
+            segment: the id of the segment that holds it.
+            entries: what was written.
+            records: of these (``record.RECORDS``).
+            used_bytes: what the log takes now.
+            carried: whether they lay elsewhere before.
+        """
+        keys = [entry.key for entry in entries if entry.payload is not None]
+        if len(keys) < len(entries):
+            records = records[records["codec"] != record.TOMBSTONE]
+        with self._lock:
+            self._used_bytes = used_bytes
+            if carried:
+                self._counts.add(carried=len(keys))
+            else:
+                self._clock_of_use += record.padded_in_all(records["length"].tolist())
+                written = sum([0 if payload is None else len(payload) for _, _, payload in entries])
+                self._counts.add(stored=len(keys), written_bytes=written)
+            self._put(segment, keys, records, self._clock_of_use)
+            # Either by this tombstone, or because this page comes after.
+            self._forgotten.difference_update([entry.key for entry in entries])
+            self._unreadable.difference_update(keys)
+
+    def tell_stored(self, pages: Sequence[PageWrite], written: Container[bytes]) -> None:
+        """Behind a call that wrote: say which of the pages that it wrote are here now."""
+        if not self.events.wanted:
+            return
+        with self._lock:
+            rows = self._index.find([page.key for page in pages]).tolist()
+            here = [page for page, row in zip(pages, rows, strict=True) if row >= 0 and page.key in written]
+            self.events.stored(_TIER, [(page.key, page.parent) for page in here])
+
+    def may_lie_in(self, segment: int, keys: Sequence[bytes]) -> None:
+        """Pages that were not written may be whole in a segment all the same, now or later: they must not come back."""
+        with self._lock:
+            self._dead.add(keys, [segment] * len(keys))
+            rows = self._index.find(keys).tolist()
+            self._forgotten.update(key for key, row in zip(keys, rows, strict=True) if row < 0)
+
+    # -- forgetting; callers change the log ---------------------------------------------------------------------------
+
+    def forget(self, keys: Sequence[bytes]) -> tuple[int, set[int]]:
+        """Take pages out of the index. Returns how many were here, and the segments that they lay in.
+
+        One that is not here may lie in a segment that could not be deleted, or that took a write too late: it must not
+        come back either.
+        """
+        keys = list(dict.fromkeys(keys))  # none twice
+        absent = [key for key, here in zip(keys, self.contain(keys), strict=True) if not here]
+        with self._lock:
+            if absent and len(self._dead):
+                dead = self._dead.anywhere(absent)
+                self._forgotten.update(key for key, is_dead in zip(absent, dead, strict=True) if is_dead)
+        count = 0
+        segments: set[int] = set()
+        for at in range(0, len(keys), PAGES_A_STEP):
+            with self._lock:
+                rows = self._index.find(keys[at : at + PAGES_A_STEP])
+                rows = rows[rows >= 0]
+                count += len(rows)
+                segments.update(place.segment for place in self._index.places(rows))
+                self._forget(self._index.keys(rows))
+            time.sleep(0)  # whoever waits for the lock goes first
+        return count, segments
+
+    def forgotten(self) -> list[bytes]:
+        """Keys that want a tombstone."""
+        with self._lock:
+            return list(self._forgotten)
+
+    def still_forgotten(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of the keys that want a tombstone yet."""
+        with self._lock:
+            return [key for key in keys if key in self._forgotten]
+
+    # -- segments that leave; callers change the log ------------------------------------------------------------------
+
+    def sizes(self, segments: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Bytes of the pages in each segment: of all, and of those used lately. Without the lock: see above."""
+        return self._index.bytes_by_segment(segments, self._clock_of_use - self._lately)
+
+    def are_in(self, segment: int) -> bool:
+        """Whether any page lies in a segment."""
+        with self._lock:
+            return len(self._index.rows_in(segment)) > 0
+
+    def read_lately_in(self, segment: int) -> list[tuple[Place, bytes]]:
+        """The pages of a segment that were read there, and lately; the latest first."""
+        with self._lock:
+            rows = self._index.read_since(self._index.rows_in(segment), self._clock_of_use - self._lately)
+            return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
+
+    def lie_in(self, segment: int) -> list[tuple[Place, bytes]]:
+        """The pages of a segment, by place."""
+        with self._lock:
+            rows = self._index.rows_in(segment)
+            return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
+
+    def still_there(self, pages: Sequence[tuple[Place, bytes]]) -> list[bool]:
+        """Which of the pages still lie where they lay."""
+        with self._lock:
+            return [self._place_of(key) == place for place, key in pages]
+
+    def to_be_hidden(self, segment: Segment, *, behind_unread: bool) -> list[bytes]:
+        """The keys that need a tombstone elsewhere when a segment goes: older segments hold dead records of them.
+
+        These are pages that lie in it, and keys that its tombstones hide now.
+
+        Args:
+            segment: that is to go.
+            behind_unread: whether an older one could not be read: what that one holds is not known.
+        """
+        with self._lock:
+            return self._to_be_hidden(segment, behind_unread)
+
+    def _to_be_hidden(self, segment: Segment, behind_unread: bool) -> list[bytes]:
+        tombstones = list(dict.fromkeys(segment.tombstones))
+        rows = self._index.find(tombstones).tolist()
+        # A page of the key that lies in another segment hides the rest as well.
+        keys = [key for key, row in zip(tombstones, rows, strict=True) if row < 0]
+        if behind_unread or not len(self._dead):
+            return keys if behind_unread else []
+        keys += self._index.keys(self._index.rows_in(segment.id))
+        return [key for key, dead in zip(keys, self._dead.older(keys, segment.id), strict=True) if dead]
+
+    def leave(self, segment: Segment, *, behind_unread: bool) -> tuple[list[bytes], list[bytes]]:
+        """Take the pages of a segment out of the index. Returns their keys, and those that :meth:`to_be_hidden` names.
+
+        The latter are forgotten until a tombstone for them is written.
+        """
+        with self._lock:
+            hidden = self._to_be_hidden(segment, behind_unread)
+            rows = self._index.rows_in(segment.id)
+            leaving = self._index.keys(rows)
+            self._index.remove(rows)
+            self._unreadable.difference_update(leaving)
+            self.events.removed(_TIER, leaving)
+            self._counts.add(evicted=len(leaving))
+            self._forgotten.update(hidden)
+        return leaving, hidden
+
+    def did_not_go(self, segment: int, keys: Sequence[bytes]) -> None:
+        """The segment that these pages left is still there: they may come back, but none that is removed now."""
+        with self._lock:
+            self._dead.add(keys, [segment] * len(keys))
+
+    def is_gone(self, segment: int) -> None:
+        """A segment's file is gone: what only that held needs no tombstone any more."""
+        with self._lock:
+            keys = list(self._forgotten)
+            before = self._dead.anywhere(keys)
+            self._dead.drop(segment)
+            after = self._dead.anywhere(keys)
+            self._forgotten.difference_update(
+                key for key, was, is_dead in zip(keys, before, after, strict=True) if was and not is_dead
+            )
+
+    # -- the index; the caller holds the lock ------------------------------------------------------------------------
+
+    def _place_of(self, key: bytes) -> Place | None:
+        rows = self._index.find([key])
+        return self._index.places(rows)[0] if rows[0] >= 0 else None
+
+    def _put(self, segment: int, keys: Sequence[bytes], records: npt.NDArray[np.void], tick: int) -> None:
+        """Pages, none twice, lie in a segment now."""
+        rows = self._bury(keys)
+        ids = np.full(len(keys), segment, np.uint64)
+        self._index.put(keys, ids, records["offset"], records["length"], records["checksum"], tick, rows)
+
+    def _bury(self, keys: Sequence[bytes]) -> Rows:
+        """The records of these pages, where they have any, count no longer. Returns the pages' rows."""
+        rows = self._index.find(keys)
+        known = np.flatnonzero(rows >= 0)
+        if len(known):
+            places = self._index.places(rows[known])
+            self._dead.add([keys[at] for at in known.tolist()], [place.segment for place in places])
+        return rows
+
+    def _forget(self, keys: Sequence[bytes], *, pending: bool = True) -> None:
+        """Take pages out of the index; their records stay behind, to be hidden by tombstones."""
+        rows = self._bury(keys)
+        if self.events.wanted:
+            self.events.removed(_TIER, [key for key, row in zip(keys, rows.tolist(), strict=True) if row >= 0])
+        self._index.remove(rows[rows >= 0])
+        self._unreadable.difference_update(keys)
+        if pending:
+            self._forgotten.update(keys)

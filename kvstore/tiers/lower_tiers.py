@@ -1,0 +1,82 @@
+"""The tiers below the arena, asked as one: which of them has a page, and what all of them are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvstore.limits import ABSENT, DISK, REDIS
+from kvstore.tiers.latencies import TierTimes
+from kvstore.tiers.tier import OwnTier, SharedTier, Tier
+
+
+class Below:
+    """This node's own tiers and the one that it shares.
+
+    Args:
+        own: of this node alone, fastest first.
+        shared: the tier that several nodes share.
+    """
+
+    def __init__(self, own: Sequence[OwnTier], shared: SharedTier | None) -> None:
+        self.own = tuple(own)
+        self.times = TierTimes()
+        self.shared = shared
+
+    def all(self) -> tuple[Tier, ...]:
+        """Every tier, the shared one last."""
+        return self.own if self.shared is None else (*self.own, self.shared)
+
+    def find_own(self, keys: Sequence[bytes]) -> bytes:
+        """For each key ``DISK`` where a tier of this node has it, else ``ABSENT``. No I/O."""
+        found = bytearray(len(keys))
+        for tier in self.own:
+            for place, here in enumerate(tier.contains(keys)):
+                if here:
+                    found[place] = DISK
+        return bytes(found)
+
+    def find(self, asked: Sequence[Sequence[bytes]], above: Callable[[Sequence[bytes]], Sequence[bool]]) -> list[bytes]:
+        """For each list of keys, where each page is. The shared tier is asked once, for all that is nowhere else, and
+        may block until its deadline.
+
+        Args:
+            asked: lists of keys.
+            above: which pages the arena has: the shared tier isn't asked for them. Not called where there is none.
+        """
+        answers = [bytearray(self.find_own(keys)) for keys in asked]
+        if self.shared is not None:
+            nowhere = [
+                (answer, place, key)
+                for keys, answer in zip(asked, answers, strict=True)
+                for place, (key, here) in enumerate(zip(keys, above(keys), strict=True))
+                if answer[place] == ABSENT and not here
+            ]
+            nowhere.sort(key=_place)  # heads first, whichever list: the tier may not get to the end in time
+            there = self._look_up(self.shared, [key for _, _, key in nowhere]) if nowhere else []
+            for (answer, place, _), here in zip(nowhere, there, strict=True):
+                if here:
+                    answer[place] = REDIS
+        return list(map(bytes, answers))
+
+    def _look_up(self, shared: Tier, keys: Sequence[bytes]) -> list[bool]:
+        with self.times.measured(shared.name, "lookup"):
+            return shared.contains(keys)
+
+
+LOOKS = 3
+"""How often it is looked for a page at most that leaves the arena meanwhile."""
+
+
+def left_meanwhile(before: Sequence[bool], now: Sequence[bool], below: bytes) -> bool:
+    """Whether a page is found nowhere though it was in the arena a moment ago: it may have gone below behind the look.
+
+    Args:
+        before: which pages the arena had before the tiers below were asked.
+        now: which it has behind that.
+        below: where the tiers below had each page.
+    """
+    return any(was and not here and under == ABSENT for was, here, under in zip(before, now, below, strict=True))
+
+
+def _place(missing: tuple[bytearray, int, bytes]) -> int:
+    return missing[1]

@@ -1,0 +1,87 @@
+"""A chunk on its way into Redis: its values, what it is charged with, and the entries of its pages. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvstore.tiers.redis.format import chunk
+from kvstore.tiers.redis.format.chunk import VALUE_BYTES, ChunkHeader, part_sizes
+from kvstore.tiers.redis.format.entry import PageEntry
+from kvstore.tiers.redis.format.key_names import part_name
+from kvstore.tiers.redis.net.resp import Argument, Buffer
+
+
+@dataclass(frozen=True)
+class NewChunk:
+    """A chunk that is not in Redis yet."""
+
+    bucket: int
+    header: ChunkHeader
+    head: bytes
+    """The header's bytes."""
+    payloads: Sequence[Buffer]
+    """Each page's stored bytes, straight from the arena where they are not compressed."""
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How long each of its values is."""
+        return part_sizes(len(self.head), sum(self.header.stored))
+
+    @cached_property
+    def charge(self) -> int:
+        """What it counts against budget and quota."""
+        return chunk.charge(self.sizes, len(self.payloads))
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        """Its pages' keys."""
+        return [self.header.namespace + block_hash for block_hash in self.header.hashes]
+
+    def entries(self) -> list[PageEntry]:
+        """What will say where its pages are."""
+        return entries_of(self.header, self.bucket, len(self.head))
+
+    def admission(self, budget: int, live_ms: bytes, quota: int | None) -> list[bytes]:
+        """The arguments of the script ``ADMIT``.
+
+        Args:
+            budget: most bytes in its bucket.
+            live_ms: milliseconds that its values live.
+            quota: most bytes of its namespace there; None: no quota.
+        """
+        numbers = [self.charge, len(self.payloads), len(self.head), len(self.sizes), budget]
+        most = b"" if quota is None else b"%d" % quota
+        return [self.header.nonce, *(b"%d" % number for number in numbers), live_ms, self.header.namespace, most]
+
+    def commands(self) -> list[tuple[bytes, list[Argument]]]:
+        """For each value its name, and the command that puts it where the admission made a place for it."""
+        return [
+            (name, [b"SET", name, value, b"XX", b"KEEPTTL"])
+            for part, value in enumerate(self._values())
+            for name in [part_name(self.bucket, self.header.nonce, part)]
+        ]
+
+    def _values(self) -> list[list[Buffer]]:
+        values: list[list[Buffer]] = [[self.head]]
+        at = 0
+        for payload in self.payloads:
+            view = memoryview(payload)
+            while len(view):
+                part, begun = divmod(at, VALUE_BYTES)
+                if part == len(values):
+                    values.append([])
+                piece = view[: VALUE_BYTES - begun]
+                values[part].append(piece)
+                at += len(piece)
+                view = view[len(piece) :]
+        return values
+
+
+def entries_of(header: ChunkHeader, bucket: int, header_bytes: int) -> list[PageEntry]:
+    """The entries that the pages of a chunk have."""
+    return [
+        PageEntry(bucket, header.nonce, header_bytes, number, *where, header.position + number)
+        for number, where in enumerate(zip(header.offsets, header.stored, header.lengths, strict=True))
+    ]

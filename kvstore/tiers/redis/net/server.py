@@ -1,0 +1,384 @@
+"""One server: connections that are opened in the background, and the breakers that say when not to ask it.
+
+redis-py opens a connection (address, TLS, login, database); from then on requests and replies go over its socket by
+:mod:`kvstore.tiers.redis.net.resp`. Opening may take as long as it likes: it has a thread of its own, and whoever wants
+the connection waits until their own deadline only.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from kvstore.breaker import Breaker
+from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
+from kvstore.fairness import Turns
+from kvstore.host.forking import tell_children
+from kvstore.tiers.redis.net.resp import (
+    Argument,
+    Buffer,
+    Reply,
+    ServerError,
+    Wire,
+    encode,
+)
+from kvstore.tiers.redis.net.threads import Crew
+from kvstore.tiers.tier import READER
+
+_log = logging.getLogger(__name__)
+
+MOST_LINKS = 8
+"""Connections to one server; of more callers, readers take turns."""
+FAIR_SECONDS = 0.02
+"""A server that had less time than this is not blamed for being late: its caller came too late."""
+
+_MOST_AHEAD = 4 << 20
+"""Bytes of replies that are asked for before they are received: two full chunks."""
+_SENT_AT_ONCE = 1 << 20
+"""Bytes of payload behind which what was encoded is sent: the server works on it while more is encoded."""
+_SICK = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH", "WRONGPASS", "NOPERM"})
+"""Error replies of a server that serves nothing at all now."""
+_FULL = frozenset({"OOM", "READONLY", "NOREPLICAS", "MISCONF"})
+"""Error replies of a server that takes no writes now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One command."""
+
+    slot: int
+    """The hash slot of its keys."""
+    arguments: Sequence[Argument]
+    into: Sequence[Buffer] = ()
+    """Where a bulk reply goes; see :meth:`kvstore.tiers.redis.net.resp.Wire.receive`."""
+    then: Callable[[], None] | None = None
+    """Called when its reply is here, before the next one is received: while its bytes are still in the caches."""
+    payload_bytes: int = 0
+    """How many bytes of pages it carries."""
+
+
+class Link:
+    """One connection of redis-py, used by one caller at a time."""
+
+    def __init__(self, pool: Any, scripts: Sequence[str], timeout: float) -> None:
+        self._pool = pool
+        self._connection = pool.get_connection()
+        try:
+            self._socket = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
+            tell_children(self)
+            self._wire = Wire(self._socket)
+            self._load(scripts, time.monotonic() + timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, scripts: Sequence[str], deadline: float) -> None:
+        loads = [Request(0, [b"SCRIPT", b"LOAD", script.encode()]) for script in scripts]
+        for reply in self.roundtrip(loads, deadline):
+            if isinstance(reply, ServerError):
+                raise UnavailableError(f"a script is refused: {reply.message}")
+
+    def roundtrip(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
+        """Send all requests, and receive all replies. After an exception the link is to be closed.
+
+        Requests for large replies are sent only some ahead: the server keeps every reply in memory until it is sent,
+        and memory that it used just now costs it half of what fresh memory does.
+        """
+        replies: list[Reply] = []
+        sizes = [sum(map(len, request.into)) for request in requests]
+        sent = ahead = 0
+        for place, request in enumerate(requests):
+            if place == sent:
+                sent, ahead = self._ask(requests, sizes, sent, ahead, deadline)
+            replies.append(self._wire.receive(deadline, request.into))
+            ahead -= sizes[place]
+            if sent < len(requests):
+                sent, ahead = self._ask(requests, sizes, sent, ahead, deadline)
+            if request.then is not None:
+                request.then()
+        return replies
+
+    def _ask(
+        self, requests: Sequence[Request], sizes: Sequence[int], sent: int, ahead: int, deadline: float
+    ) -> tuple[int, int]:
+        """Send what may be sent now. Returns how many requests are sent, and the bytes of replies that are on their
+        way."""
+        first = sent
+        while sent < len(requests) and (not ahead or ahead + sizes[sent] <= _MOST_AHEAD):
+            ahead += sizes[sent]
+            sent += 1
+        while first < sent:
+            end, payload = first, 0
+            while end < sent and payload < _SENT_AT_ONCE:
+                payload += requests[end].payload_bytes
+                end += 1
+            self._wire.send(encode([request.arguments for request in requests[first:end]]), deadline)
+            first = end
+        return sent, ahead
+
+    def is_quiet(self) -> bool:
+        """Whether it is open, and nothing came unasked, as the end of a connection does."""
+        if self._socket.fileno() < 0:  # redis-py closes connections when a Cluster's servers change
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._connection.disconnect()
+        self._pool.release(self._connection)
+
+    def forked(self) -> None:
+        """In a child: the connection is the parent's, and ends with that."""
+        with suppress(OSError):
+            self._socket.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A caller that waits for a connection."""
+
+    woken: threading.Condition
+    link: Link | None = None
+    """His from now on."""
+
+
+class Node:
+    """One server. Safe for threads.
+
+    Args:
+        name: for logs.
+        pool: redis-py's pool of connections.
+        scripts: loaded on each new connection.
+        timeout: most seconds for the greeting of a new connection, by each of its steps.
+        breaker: makes a breaker.
+    """
+
+    def __init__(
+        self, name: str, pool: Any, scripts: Sequence[str], timeout: float, breaker: Callable[[], Breaker] = Breaker
+    ) -> None:
+        self.name = name
+        self._pool = pool
+        self._scripts = scripts
+        self._timeout = timeout
+        self.breaker = breaker()
+        """For everything."""
+        self.writes = breaker()
+        """For writes alone: a server may be full, or read-only, and still answer reads."""
+        self.crew = Crew(MOST_LINKS, f"kvstore-{name}")
+        self._lock = threading.Lock()
+        self._idle: list[Link] = []
+        """Empty while somebody waits."""
+        self._turns: Turns[_Waiter] = Turns()
+        self._waiting: set[_Waiter] = set()
+        self._links = 0
+        self._opening = 0
+        self._refused = 0
+        self._why = ""
+        self._closed = False
+
+    def exchange(self, requests: Sequence[Request], deadline: float, *, writing: bool) -> list[Reply]:
+        """Send requests in one go, and receive their replies.
+
+        Raises:
+            UnavailableError: the server is away, or a breaker is open.
+            ResourceError: this machine has no thread for a connection.
+            DeadlineError: it is too slow; or ``deadline`` was over before it was asked, for which nobody blames it.
+        """
+        began = time.monotonic()
+        if began >= deadline:
+            raise DeadlineError(f"{self.name} was not asked: the deadline was over before")
+        if (writing and not self.writes.allows()) or not self.breaker.allows():
+            raise UnavailableError(f"{self.name} is left alone for a while")
+        try:
+            link = self._take(deadline)
+        except DeadlineError:
+            self._late(began, deadline)
+            raise
+        except ResourceError:
+            raise  # this machine's failure
+        except KVStoreError:
+            self.breaker.failed()
+            raise
+        asked = time.monotonic()
+        if link is None or asked >= deadline:
+            if link is not None:
+                self._put_back(link)
+            raise DeadlineError(f"{self.name} was not asked: all connections were in use until the deadline")
+        try:
+            replies = link.roundtrip(requests, deadline)
+        except DeadlineError:
+            self._drop(link)
+            self._late(asked, deadline)
+            raise
+        except (FormatError, ValueError) as error:  # ValueError: redis-py closed the socket under it
+            self._drop(link)
+            self.breaker.failed()
+            raise UnavailableError(f"{self.name}: {error}") from error
+        except BaseException:
+            self._drop(link)
+            self.breaker.failed()
+            raise
+        kinds = {reply.kind for reply in replies if isinstance(reply, ServerError)}
+        if kinds & _SICK:
+            self.breaker.failed()
+        else:
+            self.breaker.succeeded()
+        if kinds & _FULL:
+            self.writes.failed()
+        elif writing and not kinds & _SICK:
+            self.writes.succeeded()
+        if kinds & {"READONLY", "NOSCRIPT", "NOAUTH"}:  # a new connection may lead to the new master, and has scripts
+            self._drop(link)
+            self._drop_idle()
+        else:
+            self._put_back(link)
+        return replies
+
+    def close(self) -> None:
+        """Close all connections; those in use when they come back."""
+        with self._lock:
+            self._closed = True
+            self._wake_all()
+        self._drop_idle()
+        self.crew.close()
+
+    def _late(self, asked: float, deadline: float) -> None:
+        """No answer came between these two."""
+        if deadline - asked >= FAIR_SECONDS:
+            self.breaker.failed()
+
+    def _take(self, deadline: float) -> Link | None:
+        """A connection of one's own. None: others had all of them until ``deadline``.
+
+        Raises:
+            UnavailableError: the server can't be reached.
+            DeadlineError: none could be opened in time.
+            ResourceError: no thread can be started to open one.
+        """
+        dead: list[Link] = []
+        try:
+            with self._lock:
+                if self._closed:
+                    raise UnavailableError(f"{self.name} was closed")
+                while self._idle:  # so nobody waits
+                    link = self._idle.pop()
+                    if link.is_quiet():
+                        return link
+                    self._links -= 1
+                    dead.append(link)
+                waiter = _Waiter(threading.Condition(self._lock))
+                self._waiting.add(waiter)
+                try:
+                    return self._wait(waiter, deadline, dead)
+                finally:
+                    self._waiting.remove(waiter)
+                    if waiter.link is not None:
+                        self._hand_on(waiter.link)
+                    if not self._waiting:
+                        self._turns = Turns()  # without those who gave up
+        finally:
+            for link in dead:
+                link.close()
+
+    def _wait(self, waiter: _Waiter, deadline: float, dead: list[Link]) -> Link | None:
+        """Wait for one's turn with a connection; see ``_take``. The caller holds the lock, and closes the dead ones."""
+        refused = self._refused
+        self._turns.add(READER.get(), [waiter])
+        while True:
+            if waiter.link is not None:
+                link, waiter.link = waiter.link, None
+                if link.is_quiet():
+                    return link
+                self._links -= 1
+                dead.append(link)
+                self._turns.add(READER.get(), [waiter])
+            if self._closed:
+                raise UnavailableError(f"{self.name} was closed")
+            if self._refused != refused:
+                raise UnavailableError(f"{self.name} can't be reached: {self._why}")
+            if not self._opening and self._links < MOST_LINKS:
+                self._start_opening()
+            left = deadline - time.monotonic()
+            if (left <= 0 or not waiter.woken.wait(left)) and waiter.link is None:
+                if self._links >= MOST_LINKS:
+                    return None
+                raise DeadlineError(f"{self.name} gave no connection in time")
+
+    def _hand_on(self, link: Link) -> None:
+        """Give a connection to whoever's turn it is. The caller holds the lock."""
+        while self._turns:
+            waiter = self._turns.take()
+            if waiter in self._waiting:  # else he gave up
+                waiter.link = link
+                waiter.woken.notify()
+                return
+        self._idle.append(link)
+
+    def _wake_all(self) -> None:
+        """Those who wait look what has changed. The caller holds the lock."""
+        for waiter in self._waiting:
+            waiter.woken.notify()
+
+    def _start_opening(self) -> None:
+        self._opening += 1
+        try:
+            threading.Thread(target=self._open, name=f"kvstore-{self.name}", daemon=True).start()
+        except RuntimeError as error:
+            self._opening -= 1
+            raise ResourceError(f"{self.name}: no thread for a connection: {error}") from error
+
+    def _open(self) -> None:
+        link: Link | None = None
+        why = ""
+        try:
+            link = Link(self._pool, self._scripts, self._timeout)
+        except (RedisError, KVStoreError, OSError) as error:
+            why = str(error)
+        except Exception as error:  # noqa: BLE001 - redis-py may raise anything at a peer that is no Redis
+            why = repr(error)
+        with self._lock:
+            self._opening -= 1
+            if link is None:
+                self._refused += 1
+                if why != self._why:
+                    _log.warning("%s can't be reached: %s", self.name, why)
+                self._why = why
+            else:
+                self._why = ""
+                if not self._closed:
+                    self._links += 1
+                    self._hand_on(link)
+                    link = None
+            self._wake_all()
+        if link is not None:
+            link.close()
+
+    def _put_back(self, link: Link) -> None:
+        with self._lock:
+            if not self._closed:
+                self._hand_on(link)
+                return
+        self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        link.close()
+        with self._lock:
+            self._links -= 1
+            self._wake_all()
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._links -= len(idle)
+        for link in idle:
+            link.close()

@@ -1,0 +1,261 @@
+"""All the servers behind one address: which of them has a key, and one pipelined request to each of them at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from redis import Redis, RedisCluster
+from redis.cluster import ClusterNode
+from redis.connection import ConnectionPool
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import RedisError
+from redis.sentinel import Sentinel
+
+from kvstore.breaker import Breaker
+from kvstore.errors import KVStoreError, UnavailableError
+from kvstore.tiers.redis.net.address import Address, Kind
+from kvstore.tiers.redis.net.resp import Reply, ServerError
+from kvstore.tiers.redis.net.server import Node, Request
+from kvstore.tiers.tier import Peer
+
+_log = logging.getLogger(__name__)
+
+_MOVED = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"})
+_REFRESH_SECONDS = 0.5
+"""How often a Cluster is asked for its slots while one of its servers is away."""
+NO_ANSWER = ServerError("NOANSWER")
+"""Stands for every reply of a server that was not asked or did not answer."""
+
+
+class Servers:
+    """The servers. Safe for threads; opens connections when they are needed.
+
+    Args:
+        address: of one server, of Sentinels, or of a Cluster.
+        scripts: loaded on each connection.
+        timeout: seconds for each step of opening a connection.
+        pause: the breakers' first pause, in seconds.
+    """
+
+    def __init__(self, address: Address, scripts: Sequence[str], timeout: float, pause: float) -> None:
+        self._address = address
+        self._scripts = scripts
+        self._timeout = timeout
+        self._pause = pause
+        self._lock = threading.Lock()
+        self._routed = threading.Condition(self._lock)
+        self._nodes: dict[str, Node] = {}
+        self._table: list[Node | None] = []
+        self._clients: list[Any] = []
+        self._cluster: RedisCluster | None = None
+        self._refreshing = False
+        self._rounds = 0
+        self._asked = 0.0
+        self._discovery = Breaker(1, pause=pause)
+        self._closed = False
+        self.is_cluster = address.kind is Kind.CLUSTER
+        if not self.is_cluster:
+            self._table = [self._new_node("redis", self._single_pool())]
+
+    def slot(self, key: bytes) -> int:
+        """The hash slot of a key; keys of one slot may stand in one command."""
+        return key_slot(key) if self.is_cluster else 0
+
+    def exchange(self, requests: Sequence[Request], deadline: float, *, writing: bool = False) -> list[Reply]:
+        """Send each server its requests in one go, all servers at once. Those of one slot keep their order.
+
+        A Cluster's slots that have moved are asked for anew, once.
+
+        Returns:
+            A reply for each request; ``NO_ANSWER`` where there was none by ``deadline``.
+        """
+        if not requests:
+            return []
+        replies = self._exchange(requests, deadline, writing=writing)
+        moved = [
+            place for place, reply in enumerate(replies) if isinstance(reply, ServerError) and reply.kind in _MOVED
+        ]
+        if moved and self.is_cluster:
+            self._refresh(deadline)
+            again = self._exchange([requests[place] for place in moved], deadline, writing=writing)
+            for place, reply in zip(moved, again, strict=True):
+                replies[place] = reply
+        return replies
+
+    def exchange_each(self, arguments: Sequence[bytes], cursors: dict[str, bytes], deadline: float) -> dict[str, Reply]:
+        """Send a command, with a cursor behind its first word, to each server that ``cursors`` names."""
+        out: dict[str, Reply] = {}
+        for name, cursor in cursors.items():
+            node = self._nodes.get(name)
+            if node is not None:
+                try:
+                    command = [arguments[0], cursor, *arguments[1:]]
+                    out[name] = node.exchange([Request(0, command)], deadline, writing=False)[0]
+                except KVStoreError as error:
+                    _log.debug("%s", error)
+        return out
+
+    def primaries(self, deadline: float) -> list[str]:
+        """The names of all servers that have slots."""
+        if not self._table:
+            self._refresh(deadline)
+        return sorted({node.name for node in self._table if node is not None})
+
+    def peers(self) -> list[Peer]:
+        """Each server, and whether it is being asked or left alone since it failed."""
+        with self._lock:
+            nodes = list(self._nodes.values())
+        single = "" if self.is_cluster else repr(self._address).strip("<>")
+        return [Peer(single or node.name, not node.breaker.is_open) for node in nodes]
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._closed = True
+            nodes = list(self._nodes.values())
+            clients, self._clients = self._clients, []
+            self._routed.notify_all()
+        for node in nodes:
+            node.close()
+        for client in clients:
+            client.close()
+
+    def _exchange(self, requests: Sequence[Request], deadline: float, *, writing: bool) -> list[Reply]:
+        replies: list[Reply] = [NO_ANSWER] * len(requests)
+        if not self._table:
+            self._refresh(deadline)
+        table = self._table
+        if not table:
+            return replies
+        groups: dict[Node, list[int]] = {}
+        for place, request in enumerate(requests):
+            node = table[request.slot]
+            if node is not None:
+                groups.setdefault(node, []).append(place)
+        if not groups:
+            return replies
+
+        def ask(node: Node, places: list[int]) -> None:
+            try:
+                answers = node.exchange([requests[place] for place in places], deadline, writing=writing)
+            except KVStoreError as error:
+                _log.debug("%s", error)
+                return
+            for place, answer in zip(places, answers, strict=True):
+                replies[place] = answer
+
+        first, *others = groups.items()
+        waiting = [node.crew.start(partial(ask, node, places)) for node, places in others]
+        ask(*first)
+        for task in waiting:
+            task.end(deadline)
+        if any(node.breaker.is_open for node in groups) and time.monotonic() > self._asked + _REFRESH_SECONDS:
+            self._start_refresh()  # perhaps another server has its slots by now
+        return replies
+
+    # -- finding the servers -----------------------------------------------------------------------------------------
+
+    def _connection_options(self) -> dict[str, Any]:
+        # RESP2: no reply comes unasked. No retries: a miss is cheaper than a second try.
+        defaults = {
+            "protocol": 2,
+            "socket_timeout": self._timeout,
+            "socket_connect_timeout": self._timeout,
+            "decode_responses": False,
+        }
+        return defaults | dict(self._address.options)
+
+    def _single_pool(self) -> Any:
+        options = self._connection_options()
+        if self._address.kind is Kind.SINGLE:
+            if self._address.hosts:
+                options["host"], options["port"] = self._address.hosts[0]
+            return ConnectionPool(**options)
+        own = {
+            name.removeprefix("sentinel_"): options.pop(name) for name in list(options) if name.startswith("sentinel_")
+        }
+        shared = {name: value for name, value in options.items() if name.startswith(("ssl", "socket_"))}
+        theirs = shared | own | {"protocol": 2}
+        sentinel = Sentinel(list(self._address.hosts), sentinel_kwargs=theirs, **options)  # type: ignore[no-untyped-call]
+        master: Redis = sentinel.master_for(self._address.service)  # type: ignore[no-untyped-call]
+        self._clients += [master, *sentinel.sentinels]
+        return master.connection_pool
+
+    def _new_node(self, name: str, pool: Any) -> Node:
+        node = Node(name, pool, self._scripts, self._timeout, lambda: Breaker(pause=self._pause))
+        self._nodes[name] = node
+        return node
+
+    def _refresh(self, deadline: float) -> None:
+        """Ask the Cluster for its slots, in the background, and wait for that."""
+        with self._routed:
+            rounds = self._rounds
+        self._start_refresh()
+        with self._routed:
+            while self._rounds == rounds and self._refreshing and not self._closed:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._routed.wait(left):
+                    return
+
+    def _start_refresh(self) -> None:
+        with self._lock:
+            if self._refreshing or self._closed or not self.is_cluster or not self._discovery.allows():
+                return
+            self._refreshing = True
+            self._asked = time.monotonic()
+        try:
+            threading.Thread(target=self._discover, name="kvstore-redis-cluster", daemon=True).start()
+        except RuntimeError as error:
+            self._discovered()
+            _log.warning("the Redis Cluster can't be asked for its slots: %s", error)
+
+    def _discover(self) -> None:
+        try:
+            if self._cluster is None:
+                options = self._connection_options()
+                nodes = [ClusterNode(*host) for host in self._address.hosts]  # type: ignore[no-untyped-call]
+                options.pop("db", None)
+                cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+                with self._lock:
+                    self._cluster = cluster
+                    self._clients.append(cluster)
+            else:
+                self._cluster.nodes_manager.initialize()
+            self._install(self._cluster)
+            self._discovery.succeeded()
+        except (RedisError, OSError, KVStoreError) as error:
+            self._discovery.failed()
+            _log.warning("the Redis Cluster can't be reached: %s", error)
+        except Exception:  # noqa: BLE001 - redis-py may raise anything at a peer that is no Redis
+            self._discovery.failed()
+            _log.exception("the Redis Cluster can't be reached")
+        finally:
+            self._discovered()
+
+    def _discovered(self) -> None:
+        with self._routed:
+            self._refreshing = False
+            self._rounds += 1
+            self._routed.notify_all()
+
+    def _install(self, cluster: RedisCluster) -> None:
+        """Route by what the Cluster says now. Servers that have no slots any more are let go."""
+        slots = cluster.nodes_manager.slots_cache
+        table: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("closed")
+            for slot, servers in slots.items():
+                name = servers[0].name
+                node = self._nodes.get(name)
+                table[slot] = node or self._new_node(name, cluster.get_redis_connection(servers[0]).connection_pool)
+            used = {node.name for node in table if node is not None}
+            leaving = [self._nodes.pop(name) for name in set(self._nodes) - used]
+            self._table = table
+        for node in leaving:
+            node.close()

@@ -1,0 +1,63 @@
+"""Removing: entries are deleted until none is found any more, or no server says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kvstore.errors import ResourceError
+from kvstore.tiers.redis.entries import Entries
+from kvstore.tiers.redis.format.entry import decode
+from kvstore.tiers.redis.net.batches import runs
+from kvstore.tiers.redis.net.resp import ServerError
+
+_LOOKS = 4
+"""How often a page is looked for: merging may point it elsewhere between a look and its deletion."""
+
+
+class Remover:
+    """Safe for threads.
+
+    Args:
+        entries: of pages.
+        timeout: seconds for each thousand pages, each time they are looked for.
+    """
+
+    def __init__(self, entries: Entries, timeout: float) -> None:
+        self._entries = entries
+        self._timeout = timeout
+
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """See :meth:`kvstore.tiers.redis.RedisTier.remove`."""
+        keys = list(dict.fromkeys(keys))
+        removed = left = 0
+        batches = runs(keys)
+        for number, batch in enumerate(batches):
+            gone, unsure, anybody = self._remove(batch)
+            removed += gone
+            left += unsure
+            if not anybody:  # nor will anybody answer for the rest
+                left += sum(map(len, batches[number + 1 :]))
+                break
+        if left:
+            raise ResourceError(
+                f"redis: {left} of {len(keys)} pages may still be there: their servers did not answer in time"
+                f" ({removed} were removed)"
+            )
+        return removed
+
+    def _remove(self, keys: Sequence[bytes]) -> tuple[int, int, bool]:
+        """How many pages were removed, of how many nobody knows, and whether any server answers."""
+        removed = 0
+        for _ in range(_LOOKS):
+            deadline = time.monotonic() + self._timeout
+            raw, _ = self._entries.seen(keys, deadline)
+            silent = [key for key, value in zip(keys, raw, strict=True) if isinstance(value, ServerError)]
+            if len(silent) == len(keys):
+                return removed, len(silent), False
+            found = [(key, entry) for key, value in zip(keys, raw, strict=True) if (entry := decode(value)) is not None]
+            keys = [key for key, _ in found] + silent
+            if not found:
+                break
+            removed += self._entries.forget(found, deadline)
+        return removed, len(keys), True

@@ -1,0 +1,148 @@
+"""Calls of clients that share the arena, as frames over a Unix socket in the arena's folder.
+
+They are the calls of ``kvstore.v1.Cache`` that a store or a load makes around its copies, with the same messages; gRPC
+takes several times as long for one. Requests may be sent before earlier ones are answered, and are answered in their
+order::
+
+    client                                     node
+                                           <-  READY    (the connection is good), or FAILED
+    PREPARE_STORE   PrepareStoreRequest    ->
+                                           <-  ANSWER   PrepareStoreReply
+    COMPLETE_STORE  CompleteStoreRequest   ->
+                                           <-  ANSWER   StoreCounts
+    PREPARE_LOAD    PrepareLoadRequest     ->
+                                           <-  PART     PrepareLoadReply: the first pages; any number of times
+                                           <-  ANSWER   PrepareLoadReply: the last ones
+    COMPLETE_LOAD   CompleteLoadRequest    ->
+                                           <-  ANSWER   CompleteLoadReply
+    any of these                           ->
+                                           <-  FAILED   name and text of the error; the connection stays good
+
+Answers carry their request's number, as over bulk connections. The socket is its user's alone, as the node's other
+one: whoever may connect to one may connect to both. A request that does not fit into a frame goes through gRPC.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kvstore.errors import DeadlineError, UnavailableError
+from kvstore.host.cpus import usable_processors
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.wire.channel import Channel
+from kvstore.wire.frame import (
+    HEADER_BYTES,
+    MOST_MESSAGE_BYTES,
+    Header,
+    Kind,
+)
+
+_MAY_LOOK = usable_processors() > 1
+"""Whether there is a processor for the other end besides."""
+SOCKET_NAME = "calls"
+"""Of the file in the arena's folder."""
+_LONGEST_PATH = 108
+"""Bytes of a socket's path, its end included."""
+CALLS: dict[Kind, tuple[type[Message], type[Message]]] = {
+    Kind.PREPARE_STORE: (pb.PrepareStoreRequest, pb.PrepareStoreReply),
+    Kind.COMPLETE_STORE: (pb.CompleteStoreRequest, pb.StoreCounts),
+    Kind.PREPARE_LOAD: (pb.PrepareLoadRequest, pb.PrepareLoadReply),
+    Kind.COMPLETE_LOAD: (pb.CompleteLoadRequest, pb.CompleteLoadReply),
+}
+"""What is asked, and what is answered."""
+
+
+class Calls(Channel):
+    """One end of such a connection: what came in one piece is received by one system call."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        super().__init__(connected, deadline)
+        self._came = bytearray()
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
+        self._room = memoryview(bytearray(HEADER_BYTES + MOST_MESSAGE_BYTES))
+
+    def send_frames(self, frames: bytes) -> None:
+        """Send frames without payload, as :func:`kvstore.wire.frame.pack_frame` makes them."""
+        if frames:
+            self._send([memoryview(frames)])
+
+    def receive(self) -> tuple[Header, bytes]:
+        """The next frame.
+
+        Raises:
+            FormatError: what came is none.
+        """
+        came = self._came
+        while len(came) < HEADER_BYTES:
+            self._fill()
+        header = Header.unpack(came)
+        end = HEADER_BYTES + header.message
+        while len(came) < end:
+            self._fill()
+        message = bytes(came[HEADER_BYTES:end])
+        del came[:end]
+        header.check(message)
+        return header, message
+
+    def wait(self) -> None:
+        """Return when a part of a frame is there."""
+        if not self._came:
+            self._fill()
+
+    def look(self, seconds: float) -> None:
+        """Look for a part of a frame without sleeping, for so long at most: on a virtual machine, being woken takes
+        longer than many an answer, and waking costs the other end as much."""
+        if not _MAY_LOOK:
+            return
+        end = time.monotonic() + seconds
+        while not self._came:
+            if self._poll.poll(0):
+                self._fill()
+            elif time.monotonic() >= end:
+                return
+            else:
+                os.sched_yield()
+
+    def is_quiet(self) -> bool:
+        """Whether nothing came, the end included."""
+        return not self._came and not self._poll.poll(0)  # an exception from a receive would take three times as long
+
+    def _fill(self) -> None:
+        try:
+            self._arm(socket.SO_RCVTIMEO)
+            length = self._socket.recv_into(self._room)
+        except (BlockingIOError, TimeoutError) as error:
+            raise DeadlineError("the other end took too long to send") from error
+        except OSError as error:
+            raise UnavailableError(f"the connection broke: {error.strerror or error}") from error
+        self._take(length)
+
+    def _take(self, length: int) -> None:
+        if not length:
+            raise UnavailableError("the connection was closed by the other end")
+        self._came += self._room[:length]
+
+
+def at_socket(directory: Path, act: Any) -> None:
+    """Bind or connect a socket (``act``: its method) to the file in an arena's folder, however long the path is.
+
+    Raises:
+        OSError: the folder or the file can't be used.
+    """
+    path = str(directory / SOCKET_NAME)
+    if len(os.fsencode(path)) < _LONGEST_PATH:
+        act(path)
+        return
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        act(f"/proc/self/fd/{fd}/{SOCKET_NAME}")
+    finally:
+        os.close(fd)

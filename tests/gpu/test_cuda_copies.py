@@ -1,0 +1,257 @@
+"""What is decided around the copies of a device: on CPU tensors, with streams that copy at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from kv_layouts import PagedCase, paged_kv, random_pages
+
+from kvstore.gpu import cuda as device
+from kvstore.gpu.cuda import DeviceCopies, Event
+from kvstore.gpu.paged_kv import PagedKV
+from kvstore.gpu.quantized import CodedKV
+from kvstore.gpu.sample import Sample
+from kvstore.gpu.strategies import RunByRun, Staged
+
+SIZES = {"layer": 3, "kv": 2, "block": 6, "token": 4, "head": 2, "dim": 8}
+
+
+class Done:
+    def synchronize(self) -> None:
+        pass
+
+    def wait(self, stream: torch.cuda.Stream) -> None:
+        pass
+
+
+class AtOnce:
+    """Copies are done when they are queued."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.after: list[Event | None] = []
+
+    def mark(self) -> Event:
+        self.log.append("mark")
+        return Done()
+
+    def queue(
+        self, direction: str, copies: Iterable[Callable[[], None]], after: Event | None = None
+    ) -> Iterator[Event]:
+        self.after.append(after)
+        for copy in copies:
+            copy()
+            self.log.append(f"{direction} queued")
+            yield Done()
+
+
+class Garbled(Staged):
+    def gather(self, piece_ids, out) -> None:
+        super().gather(piece_ids, out)
+        out[-1][-1] ^= 1
+
+
+class Misplaced(Staged):
+    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+        return super().scatter(pages, list(reversed(piece_ids)), shares)
+
+
+class WrongBlocks(Staged):
+    """Always the same ones."""
+
+    def gather(self, piece_ids, out) -> None:
+        super().gather([piece_ids[0]] * len(piece_ids), out)
+
+
+class FirstBlocks(Staged):
+    """Whichever are asked for."""
+
+    def gather(self, piece_ids, out) -> None:
+        super().gather(range(len(piece_ids)), out)
+
+    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+        return super().scatter(pages, range(len(piece_ids)), shares)
+
+
+class Idle(Staged):
+    """Leaves the blocks as they are."""
+
+    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+        yield from (None for _ in shares)
+
+
+class Overflowing(Staged):
+    """Writes to the next block, too."""
+
+    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+        blocks = self._layout.num_pieces
+        beside = next((each + 1) % blocks for each in piece_ids if (each + 1) % blocks not in piece_ids)
+        return super().scatter([*pages, pages[0]], [*piece_ids, beside], shares)
+
+
+class Failing(Staged):
+    def gather(self, piece_ids, out) -> None:
+        raise RuntimeError("no such symbol")
+
+
+class Elsewhere(Staged):
+    def takes(self, pages) -> bool:
+        return False
+
+
+@pytest.fixture
+def case() -> PagedCase:
+    return paged_kv("kv block token head dim", SIZES, torch.bfloat16)
+
+
+def test_measuring_leaves_the_blocks_as_they_were_and_ranks_every_way(case: PagedCase) -> None:
+    before = [storage.copy() for storage in case.storages]
+
+    copies = DeviceCopies(case.layers, case.layout, AtOnce())
+
+    assert all(map(np.array_equal, case.storages, before))
+    assert {frozenset(names) >= {"staged", "run by run"} for names in copies.order.values()} == {True}
+
+
+@pytest.mark.parametrize("empty", [True, False], ids=["as an engine starts", "in use"])
+@pytest.mark.parametrize("wrong", [Garbled, Misplaced, WrongBlocks, FirstBlocks, Idle, Overflowing, Failing, Elsewhere])
+def test_a_way_that_does_not_do_what_the_specification_says_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, case: PagedCase, wrong: type[Staged], empty: bool
+) -> None:
+    if empty:
+        for storage in case.storages:
+            storage[:] = 0
+    before = [storage.copy() for storage in case.storages]
+    layers, layout = case.layers, case.layout
+    ways = {"wrong": wrong(layers, layout), "run by run": RunByRun(layers, layout)}
+    monkeypatch.setattr(device, "ways_for", lambda layers, layout: dict(ways))
+
+    assert DeviceCopies(layers, layout, AtOnce()).order == {"gather": ["run by run"], "scatter": ["run by run"]}
+    assert all(map(np.array_equal, case.storages, before))
+
+
+@pytest.mark.parametrize("page_tokens", [2, 4, 8])
+def test_what_ways_are_tried_on_is_all_over_the_blocks_in_no_order_and_not_all_of_them(page_tokens: int) -> None:
+    case = paged_kv("kv block token head dim", SIZES | {"block": 64}, torch.float32, page_tokens=page_tokens)
+    sample = Sample(case.layers, case.layout)
+
+    assert {0, case.layout.num_pieces - 1} <= set(sample.ids) < set(range(case.layout.num_pieces))
+    assert len(set(sample.ids)) == len(sample.ids) == len(sample.pages) * case.layout.pieces_per_page
+    assert sample.ids != sorted(sample.ids)
+
+
+def test_the_fastest_way_that_takes_the_pages_copies_them(monkeypatch: pytest.MonkeyPatch, case: PagedCase) -> None:
+    copies = DeviceCopies(case.layers, case.layout, AtOnce())
+    copies._ways = {"first": Elsewhere(case.layers, case.layout), "second": Staged(case.layers, case.layout)}
+    copies.order = {"gather": ["first", "second"], "scatter": ["first", "second"]}
+    used: list[str] = []
+    monkeypatch.setattr(Elsewhere, "gather", lambda *_: used.append("first"))
+    page = np.zeros(case.layout.page_bytes, np.uint8)
+
+    copies.gather([4], [page])
+
+    assert not used
+    assert page.tobytes() == case.naive_pages([4])[0]
+
+
+def test_a_layer_is_told_when_the_next_one_is_queued_and_not_when_all_are(case: PagedCase) -> None:
+    streams = AtOnce()
+    copies = DeviceCopies(case.layers, case.layout, streams)
+    streams.log.clear()
+    pages = random_pages(2, case.layout.page_bytes, seed=3)
+
+    copies.scatter(pages, [5, 1], lambda layer: streams.log.append(f"layer {layer}"))
+
+    queued = "scatter queued"
+    assert streams.log == [queued, queued, "layer 0", queued, "layer 1", "layer 2"]
+    assert case.naive_pages([5, 1]) == [page.tobytes() for page in pages]
+
+
+def test_layers_that_nobody_waits_for_are_one_copy(case: PagedCase) -> None:
+    streams = AtOnce()
+    copies = DeviceCopies(case.layers, case.layout, streams)
+    streams.log.clear()
+    (page,) = random_pages(1, case.layout.page_bytes, seed=4)
+
+    copies.scatter([page], [2])
+
+    assert streams.log == ["scatter queued"]
+    assert case.naive_pages([2]) == [page.tobytes()]
+
+
+def test_copies_wait_for_the_mark_that_they_are_given(monkeypatch: pytest.MonkeyPatch, case: PagedCase) -> None:
+    streams = AtOnce()
+    monkeypatch.setattr("kvstore.gpu.paged_kv.HostCopies", lambda layers, layout: DeviceCopies(layers, layout, streams))
+    paged = PagedKV(case.tensors, case.axes)
+    streams.log.clear()
+    streams.after.clear()
+
+    for pages in (paged, CodedKV(paged, "int8")):
+        memory = [np.zeros(pages.page_bytes, np.uint8)]
+        mark = pages.mark()
+        pages.gather([1], memory, mark)
+        pages.scatter(memory, [1], after=mark)
+        assert isinstance(mark, Done)
+        assert streams.after == [mark, mark]
+        streams.after.clear()
+
+    assert streams.log == ["mark", "gather queued", "scatter queued"] * 2
+
+
+class Later(AtOnce):
+    """Says which events were waited for, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[int] = []
+        self.fails_at = -1
+
+    def queue(
+        self, direction: str, copies: Iterable[Callable[[], None]], after: Event | None = None
+    ) -> Iterator[Event]:
+        for number, _ in enumerate(super().queue(direction, copies, after)):
+            if number == self.fails_at:
+                raise RuntimeError("out of memory")
+            yield Counted(self.waited, number)
+
+
+class Counted(Done):
+    def __init__(self, waited: list[int], number: int) -> None:
+        self.synchronize = lambda: waited.append(number)
+
+
+def test_no_copy_is_under_way_when_whoever_is_told_fails(case: PagedCase) -> None:
+    streams = Later()
+    copies = DeviceCopies(case.layers, case.layout, streams)
+    streams.waited.clear()
+
+    def fail(layer: int) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        copies.scatter(random_pages(1, case.layout.page_bytes, seed=1), [1], fail)
+
+    assert streams.waited == [0, 1]  # what was queued: the layer that was told, and the one behind it
+
+
+def test_no_copy_is_under_way_when_a_later_one_can_not_be_queued(case: PagedCase) -> None:
+    streams = Later()
+    copies = DeviceCopies(case.layers, case.layout, streams)
+    streams.waited.clear()
+    streams.fails_at = 2
+    told: list[int] = []
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        copies.scatter(random_pages(1, case.layout.page_bytes, seed=1), [1], told.append)
+
+    assert told == [0]
+    assert streams.waited == [0, 1]
+
+
+def test_fewer_blocks_than_one_page_takes_are_nothing_to_measure() -> None:
+    case = paged_kv("kv block token head dim", SIZES | {"block": 1}, torch.float16, page_tokens=8)
+
+    assert DeviceCopies(case.layers, case.layout, AtOnce()).order["gather"][0] == "staged"

@@ -1,0 +1,57 @@
+"""``kvstore bench lookup`` as people run it, with a real node of its own, on few pages."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvstore.cli.bench import prompts
+from kvstore.cli.main import EXIT_FAILED, EXIT_USAGE, main
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.cli.bench.node_process.SWEPT_BYTES", 1 << 20)
+
+
+def test_lookup(small: None, folders_made: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "lookup", "--indexed", "1024", "--rounds", "3", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["lookup"]
+    assert [(row["here"], row["cold"]) for row in rows] == [
+        (here, cold) for here in ("all", "half", "none") for cold in (False, True)
+    ]
+    assert all(row["indexed"] == 1024 and row["pages"] == 512 for row in rows)
+    assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows)
+    assert folders_made
+    assert not any(folder.exists() for folder in folders_made)
+
+
+def test_the_table_and_the_plot(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "lookup.svg"
+    assert main(["bench", "lookup", "--indexed", "600,700", "--rounds", "1", "--plot", str(plot)]) == 0
+    assert "none here, cold" in plot.read_text()
+    out = capsys.readouterr().out
+    assert "pages indexed" in out
+    assert "600  all   warm" in out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["lookup", "--indexed", "many"],
+        ["lookup", "--indexed", "511"],
+        ["lookup", "--rounds", "0"],
+        ["path", "--rounds", "0"],
+    ],
+)
+def test_flags_that_make_no_sense(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *flags]) == EXIT_USAGE
+    assert flags[1] in capsys.readouterr().err
+
+
+def test_a_node_that_does_not_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prompts, "PAGE_BYTES", 1 << 50)
+    assert main(["bench", "lookup", "--indexed", "600", "--rounds", "1"]) == EXIT_FAILED
+    assert "the node does not start: kvstore serve: " in capsys.readouterr().err

@@ -1,0 +1,287 @@
+"""The console: what a real browser shows of a real node, and that it shows and loads nothing else."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import chromium
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore.node.node import Node
+from kvstore.service.http.console import COLUMNS
+from kvstore.service.http.history import History, Sampler
+from kvstore.service.http.recent_errors import MOST_ERRORS, RecentErrors
+from kvstore.service.http.server import as_bearer
+
+PAGE = 5000
+SECONDS = 60.0
+EVIL = "<img src=x onerror=window.hit=1>"
+
+
+def layout(model: str) -> kvstore.Layout:
+    return kvstore.Layout(model=model, block_size=16, page_bytes=PAGE)
+
+
+def get(node: Node, path: str, authorization: str = "") -> tuple[bytes, Any]:
+    request = urllib.request.Request(f"http://127.0.0.1:{node.metrics_port}{path}")
+    if authorization:
+        request.add_header("Authorization", authorization)
+    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        return answer.read(), answer.headers
+
+
+def refused(node: Node, path: str, authorization: str = "") -> urllib.error.HTTPError:
+    with pytest.raises(urllib.error.HTTPError) as error:
+        get(node, path, authorization)
+    error.value.close()
+    return error.value
+
+
+def data(node: Node, query: str = "") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(get(node, f"/console/data{query}")[0])
+    return content
+
+
+@pytest.fixture
+def node(start_node):
+    return start_node(metrics="0")
+
+
+@pytest.fixture
+def pages(node):
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=SECONDS) as client:
+        yield client.namespace(layout("m"))
+
+
+def use(pages: Any, count: int = 4) -> list[bytes]:
+    """Store pages, load them and as many that are nowhere."""
+    hashes = kvstore.hash_blocks(list(range(32 * count)), 16)
+    pages.store(hashes[:count], np.ones((count, PAGE), np.uint8))
+    assert pages.prepare_load(hashes).complete() == count
+    return hashes
+
+
+class TestData:
+    def test_what_it_says(self, node, pages):
+        hashes = use(pages)
+        said = data(node)
+        assert said["node"]["pid"] and said["node"]["version"]
+        arena, disk = said["tiers"]
+        assert (arena["name"], arena["pages"], arena["limit"]) == ("arena", 4, node.config.arena)
+        assert disk["limit"] == node.config.disk_limit
+        name = pages.layout.name
+        assert said["prefixes"] == [
+            {"namespace": name, "last": hashes[3].hex()[:12], "pages": 4, "loads": 1},
+            {"namespace": name, "last": hashes[0].hex()[:12], "pages": 1, "loads": 1},
+        ]
+        [namespace] = said["namespaces"]
+        assert namespace["counters"] == {
+            "arena": 4,
+            "disk": 0,
+            "redis": 0,
+            "missed": 4,
+            "stored": 4,
+            "present": 0,
+            "refused": 0,
+        }
+        assert said["peers"] == {"clients": 1, "bulk": 0, "servers": []}
+
+    def test_samples_are_told_once(self, node):
+        history = node._console._history
+        later = time.time() + 1000  # than what the node samples meanwhile
+        history.add(later, {"arena": 7.0})
+        first = data(node)["history"]
+        assert first["arena"][first["time"].index(later)] == 7 and set(first) == {"time", *COLUMNS}
+        assert data(node, f"?since={later}")["history"]["time"] == []
+
+    def test_a_tier_below_is_where_a_page_was_found(self, node, pages):
+        hashes = use(pages)
+        node.store.flush()
+        for slot in node.store._books.catalog.find_here([pages.fingerprint + each for each in hashes[:4]]):
+            node.store._books.residency.drop(slot)
+        assert pages.prepare_load(hashes[:4]).complete() == 4
+        [namespace] = data(node)["namespaces"]
+        assert (namespace["counters"]["arena"], namespace["counters"]["disk"]) == (4, 4)
+
+    def test_errors_are_there_newest_first_and_bounded(self, node):
+        for number in range(MOST_ERRORS + 5):
+            logging.getLogger("kvstore.some.part").warning("number %d %s", number, "x" * 1000)
+        errors = data(node)["errors"]
+        assert len(errors) == MOST_ERRORS
+        assert errors[0]["message"].startswith(f"number {MOST_ERRORS + 4} ") and len(errors[0]["message"]) == 500
+        assert (errors[0]["level"], errors[0]["logger"]) == ("warning", "kvstore.some.part")
+
+    @pytest.mark.parametrize("query", ["?since=soon", "?since=nan"])
+    def test_no_such_time(self, node, query):
+        assert refused(node, f"/console/data{query}").code == 400
+
+
+class TestNames:
+    """A page of somebody else's, in a browser of this host, lets its own name point to 127.0.0.1."""
+
+    def ask(self, node, name: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", node.metrics_port, timeout=SECONDS)
+        with closing(connection):
+            connection.request("GET", "/console/data", headers={"Host": name})
+            return connection.getresponse().status
+
+    @pytest.mark.parametrize("name", ["localhost", "localhost:1", "127.0.0.1:1", "[::1]:1", ""])
+    def test_this_hosts_are_answered(self, node, name):
+        assert self.ask(node, name) == 200
+
+    @pytest.mark.parametrize("name", ["evil.example", "evil.example:9090", "10.0.0.1", "[", "localhost.evil.example"])
+    def test_others_are_not(self, node, name):
+        assert self.ask(node, name) == 421
+
+
+class TestAccess:
+    @pytest.fixture
+    def node(self, start_node, tmp_path):
+        tokens = tmp_path / "tokens"
+        tokens.write_text("op:the-token-of-the-operator\na:the-token-of-tenant-a tenant=a\n")
+        tokens.chmod(0o600)
+        return start_node(metrics="0", token_file=tokens)
+
+    def test_as_for_metrics(self, node):
+        for path in ("/", "/console", "/console/data", "/console/console.js"):
+            assert refused(node, path).code == 401
+            assert get(node, path, "Bearer the-token-of-the-operator")[0]
+
+    def test_a_browser_asks_for_the_token_as_a_password(self, node):
+        asked = refused(node, "/console").headers.get_all("WWW-Authenticate")
+        assert any(each.startswith("Basic") for each in asked)
+        given = base64.b64encode(b"anybody:the-token-of-the-operator").decode()
+        assert b"kvstore" in get(node, "/console", f"Basic {given}")[0]
+        assert refused(node, "/console", "Basic " + base64.b64encode(b"x:wrong").decode()).code == 401
+
+    def test_a_tenant_does_not_see_everybodys(self, node):
+        for path in ("/console", "/console/data"):
+            assert refused(node, path, "Bearer the-token-of-tenant-a").code in (401, 403)
+
+    @pytest.mark.parametrize(
+        ("header", "bearer"),
+        [
+            ("Bearer x", "Bearer x"),
+            ("basic " + base64.b64encode(b"u:p:q").decode(), "Bearer p:q"),
+            ("Basic " + base64.b64encode(b"nothing").decode(), "Bearer "),
+            ("Basic ???", ""),
+            ("Basic /////w==", ""),
+            ("", ""),
+        ],
+    )
+    def test_headers(self, header, bearer):
+        assert as_bearer(header) == bearer
+
+
+class TestHistory:
+    def test_it_keeps_the_latest_in_order_and_does_not_grow(self):
+        history = History(("a", "b"), samples=3)
+        memory = history._values.nbytes
+        for number in range(5):
+            history.add(number, {"a": number * 2})
+        assert history.since(0) == {"time": [2, 3, 4], "a": [4, 6, 8], "b": [0, 0, 0]}
+        assert history.since(3)["time"] == [4] and history.since(4)["time"] == []
+        assert history._values.nbytes == memory
+
+    def test_a_sample_that_fails_does_not_end_the_samples(self, caplog):
+        history, tries = History(("a",)), iter([ValueError("no"), {"a": 1.0}])
+
+        def sample() -> dict[str, float]:
+            value = next(tries, {"a": 2.0})
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        sampler = Sampler(history, sample, step=0.001)
+        deadline = time.monotonic() + SECONDS
+        while not history.since(0)["a"] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        sampler.stop()
+        assert history.since(0)["a"][0] == 1.0
+
+    def test_an_error_with_its_reason(self):
+        errors = RecentErrors()
+        logging.getLogger("kvstore.x").error("failed", exc_info=ValueError("the reason"))
+        errors.close()
+        logging.getLogger("kvstore.x").warning("later")
+        assert [each.message for each in errors.latest()] == ["failed: ValueError('the reason')"]
+
+
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="no chromium is installed")
+class TestInABrowser:
+    @pytest.fixture
+    def browser(self) -> Iterator[chromium.Chromium]:
+        with chromium.Chromium() as browser:
+            yield browser
+
+    def test_it_shows_the_node_and_nothing_runs_or_loads_that_is_not_its_own(self, node, pages, browser):
+        with kvstore.connect(f"unix://{node.config.socket}", timeout=SECONDS) as client:
+            evil = client.namespace(layout(EVIL))
+            use(evil, 2)
+            use(pages)
+            logging.getLogger("kvstore.x").error("broken %s", EVIL)
+            now = time.time()
+            for step in range(1, 5):
+                values = {"arena": 30.0 * step, "disk": 10.0 * step, "missed": 60.0 * step, "loaded_bytes": 5e6 * step}
+                node._console._history.add(now + step, values)
+            browser.call("Page.navigate", url=f"http://127.0.0.1:{node.metrics_port}/console")
+            browser.until("document.querySelector('#state')?.textContent", lambda text: text == "live")
+            assert browser.run("document.querySelectorAll('canvas').length") == 4
+            text = browser.run("document.body.innerText")
+            assert evil.layout.name in text and f"broken {EVIL}" in text
+            assert "engines that share the arena" in text
+        tiers = browser.run("[...document.querySelectorAll('.tier progress')].map(each => each.value)")
+        assert tiers[0] == 6 * 8192
+        shares = browser.run("['arena', 'disk', 'redis', 'missed'].map(name => shares(name).at(-1))")
+        assert shares == [30, 10, 0, 60]
+        assert browser.run("megabytes('loaded_bytes').at(-1)") == 5
+        # The policy holds also for what somebody got into the page.
+        browser.run(f"document.body.insertAdjacentHTML('beforeend', {json.dumps(EVIL)})")
+        browser.run(
+            "document.head.appendChild(Object.assign(document.createElement('script'), {text: 'window.hit=2'}))"
+        )
+        assert browser.run("fetch('http://127.0.0.1:1/').then(() => 'sent', () => 'refused')") == "refused"
+        assert browser.run("window.hit") is None
+        asked = [
+            event["params"]["request"]["url"]
+            for event in browser.events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        own = [url for url in asked if url.startswith(f"http://127.0.0.1:{node.metrics_port}/")]
+        assert {url.rpartition("/")[2].partition("?")[0] for url in own} >= {
+            "console",
+            "console.js",
+            "uplot.js",
+            "data",
+        }
+
+    def test_light_and_dark(self, node, browser):
+        grounds = []
+        for scheme in ("light", "dark"):
+            browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            browser.call("Page.navigate", url=f"http://127.0.0.1:{node.metrics_port}/")
+            browser.until("document.querySelector('#state')?.textContent", lambda text: text == "live")
+            grounds.append(browser.run("getComputedStyle(document.body).backgroundColor"))
+        assert len(set(grounds)) == 2
+        errors = [
+            each["params"] for each in browser.events if each["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")
+        ]
+        assert [each for each in errors if "favicon" not in json.dumps(each)] == []
+
+    def test_a_node_that_went_away_is_told(self, node, browser):
+        browser.call("Page.navigate", url=f"http://127.0.0.1:{node.metrics_port}/console")
+        browser.until("document.querySelector('#state')?.textContent", lambda text: text == "live")
+        node.stop()
+        browser.run("void refresh()")
+        browser.until("document.querySelector('#state').className", lambda name: name == "bad")

@@ -1,0 +1,333 @@
+"""A namespace leaves Redis when no node has used it for long, and not before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from made_pages import make_page_of, read_pages
+
+import kvstore.namespaces.registry
+import kvstore.store.orphans
+from kvstore.arena.arena import Arena
+from kvstore.errors import ResourceError
+from kvstore.events.ring import EventRing
+from kvstore.store.store import Store
+from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.net import scripts
+from kvstore.tiers.redis.net.clocks import Clocks
+from kvstore.tiers.redis.net.topology import NO_ANSWER
+
+LIMIT = 128 << 20
+DAY = 86400.0
+FRAME = 4096
+NEVER = threading.Event()
+Open = Callable[..., RedisTier]
+KINDS = pytest.mark.parametrize("kind", ["server", "cluster"])
+
+
+@pytest.fixture
+def servers(request: pytest.FixtureRequest, kind: str) -> tuple[str, list[Any]]:
+    """Where Redis is, and the servers that have slots."""
+    one = request.getfixturevalue(kind)
+    return one.url, one.primaries() if kind == "cluster" else [one]
+
+
+def age(servers: list[Any], seconds: float) -> None:
+    """Whatever is in Redis was used so much longer ago."""
+    for server in servers:
+        for order in server.client.scan_iter(match="kvstore:{*}:order*"):
+            for chunk, _ in server.client.zscan_iter(order):
+                server.client.zincrby(order, -seconds * 1e6, chunk)
+
+
+@KINDS
+def test_what_any_node_has_used_stays_and_the_rest_leaves_whole(
+    servers: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.tiers.redis.buckets.LEAVE_AT_ONCE", 2)
+    url, primaries = servers
+    idle, busy = open_redis(url, LIMIT), open_redis(url, LIMIT)
+    old = [make_page_of(1, number, 700_000) for number in range(40)]
+    other = [make_page_of(2, number, 300_000) for number in range(4)]
+    assert all(idle.write(old + other))
+    namespace = old[0].key[:32]
+    assert idle.expire(namespace, DAY, NEVER) is None
+    age(primaries, 2 * DAY)
+    busy.touch([old[7].key])
+    assert idle.expire(namespace, DAY, NEVER) is None
+    assert idle.contains([page.key for page in old]) == [True] * 40, "one that is used keeps all of them"
+    age(primaries, 2 * DAY)
+    assert idle.expire(namespace, DAY, NEVER) == 40
+    assert busy.contains([page.key for page in old + other]) == [False] * 40 + [True] * 4
+    counted = books(*primaries, budget=LIMIT)
+    counted.check_entries()
+    assert set(counted.by_namespace) == {other[0].key[:32]}
+    assert not [name for one in primaries for name in one.client.scan_iter(match=b"kvstore:{*}:order:" + namespace)]
+    assert idle.expire(namespace, DAY, NEVER) == 0
+    assert all(busy.write(old[:3]))
+    assert all(read_pages(idle, old[:3]))
+
+
+@KINDS
+def test_what_is_used_while_the_rest_leaves_stays(
+    servers: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, primaries = servers
+    idle, busy = open_redis(url, LIMIT), open_redis(url, LIMIT)
+    pages = [make_page_of(1, number, 900_000) for number in range(40)]
+    assert all(idle.write(pages))
+    age(primaries, 2 * DAY)
+    real = idle._buckets.expiry
+
+    def expiry(*arguments: Any) -> Any:
+        busy.touch([page.key for page in pages[:2]])
+        return real(*arguments)
+
+    monkeypatch.setattr(idle._buckets, "expiry", expiry)
+    gone = idle.expire(pages[0].key[:32], DAY, NEVER)
+    assert gone is not None
+    assert gone >= 36
+    assert read_pages(busy, pages[:2]) == [True] * 2
+    assert sum(busy.contains([page.key for page in pages])) == 40 - gone
+    books(*primaries, budget=LIMIT).check_entries()
+
+
+@pytest.mark.parametrize(("script", "left"), [(scripts.IDLE, 40), (scripts.EXPIRE, 0)])
+def test_silence_of_one_server_is_told_and_the_next_time_finds_what_is_left(
+    cluster: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch, script: bytes, left: int
+) -> None:
+    tier, other = open_redis(cluster.url, LIMIT), open_redis(cluster.url, LIMIT)
+    pages = [make_page_of(1, number, 700_000) for number in range(40)]
+    assert all(tier.write(pages))
+    age(cluster.primaries(), 2 * DAY)
+    real = tier._servers.exchange
+
+    def exchange(requests: Any, deadline: float, **options: Any) -> Any:
+        replies = real(requests, deadline, **options)
+        return [
+            NO_ANSWER if script in request.arguments[1:2] and place == 0 else reply
+            for place, (request, reply) in enumerate(zip(requests, replies, strict=True))
+        ]
+
+    with monkeypatch.context() as silence:
+        silence.setattr(tier._servers, "exchange", exchange)
+        with pytest.raises(ResourceError, match="not every server"):
+            tier.expire(pages[0].key[:32], DAY, NEVER)
+    if script == scripts.IDLE:
+        assert other.contains([page.key for page in pages]) == [True] * 40, "nobody knows, so nothing leaves"
+    assert tier.expire(pages[0].key[:32], DAY, NEVER) == left
+    assert not books(*cluster.primaries(), budget=LIMIT).chunks
+
+
+def test_a_node_that_stops_does_not_wait_until_all_of_it_has_left(
+    server: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.tiers.redis.buckets.LEAVE_AT_ONCE", 1)
+    tier = open_redis(server.url, LIMIT)
+    pages = [make_page_of(1, number, 700_000) for number in range(40)]
+    assert all(tier.write(pages))
+    age([server], 2 * DAY)
+    real, stop = tier._buckets.expiry, threading.Event()
+
+    def expiry(*arguments: Any) -> Any:
+        stop.set()
+        return real(*arguments)
+
+    monkeypatch.setattr(tier._buckets, "expiry", expiry)
+    events = EventRing()
+    reader = events.reader()
+    tier.tell(events)
+    with pytest.raises(ResourceError, match="still"):
+        tier.expire(pages[0].key[:32], DAY, stop)
+    here = tier.contains([page.key for page in pages])
+    assert any(here)
+    told, _ = reader.read(100, 0.0)
+    gone = {page.key[32:] for page, there in zip(pages, here, strict=True) if not there}
+    assert {block_hash for event in told for block_hash in event.hashes} == gone != set(), "also what left before"
+    reader.close()
+    books(server, budget=LIMIT).check_entries()
+    assert tier.expire(pages[0].key[:32], DAY, NEVER)
+    assert not books(server, budget=LIMIT).chunks
+
+
+@KINDS
+def test_a_clock_that_jumps_ahead_makes_nothing_old(
+    servers: Any, open_redis: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, primaries = servers
+    tier = open_redis(url, LIMIT)
+    pages = [make_page_of(1, number, 700_000) for number in range(20)]
+    assert all(tier.write(pages))
+    namespace, clocks = pages[0].key[:32], tier._expirer._clocks
+    assert tier.expire(namespace, DAY, NEVER) is None
+    age(primaries, 2 * DAY)
+    with tier._expirer._looking:
+        for server in clocks._ahead:
+            clocks._ahead[server] -= 2 * DAY
+    assert tier.expire(namespace, DAY, NEVER) is None
+    assert tier.contains([page.key for page in pages]) == [True] * 20
+    assert caplog.text.count("Redis' clock went ahead by ") == 1
+    clocks._jumped -= 2 * DAY
+    assert tier.expire(namespace, DAY, NEVER) == 20
+
+
+def test_what_nobody_may_have_used_counts_from_a_jump_on(caplog: pytest.LogCaptureFixture) -> None:
+    clocks = Clocks()
+    clocks.saw(0, 5000.0, 10.0)
+    clocks.saw(1, 9000.0, 10.0)
+    clocks.saw(0, 5107.0, 110.0)
+    clocks.saw(1, 2000.0, 111.0)
+    assert clocks.idle(400.0, 111.0) == 400.0, "neither late answers, nor a clock that goes back"
+    clocks.saw(1, 2000.0 + 100.0 + 61.0, 211.0)
+    assert [clocks.idle(said, 251.0) for said in (39.0, 400.0)] == [39.0, 40.0]
+    clocks.saw(0, 9000.0, 212.0)
+    assert clocks.idle(400.0, 251.0) == 39.0
+    assert len(caplog.records) == 1, "of two servers at once it is told once"
+
+
+@pytest.fixture
+def open_nodes(shm: Path, open_redis: Open) -> Iterator[Callable[[str], list[Store]]]:
+    """Two nodes' stores with a shared tier each."""
+    stores: list[Store] = []
+
+    def start(url: str) -> list[Store]:
+        for name in ("a", "b"):
+            arena = Arena(shm / name, 64 * FRAME)
+            stores.append(Store(arena, [], [shm / name], shared=open_redis(url, LIMIT, timeout=5.0), life=DAY))
+        return stores
+
+    yield start
+    for store in stores:
+        store.arena.close()
+
+
+@KINDS
+def test_a_node_that_is_idle_leaves_to_others_what_they_use(
+    servers: Any, open_nodes: Any, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, primaries = servers
+    clock = kv.FakeClock()
+    monkeypatch.setattr(kvstore.namespaces.registry, "time", clock)
+    a, b = open_nodes(url)
+    known, _ = [store.open_namespace(kv.layout("old", FRAME)) for store in (a, b)]
+    kv.put(a, known, range(8))
+    while a.write_behind.share():
+        pass
+    assert kv.get(b, known, range(8)) == 8
+
+    def days(number: float) -> None:
+        clock.now += number * DAY
+        age(primaries, number * DAY)
+
+    days(2)
+    assert kv.get(b, known, [0]) == 1  # in its arena: Redis learns of it behind that
+    b.write_behind.tell_shared()
+    assert a.expiring.expire(NEVER) == 8, "what is its own goes"
+    assert b.expiring.expire(NEVER) == 0
+    assert kv.found(b, known, range(8)) == list(range(8))
+    assert len(a.namespaces.known()) == 1, "or it could not look again"
+    assert b.below.shared.contains([known.fingerprint + each for each in kv.hashes_of(range(8))]) == [True] * 8
+    days(0.9)
+    assert a.expiring.expire(NEVER) == 0
+    assert len(a.namespaces.known()) == 1
+    days(0.2)
+    assert a.expiring.expire(NEVER) == 0
+    assert a.namespaces.known() == []
+    assert b.below.shared.contains([known.fingerprint + each for each in kv.hashes_of(range(8))]) == [False] * 8
+    assert b.expiring.expire(NEVER) == 8
+    assert b.namespaces.known() == []
+
+
+def test_months_without_redis_leave_room_for_new_namespaces(
+    server: Any,
+    start_proxy: Any,
+    open_nodes: Any,
+    kv: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = kv.FakeClock()
+    monkeypatch.setattr(kvstore.namespaces.registry, "time", clock)
+    monkeypatch.setattr(kvstore.namespaces.registry, "MOST_NAMESPACES", 8)
+    proxy = start_proxy(server.port)
+    store, _ = open_nodes(proxy.url)
+    proxy.refuse, proxy.cut_after = True, 0
+    for number in range(20):
+        known = store.open_namespace(kv.layout(str(number), FRAME))
+        kv.put(store, known, range(2))
+        clock.now += DAY / 4
+        store.expiring.expire(NEVER)
+    assert [each.layout.model for each in store.namespaces.known()] == ["15", "16", "17", "18", "19"]
+    forgotten = [record.message for record in caplog.records if "is overdue and forgotten" in record.message]
+    assert len(forgotten) == 15
+    assert "stays until nobody has used it there for a week (redis: " in forgotten[0]
+    store.check_integrity()
+
+
+def test_what_could_not_be_asked_is_asked_again(
+    server: Any,
+    start_proxy: Any,
+    open_nodes: Any,
+    kv: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = kv.FakeClock()
+    monkeypatch.setattr(kvstore.namespaces.registry, "time", clock)
+    proxy = start_proxy(server.port)
+    store, _ = open_nodes(proxy.url)
+    known = store.open_namespace(kv.layout("old", FRAME))
+    kv.put(store, known, range(4))
+    while store.write_behind.share():
+        pass
+    clock.now += 2 * DAY
+    age([server], 2 * DAY)
+    proxy.refuse, proxy.cut_after = True, 0
+    assert store.expiring.expire(NEVER) == 4, "disk and arena need no Redis"
+    assert store.expiring.expire(NEVER) == 0
+    assert store.namespaces.known() == [known]
+    assert [record.levelname for record in caplog.records if "tried again" in record.message] == ["WARNING"], "once"
+    proxy.heal()
+    while store.namespaces.known():
+        store.expiring.expire(NEVER)
+    assert not list(server.client.scan_iter(match="kvstore:page:*"))
+
+
+@KINDS
+@pytest.mark.parametrize("used_since", [False, True])
+def test_what_a_killed_node_was_clearing_leaves_unless_another_uses_it_since(
+    servers: Any,
+    open_nodes: Any,
+    open_redis: Open,
+    shm: Path,
+    kv: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    used_since: bool,
+) -> None:
+    url, primaries = servers
+    clock = kv.FakeClock()
+    monkeypatch.setattr(kvstore.store.orphans, "time", clock)
+    a, b = open_nodes(url)
+    known, _ = [store.open_namespace(kv.layout("a", FRAME)) for store in (a, b)]
+    kv.put(a, known, range(8))
+    while a.write_behind.share():
+        pass
+    assert kv.get(b, known, range(8)) == 8
+    b.write_behind.tell_shared()
+    a.namespaces.forget(known, shared=True)  # the first step of clear
+    kv.kill(a)
+    with Store(Arena(shm / "a", 64 * FRAME), [], [shm / "a"], shared=open_redis(url, LIMIT, timeout=5.0)) as again:
+        clock.now += 60
+        age(primaries, 61)
+        if used_since:
+            kv.get(b, known, [0])
+            b.write_behind.tell_shared()
+        again.leftovers.drop(NEVER)
+        assert again.namespaces.leaving() == []
+        keys = [known.fingerprint + each for each in kv.hashes_of(range(8))]
+        assert b.below.shared.contains(keys) == [used_since] * 8

@@ -1,0 +1,97 @@
+"""What is removed is gone for everybody, and what could not be removed is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from made_pages import make_page, read_pages
+from redis_servers import hurry
+
+from kvstore.errors import ResourceError
+from kvstore.tiers.redis import RedisTier
+
+LIMIT = 256 << 20
+Open = Callable[..., RedisTier]
+
+
+@pytest.mark.parametrize("kind", ["server", "cluster"])
+def test_any_number_of_pages_is_removed(request: pytest.FixtureRequest, open_redis: Open, kind: str) -> None:
+    tier = open_redis(request.getfixturevalue(kind).url, LIMIT)
+    pages = [make_page(number, 100) for number in range(3000)]
+    keys = [page.key for page in pages]
+    assert all(tier.write(pages))
+    assert tier.remove([*keys[:2500], *keys[:10], *[bytes(60) + b"none"] * 2000]) == 2500
+    assert tier.contains(keys) == [False] * 2500 + [True] * 500
+    assert tier.remove(keys) == 500
+    assert tier.remove(keys) == 0
+
+
+def test_what_is_late_in_one_piece_is_told_and_the_others_are_gone(
+    server: Any, open_redis: Open, start_proxy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis hangs in the second thousand, for a while."""
+    proxy = start_proxy(server.port)
+    tier, other = open_redis(proxy.url, LIMIT, refresh=1000.0), open_redis(server.url, LIMIT)
+    pages = [make_page(number, 100) for number in range(3000)]
+    keys = [page.key for page in pages]
+    assert all(other.write(pages))
+    real = tier._entries.seen
+
+    def seen(some: Any, deadline: float, **options: Any) -> Any:
+        proxy.drop = keys[1024] in some
+        return real(some, min(deadline, time.monotonic() + 0.3) if proxy.drop else deadline, **options)
+
+    monkeypatch.setattr(tier._entries, "seen", seen)
+    with pytest.raises(ResourceError, match=r"1976 of 3000 pages may still be there.*\(1024 were removed\)"):
+        tier.remove(keys)
+    proxy.heal()
+    assert other.contains(keys) == [False] * 1024 + [True] * 1976
+
+
+def test_what_the_servers_that_answer_have_is_removed(steady_cluster: Any, open_redis: Open) -> None:
+    tier = open_redis(steady_cluster.url, LIMIT, pause=1000.0)
+    pages = [make_page(number, 100) for number in range(300)]
+    keys = [page.key for page in pages]
+    assert all(tier.write(pages))
+    victim, *others = steady_cluster.primaries()
+    victim.pause()
+    found = True
+    try:
+        for seconds in (0.5, 3.0, 20.0):  # as long as the other servers need on a busy machine
+            hurry(tier, seconds)
+            with pytest.raises(ResourceError, match="of 300 pages may still be there"):
+                tier.remove(keys)
+            found = any(name for one in others for name in one.client.scan_iter(match="kvstore:page:*"))
+            if not found:
+                break
+    finally:
+        victim.resume()
+    assert not found
+
+
+def test_a_page_that_is_merged_at_that_moment_is_removed(
+    server: Any, open_redis: Open, monkeypatch: pytest.MonkeyPatch, books: Any
+) -> None:
+    """Somebody points it to another chunk between the look and the deletion."""
+    tier, other = open_redis(server.url, LIMIT), open_redis(server.url, LIMIT)
+    row = [make_page(number, 200_000) for number in range(10)]  # ten to a row
+    row = [page._replace(parent=row[at - 1].key if at else b"") for at, page in enumerate(row)]
+    assert all(tier.write(row[:6]))
+    real = tier._entries.forget
+    merged = []
+
+    def forget(*arguments: Any) -> int:
+        if not merged:
+            merged.append(other.write(row[6:]))
+        return real(*arguments)
+
+    monkeypatch.setattr(tier._entries, "forget", forget)
+    assert tier.remove([page.key for page in row[:6]]) == 6
+    assert merged == [[True] * 4]
+    assert read_pages(other, row) == [False] * 6 + [True] * 4
+    found = books(server, budget=LIMIT)
+    found.check_entries()
+    assert len(found.chunks) == 1, "it was merged"
