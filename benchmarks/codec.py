@@ -23,7 +23,7 @@ from kvstore.connector.reference.model import Llama, LlamaConfig
 from kvstore.connector.reference.workload import prompt_of, read_excerpt
 from kvstore.gpu.codec import CODECS
 from kvstore.gpu.paged_kv import PagedKV
-from kvstore.gpu.quantized import CodedKV
+from kvstore.gpu.quantized import QuantizedKV
 
 BLOCK_SIZE = 16
 
@@ -60,7 +60,7 @@ def measure(model: Llama, prompt: list[int], answer: int) -> list[dict[str, floa
     best = exact.topk(2).values
     rows: list[dict[str, float | str]] = []
     for name in ("none", *CODECS):
-        through: PagedKV | CodedKV = plain if name == "none" else CodedKV(plain, name)
+        through: PagedKV | QuantizedKV = plain if name == "none" else QuantizedKV(plain, name)
         pages = [np.zeros(through.page_bytes, np.uint8) for _ in range(full)]
         through.gather(blocks[:full], pages)
         through.scatter(pages, others[:full])

@@ -19,7 +19,7 @@ from kvstore.limits import MOST_LOOKUP_PAGES
 
 if TYPE_CHECKING:
     from kvstore import Namespace
-    from kvstore.connector.rank_nodes import Node
+    from kvstore.connector.rank_nodes import NodeClient
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.050
@@ -112,7 +112,7 @@ class Arrivals:
     """
 
     def __init__(
-        self, what: str, client: Node, ranks: Sequence[Sequence[Namespace]], clock: Callable[[], float]
+        self, what: str, client: NodeClient, ranks: Sequence[Sequence[Namespace]], clock: Callable[[], float]
     ) -> None:
         self._what = what
         self._client = client

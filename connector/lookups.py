@@ -16,7 +16,7 @@ from kvstore.limits import MOST_LOOKUP_PAGES
 
 if TYPE_CHECKING:
     from kvstore import Lookup, Namespace
-    from kvstore.connector.rank_nodes import Node
+    from kvstore.connector.rank_nodes import NodeClient
 
 MISS_TTL = 1.0
 """Seconds for which a miss is remembered."""
@@ -118,7 +118,7 @@ class Lookups:
 
     def __init__(
         self,
-        client: Node,
+        client: NodeClient,
         namespaces: Sequence[Namespace],
         budget: float,
         clock: Callable[[], float],

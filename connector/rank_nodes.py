@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Queries = Sequence[tuple[Namespace, Sequence[bytes]]]
 
 
-class Node(Protocol):
+class NodeClient(Protocol):
     """Where pages are looked up: a client of one node, or :class:`RankNodes`."""
 
     def lookup(self, queries: Queries) -> list[Lookup]:

@@ -11,12 +11,12 @@ from kvstore.connector.arrivals import Arrival, Arrivals
 from kvstore.connector.hits import leading
 from kvstore.connector.lookups import Lookups, LookupStatistics, Tiers
 from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
-from kvstore.connector.store_threshold import Sightings
+from kvstore.connector.store_threshold import StoreThreshold
 from kvstore.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from kvstore import Namespace
-    from kvstore.connector.rank_nodes import Node
+    from kvstore.connector.rank_nodes import NodeClient
 
 LOOKUP_BUDGET = 0.020
 """Seconds for which a request may be told to wait for its lookup."""
@@ -89,7 +89,7 @@ class SchedulerConnector:
 
     def __init__(
         self,
-        client: Node,
+        client: NodeClient,
         namespaces: Sequence[Namespace],
         *,
         other_ranks: Sequence[Sequence[Namespace]] = (),
@@ -97,7 +97,7 @@ class SchedulerConnector:
         store_threshold: int = 1,
         touched_early: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        peers: Mapping[str, tuple[Node, Sequence[Sequence[Namespace]]]] | None = None,
+        peers: Mapping[str, tuple[NodeClient, Sequence[Sequence[Namespace]]]] | None = None,
     ) -> None:
         nodes = {_OWN_NODE: (client, (namespaces, *other_ranks))} | dict(peers or {})
         self._arrivals = {
@@ -107,7 +107,7 @@ class SchedulerConnector:
         self._awaited: dict[str, tuple[str, Arrival]] = {}  # by request: the node, and what comes there
         self._block_sizes = tuple(namespace.layout.block_size for namespace in namespaces)
         self._lookups = Lookups(client, namespaces, lookup_budget, clock, other_ranks)
-        self._sightings = Sightings(store_threshold)
+        self._store_threshold = StoreThreshold(store_threshold)
         self._touched_early = touched_early
         self._clock = clock
         self._transfers: dict[str, _Transfers] = {}
@@ -357,7 +357,7 @@ class SchedulerConnector:
             for index in range(num_saved, len(block_ids))
             if block_ids[index] != NULL_BLOCK_ID
             and not (index < len(known) and known[index])
-            and (self._sightings.see(group, block_hashes[index]) or wanted)
+            and (self._store_threshold.see(group, block_hashes[index]) or wanted)
         }
         transfers.num_saved[group] = max(num_saved, len(block_ids))
         if new:
@@ -382,7 +382,7 @@ class SchedulerConnector:
         """
         transfers = self._transfers.setdefault(request_id, _Transfers())
         known, place, block_hash = transfers.present.get(group, ()), len(block_hashes) - 1, block_hashes[-1]
-        if (place < len(known) and known[place]) or not (self._sightings.see(group, block_hash) or wanted):
+        if (place < len(known) and known[place]) or not (self._store_threshold.see(group, block_hash) or wanted):
             return
         transfers.stores = True
         self._stores.setdefault((request_id, group), {})[block_id] = block_hash

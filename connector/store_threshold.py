@@ -6,7 +6,7 @@ REMEMBERED = 1 << 18
 """Most pages whose sightings are remembered (about 50 MB). Beyond it the one that was first seen longest ago goes."""
 
 
-class Sightings:
+class StoreThreshold:
     """Counts pages until they were seen often enough.
 
     Args:

@@ -10,9 +10,10 @@ happen outside it.
        └──────────┴─────► over ◄┘         nothing of it reads from or writes to the engine's blocks any more
 
 From *queued* and *calling* anyone can end a transfer, however long the node takes to answer: the thread finds it over
-when it wants to touch the blocks, and leaves them alone. While the thread is *touching* them, only :meth:`Lane.revoke`
-and :meth:`Lane.withdraw` end a transfer, and only one that merely reads. A copy is short and depends on no one; a call
-may hang. A transfer whose pages are not there yet goes back to the queue (:meth:`Lane.postpone`): others pass it.
+when it wants to touch the blocks, and leaves them alone. While the thread is *touching* them, only
+:meth:`TransferQueue.revoke` and :meth:`TransferQueue.withdraw` end a transfer, and only one that merely reads. A copy
+is short and depends on no one; a call may hang. A transfer whose pages are not there yet goes back to the queue
+(:meth:`TransferQueue.postpone`): others pass it.
 
 A transfer whose copies have to wait for a word of the engine (:mod:`kvstore.connector.copied`) is set *aside* behind
 the last one, and is over when they are published. Anyone can end it there, too.
@@ -61,7 +62,7 @@ class Transfer(Generic[Plan]):
     over: bool = False
 
 
-class Lane(Generic[Plan]):
+class TransferQueue(Generic[Plan]):
     """Carries out plans in order, on one thread, each before its deadline or not at all.
 
     Args:

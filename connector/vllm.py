@@ -47,7 +47,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import group_kernel_blocks
 
-from kvstore.connector.engine.block_events import Announcements
+from kvstore.connector.engine.block_events import BlockEvents
 from kvstore.connector.engine.groups import fails_by_block
 from kvstore.connector.engine.identity import (
     CacheGroup,
@@ -55,7 +55,7 @@ from kvstore.connector.engine.identity import (
     layouts_by_part,
     parts_a_rank,
 )
-from kvstore.connector.engine.load_admission import Room
+from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.metrics import (
     METRICS,
     Counts,
@@ -205,7 +205,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._awaited_layers: Mapping[str, int] = {}  # in this step
         # The scheduler half's.
         self._requests: EngineRequests | None = None
-        self._announcements: Announcements | None = None
+        self._announcements: BlockEvents | None = None
         self._storing: frozenset[int] = frozenset()
         self._managers: Sequence[Any] = ()
         if role is KVConnectorRole.SCHEDULER:
@@ -401,7 +401,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("vLLM runs without kvstore: %s", error)
             return
         self._storing = frozenset(part.worker for part in parts)
-        self._announcements = Announcements(len(parts)) if self._has_listeners else None
+        self._announcements = BlockEvents(len(parts)) if self._has_listeners else None
         groups = [
             group_of(group, manager)
             for group, manager in zip(self._kv_cache_config.kv_cache_groups, self._managers, strict=True)
@@ -410,7 +410,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._requests = self._connection.scheduler_half(
             parts,
             groups,
-            room=Room(
+            room=LoadAdmission(
                 groups,
                 self._kv_cache_config.num_blocks - 1,  # the null block
                 1 + guessed + self._vllm_config.num_lookahead_tokens if guessed else 0,

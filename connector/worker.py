@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 from kvstore.connector.arrivals import PARTIAL_WAIT, pause_after
 from kvstore.connector.health import NodeHealth
 from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
-from kvstore.connector.transfer_queue import Lane, Plan, Transfer
+from kvstore.connector.transfer_queue import Plan, Transfer, TransferQueue
 from kvstore.errors import InvalidRequestError, PermissionDeniedError
 
 if TYPE_CHECKING:
     from kvstore import Namespace
     from kvstore.client.paths.pending import PendingStore
     from kvstore.gpu.cuda import Event
-    from kvstore.gpu.mixed import UnlikeKV
+    from kvstore.gpu.mixed import MixedKV
     from kvstore.gpu.paged_kv import PagedKV
     from kvstore.gpu.pinned_arena import PinnedArena
-    from kvstore.gpu.quantized import CodedKV
+    from kvstore.gpu.quantized import QuantizedKV
     from kvstore.tracing import ClientSpans
 
 LOAD_DEADLINE = 5.0
@@ -122,7 +122,7 @@ class WorkerConnector:
     def __init__(
         self,
         namespaces: Sequence[Namespace],
-        pages: Sequence[PagedKV | CodedKV | UnlikeKV],
+        pages: Sequence[PagedKV | QuantizedKV | MixedKV],
         *,
         load_deadline: float = LOAD_DEADLINE,
         store_deadline: float = STORE_DEADLINE,
@@ -167,10 +167,10 @@ class WorkerConnector:
         self._timings: deque[LoadTiming] = deque(maxlen=MOST_TIMINGS)
         self._seconds: dict[str, float] = {"load": 0.0, "store": 0.0}
         self._loads, self._loads_from_below, self._peer_loads = self._load_lanes = [
-            Lane[LoadPlan](name, QUEUED_LOADS, load_deadline, self._carry_out_load, clock)
+            TransferQueue[LoadPlan](name, QUEUED_LOADS, load_deadline, self._carry_out_load, clock)
             for name in ("kvstore-load", "kvstore-load-below", "kvstore-peer-load")
         ]
-        self._stores: Lane[StorePlan] = Lane(
+        self._stores: TransferQueue[StorePlan] = TransferQueue(
             "kvstore-store", QUEUED_STORES, store_deadline, self._carry_out_store, clock
         )
 
@@ -330,7 +330,7 @@ class WorkerConnector:
         if self._arena is not None:
             self._arena.close()
 
-    def _lanes(self) -> tuple[Lane[LoadPlan] | Lane[StorePlan], ...]:
+    def _lanes(self) -> tuple[TransferQueue[LoadPlan] | TransferQueue[StorePlan], ...]:
         return (*self._load_lanes, self._stores)
 
     def _mark(self, plans: Sequence[LoadPlan | StorePlan]) -> Event | None:
@@ -343,7 +343,7 @@ class WorkerConnector:
             for part in range(self._parts):
                 yield replace(plan, group=plan.group * self._parts + part)
 
-    def _lane_of(self, load: LoadPlan) -> Lane[LoadPlan]:
+    def _lane_of(self, load: LoadPlan) -> TransferQueue[LoadPlan]:
         """Nobody waits behind a load that may take longer than their own."""
         return self._peer_loads if load.node else self._loads_from_below if load.below else self._loads
 

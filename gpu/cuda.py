@@ -20,10 +20,10 @@ from kvstore.gpu.layout import PageLayout
 from kvstore.gpu.pinned import PinnedMapping
 from kvstore.gpu.sample import Sample
 from kvstore.gpu.strategies import (
+    CopyStrategy,
     PageBytes,
     RunByRun,
     Staged,
-    Way,
 )
 from kvstore.gpu.tuning import measure, ranking
 
@@ -153,16 +153,18 @@ class DeviceCopies:
         """Copy pages into pieces."""
         self._scatter(self._way("scatter", pages), pages, piece_ids, on_layer, after)
 
-    def _way(self, direction: str, pages: Sequence[PageBytes]) -> Way:
+    def _way(self, direction: str, pages: Sequence[PageBytes]) -> CopyStrategy:
         return next(self._ways[name] for name in self.order[direction] if self._ways[name].takes(pages))
 
-    def _gather(self, way: Way, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> None:
+    def _gather(
+        self, way: CopyStrategy, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None
+    ) -> None:
         (done,) = self._streams.queue("gather", [partial(way.gather, piece_ids, out)], after)
         done.synchronize()
 
     def _scatter(
         self,
-        way: Way,
+        way: CopyStrategy,
         pages: Sequence[PageBytes],
         piece_ids: Sequence[int],
         on_layer: Callable[[int], None] | None = None,
@@ -209,7 +211,7 @@ class DeviceCopies:
             sample.restore()
         _log.info("copies out by %s, in by %s", self.order["gather"][0], self.order["scatter"][0])
 
-    def _fault(self, way: Way, sample: Sample) -> str:
+    def _fault(self, way: CopyStrategy, sample: Sample) -> str:
         """What keeps a way from being used; empty where nothing does."""
         if not way.takes(sample.pages):
             return "the device can't reach host memory"
@@ -225,9 +227,9 @@ class DeviceCopies:
         return "" if sample.was_copied_in() else "pages copied in differ from the specification"
 
 
-def ways_for(layers: Sequence[torch.Tensor], layout: PageLayout) -> dict[str, Way]:
+def ways_for(layers: Sequence[torch.Tensor], layout: PageLayout) -> dict[str, CopyStrategy]:
     """The ways that this machine has, by name."""
-    ways: Mapping[str, Way] = {"staged": Staged(layers, layout), "run by run": RunByRun(layers, layout)}
+    ways: Mapping[str, CopyStrategy] = {"staged": Staged(layers, layout), "run by run": RunByRun(layers, layout)}
     if importlib.util.find_spec("triton") is None:
         return dict(ways)
     from kvstore.gpu.triton_kernel import Kernel

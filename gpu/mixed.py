@@ -14,17 +14,17 @@ from kvstore.gpu.paged_kv import PageBytes, PagedKV, check_page
 from kvstore.gpu.tensors import kind_of
 
 
-def paged_kv(tensors: Sequence[torch.Tensor], axes: str = KV_FIRST) -> PagedKV | UnlikeKV:
+def paged_kv(tensors: Sequence[torch.Tensor], axes: str = KV_FIRST) -> PagedKV | MixedKV:
     """The pages of such tensors, one a layer, whether or not they are alike.
 
     Raises:
-        InvalidRequestError: as for :class:`kvstore.gpu.paged_kv.PagedKV` and :class:`UnlikeKV`.
+        InvalidRequestError: as for :class:`kvstore.gpu.paged_kv.PagedKV` and :class:`MixedKV`.
     """
     stretches = [list(alike) for _, alike in groupby(tensors, kind_of)]
-    return UnlikeKV([PagedKV(alike, axes) for alike in stretches]) if len(stretches) > 1 else PagedKV(tensors, axes)
+    return MixedKV([PagedKV(alike, axes) for alike in stretches]) if len(stretches) > 1 else PagedKV(tensors, axes)
 
 
-class UnlikeKV:
+class MixedKV:
     """:class:`kvstore.gpu.paged_kv.PagedKV` of layers that are not alike: it has the same methods.
 
     A page is cut into stretches of layers that are alike, which are copied one after the other. Each costs a wait for

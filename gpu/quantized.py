@@ -12,7 +12,7 @@ from kvstore.gpu.cuda import Event
 from kvstore.gpu.paged_kv import PageBytes, PagedKV
 
 
-class CodedKV:
+class QuantizedKV:
     """:class:`kvstore.gpu.paged_kv.PagedKV` with a codec between blocks and pages: it has the same methods.
 
     The codec runs in the caller's thread, on the processor: pages cross the bus as they are, and through a buffer.

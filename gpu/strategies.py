@@ -24,7 +24,7 @@ STAGING_BYTES = 16 << 20
 """Device memory of one staging buffer (at least one page). An engine has given nearly all of the device's to its KV."""
 
 
-class Way(Protocol):
+class CopyStrategy(Protocol):
     """How one way queues copies. Arguments were checked before; pages stay where they are until the copies are done."""
 
     def takes(self, pages: Sequence[PageBytes]) -> bool:

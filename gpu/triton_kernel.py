@@ -27,7 +27,7 @@ _WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
 class Kernel:
-    """:class:`kvstore.gpu.strategies.Way` by the kernel below."""
+    """:class:`kvstore.gpu.strategies.CopyStrategy` by the kernel below."""
 
     def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
         self._layers = list(layers)  # they must not go away: the kernel knows addresses only

@@ -25,7 +25,7 @@ class Block:
     lora_name: str | None = None
 
 
-class Announcements:
+class BlockEvents:
     """A block is announced once all its parts are stored, and taken back when a lookup finds that it has gone.
 
     Args:

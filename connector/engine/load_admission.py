@@ -22,7 +22,7 @@ class _Claim:
     needed: int
 
 
-class Room:
+class LoadAdmission:
     """The requests that hold blocks for a load, on the scheduler's thread.
 
     A load is admitted while the blocks of all of them and those that any one still needs fit together: then the engine

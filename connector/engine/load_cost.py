@@ -23,7 +23,7 @@ NEGLIGIBLE = 0.020
 """Seconds that loading may take longer than computing: timings of a busy machine say no more."""
 
 
-class Speeds:
+class LoadCost:
     """How long a page of each tier, and a token of prefill, took lately.
 
     Args:
@@ -71,7 +71,7 @@ class Speeds:
         """Seconds of prefill for a token; None: not known."""
         return self._median("prefill")
 
-    def worth(self, tiers: Sequence[str], page_tokens: int) -> int:
+    def pages_worth_loading(self, tiers: Sequence[str], page_tokens: int) -> int:
         """How many leading pages to load, the rest being computed.
 
         Args:

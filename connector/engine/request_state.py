@@ -13,7 +13,7 @@ STORE, LOAD = "kvstore_store", "kvstore_load"
 
 
 @dataclass(slots=True)
-class Tracked:
+class RequestState:
     """A request that the engine has told of and that has not finished."""
 
     request: Any

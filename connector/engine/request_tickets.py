@@ -9,7 +9,7 @@ from typing import Any
 from kvstore.connector.disagg.handover import Handover, Prompt
 from kvstore.connector.engine.metrics import Counts, ticket_counts
 from kvstore.connector.engine.request_hashes import Hashes
-from kvstore.connector.engine.request_state import Tracked
+from kvstore.connector.engine.request_state import RequestState
 
 _DONE = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
 """Ends of a request whose prompt was answered, as vLLM calls them."""
@@ -30,7 +30,7 @@ class RequestTickets:
         self._hashes = hashes
         self._said: set[str] = set()
 
-    def take(self, tracked: Tracked, hashes_a_block: Sequence[int]) -> None:
+    def take(self, tracked: RequestState, hashes_a_block: Sequence[int]) -> None:
         """A request has come; a prefill instance may have computed its prompt."""
         request = tracked.request
         tracked.hands_over = _asks(request, "do_remote_decode")
@@ -45,7 +45,7 @@ class RequestTickets:
             self._handover.take(request.request_id, request.kv_transfer_params, prompt)
 
     def give(
-        self, tracked: Tracked, hashes_a_block: Sequence[int], block_ids: Sequence[Sequence[int]]
+        self, tracked: RequestState, hashes_a_block: Sequence[int], block_ids: Sequence[Sequence[int]]
     ) -> dict[str, Any] | None:
         """What a request is answered with, at its end, that another instance goes on with."""
         request = tracked.request
@@ -63,7 +63,7 @@ class RequestTickets:
         """Tickets since the start."""
         return ticket_counts(self._handover.statistics()) if self._handover is not None else {}
 
-    def _prompt(self, tracked: Tracked, hashes_a_block: Sequence[int]) -> Prompt:
+    def _prompt(self, tracked: RequestState, hashes_a_block: Sequence[int]) -> Prompt:
         assert tracked.chain is not None
         tracked.hashes(hashes_a_block)  # the chain has all blocks now
         request = tracked.request

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kvstore.connector.engine.block_events import Announcements, blocks_of
+from kvstore.connector.engine.block_events import BlockEvents, blocks_of
 from kvstore.connector.engine.groups import Group
-from kvstore.connector.engine.load_admission import Room
-from kvstore.connector.engine.load_cost import Speeds
+from kvstore.connector.engine.load_admission import LoadAdmission
+from kvstore.connector.engine.load_cost import LoadCost
 from kvstore.connector.engine.metrics import Counts, lookup_counts
 from kvstore.connector.engine.request_hashes import Hashes
-from kvstore.connector.engine.request_state import Tracked, wishes
+from kvstore.connector.engine.request_state import RequestState, wishes
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.engine.values import new_blocks
 from kvstore.connector.hits import longest_hit
@@ -54,8 +54,8 @@ class EngineRequests:
         may_store: bool = True,
         may_load: bool = True,
         tickets: RequestTickets,
-        room: Room,
-        announcements: Announcements | None = None,
+        room: LoadAdmission,
+        announcements: BlockEvents | None = None,
         event_block_size: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,22 +66,22 @@ class EngineRequests:
         self._may_store = may_store
         self._may_load = may_load
         self._tickets = tickets
-        self._room = room
+        self._load_admission = room
         self._announcements = announcements
         self._event_block_size = event_block_size
         self._block_sizes = [group.block_size for group in groups]
         self._hashes_a_block = [size // hashes.block_size for size in self._block_sizes]
         # A load may cover a prompt to its last token only where all of the blocks before it are there afterwards.
         self._keeps_all = all(group.keeps for group in groups)
-        self._requests: dict[str, Tracked] = {}
-        self._speeds = Speeds(clock)
+        self._requests: dict[str, RequestState] = {}
+        self._speeds = LoadCost(clock)
         self._seconds_saved = 0.0
         self._loads_declined = 0
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens kvstore can add to what the engine has, and whether the request waits for them; None: not
         known yet. Plans nothing."""
-        if self._room.waits(request.request_id) or not self._hashes.ready(request):
+        if self._load_admission.waits(request.request_id) or not self._hashes.ready(request):
             return None, False
         tracked = self._track(request)
         tracked.num_local = num_computed_tokens
@@ -89,8 +89,8 @@ class EngineRequests:
             return 0, False
         if any(num_computed_tokens % size for size in self._block_sizes):
             return 0, False  # the engine copies a part of a block that this load would fill
-        self._room.release(request.request_id)
-        tracked.lets_pass &= self._room.holders
+        self._load_admission.release(request.request_id)
+        tracked.lets_pass &= self._load_admission.holders
         if tracked.lets_pass:
             return None, False
         # An asynchronous load may cover the whole prompt: vLLM then computes its last token again.
@@ -106,8 +106,8 @@ class EngineRequests:
         hit = self._hit(tracked, presence, limit)
         waits = hit > num_computed_tokens and self._async_load
         if not waits:
-            self._room.leave(request.request_id)
-        elif not self._room.admits(request.request_id, request.num_tokens, hit):
+            self._load_admission.leave(request.request_id)
+        elif not self._load_admission.admits(request.request_id, request.num_tokens, hit):
             return None, False
         return hit - num_computed_tokens, waits
 
@@ -124,7 +124,7 @@ class EngineRequests:
                 loads[group] = [(at, ids[at]) for at in places if ids[at] != NULL_BLOCK_ID]
                 self._allocated(block_id for _, block_id in loads[group])
             held = [block_id for ids in block_ids for block_id in ids if block_id != NULL_BLOCK_ID]
-            self._room.enter(request.request_id, request.num_tokens, end, held)
+            self._load_admission.enter(request.request_id, request.num_tokens, end, held)
             tiers = self._scheduler.offered_tiers(request.request_id)
             tracked.gain = self._speeds.gain(*self._pages(tiers, tracked.num_local, end))
         self._scheduler.update_state_after_alloc(request.request_id, loads)
@@ -153,7 +153,7 @@ class EngineRequests:
             tracked = self._requests.get(request_id)
             if tracked is None:
                 continue
-            waits = self._room.leave(request_id) and not self._async_load
+            waits = self._load_admission.leave(request_id) and not self._async_load
             if waits or tracked.chain is None or not tracked.may_store:
                 continue  # a load in this step may fail: what it was to fill is looked at afterwards
             request = tracked.request
@@ -177,7 +177,7 @@ class EngineRequests:
         if tracked is None:
             return False, None
         self._notice_preemption(tracked)
-        loads = self._room.leave(request.request_id)
+        loads = self._load_admission.leave(request.request_id)
         if not self._async_load:
             self._seconds_saved += tracked.gain
         if request.num_computed_tokens and not loads and tracked.may_store:
@@ -207,7 +207,7 @@ class EngineRequests:
         # a window takes more to compute than to load. Who holds blocks must not wait behind it, or neither ever runs.
         for request_id in failed_recving:
             if (tracked := self._requests.get(request_id)) is not None:
-                tracked.lets_pass = frozenset(self._room.holders - {request_id})
+                tracked.lets_pass = frozenset(self._load_admission.holders - {request_id})
 
     def note(self, step: int, timings: Iterable[LoadTiming], stored: Iterable[tuple[int, Sequence[bytes]]]) -> None:
         """What the workers have told beside: a step that is over, how long loads took, and pages that are stored."""
@@ -238,14 +238,14 @@ class EngineRequests:
         """Stops what runs in the background."""
         self._scheduler.shutdown()
 
-    def _hit(self, tracked: Tracked, presence: Mapping[int, Sequence[bool]], limit: int) -> int:
+    def _hit(self, tracked: RequestState, presence: Mapping[int, Sequence[bool]], limit: int) -> int:
         """Tokens that are there with what kvstore has and what is worth loading."""
         known, num_skipped = list(presence.values()), [group.num_skipped for group in self._groups]
         num_local, request = tracked.num_local, tracked.request
         hit = longest_hit(known, self._block_sizes, num_skipped, num_local, limit)
         if hit > num_local:
             pages, size = self._pages(self._scheduler.offered_tiers(request.request_id), num_local, hit)
-            worth = num_local + self._speeds.worth(pages, size) * size
+            worth = num_local + self._speeds.pages_worth_loading(pages, size) * size
             if pages and worth < hit:
                 self._loads_declined += not tracked.declined
                 tracked.declined = True
@@ -256,13 +256,13 @@ class EngineRequests:
                 hit = max(hit, length - 1)  # the last token is computed in any case
         return hit
 
-    def _track(self, request: Any) -> Tracked:
+    def _track(self, request: Any) -> RequestState:
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.request is not request:
             store, load = wishes(request.kv_transfer_params)
             store, load = store and self._may_store, load and self._may_load
             chain = self._hashes.chain(request) if store or load else None
-            tracked = Tracked(
+            tracked = RequestState(
                 request, chain, len(self._groups), request.num_preemptions, may_store=store, may_load=load
             )
             self._requests[request.request_id] = tracked
@@ -270,14 +270,14 @@ class EngineRequests:
         self._notice_preemption(tracked)
         return tracked
 
-    def _notice_preemption(self, tracked: Tracked) -> None:
+    def _notice_preemption(self, tracked: RequestState) -> None:
         if tracked.num_preemptions != tracked.request.num_preemptions:
-            self._room.leave(tracked.request.request_id)
+            self._load_admission.leave(tracked.request.request_id)
             may = tracked.may_store or tracked.may_load
             tracked.restart(self._hashes.chain(tracked.request) if may else None)
             self._scheduler.request_preempted(tracked.request.request_id)
 
-    def _save(self, tracked: Tracked, num_computed: int, block_ids: Callable[[], Any]) -> None:
+    def _save(self, tracked: RequestState, num_computed: int, block_ids: Callable[[], Any]) -> None:
         """Plans to store blocks that are full when the step is over."""
         num_known = min(num_computed, tracked.request.num_tokens)
         if tracked.chain is None or all(
@@ -323,13 +323,13 @@ class EngineRequests:
                     tracked.state_tokens = max(tracked.state_tokens, num_tokens)
                 self._plan_announcements(tracked, group, hashes[group], range(count - 1, count))
 
-    def _plan_announcements(self, tracked: Tracked, group: int, hashes: Sequence[bytes], places: range) -> None:
+    def _plan_announcements(self, tracked: RequestState, group: int, hashes: Sequence[bytes], places: range) -> None:
         if self._announcements is not None:
             size = self._block_sizes[group]
             for index, block in blocks_of(tracked.request, group, size, self._event_block_size, places):
                 self._announcements.plan(hashes[index], block)
 
-    def _announce_misses(self, tracked: Tracked, hashes: Sequence[Sequence[bytes]]) -> None:
+    def _announce_misses(self, tracked: RequestState, hashes: Sequence[Sequence[bytes]]) -> None:
         """Once a request: what kvstore lacks of it."""
         if self._announcements is None or tracked.looked_up:
             return

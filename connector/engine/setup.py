@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 from kvstore.client.environment import connect_by_environment
 from kvstore.connector.disagg.handover import Handover, default_node_id
-from kvstore.connector.engine.block_events import Announcements
+from kvstore.connector.disagg.peers import Peers, clients_of
+from kvstore.connector.engine.block_events import BlockEvents
 from kvstore.connector.engine.groups import Group, fails_by_block, hash_block_size
-from kvstore.connector.engine.load_admission import Room
+from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.options import RECOMPUTE, Options
 from kvstore.connector.engine.request_hashes import Hashes
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.engine.requests import EngineRequests
-from kvstore.connector.peers import Peers, clients_of
-from kvstore.connector.rank_nodes import Node, RankNodes
+from kvstore.connector.rank_nodes import NodeClient, RankNodes
 from kvstore.connector.scheduler import SchedulerConnector
 from kvstore.connector.worker import WorkerConnector
 from kvstore.errors import KVStoreError, ResourceError
-from kvstore.gpu.mixed import UnlikeKV
+from kvstore.gpu.mixed import MixedKV
 from kvstore.gpu.paged_kv import PagedKV
 from kvstore.gpu.pinned import Bytes, PinnedMapping
 from kvstore.gpu.pinned_arena import PinnedArena
@@ -80,7 +80,7 @@ class Connection:
     def worker_half(
         self,
         layouts: Sequence[Sequence[Layout]],
-        pages: Sequence[Sequence[PagedKV | UnlikeKV]],
+        pages: Sequence[Sequence[PagedKV | MixedKV]],
         pin: Callable[[Bytes], PinnedMapping] | None,
         *,
         by_layer: bool = False,
@@ -115,12 +115,12 @@ class Connection:
         parts: Sequence[Part],
         groups: Sequence[Group],
         *,
-        room: Room,
+        room: LoadAdmission,
         async_load: bool,
         may_store: bool,
         may_load: bool,
         touched_early: bool,
-        announcements: Announcements | None,
+        announcements: BlockEvents | None,
         event_block_size: int,
     ) -> EngineRequests:
         """For the scheduler; the arguments are those of :class:`EngineRequests`.
@@ -130,7 +130,7 @@ class Connection:
             touched_early: as for :meth:`worker_half`.
         """
         layouts = [part.layouts for part in parts]
-        node: Node = self._client
+        node: NodeClient = self._client
         if {part.host for part in parts} == {""}:
             own, *others = self._namespaces(layouts)
         else:

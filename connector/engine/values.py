@@ -12,7 +12,7 @@ import torch
 
 from kvstore.connector.engine.groups import Group
 from kvstore.connector.engine.identity import CacheGroup, Model
-from kvstore.connector.engine.request_state import Tracked
+from kvstore.connector.engine.request_state import RequestState
 from kvstore.errors import ConfigError, ResourceError
 
 _WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -214,7 +214,7 @@ def cache_group(
     )
 
 
-def new_blocks(output: Any, requests: Mapping[str, Tracked], block_sizes: Sequence[int]) -> Iterable[int]:
+def new_blocks(output: Any, requests: Mapping[str, RequestState], block_sizes: Sequence[int]) -> Iterable[int]:
     """Blocks that a ``SchedulerOutput`` gives to requests, and that they did not find in vLLM's own cache, and those
     that are zeroed or copied to."""
     cached = output.scheduled_cached_reqs

@@ -33,7 +33,7 @@ from kvstore.gpu.cudart import cuda_runtime
 from kvstore.gpu.paged_kv import PagedKV
 from kvstore.gpu.pinned import PinnedMapping
 from kvstore.gpu.pinned_arena import PinnedArena
-from kvstore.gpu.quantized import CodedKV
+from kvstore.gpu.quantized import QuantizedKV
 from kvstore.layout import Layout
 
 if TYPE_CHECKING:
@@ -272,14 +272,14 @@ class Engine:
         if self._connector is not None:
             self._connector.shutdown()
 
-    def _pages(self, codec: str) -> tuple[list[PagedKV | CodedKV], list[Layout]]:
+    def _pages(self, codec: str) -> tuple[list[PagedKV | QuantizedKV], list[Layout]]:
         """The blocks of each group as they are stored, and the layouts of that."""
-        pages: list[PagedKV | CodedKV] = []
+        pages: list[PagedKV | QuantizedKV] = []
         layouts = []
         for group, layout in enumerate(self.layouts):
             kv = self._cache.pages(group, layout.kv_heads)
             if codec and layout.kv_heads:
-                coded = CodedKV(kv, codec)
+                coded = QuantizedKV(kv, codec)
                 pages.append(coded)
                 layouts.append(replace(layout, codec=codec, page_bytes=coded.page_bytes))
             else:

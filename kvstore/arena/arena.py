@@ -33,7 +33,7 @@ from kvstore.host.forking import tell_children
 from kvstore.host.numa import Placement
 from kvstore.host.process_lock import ProcessLock
 from kvstore.host.shared_memory import check_room
-from kvstore.security.socket_group import Sharers
+from kvstore.security.socket_group import SocketGroup
 from kvstore.units import format_size
 
 Bytes = npt.NDArray[np.uint8]
@@ -94,7 +94,7 @@ class Arena:
         directory: Path,
         arena_bytes: int,
         progress: Progress = lambda done, size: None,
-        sharers: Sharers = Sharers(),  # noqa: B008 - it can't be changed
+        sharers: SocketGroup = SocketGroup(),  # noqa: B008 - it can't be changed
         numa_node: int | None = None,
         embedded_in: Path | None = None,
     ) -> None:
@@ -134,7 +134,7 @@ class Arena:
                 raise ResourceError.of_place(directory, error) from error
             raise
 
-    def _let_in(self, sharers: Sharers) -> None:
+    def _let_in(self, sharers: SocketGroup) -> None:
         """Set what a client's user needs, and nothing more: who reads a header must not write it."""
         sharers.set_modes(self.directory / "headers", 0o600, 0o640)
         for name in ("pages", "readers"):
@@ -426,7 +426,7 @@ class Arena:
         remove_memory(self.directory)
 
 
-def _own_directory(directory: Path, sharers: Sharers) -> ProcessLock:
+def _own_directory(directory: Path, sharers: SocketGroup) -> ProcessLock:
     """Make a folder that is nobody else's and lock it for this process.
 
     Raises:
@@ -446,7 +446,7 @@ def _own_directory(directory: Path, sharers: Sharers) -> ProcessLock:
     raise AssertionError("every try returns or raises")
 
 
-def _try_to_own(directory: Path, sharers: Sharers) -> ProcessLock:
+def _try_to_own(directory: Path, sharers: SocketGroup) -> ProcessLock:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
     if status.st_uid != os.geteuid():

@@ -36,7 +36,7 @@ LAST_EPOCH = (1 << 64) - 1
 _LOOK_SECONDS = 0.0002
 
 
-class Readers:
+class ReaderEpochs:
     """The node's view of all readers.
 
     Args:

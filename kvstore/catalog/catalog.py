@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
-from kvstore.catalog.dirty_queue import SlotQueue
-from kvstore.catalog.eviction_orders import Orders
-from kvstore.catalog.evictor import Evicting, Removal
+from kvstore.catalog.dirty_queue import DirtyQueue
+from kvstore.catalog.eviction_orders import EvictionOrders
+from kvstore.catalog.evictor import Evicted, Evictor
 from kvstore.catalog.key_table import Found, KeyTable
-from kvstore.catalog.order_migration import Regrouping
+from kvstore.catalog.order_migration import OrderMigration
 from kvstore.catalog.policies import EvictionPolicy
 from kvstore.catalog.slabs import Slabs
 from kvstore.catalog.slot_state import Event, Slot, SlotState
@@ -39,10 +39,10 @@ class Catalog:
         self._clock = 0
         self.slots = SlotTable()
         """What is known of each slot; changed here only."""
-        self._orders = Orders(policy, self.slots)
-        self._evicting = Evicting(slabs, self.slots, self._orders, self.frames_of, self._evict)
+        self._orders = EvictionOrders(policy, self.slots)
+        self._evicting = Evictor(slabs, self.slots, self._orders, self.frames_of, self._evict)
         self._resident = KeyTable(self.slots)
-        self._dirty = SlotQueue()
+        self._dirty = DirtyQueue()
         self._to_touch: list[Sequence[bytes]] = []
         """Keys of prefixes that were stored, and are to be touched before the order is asked for anything."""
         self._entered: Slot = 0
@@ -134,7 +134,7 @@ class Catalog:
         *,
         below: bool = False,
         evict: bool = True,
-    ) -> tuple[Slot | None, Removal]:
+    ) -> tuple[Slot | None, Evicted]:
         """Take a slot for a page, making room if need be: within the namespace's quota, and within the arena.
 
         Args:
@@ -153,7 +153,7 @@ class Catalog:
         if self._to_touch:
             self._touch_now()
         frames = frames_for(length)
-        removal = Removal()
+        removal = Evicted()
         at_risk = namespace in self._durable and not below
         if at_risk and self._durable_frames + frames > self._slabs.units * self._slabs.unit_frames // _DURABLE_SHARE:
             return None, removal
@@ -345,12 +345,12 @@ class Catalog:
             if moving:
                 self._to_regroup.append(namespace)
 
-    def take_regrouping(self) -> Regrouping | None:
+    def take_regrouping(self) -> OrderMigration | None:
         """A namespace whose pages are still to move into their own order, each of which is given out once, and again
         where that failed. Until all are there its quotas wait."""
         if not self._to_regroup:
             return None
-        return Regrouping(self._to_regroup.pop(), self.slots, self._orders, self._find_parent)
+        return OrderMigration(self._to_regroup.pop(), self.slots, self._orders, self._find_parent)
 
     def regroup_again(self, namespace: int) -> None:
         """Not all of its pages were moved."""
@@ -400,16 +400,16 @@ class Catalog:
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
-    def retire(self, slot: Slot) -> Removal:
+    def retire(self, slot: Slot) -> Evicted:
         """Take a resident page out, by somebody's wish; held bytes stay until the last hold ends."""
-        removal = Removal()
+        removal = Evicted()
         self._retire(slot, removal, lost=False)
         return removal
 
-    def _evict(self, slot: Slot, removal: Removal) -> None:
+    def _evict(self, slot: Slot, removal: Evicted) -> None:
         self._retire(slot, removal, lost=True)
 
-    def _retire(self, slot: Slot, removal: Removal, *, lost: bool) -> None:
+    def _retire(self, slot: Slot, removal: Evicted, *, lost: bool) -> None:
         slots = self.slots
         self._resident.remove(slot)
         namespace = slots.namespace[slot]

@@ -11,7 +11,7 @@ _END = 0xFFFFFFFF
 _OUT = 0xFFFFFFFE
 
 
-class SlotQueue:
+class DirtyQueue:
     """Slots of several who take turns; those of each are linked by numbers, in the order in which they came."""
 
     def __init__(self) -> None:
@@ -21,9 +21,9 @@ class SlotQueue:
         """Whose turn it is next first: the first and the last of his slots."""
         self._count = 0
 
-    def copy(self) -> SlotQueue:
+    def copy(self) -> DirtyQueue:
         """The same slots in the same order."""
-        other = SlotQueue()
+        other = DirtyQueue()
         other._next, other._previous, other._count = self._next[:], self._previous[:], self._count
         other._ends = {whose: ends[:] for whose, ends in self._ends.items()}
         return other

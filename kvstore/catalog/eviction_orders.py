@@ -44,7 +44,7 @@ class _Order:
         return len(self.slots) - len(self.free)
 
 
-class Orders:
+class EvictionOrders:
     """All orders of one arena.
 
     Args:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvstore.catalog.eviction_orders import Orders
+from kvstore.catalog.eviction_orders import EvictionOrders
 from kvstore.catalog.slabs import Slab, Slabs
 from kvstore.catalog.slot_state import Slot
 from kvstore.catalog.slot_table import SlotTable
@@ -19,7 +19,7 @@ _EVICTIONS_A_LOOK = 64
 
 
 @dataclass(slots=True)
-class Removal:
+class Evicted:
     """Pages that left the arena, and slots that became free with them."""
 
     left: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Removal:
     """Of each that left."""
 
 
-class Evicting:
+class Evictor:
     """Chooses the pages that leave. One lock outside of it (the store's) guards all calls.
 
     Args:
@@ -45,9 +45,9 @@ class Evicting:
         self,
         slabs: Slabs,
         slots: SlotTable,
-        orders: Orders,
+        orders: EvictionOrders,
         frames_of: Callable[[int], int],
-        retire: Callable[[Slot, Removal], None],
+        retire: Callable[[Slot, Evicted], None],
     ) -> None:
         self._slabs = slabs
         self._slots = slots
@@ -85,7 +85,7 @@ class Evicting:
         quotas = [self._quotas.get(namespace), self._tenant_quotas.get(self._tenant_of.get(namespace, ""))]
         return min((quota for quota in quotas if quota is not None), default=None)
 
-    def make_quota(self, namespace: int, frames: int, removal: Removal, *, evict: bool) -> bool:
+    def make_quota(self, namespace: int, frames: int, removal: Evicted, *, evict: bool) -> bool:
         """Let pages leave until one more of a namespace fits into its quota and its tenant's. False: too few can, or
         none may. A quota waits for pages that are on their way into the order of their namespace."""
         if (
@@ -97,7 +97,7 @@ class Evicting:
         tenant = self._tenant_of.get(namespace)
         return tenant is None or self._make_tenant_quota(tenant, frames, removal, evict=evict)
 
-    def make_room(self, frames: int, removal: Removal) -> bool:
+    def make_room(self, frames: int, removal: Evicted) -> bool:
         """Let one page of this slot size leave, or empty slabs of other sizes that are colder. False: nothing can."""
         victim = self._orders.first(frames)
         to_look = self._evictions_to_look.get(frames, 0)
@@ -112,7 +112,7 @@ class Evicting:
         self._retire(victim, removal)
         return True
 
-    def _take_slabs(self, frames: int, rival: Slot | None, removal: Removal) -> bool:
+    def _take_slabs(self, frames: int, rival: Slot | None, removal: Evicted) -> bool:
         """Empty the coldest run of other sizes' slabs, if all of it is colder than ``rival``."""
         before = self._slots.used[rival] if rival is not None else math.inf
         windows: list[tuple[int, int, list[Slab]]] = []
@@ -135,7 +135,7 @@ class Evicting:
                 return True
         return False
 
-    def _make_own_quota(self, namespace: int, frames: int, removal: Removal, *, evict: bool) -> bool:
+    def _make_own_quota(self, namespace: int, frames: int, removal: Evicted, *, evict: bool) -> bool:
         """Let pages of a namespace leave until one more fits into its quota. False: too few can, or none may."""
         while self._frames_of(namespace) + frames > self._quotas[namespace]:
             victim = self._orders.first_of(namespace, frames) if evict else None
@@ -144,7 +144,7 @@ class Evicting:
             self._retire(victim, removal)
         return True
 
-    def _make_tenant_quota(self, tenant: str, frames: int, removal: Removal, *, evict: bool) -> bool:
+    def _make_tenant_quota(self, tenant: str, frames: int, removal: Evicted, *, evict: bool) -> bool:
         """The same for all of a tenant's namespaces: that page leaves first which was used longest ago."""
         namespaces = [namespace for namespace, whose in self._tenant_of.items() if whose == tenant]
         if any(map(self._orders.is_moving, namespaces)):

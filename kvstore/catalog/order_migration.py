@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from kvstore.catalog.eviction_orders import Orders
+from kvstore.catalog.eviction_orders import EvictionOrders
 from kvstore.catalog.slot_state import Slot
 from kvstore.catalog.slot_table import SlotTable
 
@@ -25,7 +25,7 @@ PAGES_A_STEP = 64
 _NO_PARENT = -1
 
 
-class Regrouping:
+class OrderMigration:
     """The move of one namespace, which has an order of its own already: for the pages that come.
 
     Args:
@@ -36,7 +36,7 @@ class Regrouping:
     """
 
     def __init__(
-        self, namespace: int, slots: SlotTable, orders: Orders, find_parent: Callable[[Slot], Slot | None]
+        self, namespace: int, slots: SlotTable, orders: EvictionOrders, find_parent: Callable[[Slot], Slot | None]
     ) -> None:
         self.namespace = namespace
         self._slots = slots

@@ -12,9 +12,9 @@ from kvstore.client.credentials import Credentials
 from kvstore.client.paths.bulk.path import BulkPath
 from kvstore.client.paths.bulk.pool import BulkPool
 from kvstore.client.paths.control import Connection, RemoteControl
-from kvstore.client.paths.grpc import StreamPath
+from kvstore.client.paths.grpc import GrpcPath
 from kvstore.client.paths.path import Control, Path
-from kvstore.client.paths.shm.path import SharedPath
+from kvstore.client.paths.shm.path import ShmPath
 from kvstore.client.url import EmbeddedConfig, parse_url
 from kvstore.errors import InvalidRequestError, PermissionDeniedError, ResourceError
 from kvstore.host.uninterrupted import uninterrupted
@@ -98,13 +98,13 @@ def connect(
 
     def make_path(directory: str, left: float) -> Path:
         if where.local and not directory:  # this token's tenant is not the arena's
-            return StreamPath(connection)
+            return GrpcPath(connection)
         if where.local:
             try:
-                return SharedPath(connection, FilePath(directory), left)
+                return ShmPath(connection, FilePath(directory), left)
             except (ResourceError, PermissionDeniedError) as error:
                 _log.warning("pages go through the socket instead of shared memory: %s", error)
-            return StreamPath(connection)
+            return GrpcPath(connection)
         return BulkPath(connection, BulkPool(connection, where.host, context))
 
     return _client(url, control, timeout, make_path, traces)

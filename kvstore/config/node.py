@@ -25,7 +25,7 @@ from kvstore.config.rules import (
 from kvstore.errors import ConfigError
 from kvstore.security.grants import EVERY_TENANT, check_name
 from kvstore.security.secret_files import check_private
-from kvstore.security.socket_group import Sharers
+from kvstore.security.socket_group import SocketGroup
 from kvstore.units import format_duration, format_size, parse_duration, parse_size
 
 DEFAULT_PORT = 7420
@@ -242,21 +242,21 @@ class NodeConfig:
         return self.events_key, self.events_clients
 
     @property
-    def sharers(self) -> Sharers:
+    def sharers(self) -> SocketGroup:
         """Who besides the node's own user may use socket and arena.
 
         Raises:
             ConfigError: there is no such group here.
         """
         if not self.group:
-            return Sharers()
+            return SocketGroup()
         try:
             number = int(self.group) if self.group.isdecimal() else grp.getgrnam(self.group).gr_gid
         except (KeyError, ValueError) as error:
             raise ConfigError(f"group: there is no group {self.group!r} on this host") from error
         if number > _LAST_GROUP:
             raise ConfigError(f"group: a group's number is at most {_LAST_GROUP}, got {number}")
-        return Sharers(number)
+        return SocketGroup(number)
 
     @property
     def arena_directory(self) -> Path:

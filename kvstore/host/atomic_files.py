@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-class SmallFiles:
+class AtomicFiles:
     """Replaces files atomically. Safe for threads.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 
 from kvstore.hashing import HASH_BYTES
-from kvstore.host.atomic_files import SmallFiles
+from kvstore.host.atomic_files import AtomicFiles
 from kvstore.tiers.tier import KEY_BYTES
 
 LONGEST_PIN = 366 * 86400
@@ -29,7 +29,7 @@ PINNED_SHARE = 4
 _log = logging.getLogger(__name__)
 
 
-class Pins:
+class PinTable:
     """The table, and the file that it is kept in. The store's lock guards all methods but ``save``.
 
     When a pin ends is said on a clock that only grows: one that is set by days must not end them all. In the file, it
@@ -44,10 +44,10 @@ class Pins:
     """
 
     def __init__(
-        self, path: Path, now: float, ahead: float, limit_frames: int, small_files: SmallFiles | None = None
+        self, path: Path, now: float, ahead: float, limit_frames: int, small_files: AtomicFiles | None = None
     ) -> None:
         self._path = path
-        self._small_files = small_files or SmallFiles()
+        self._small_files = small_files or AtomicFiles()
         self._small_files.know(path)
         self._limit_frames = limit_frames
         self._until: dict[bytes, tuple[float, int]] = {}

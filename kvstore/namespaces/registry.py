@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kvstore.errors import LayoutMismatchError, LimitExceededError, UnavailableError, UnknownNamespaceError
-from kvstore.host.atomic_files import SmallFiles
+from kvstore.host.atomic_files import AtomicFiles
 from kvstore.layout import Layout
 
 MOST_NAMESPACES = 1024
@@ -75,15 +75,15 @@ class _Register(NamedTuple):
     leaving: list[Leaving]
 
 
-class Namespaces:
+class NamespaceRegistry:
     """The register of namespaces, kept in a JSON file in each of ``directories``, the arena's folder first.
 
     Safe for threads; a number is never used twice.
     """
 
-    def __init__(self, directories: Sequence[Path], small_files: SmallFiles | None = None) -> None:
+    def __init__(self, directories: Sequence[Path], small_files: AtomicFiles | None = None) -> None:
         self._files = [directory / REGISTER_NAME for directory in directories]
-        self._small_files = small_files or SmallFiles()
+        self._small_files = small_files or AtomicFiles()
         for path in self._files:
             self._small_files.know(path)
         self._lock = threading.Lock()

@@ -28,10 +28,10 @@ from kvstore.host.process_lock import ProcessLock
 from kvstore.logs import LeftOutCollector
 from kvstore.security.grants import READ, Grant
 from kvstore.security.secret_files import read_tokens
-from kvstore.security.socket_group import Sharers
+from kvstore.security.socket_group import SocketGroup
 from kvstore.segments.log import default_segment_bytes
-from kvstore.service.access.connection_guard import Strangers, most_strangers
-from kvstore.service.access.descriptor_budget import Descriptors, connections_within
+from kvstore.service.access.connection_guard import UnauthenticatedConnections, most_unauthenticated
+from kvstore.service.access.descriptor_budget import DescriptorBudget, connections_within
 from kvstore.service.access.gate import (
     Access,
     Gate,
@@ -66,7 +66,7 @@ from kvstore.service.receipts import Receipts
 from kvstore.service.sockets.bulk import BulkServer, BulkServicer
 from kvstore.service.sockets.local import LocalServer
 from kvstore.status import Status, seen_by
-from kvstore.store.maintenance import Upkeep
+from kvstore.store.maintenance import Maintenance
 from kvstore.store.open import open_store
 from kvstore.store.report import status_of
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc, events_pb2, events_pb2_grpc
@@ -139,7 +139,7 @@ class Node:
             others=MOST_WATCHERS // TENANT_SHARE,
             connections=config.bulk_connections // TENANT_SHARE,
         )
-        self._strangers: Strangers | None = None
+        self._strangers: UnauthenticatedConnections | None = None
         known_by = access.asks or config.client_ca is not None
         gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits, self._note)]
         self._web: WebServer | None = None
@@ -183,9 +183,9 @@ class Node:
             self.store = open_store(config, progress)
             undo.callback(lambda: self.store.close(time.monotonic() + config.drain_seconds))
             self._started = time.monotonic()
-            self._upkeep = Upkeep(self.store)
-            undo.callback(self._upkeep.stop)
-            self._descriptors = Descriptors()
+            self._maintenance = Maintenance(self.store)
+            undo.callback(self._maintenance.stop)
+            self._descriptors = DescriptorBudget()
             undo.callback(self._descriptors.stop)
             if registry is not None:
                 registry.register(self._descriptors)
@@ -240,7 +240,7 @@ class Node:
                 BulkServicer(self.store, self._bulk, receipts, access), self._server
             )  # type: ignore[no-untyped-call]
             if known_by and self.port:
-                self._strangers = Strangers(self.port, config.connections, access.grant_of)
+                self._strangers = UnauthenticatedConnections(self.port, config.connections, access.grant_of)
             self._server.start()
             if registry is not None:
                 self._web = self._serve_metrics(registry)
@@ -372,7 +372,7 @@ class Node:
         return self._bulk.port if self._bulk is not None else 0
 
     def _close(self, deadline: float) -> None:
-        self._upkeep.stop()
+        self._maintenance.stop()
         try:
             self.store.close(deadline)
         except ResourceError as error:
@@ -391,7 +391,7 @@ class Node:
         disk = str(self.config.disk) if self.config.disk_limit else ""
         return status_of(self.store, self.instance, time.monotonic() - self._started, disk)
 
-    def _serve_locally(self, sharers: Sharers, times: CallTimes | None) -> LocalServer | None:
+    def _serve_locally(self, sharers: SocketGroup, times: CallTimes | None) -> LocalServer | None:
         try:
             return LocalServer(PageCalls(self.store), self.store.arena.directory, sharers, times)
         except ResourceError as error:
@@ -429,7 +429,7 @@ class Node:
         grant = self.access.accept(authorization)
         return grant if grant is not None and READ in grant.rights else None
 
-    def _bind(self, sharers: Sharers) -> int:
+    def _bind(self, sharers: SocketGroup) -> int:
         """Listen. Returns the TCP port, 0 without one."""
         self.config.socket.unlink(missing_ok=True)  # a killed node's; its lock is ours
         old = os.umask(0o177)
@@ -469,7 +469,7 @@ def _places(config: NodeConfig) -> int:
 def _grpc_connections(places: int) -> int:
     """Most gRPC connections at once; more are closed before they say anything. There is room for twice as many
     strangers as may stay, so that who comes to stay finds a place between two looks at them."""
-    return places + 2 * most_strangers(places)
+    return places + 2 * most_unauthenticated(places)
 
 
 def _may_reload(key: str, before: NodeConfig, after: NodeConfig) -> bool:
@@ -491,7 +491,7 @@ def _check_port(host: str, port: int, address: str) -> None:
         raise ResourceError(f"can't listen on {address}: {error.strerror or error}") from error
 
 
-def _own_socket(path: Path, sharers: Sharers) -> ProcessLock:
+def _own_socket(path: Path, sharers: SocketGroup) -> ProcessLock:
     """Lock a socket's path for this process."""
     try:
         sharers.make_folder(path.parent)

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Sharers:
+class SocketGroup:
     """Sets modes and groups. Nothing is ever open to others than the group."""
 
     gid: int | None = None

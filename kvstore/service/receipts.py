@@ -76,6 +76,6 @@ class Receipts:
             return self._done.get(ticket)
 
 
-def _keep_newest(tickets: OrderedDict[int, Any]) -> None:
-    while len(tickets) > MOST_RECEIPTS:
-        tickets.popitem(last=False)
+def _keep_newest(leases: OrderedDict[int, Any]) -> None:
+    while len(leases) > MOST_RECEIPTS:
+        leases.popitem(last=False)

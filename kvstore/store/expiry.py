@@ -12,10 +12,10 @@ import time
 
 from kvstore.errors import KVStoreError, UnknownNamespaceError
 from kvstore.namespaces.registry import KnownNamespace
-from kvstore.store.pins import Keeping
-from kvstore.store.quotas import Granting
-from kvstore.store.removal import Dropping, Expired
-from kvstore.store.state import Books
+from kvstore.store.pins import Pins
+from kvstore.store.quotas import NamespaceQuotas
+from kvstore.store.removal import Expired, Removal
+from kvstore.store.state import StoreState
 from kvstore.units import format_duration
 
 _LONGEST_WAIT = 60.0
@@ -25,7 +25,7 @@ _SAVE_SECONDS = 3600.0
 _log = logging.getLogger(__name__)
 
 
-class Expiring:
+class Expiry:
     """Drops what was not used for as long as its rule says. For one thread of the node.
 
     Args:
@@ -35,11 +35,11 @@ class Expiring:
         dropping: drops.
     """
 
-    def __init__(self, books: Books, granting: Granting, keeping: Keeping, dropping: Dropping) -> None:
-        self._books = books
-        self._granting = granting
-        self._keeping = keeping
-        self._dropping = dropping
+    def __init__(self, state: StoreState, quotas: NamespaceQuotas, keeping: Pins, dropping: Removal) -> None:
+        self._state = state
+        self._quotas = quotas
+        self._pins = keeping
+        self._removal = dropping
         self._saved = time.monotonic()
         self._unsure: set[int] = set()
         """Numbers of namespaces of which the shared tier could not tell, when it was asked last."""
@@ -47,26 +47,26 @@ class Expiring:
     @property
     def wait_seconds(self) -> float:
         """How long to wait before the next look."""
-        shortest = self._granting.shortest_life
+        shortest = self._quotas.shortest_life
         return max(_SHORTEST_WAIT, min(_LONGEST_WAIT, shortest / 8)) if shortest else _LONGEST_WAIT
 
     def expire(self, stop: threading.Event) -> int:
         """Drop what is overdue. Returns how many pages of this node that were; they are counted as ``expired``."""
         dropped = 0
-        namespaces = self._books.namespaces
+        namespaces = self._state.namespaces
         self._unsure = {number for number in self._unsure if namespaces.is_open(number)}
         for known in sorted(namespaces.known(), key=namespaces.idle_seconds, reverse=True):
-            life = self._granting.life_of(known)
+            life = self._quotas.life_of(known)
             idle = namespaces.idle_seconds(known)
             if stop.is_set() or not life or idle <= life:
                 continue
-            with self._books.lock:
-                pinned = self._keeping.pages_of(known.fingerprint)
+            with self._state.lock:
+                pinned = self._pins.pages_of(known.fingerprint)
             if pinned:
                 continue
             crowded = namespaces.is_crowded(known.layout.tenant)
             try:
-                done = self._dropping.expire(known, life, stop, crowded=crowded)
+                done = self._removal.expire(known, life, stop, crowded=crowded)
             except UnknownNamespaceError:  # cleared just now
                 continue
             except KVStoreError as error:

@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class StoreTicket:
+class StoreLease:
     """Slots reserved for one writer."""
 
     number: int
@@ -48,7 +48,7 @@ class StoreTicket:
 
 
 @dataclass(slots=True, eq=False)
-class LoadTicket:
+class LoadLease:
     """Slots held for one reader, head of the prefix first."""
 
     number: int
@@ -57,7 +57,7 @@ class LoadTicket:
     deadline: float
 
 
-class Tickets:
+class Leases:
     """The open tickets by number.
 
     Numbers are random, and a restarted node doesn't know the earlier one's: a ticket from before a restart is an
@@ -65,8 +65,8 @@ class Tickets:
     """
 
     def __init__(self) -> None:
-        self.stores: dict[int, StoreTicket] = {}
-        self.loads: dict[int, LoadTicket] = {}
+        self.stores: dict[int, StoreLease] = {}
+        self.loads: dict[int, LoadLease] = {}
 
     def open_store(
         self,
@@ -77,19 +77,19 @@ class Tickets:
         *,
         direct: bool,
         ahead: bool = False,
-    ) -> StoreTicket:
+    ) -> StoreLease:
         """A new reservation."""
-        ticket = StoreTicket(self._next(), owner, slots, deadline, direct, batch, ahead)
+        ticket = StoreLease(self._next(), owner, slots, deadline, direct, batch, ahead)
         self.stores[ticket.number] = ticket
         return ticket
 
-    def open_load(self, owner: int, slots: list[Slot], deadline: float) -> LoadTicket:
+    def open_load(self, owner: int, slots: list[Slot], deadline: float) -> LoadLease:
         """A new hold."""
-        ticket = LoadTicket(self._next(), owner, slots, deadline)
+        ticket = LoadLease(self._next(), owner, slots, deadline)
         self.loads[ticket.number] = ticket
         return ticket
 
-    def take_store(self, number: int, owner: int, part: Part | None = None) -> StoreTicket | None:
+    def take_store(self, number: int, owner: int, part: Part | None = None) -> StoreLease | None:
         """End a reservation, or a part of it; None when this owner has none of this number, or another thread is
         writing it.
 
@@ -110,21 +110,21 @@ class Tickets:
         ticket.parted += part.slots
         return taken
 
-    def take_load(self, number: int, owner: int) -> LoadTicket | None:
+    def take_load(self, number: int, owner: int) -> LoadLease | None:
         """End a hold; None when this owner has none of this number."""
         ticket = self.loads.get(number)
         return self.loads.pop(number) if ticket is not None and ticket.owner == owner else None
 
     def slots_of(self, owner: int) -> Iterator[Slot]:
         """The slots that one owner has reserved or holds: one twice that it holds twice."""
-        tickets: Iterator[StoreTicket | LoadTicket] = chain(self.stores.values(), self.loads.values())
-        return chain.from_iterable(ticket.slots for ticket in tickets if ticket.owner == owner)
+        leases: Iterator[StoreLease | LoadLease] = chain(self.stores.values(), self.loads.values())
+        return chain.from_iterable(ticket.slots for ticket in leases if ticket.owner == owner)
 
     def written_here(self) -> bool:
         """Whether a thread of this process may be writing into a reserved slot."""
         return any(ticket.direct and ticket.owner == NODE for ticket in self.stores.values())
 
-    def overdue(self, now: float) -> tuple[list[StoreTicket], list[LoadTicket]]:
+    def overdue(self, now: float) -> tuple[list[StoreLease], list[LoadLease]]:
         """Tickets past their deadline, lapsed reservations left out."""
         stores = [ticket for ticket in self.stores.values() if ticket.deadline < now and not ticket.lapsed]
         loads = [ticket for ticket in self.loads.values() if ticket.deadline < now]

@@ -16,12 +16,12 @@ from kvstore.limits import (
     MOST_QUERIES,
     UNKNOWN,
 )
-from kvstore.store.state import Books
-from kvstore.store.write_back import WriteBehind
-from kvstore.tiers.lower_tiers import LOOKS, Below, left_meanwhile
+from kvstore.store.state import StoreState
+from kvstore.store.write_back import WriteBack
+from kvstore.tiers.lower_tiers import LOOKS, LowerTiers, left_meanwhile
 
 
-class Finding:
+class Lookups:
     """What a store says of pages, and is told of their use, without holding them. Safe for threads.
 
     Args:
@@ -30,10 +30,10 @@ class Finding:
         write_behind: told of what is used.
     """
 
-    def __init__(self, books: Books, below: Below, write_behind: WriteBehind) -> None:
-        self._books = books
+    def __init__(self, state: StoreState, below: LowerTiers, write_back: WriteBack) -> None:
+        self._state = state
         self._below = below
-        self._write_behind = write_behind
+        self._write_behind = write_back
 
     def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[bytes]:
         """Which pages are here: for each (fingerprint, hashes) one byte a page, ``ABSENT``, ``ARENA`` or ``DISK``.
@@ -49,15 +49,15 @@ class Finding:
         if pages > MOST_LOOKUP_PAGES:
             raise LimitExceededError(f"a lookup of {pages} pages, the limit is {MOST_LOOKUP_PAGES}")
         return self._where(
-            [self._books.keys(self._books.known(fingerprint), hashes) for fingerprint, hashes in queries]
+            [self._state.keys(self._state.known(fingerprint), hashes) for fingerprint, hashes in queries]
         )
 
     def _where(self, asked: Sequence[Sequence[bytes]]) -> list[bytes]:
         for _ in range(LOOKS):
-            before = [self._books.are_here(keys) for keys in asked]
-            below = self._below.find(asked, self._books.are_here)
-            with self._books.lock:
-                here = [self._books.catalog.find_all(keys) >= 0 for keys in asked]
+            before = [self._state.are_here(keys) for keys in asked]
+            below = self._below.find(asked, self._state.are_here)
+            with self._state.lock:
+                here = [self._state.catalog.find_all(keys) >= 0 for keys in asked]
             if not any(map(left_meanwhile, before, map(np.ndarray.tolist, here), below)):
                 break
         return [
@@ -70,17 +70,17 @@ class Finding:
 
         It does not count as a use of the namespace. Errors are those of ``lookup``.
         """
-        known = self._books.known(fingerprint, used=False)
+        known = self._state.known(fingerprint, used=False)
         if len(hashes) > MOST_LOOKUP_PAGES:
             raise LimitExceededError(f"{len(hashes)} pages to explain, the limit is {MOST_LOOKUP_PAGES}")
-        keys = self._books.keys(known, hashes)
+        keys = self._state.keys(known, hashes)
         [tiers] = self._where([keys])
         why = bytearray(len(keys))
-        with self._books.lock:
+        with self._state.lock:
             for place, (key, tier) in enumerate(zip(keys, tiers, strict=True)):
                 if tier != ABSENT:
                     why[place] = HERE
-                elif self._books.catalog.remembers(key, known.number, known.layout.page_bytes):
+                elif self._state.catalog.remembers(key, known.number, known.layout.page_bytes):
                     why[place] = EVICTED
                 else:
                     why[place] = UNKNOWN
@@ -88,10 +88,10 @@ class Finding:
 
     def touch(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
         """Mark pages as used, head of the prefix first. Returns how many are in the arena."""
-        keys = self._books.keys(self._books.known(fingerprint), hashes)
-        with self._books.lock:
-            slots = self._books.catalog.find_here(keys)
-            self._books.catalog.touch(slots)
+        keys = self._state.keys(self._state.known(fingerprint), hashes)
+        with self._state.lock:
+            slots = self._state.catalog.find_here(keys)
+            self._state.catalog.touch(slots)
             self._write_behind.note_use(slots)
             return len(slots)
 
@@ -110,20 +110,20 @@ class Finding:
         Returns:
             How many of them are still in the arena.
         """
-        known = self._books.namespaces.get(fingerprint)
+        known = self._state.namespaces.get(fingerprint)
         if known is None:
             return 0
-        self._books.namespaces.note_use(known)
+        self._state.namespaces.note_use(known)
         if len(hashes) > MOST_LOOKUP_PAGES:
             raise LimitExceededError(f"{len(hashes)} pages in one report, the limit is {MOST_LOOKUP_PAGES}")
         missed = min(missed, MOST_LOOKUP_PAGES)
-        keys = self._books.keys(known, hashes)
-        with self._books.lock:
-            slots = self._books.catalog.find_here(keys)
+        keys = self._state.keys(known, hashes)
+        with self._state.lock:
+            slots = self._state.catalog.find_here(keys)
             if read:
-                self._books.catalog.use(slots)
-                self._books.count_loaded(known, keys, bytes([ARENA]) * len(keys), missed)
+                self._state.catalog.use(slots)
+                self._state.count_loaded(known, keys, bytes([ARENA]) * len(keys), missed)
             else:
-                self._books.catalog.touch(slots)
+                self._state.catalog.touch(slots)
             self._write_behind.note_use(slots)
             return len(slots)

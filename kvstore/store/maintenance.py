@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Upkeep:
+class Maintenance:
     """Runs a store's background work until it is stopped."""
 
     def __init__(self, store: Store) -> None:
@@ -40,7 +40,7 @@ class Upkeep:
     def stop(self) -> None:
         """End the threads, each behind what it is doing."""
         self._stop.set()
-        self._store.write_behind.wake()
+        self._store.write_back.wake()
         for thread in self._threads:
             thread.join()
 
@@ -51,15 +51,15 @@ class Upkeep:
 
     def _write_back(self) -> None:
         while not self._stop.is_set():
-            waiting = self._store.write_behind.wait_for_dirty(_SWEEP_SECONDS)
-            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_behind.write_back):
+            waiting = self._store.write_back.wait_for_dirty(_SWEEP_SECONDS)
+            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back.write_back):
                 self._stop.wait(_RETRY_SECONDS)
 
     def _share(self) -> None:
         while not self._stop.is_set():
-            waiting = self._store.write_behind.wait_for_unshared(_SWEEP_SECONDS)
-            _keep_going(self._store.write_behind.tell_shared)
-            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_behind.share):
+            waiting = self._store.write_back.wait_for_unshared(_SWEEP_SECONDS)
+            _keep_going(self._store.write_back.tell_shared)
+            if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back.share):
                 self._stop.wait(_RETRY_SECONDS)
 
     def _sweep(self) -> None:
@@ -67,10 +67,10 @@ class Upkeep:
             _keep_going(self._store.sweep)
 
     def _expire(self) -> None:
-        _keep_going(self._store.leftovers.drop, self._stop)
-        while not self._stop.wait(self._store.expiring.wait_seconds):
-            _keep_going(self._store.leftovers.drop, self._stop)
-            _keep_going(self._store.expiring.expire, self._stop)
+        _keep_going(self._store.orphans.drop, self._stop)
+        while not self._stop.wait(self._store.expiry.wait_seconds):
+            _keep_going(self._store.orphans.drop, self._stop)
+            _keep_going(self._store.expiry.expire, self._stop)
             _keep_going(self._store.regroup, self._stop)
 
     def _verify(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore.arena.arena import Arena, Progress
 from kvstore.config.node import NodeConfig
-from kvstore.host.atomic_files import SmallFiles
+from kvstore.host.atomic_files import AtomicFiles
 from kvstore.security.secret_files import read_key_file
 from kvstore.store.formats import refuse_newer
 from kvstore.store.store import Store
@@ -43,7 +43,7 @@ def open_store(
     shared: SharedTier | None = None
     try:
         directories = [arena.directory]
-        small_files = SmallFiles()
+        small_files = AtomicFiles()
         if config.disk_limit:
             disk = DiskTier(
                 config.disk,
@@ -56,7 +56,7 @@ def open_store(
             )
             own.append(disk)
             directories.append(config.disk)
-            small_files = SmallFiles(config.disk, disk.leave_room)
+            small_files = AtomicFiles(config.disk, disk.leave_room)
             room = shutil.disk_usage(config.disk).free + disk.statistics().used_bytes
             if room < config.disk_limit:
                 _log.warning(

@@ -17,10 +17,10 @@ import time
 
 from kvstore.errors import ResourceError
 from kvstore.namespaces.registry import Leaving
-from kvstore.store.pins import Keeping
-from kvstore.store.removal import Dropping
-from kvstore.store.state import Books
-from kvstore.tiers.lower_tiers import Below
+from kvstore.store.pins import Pins
+from kvstore.store.removal import Removal
+from kvstore.store.state import StoreState
+from kvstore.tiers.lower_tiers import LowerTiers
 from kvstore.units import format_size
 
 UNCLAIMED_SECONDS = 3600.0
@@ -28,7 +28,7 @@ UNCLAIMED_SECONDS = 3600.0
 _log = logging.getLogger(__name__)
 
 
-class Leftovers:
+class Orphans:
     """What is to leave that was there before this node. Made before it serves; then for one thread.
 
     Args:
@@ -38,12 +38,12 @@ class Leftovers:
         dropping: drops.
     """
 
-    def __init__(self, books: Books, below: Below, keeping: Keeping, dropping: Dropping) -> None:
-        self._books = books
-        self._namespaces = books.namespaces
+    def __init__(self, state: StoreState, below: LowerTiers, keeping: Pins, dropping: Removal) -> None:
+        self._state = state
+        self._namespaces = state.namespaces
         self._below = below
-        self._keeping = keeping
-        self._dropping = dropping
+        self._pins = keeping
+        self._removal = dropping
         self._unfinished = self._namespaces.leaving()
         self._started = time.monotonic()
         for leaving in self._unfinished:
@@ -79,13 +79,13 @@ class Leftovers:
             for fingerprint in list(self._unclaimed):
                 if stop.is_set():
                     return
-                with self._books.lock:
-                    pinned = self._keeping.pages_of(fingerprint)
+                with self._state.lock:
+                    pinned = self._pins.pages_of(fingerprint)
                 if self._namespaces.get(fingerprint) is None:
                     if pinned:
                         continue
                     size = self._used_by(fingerprint)
-                    pages = self._dropping.drop_own(fingerprint, stop)
+                    pages = self._removal.drop_own(fingerprint, stop)
                     _log.warning(
                         "nobody opened namespace %s: dropped, with %d pages (%s)",
                         fingerprint.hex()[:12],
@@ -96,7 +96,7 @@ class Leftovers:
 
     def _drop_shared(self, leaving: Leaving, stop: threading.Event) -> None:
         since = time.monotonic() - self._started
-        if self._dropping.drop_shared(leaving.fingerprint, since, stop) is None:
+        if self._removal.drop_shared(leaving.fingerprint, since, stop) is None:
             _log.warning(
                 "namespace %r was being dropped when the node ended, but is in use again: it stays in the shared tier",
                 leaving.name,

@@ -12,34 +12,34 @@ from collections.abc import Sequence
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.errors import InvalidRequestError
 from kvstore.limits import LONGEST_TICKET
-from kvstore.namespaces.pin_table import LONGEST_PIN, PINNED_SHARE, Pins
+from kvstore.namespaces.pin_table import LONGEST_PIN, PINNED_SHARE, PinTable
 from kvstore.store.leases import NODE
-from kvstore.store.loads import Loading
-from kvstore.store.quotas import Granting
-from kvstore.store.state import PAGES_A_STEP, PAUSE_SECONDS, Books
+from kvstore.store.loads import Loads
+from kvstore.store.quotas import NamespaceQuotas
+from kvstore.store.state import PAGES_A_STEP, PAUSE_SECONDS, StoreState
 from kvstore.tiers.tier import FINGERPRINT_BYTES
 
 _log = logging.getLogger(__name__)
 
 
-class Keeping:
+class Pins:
     """The pins of a store, in step with the catalog and written down. Safe for threads.
 
     Args:
         books: of the arena.
         loading: brings pages up.
         granting: knows quotas.
-        pins: the table; the books' lock guards it.
+        table: of pins; the books' lock guards it.
     """
 
-    def __init__(self, books: Books, loading: Loading, granting: Granting, pins: Pins) -> None:
-        self._books = books
+    def __init__(self, state: StoreState, loading: Loads, quotas: NamespaceQuotas, table: PinTable) -> None:
+        self._state = state
         self._loading = loading
-        self._granting = granting
-        self._pins = pins
+        self._quotas = quotas
+        self._table = table
         self._saving = threading.Lock()
         """Held while the table is written, and taken before the books' lock."""
-        books.residency.pins = pins
+        state.residency.pins = table
 
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: float) -> int:
         """Bring the leading pages up and keep them in the arena, whatever else wants their room. Blocks on I/O.
@@ -59,26 +59,28 @@ class Keeping:
             UnknownNamespaceError: the namespace was not opened, or was cleared.
             InvalidRequestError: a hash that has not 32 bytes, or a time that is not above 0 and at most 366 days.
         """
-        known = self._books.known(fingerprint)
+        known = self._state.known(fingerprint)
         if not 0 < seconds <= LONGEST_PIN:
             raise InvalidRequestError(
                 f"a pin lasts above 0 and at most {LONGEST_PIN} seconds (366 days), not {seconds:g}"
             )
-        keys = self._books.keys(known, hashes)
+        keys = self._state.keys(known, hashes)
         until = time.monotonic() + seconds
-        pinned, size = 0, self._books.batch_pages(known)
+        pinned, size = 0, self._state.batch_pages(known)
         frames = frames_for(known.layout.page_bytes)
-        quota = self._granting.quotas(known).get("arena", self._books.arena.arena_bytes)
+        quota = self._quotas.quotas(known).get("arena", self._state.arena.arena_bytes)
         most = quota // FRAME_BYTES // PINNED_SHARE // frames
         while pinned < len(keys):
             batch = hashes[pinned : pinned + size]
             held = self._loading.prepare_load(NODE, fingerprint, batch, LONGEST_TICKET)
-            with self._books.lock:
+            with self._state.lock:
                 here = keys[pinned : pinned + len(held.frames)]
                 # A pin of what is cleared meanwhile would stay for nothing.
-                taken = self._pins.add(here, until, frames, most) if self._books.namespaces.is_open(known.number) else 0
-                for slot in self._books.catalog.find_here(here[:taken]):
-                    self._books.catalog.pin(slot)
+                taken = (
+                    self._table.add(here, until, frames, most) if self._state.namespaces.is_open(known.number) else 0
+                )
+                for slot in self._state.catalog.find_here(here[:taken]):
+                    self._state.catalog.pin(slot)
             if held.ticket:
                 self._loading.complete_load(NODE, held.ticket)
             pinned += taken
@@ -89,7 +91,7 @@ class Keeping:
 
     def unpin(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
         """End pins. Returns how many there were."""
-        ended = self.end(self._books.keys(self._books.known(fingerprint), hashes))
+        ended = self.end(self._state.keys(self._state.known(fingerprint), hashes))
         self.save()
         return ended
 
@@ -99,37 +101,37 @@ class Keeping:
         for at in range(0, len(keys), PAGES_A_STEP):
             if at:
                 time.sleep(PAUSE_SECONDS)
-            with self._books.lock:
-                ended = self._pins.remove(keys[at : at + PAGES_A_STEP], until)
-                for slot in self._books.catalog.find_here(ended):  # they may leave again
-                    self._books.catalog.unpin(slot)
+            with self._state.lock:
+                ended = self._table.remove(keys[at : at + PAGES_A_STEP], until)
+                for slot in self._state.catalog.find_here(ended):  # they may leave again
+                    self._state.catalog.unpin(slot)
             number += len(ended)
         return number
 
     def end_overdue(self) -> bool:
         """End the pins whose time is over, and log it. Whether there were any: then ``save`` comes behind it."""
         now = time.monotonic()
-        with self._books.lock:
-            overdue = self._pins.overdue(now)
+        with self._state.lock:
+            overdue = self._table.overdue(now)
         ended = self.end(overdue, now)
         for fingerprint, pages in Counter(key[:FINGERPRINT_BYTES] for key in overdue).items():
-            known = self._books.namespaces.get(fingerprint)
+            known = self._state.namespaces.get(fingerprint)
             name = known.layout.name if known is not None else fingerprint.hex()[:12]
             _log.info("namespace %r: the time of %d pins is over", name, pages)
         return bool(ended)
 
     def pages_of(self, fingerprint: bytes) -> int:
         """Pinned pages of one namespace; the caller holds the lock."""
-        return self._pins.pages_of(fingerprint)
+        return self._table.pages_of(fingerprint)
 
     def keys(self, fingerprint: bytes) -> list[bytes]:
         """Their keys; the caller holds the lock."""
-        return self._pins.keys(fingerprint)
+        return self._table.keys(fingerprint)
 
     def save(self) -> None:
         """Write the table down, unless the store is being closed."""
         with self._saving:
-            with self._books.lock:
-                table = None if self._books.closed else self._pins.copy()
+            with self._state.lock:
+                table = None if self._state.closed else self._table.copy()
             if table is not None:
-                self._pins.save(table, time.time() - time.monotonic())
+                self._table.save(table, time.time() - time.monotonic())

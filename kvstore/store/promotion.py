@@ -20,7 +20,7 @@ from kvstore.limits import ARENA, REDIS
 from kvstore.namespaces.registry import KnownNamespace
 from kvstore.store.leases import NODE
 from kvstore.store.residency import Residency
-from kvstore.tiers.lower_tiers import Below
+from kvstore.tiers.lower_tiers import LowerTiers
 from kvstore.tiers.tier import READER, Tier
 
 MOST_RUNS = 64
@@ -59,10 +59,10 @@ class Run:
     """How many leading pages were handed out: their holds are somebody else's to end."""
 
 
-class BringUps:
+class Promotions:
     """The pages on their way into one arena. The store's lock guards all methods but ``read`` and ``wait``."""
 
-    def __init__(self, arena: Arena, residency: Residency, below: Below) -> None:
+    def __init__(self, arena: Arena, residency: Residency, below: LowerTiers) -> None:
         self._arena = arena
         self._residency = residency
         self._catalog = residency.catalog

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
-from kvstore.catalog.order_migration import Regrouping
+from kvstore.catalog.order_migration import OrderMigration
 from kvstore.config.rules import (
     DURABILITIES,
     NamespaceRule,
@@ -20,8 +20,8 @@ from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.layout import Layout
 from kvstore.namespaces.registry import KnownNamespace
 from kvstore.namespaces.tenant_quotas import TenantQuotas
-from kvstore.store.state import PAUSE_SECONDS, Books
-from kvstore.tiers.lower_tiers import Below
+from kvstore.store.state import PAUSE_SECONDS, StoreState
+from kvstore.tiers.lower_tiers import LowerTiers
 from kvstore.units import format_size
 
 _LOOK_SECONDS = 0.1
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Granting:
+class NamespaceQuotas:
     """The rules of a store, carried out. Safe for threads.
 
     Args:
@@ -42,13 +42,13 @@ class Granting:
 
     def __init__(
         self,
-        books: Books,
-        below: Below,
+        state: StoreState,
+        below: LowerTiers,
         rules: Sequence[NamespaceRule],
         life: float = 0.0,
         tenants: Sequence[TenantRule] = (),
     ) -> None:
-        self._books = books
+        self._state = state
         self._below = below
         self._rules = tuple(rules)
         self._life = life
@@ -58,7 +58,7 @@ class Granting:
         """Quotas below are worked out and set in one order. Behind the register's lock, before the books'."""
         self._regrouping = threading.Lock()
         """Held while namespaces' pages are put into orders of their own, and taken before the books'."""
-        books.namespaces.grant_all(self._grant)
+        state.namespaces.grant_all(self._grant)
 
     def open_namespace(self, layout: Layout, durability: str = "", *, of_tenant: bool = False) -> KnownNamespace:
         """The namespace of a layout, new or known.
@@ -74,10 +74,10 @@ class Granting:
             LayoutMismatchError: the same name is known with another page size.
             LimitExceededError: too many namespaces, or pages larger than half of the arena.
         """
-        if frames_for(layout.page_bytes) > self._books.half_frames:
+        if frames_for(layout.page_bytes) > self._state.half_frames:
             raise LimitExceededError(
                 f"page_bytes is {layout.page_bytes} ({format_size(layout.page_bytes)}), the limit is half of the arena,"
-                f" {format_size(self._books.half_frames * FRAME_BYTES)}"
+                f" {format_size(self._state.half_frames * FRAME_BYTES)}"
             )
         if durability not in DURABILITIES:
             raise InvalidRequestError(f'durability must be "disk" or empty, got {durability!r}')
@@ -86,22 +86,22 @@ class Granting:
             raise InvalidRequestError(
                 f'namespace {layout.name!r} asks for durability "disk": this node has no disk tier'
             )
-        self._books.check_open()
-        known = self._books.namespaces.open(layout, durability, self._grant, of_tenant=of_tenant)
+        self._state.check_open()
+        known = self._state.namespaces.open(layout, durability, self._grant, of_tenant=of_tenant)
         if durability == "disk":
             self._protect(known)
         return known
 
     def _protect(self, known: KnownNamespace) -> None:
         """Let the pages not leave that were dirty before their namespace was durable: who opens it is told so then."""
-        catalog = self._books.catalog
+        catalog = self._state.catalog
         if not catalog.is_unprotected(known.number):
             return
-        for stamps in self._books.pages_here(known.number, dirty=True):
-            with self._books.lock:
-                self._books.check_open()
-                catalog.protect(self._books.still_here(stamps))
-        with self._books.lock:
+        for stamps in self._state.pages_here(known.number, dirty=True):
+            with self._state.lock:
+                self._state.check_open()
+                catalog.protect(self._state.still_here(stamps))
+        with self._state.lock:
             catalog.end_protecting(known.number)
 
     def quotas(self, known: KnownNamespace) -> dict[str, int]:
@@ -111,9 +111,9 @@ class Granting:
     def forget(self, known: KnownNamespace) -> None:
         """A namespace was dropped with its pages: the others of its tenant may have what it had below."""
         with self._below_in_step:
-            with self._books.lock:
-                self._books.catalog.forget_namespace(known.number)
-                self._books.usage.forget(known.number, known.fingerprint, known.layout.tenant)
+            with self._state.lock:
+                self._state.catalog.forget_namespace(known.number)
+                self._state.usage.forget(known.number, known.fingerprint, known.layout.tenant)
                 others = self._tenants.remove(known)
                 anew = self._tenants.has(known.fingerprint, known.layout.tenant)
             self._set_quotas_below(others)
@@ -147,9 +147,9 @@ class Granting:
         A durability that a namespace was opened with stays; a new rule's counts when it is opened again.
         """
         self._rules, self._life = tuple(rules), life
-        with self._books.lock:
+        with self._state.lock:
             self._tenants.set_rules(tenants)
-        self._books.namespaces.grant_all(self._grant)
+        self._state.namespaces.grant_all(self._grant)
         self._regroup(leave)
 
     def regroup(self, stop: threading.Event) -> None:
@@ -183,19 +183,19 @@ class Granting:
                 else:
                     left.pop()
         finally:
-            with self._books.lock:
+            with self._state.lock:
                 for namespace in left:
-                    self._books.catalog.regroup_again(namespace)
+                    self._state.catalog.regroup_again(namespace)
 
-    def _take_regrouping(self) -> Regrouping | None:
-        with self._books.lock:
-            return self._books.catalog.take_regrouping()
+    def _take_regrouping(self) -> OrderMigration | None:
+        with self._state.lock:
+            return self._state.catalog.take_regrouping()
 
-    def _carry_out(self, regrouping: Regrouping, leave: Callable[[], bool]) -> bool:
+    def _carry_out(self, regrouping: OrderMigration, leave: Callable[[], bool]) -> bool:
         """False: it was left before its end."""
         for step in regrouping.steps():
-            with self._books.lock:
-                if self._books.closed:
+            with self._state.lock:
+                if self._state.closed:
                     return False
                 step()
             if leave():
@@ -207,12 +207,12 @@ class Granting:
         """Let a namespace have what its rule says: before anybody finds it, and again when its durability changes."""
         own = rule_for(self._rules, known.layout.name).quotas
         with self._below_in_step:
-            with self._books.lock:
+            with self._state.lock:
                 if known.durability == "disk":
-                    self._books.catalog.set_durable(known.number)
-                self._books.catalog.set_quota(known.number, own["arena"] // FRAME_BYTES if "arena" in own else None)
+                    self._state.catalog.set_durable(known.number)
+                self._state.catalog.set_quota(known.number, own["arena"] // FRAME_BYTES if "arena" in own else None)
                 together = self._tenants.arena(known)
-                self._books.catalog.set_tenant_quota(
+                self._state.catalog.set_tenant_quota(
                     known.number, known.layout.tenant, together // FRAME_BYTES if together is not None else None
                 )
                 others = self._tenants.add(known)
@@ -221,7 +221,7 @@ class Granting:
 
     def _set_quotas_below(self, namespaces: Sequence[KnownNamespace]) -> None:
         """The caller has the lock that keeps them in step."""
-        with self._books.lock:
+        with self._state.lock:
             quotas = [self.quotas(known) for known in namespaces]
         for known, each in zip(namespaces, quotas, strict=True):
             for tier in self._below.all():

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from kvstore.errors import ResourceError
 from kvstore.namespaces.registry import KnownNamespace
-from kvstore.store.pins import Keeping
-from kvstore.store.quotas import Granting
-from kvstore.store.state import PAGES_A_STEP, PAUSE_SECONDS, Books
-from kvstore.store.write_back import WriteBehind
-from kvstore.tiers.lower_tiers import Below
+from kvstore.store.pins import Pins
+from kvstore.store.quotas import NamespaceQuotas
+from kvstore.store.state import PAGES_A_STEP, PAUSE_SECONDS, StoreState
+from kvstore.store.write_back import WriteBack
+from kvstore.tiers.lower_tiers import LowerTiers
 from kvstore.tiers.tier import Tier
 
 _KEYS_AT_ONCE = 16_384
@@ -31,7 +31,7 @@ class Expired(NamedTuple):
     """Why that can't be said; empty where they are in use."""
 
 
-class Dropping:
+class Removal:
     """What of a store is dropped, here and below. Safe for threads.
 
     Args:
@@ -43,13 +43,13 @@ class Dropping:
     """
 
     def __init__(
-        self, books: Books, below: Below, write_behind: WriteBehind, keeping: Keeping, granting: Granting
+        self, state: StoreState, below: LowerTiers, write_back: WriteBack, keeping: Pins, quotas: NamespaceQuotas
     ) -> None:
-        self._books = books
+        self._state = state
         self._below = below
-        self._write_behind = write_behind
-        self._keeping = keeping
-        self._granting = granting
+        self._write_behind = write_back
+        self._pins = keeping
+        self._quotas = quotas
 
     def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
         """Drop pages from every tier. Returns how many were somewhere.
@@ -57,10 +57,10 @@ class Dropping:
         Raises:
             ResourceError: a tier could not be reached, and may still have some. All others are gone.
         """
-        self._books.check_open()
-        keys = self._books.keys(self._books.known(fingerprint), hashes)
-        if self._keeping.end(keys):
-            self._keeping.save()
+        self._state.check_open()
+        keys = self._state.keys(self._state.known(fingerprint), hashes)
+        if self._pins.end(keys):
+            self._pins.save()
         return self._drop(keys, self._below.all())
 
     def clear(self, fingerprint: bytes) -> int:
@@ -69,8 +69,8 @@ class Dropping:
         Raises:
             ResourceError: a tier could not be reached, and may still have some. The namespace stays, for a second try.
         """
-        self._books.check_open()
-        return self._clear(self._books.known(fingerprint), self._below.all())
+        self._state.check_open()
+        return self._clear(self._state.known(fingerprint), self._below.all())
 
     def expire(self, known: KnownNamespace, seconds: float, stop: threading.Event, *, crowded: bool = False) -> Expired:
         """Drop a namespace that this node has not used for so long: from what is its own, and from the shared tier
@@ -83,7 +83,7 @@ class Dropping:
         Raises:
             UnknownNamespaceError: it was cleared just now.
         """
-        self._books.check_open()
+        self._state.check_open()
         shared: int | None = 0
         why = ""
         if self._below.shared is not None:
@@ -97,8 +97,8 @@ class Dropping:
             pages = self._drop(sorted(keys), self._below.own)
         else:
             pages = self._clear(known, self._below.own)
-        with self._books.lock:
-            self._books.count("expired", pages)
+        with self._state.lock:
+            self._state.count("expired", pages)
         return Expired(pages, shared, why)
 
     def drop_own(self, fingerprint: bytes, stop: threading.Event) -> int:
@@ -130,22 +130,22 @@ class Dropping:
         if self._below.shared is None:
             return 0
         with self._write_behind.sharing:  # what this node stores of one that is opened now gets there afterwards
-            if self._books.namespaces.get(fingerprint) is not None:
+            if self._state.namespaces.get(fingerprint) is not None:
                 return None
             return self._below.shared.expire(fingerprint, seconds, stop)
 
     def _end_pins(self, fingerprint: bytes) -> None:
-        with self._books.lock:
-            pinned = self._keeping.keys(fingerprint)
-        if self._keeping.end(pinned):
-            self._keeping.save()
+        with self._state.lock:
+            pinned = self._pins.keys(fingerprint)
+        if self._pins.end(pinned):
+            self._pins.save()
 
     def _keys_of(self, known: KnownNamespace, tiers: Sequence[Tier]) -> tuple[set[bytes], ResourceError | None]:
         """The keys of a namespace's pages here and in these tiers, and why some of them are not known."""
         keys: set[bytes] = set()
-        for stamps in self._books.pages_here(known.number):
-            with self._books.lock:
-                keys.update(map(self._books.slots.key, self._books.still_here(stamps)))
+        for stamps in self._state.pages_here(known.number):
+            with self._state.lock:
+                keys.update(map(self._state.slots.key, self._state.still_here(stamps)))
         failed: ResourceError | None = None
         for tier in tiers:
             try:
@@ -155,8 +155,8 @@ class Dropping:
         return keys, failed
 
     def _clear(self, known: KnownNamespace, tiers: Sequence[Tier]) -> int:
-        leaving = self._books.namespaces.forget(known, shared=self._below.shared in tiers)
-        self._books.arena.new_edition()
+        leaving = self._state.namespaces.forget(known, shared=self._below.shared in tiers)
+        self._state.arena.new_edition()
         self._end_pins(known.fingerprint)  # first: a node that is killed from here on leaves none behind
         keys, failed = self._keys_of(known, tiers)
         dropped = 0
@@ -164,11 +164,11 @@ class Dropping:
             dropped = self._drop(sorted(keys), tiers)
         except ResourceError as error:
             failed = error
-        self._granting.forget(known)
+        self._quotas.forget(known)
         if failed is not None:
-            self._granting.open_namespace(known.layout, known.durability)  # to be cleared once more
+            self._quotas.open_namespace(known.layout, known.durability)  # to be cleared once more
             raise failed
-        self._books.namespaces.has_left(leaving)
+        self._state.namespaces.has_left(leaving)
         return dropped
 
     def _drop(self, keys: Sequence[bytes], tiers: Sequence[Tier]) -> int:
@@ -200,11 +200,11 @@ class Dropping:
             if at:
                 time.sleep(PAUSE_SECONDS)
             some = keys[at : at + PAGES_A_STEP]
-            with self._books.lock:
-                self._books.check_open()
-                self._books.bringups.drop(some)
-                for key, slot in zip(some, self._books.catalog.find_all(some).tolist(), strict=True):
+            with self._state.lock:
+                self._state.check_open()
+                self._state.promotions.drop(some)
+                for key, slot in zip(some, self._state.catalog.find_all(some).tolist(), strict=True):
                     if slot >= 0 and key not in dropped:  # whoever names a page twice
-                        self._books.residency.drop(slot)
+                        self._state.residency.drop(slot)
                         dropped.add(key)
         return dropped

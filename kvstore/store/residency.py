@@ -15,12 +15,12 @@ from kvstore.arena.arena import Arena, FoundSlot
 from kvstore.arena.clients import Clients
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.catalog.catalog import Catalog
-from kvstore.catalog.evictor import Removal
+from kvstore.catalog.evictor import Evicted
 from kvstore.catalog.policies import ExpectedReuse
 from kvstore.catalog.slabs import Slabs
 from kvstore.catalog.slot_state import Slot, SlotState
 from kvstore.events.ring import EventRing
-from kvstore.namespaces.registry import KnownNamespace, Namespaces
+from kvstore.namespaces.registry import KnownNamespace, NamespaceRegistry
 
 QUARANTINE_SECONDS = 3.0
 """For which nobody else gets a slot whose writer has died: a device may have been copying into it."""
@@ -152,7 +152,7 @@ class Residency:
 
     def take_over(
         self,
-        namespaces: Namespaces,
+        namespaces: NamespaceRegistry,
         clients: Clients,
         is_below: Callable[[Sequence[bytes]], bytes],
         now: float,
@@ -206,7 +206,7 @@ class Residency:
                 self.catalog.pin(slot)
         return len(self.catalog)
 
-    def _write_down(self, removal: Removal) -> None:
+    def _write_down(self, removal: Evicted) -> None:
         self._arena.count("overrun", removal.overrun)
         self._arena.count("evicted", len(removal.left) - removal.overrun)
         for frame in removal.left:

@@ -9,7 +9,7 @@ from kvstore.catalog.slot_state import Slot
 from kvstore.catalog.slot_table import SlotTable
 
 
-class Sharing:
+class ShareQueue:
     """Pages that are to be offered to the shared tier, oldest first. The store's lock guards it.
 
     Args:

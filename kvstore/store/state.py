@@ -2,7 +2,7 @@
 
 The lock guards the catalog, the tickets, the headers and the pins. It is held for decisions only: payload copies,
 checksums and all I/O of the tiers happen outside of it. Some locks are held over I/O and taken before it, never behind
-it: ``WriteBehind.writing`` and ``sharing``, and the one of :class:`kvstore.store.pins.Keeping`.
+it: ``WriteBehind.writing`` and ``sharing``, and the one of :class:`kvstore.store.pins.Pins`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from kvstore.arena.arena import Arena
 from kvstore.arena.clients import Clients
-from kvstore.arena.epochs import LAST_EPOCH, Readers
+from kvstore.arena.epochs import LAST_EPOCH, ReaderEpochs
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.catalog.slot_state import Slot
 from kvstore.errors import (
@@ -25,20 +25,20 @@ from kvstore.errors import (
 )
 from kvstore.events.ring import EventRing
 from kvstore.hashing import HASH_BYTES
-from kvstore.host.atomic_files import SmallFiles
+from kvstore.host.atomic_files import AtomicFiles
 from kvstore.host.forking import tell_children
 from kvstore.limits import BATCH_BYTES, MOST_BATCH_PAGES, MOST_LOOKUP_PAGES
-from kvstore.namespaces.registry import KnownNamespace, Namespaces
+from kvstore.namespaces.registry import KnownNamespace, NamespaceRegistry
 from kvstore.namespaces.usage import Usage
 from kvstore.store.leases import (
     NODE,
-    LoadTicket,
-    StoreTicket,
-    Tickets,
+    Leases,
+    LoadLease,
+    StoreLease,
 )
-from kvstore.store.promotion import BringUps
+from kvstore.store.promotion import Promotions
 from kvstore.store.residency import Residency
-from kvstore.tiers.lower_tiers import Below
+from kvstore.tiers.lower_tiers import LowerTiers
 
 SLOTS_A_LOOK = 1 << 14
 """Slots looked at under one hold of the lock, where all of them must be."""
@@ -50,7 +50,7 @@ LONGEST_WAIT_FOR_READERS = 0.1
 """Longest time in seconds that a reservation waits for clients that read what was in its slots before."""
 
 
-class Books:
+class StoreState:
     """What the parts of a store share. Methods that say so want the lock held by their caller.
 
     Args:
@@ -60,23 +60,25 @@ class Books:
         small_files: what the registers are written with; closed with the arena.
     """
 
-    def __init__(self, arena: Arena, namespaces: Namespaces, below: Below, small_files: SmallFiles) -> None:
+    def __init__(
+        self, arena: Arena, namespaces: NamespaceRegistry, below: LowerTiers, small_files: AtomicFiles
+    ) -> None:
         self.arena = arena
         self.namespaces = namespaces
         self.below = below
         self._small_files = small_files
         self.lock = threading.Lock()
         self.clients = Clients(arena.directory / "clients")
-        self.readers = Readers(arena.lines, self.clients)
+        self.readers = ReaderEpochs(arena.lines, self.clients)
         self.events = EventRing()
         self.residency = Residency(arena, self.events)
         for tier in below.all():
             tier.tell(self.events)
         self.catalog = self.residency.catalog
         self.slots = self.residency.slots
-        self.tickets = Tickets()
+        self.leases = Leases()
         self.usage = Usage()
-        self.bringups = BringUps(arena, self.residency, below)
+        self.promotions = Promotions(arena, self.residency, below)
         self.half_frames = arena.arena_bytes // FRAME_BYTES // 2
         """As much as one owner may have in hand."""
         self.closed = False
@@ -203,7 +205,7 @@ class Books:
     def frames_of(self, owner: int) -> int:
         """Frames that one owner has reserved or holds; the caller holds the lock."""
         frames = self.slots.frames
-        return sum(frames[slot] for slot in self.tickets.slots_of(owner))
+        return sum(frames[slot] for slot in self.leases.slots_of(owner))
 
     def room_of(self, owner: int, known: KnownNamespace) -> int:
         """Frames that an owner may take in hand for pages of a namespace; the caller holds the lock.
@@ -217,15 +219,15 @@ class Books:
             return self.half_frames - in_hand
         numbers = {each.number for each in self.namespaces.known() if each.layout.tenant == tenant}
         slots = self.slots
-        own = sum(slots.frames[slot] for slot in self.tickets.slots_of(NODE) if slots.namespace[slot] in numbers)
+        own = sum(slots.frames[slot] for slot in self.leases.slots_of(NODE) if slots.namespace[slot] in numbers)
         return (self.half_frames - (in_hand - own)) // 2 - own
 
-    def give_up(self, ticket: StoreTicket) -> None:
+    def give_up(self, ticket: StoreLease) -> None:
         """Free a ticket's slots: nobody writes into them any more. The caller holds the lock."""
         for slot in ticket.slots:
             self.residency.free_written(slot)
 
-    def end_holds(self, ticket: LoadTicket) -> None:
+    def end_holds(self, ticket: LoadLease) -> None:
         """Let a ticket's pages go. The caller holds the lock."""
         self.catalog.release(ticket.slots)
 
@@ -264,10 +266,10 @@ class Books:
 
         The caller holds the lock.
         """
-        if self._ended and not self.bringups.reserved and not self.tickets.written_here():
+        if self._ended and not self.promotions.reserved and not self.leases.written_here():
             # What is reserved or held from now on is another node's to give.
-            self.tickets.stores.clear()
-            self.tickets.loads.clear()
+            self.leases.stores.clear()
+            self.leases.loads.clear()
             self.clients.close()
             self.namespaces.close()
             self._small_files.close()

@@ -24,25 +24,25 @@ from kvstore.arena.arena import Arena
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.config.rules import NamespaceRule, TenantRule
 from kvstore.events.ring import PageEvent
-from kvstore.host.atomic_files import SmallFiles
-from kvstore.namespaces.pin_table import PINNED_SHARE, PINS_NAME, Pins
-from kvstore.namespaces.registry import Namespaces
+from kvstore.host.atomic_files import AtomicFiles
+from kvstore.namespaces.pin_table import PINNED_SHARE, PINS_NAME, PinTable
+from kvstore.namespaces.registry import NamespaceRegistry
 from kvstore.namespaces.usage import Activity
-from kvstore.store.expiry import Expiring
-from kvstore.store.loads import Loading
-from kvstore.store.lookup import Finding
-from kvstore.store.orphans import Leftovers
-from kvstore.store.pins import Keeping
-from kvstore.store.quotas import Granting
-from kvstore.store.removal import Dropping
+from kvstore.store.expiry import Expiry
+from kvstore.store.loads import Loads
+from kvstore.store.lookup import Lookups
+from kvstore.store.orphans import Orphans
+from kvstore.store.pins import Pins
+from kvstore.store.quotas import NamespaceQuotas
+from kvstore.store.removal import Removal
 from kvstore.store.results import NamespaceUsage, StoreStatistics
-from kvstore.store.state import Books
-from kvstore.store.stores import Storing
-from kvstore.store.sweeper import Sweeping
-from kvstore.store.verification import Verifying
+from kvstore.store.state import StoreState
+from kvstore.store.stores import Stores
+from kvstore.store.sweeper import Sweeper
+from kvstore.store.verification import Verification
 from kvstore.store.watch import Told, contents, follow
-from kvstore.store.write_back import WriteBehind
-from kvstore.tiers.lower_tiers import Below
+from kvstore.store.write_back import WriteBack
+from kvstore.tiers.lower_tiers import LowerTiers
 from kvstore.tiers.tier import OwnTier, SharedTier
 
 
@@ -67,36 +67,36 @@ class Store:
         namespace_directories: Sequence[Path],
         shared: SharedTier | None = None,
         rules: Sequence[NamespaceRule] = (),
-        small_files: SmallFiles | None = None,
+        small_files: AtomicFiles | None = None,
         life: float = 0.0,
         tenants: Sequence[TenantRule] = (),
     ) -> None:
-        small_files = small_files or SmallFiles()
+        small_files = small_files or AtomicFiles()
         self.arena = arena
-        self.below = below = Below(tiers, shared)
-        self.namespaces = Namespaces(namespace_directories, small_files)
-        self._books = books = Books(arena, self.namespaces, below, small_files)
-        self._catalog = books.catalog
-        self.write_behind = WriteBehind(arena, books.residency, below, books.lock)
+        self.below = below = LowerTiers(tiers, shared)
+        self.namespaces = NamespaceRegistry(namespace_directories, small_files)
+        self._state = state = StoreState(arena, self.namespaces, below, small_files)
+        self._catalog = state.catalog
+        self.write_back = WriteBack(arena, state.residency, below, state.lock)
         most_pinned = arena.arena_bytes // FRAME_BYTES // PINNED_SHARE
-        pins = Pins(
+        pins = PinTable(
             namespace_directories[-1] / PINS_NAME,
             time.monotonic(),
             time.time() - time.monotonic(),
             most_pinned,
             small_files,
         )
-        self._granting = Granting(books, below, rules, life, tenants)
-        finding = Finding(books, below, self.write_behind)
-        storing = Storing(books, below, self.write_behind)
-        loading = Loading(books, below, self.write_behind)
-        self._keeping = Keeping(books, loading, self._granting, pins)
-        self._dropping = Dropping(books, below, self.write_behind, self._keeping, self._granting)
-        self.expiring = Expiring(books, self._granting, self._keeping, self._dropping)
-        sweeping = Sweeping(books, storing, self._keeping, self.write_behind)
+        self._quotas = NamespaceQuotas(state, below, rules, life, tenants)
+        finding = Lookups(state, below, self.write_back)
+        storing = Stores(state, below, self.write_back)
+        loading = Loads(state, below, self.write_back)
+        self._pins = Pins(state, loading, self._quotas, pins)
+        self._removal = Removal(state, below, self.write_back, self._pins, self._quotas)
+        self.expiry = Expiry(state, self._quotas, self._pins, self._removal)
+        sweeping = Sweeper(state, storing, self._pins, self.write_back)
 
-        self.attach, self.owner_of = books.attach, books.owner_of
-        self.open_namespace, self.batch_pages = self._granting.open_namespace, books.batch_pages
+        self.attach, self.owner_of = state.attach, state.owner_of
+        self.open_namespace, self.batch_pages = self._quotas.open_namespace, state.batch_pages
         self.lookup, self.explain = finding.lookup, finding.explain
         self.touch, self.note_use = finding.touch, finding.note_use
         self.prepare_store, self.complete_store = storing.prepare_store, storing.complete_store
@@ -105,19 +105,19 @@ class Store:
         self.prepare_load, self.complete_load = loading.prepare_load, loading.complete_load
         self.load_parts = loading.load_parts
         self.still_held, self.checksums = loading.still_held, loading.checksums
-        self.set_rules, self.regroup = self._granting.set_rules, self._granting.regroup
-        self.pin, self.unpin = self._keeping.pin, self._keeping.unpin
-        self.evict, self.clear = self._dropping.evict, self._dropping.clear
-        self.sweep, self.verify = sweeping.sweep, Verifying(books).verify
+        self.set_rules, self.regroup = self._quotas.set_rules, self._quotas.regroup
+        self.pin, self.unpin = self._pins.pin, self._pins.unpin
+        self.evict, self.clear = self._removal.evict, self._removal.clear
+        self.sweep, self.verify = sweeping.sweep, Verification(state).verify
 
         self.kept_pages = 0
         """Pages that were found in the arena of an earlier node."""
         if arena.taken_over:
-            self.kept_pages = books.residency.take_over(
-                self.namespaces, books.clients, below.find_own, time.monotonic(), tiers=bool(tiers)
+            self.kept_pages = state.residency.take_over(
+                self.namespaces, state.clients, below.find_own, time.monotonic(), tiers=bool(tiers)
             )
         self.namespaces.save()
-        self.leftovers = Leftovers(books, below, self._keeping, self._dropping)
+        self.orphans = Orphans(state, below, self._pins, self._removal)
         arena.open_for_readers(below=bool(below.all()))
 
     def follow(self, visible: Callable[[bytes], bool] = lambda fingerprint: True) -> Iterator[Told]:
@@ -126,11 +126,11 @@ class Store:
         Args:
             visible: which namespaces, by fingerprint, are told of.
         """
-        return follow(self._books, visible)
+        return follow(self._state, visible)
 
     def contents(self) -> Iterator[Sequence[PageEvent]]:
         """Which pages are in the arena and on disk now, in pieces."""
-        return contents(self._books)
+        return contents(self._state)
 
     def flush(self, deadline: float = math.inf) -> int:
         """Write everything that is dirty now, and return when it is durable: the pages that became so.
@@ -144,14 +144,14 @@ class Store:
             ResourceError: some of them are not, since the tiers below would not take them, or not in time.
             UnavailableError: the store is closed.
         """
-        self._books.check_open()
-        self.write_behind.share_all(deadline)
-        return self.write_behind.flush(deadline)
+        self._state.check_open()
+        self.write_back.share_all(deadline)
+        return self.write_back.flush(deadline)
 
     @property
     def dirty_pages(self) -> int:
         """Pages of the arena that no tier below has; also when it is closed, or hangs in closing."""
-        with self._books.lock:
+        with self._state.lock:
             return self._catalog.dirty_pages if self.below.own else 0
 
     def statistics(self) -> StoreStatistics:
@@ -161,7 +161,7 @@ class Store:
             (known, {tier.name: tier.used_by(known.fingerprint) for tier in self.below.all()})
             for known in self.namespaces.known()
         ]
-        with self._books.lock:
+        with self._state.lock:
             return StoreStatistics(
                 arena_used_bytes=self._catalog.used_frames * FRAME_BYTES,
                 arena_limit_bytes=self.arena.arena_bytes,
@@ -175,23 +175,23 @@ class Store:
                         known.layout,
                         self._catalog.pages_of(known.number),
                         {"arena": self._catalog.frames_of(known.number) * FRAME_BYTES} | used,
-                        self._granting.quotas(known),
+                        self._quotas.quotas(known),
                         known.durability,
-                        self._keeping.pages_of(known.fingerprint),
+                        self._pins.pages_of(known.fingerprint),
                         max(0.0, time.time() - known.created),
                         self.namespaces.idle_seconds(known),
-                        asdict(self._books.usage.of(known.number)),
+                        asdict(self._state.usage.of(known.number)),
                     )
                     for known, used in used_below
                 ),
-                gone={tenant: dict(counts) for tenant, counts in self._books.usage.gone.items()},
-                clients=len(self._books.clients),
+                gone={tenant: dict(counts) for tenant, counts in self._state.usage.gone.items()},
+                clients=len(self._state.clients),
             )
 
     def activity(self, most_prefixes: int) -> Activity:
         """What was loaded and stored since the node started, and so many of the prefixes that are loaded most."""
-        with self._books.lock:
-            usage = self._books.usage
+        with self._state.lock:
+            usage = self._state.usage
             return Activity(replace(usage.total), usage.loaded_bytes, usage.stored_bytes, usage.hottest(most_prefixes))
 
     def check_integrity(self) -> None:
@@ -200,12 +200,12 @@ class Store:
         Raises:
             AssertionError: something does not add up.
         """
-        books = self._books
-        with books.lock:
-            holders = [slot for ticket in books.tickets.loads.values() for slot in ticket.slots]
-            writers = [slot for ticket in books.tickets.stores.values() for slot in ticket.slots]
-            slots = books.slots
-            self._catalog.check_integrity(holders, [*writers, *books.residency.quarantined])
+        state = self._state
+        with state.lock:
+            holders = [slot for ticket in state.leases.loads.values() for slot in ticket.slots]
+            writers = [slot for ticket in state.leases.stores.values() for slot in ticket.slots]
+            slots = state.slots
+            self._catalog.check_integrity(holders, [*writers, *state.residency.quarantined])
             self.arena.check_index(
                 [
                     (slots.frame[slot], slots.namespace[slot], slots.block_hash(slot), slots.length[slot])
@@ -220,20 +220,20 @@ class Store:
         Raises:
             ResourceError: not everything could be written back. Everything was given up all the same.
         """
-        with self._books.lock:
-            if self._books.closed:
+        with self._state.lock:
+            if self._state.closed:
                 return
-            self._books.closed = True
+            self._state.closed = True
         with ExitStack() as closing:
             closing.callback(self._end)
             for tier in self.below.all():
                 closing.callback(tier.close)
-            closing.callback(self._books.bringups.close)
-            self.write_behind.wake()
+            closing.callback(self._state.promotions.close)
+            self.write_back.wake()
             self.namespaces.save()  # with how long each was not used
-            self.write_behind.share_all(deadline)
-            self.write_behind.flush(deadline)
-            self._books.all_below = True
+            self.write_back.share_all(deadline)
+            self.write_back.flush(deadline)
+            self._state.all_below = True
 
     def __enter__(self) -> Self:
         return self
@@ -245,5 +245,5 @@ class Store:
 
     def _end(self) -> None:
         # Who writes pages below writes their checksums into headers afterwards.
-        with self.write_behind.writing, self._books.lock:
-            self._books.end()
+        with self.write_back.writing, self._state.lock:
+            self._state.end()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from kvstore.hashing import checksum_of
-from kvstore.store.state import Books
+from kvstore.store.state import StoreState
 
 TRIES = 3
 """How often a page is tried that can't be verified."""
@@ -17,15 +17,15 @@ PAUSE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Verifying:
+class Verification:
     """Looks once through all pages that have a checksum. Safe for threads.
 
     Args:
         books: of the arena.
     """
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
 
     def verify(self, stop: threading.Event) -> int:
         """Check every page that was taken over against its checksum, and drop those that are damaged.
@@ -68,34 +68,34 @@ class Verifying:
         return damaged
 
     def _all(self) -> Iterator[int]:
-        return chain.from_iterable(self._books.pages_here())
+        return chain.from_iterable(self._state.pages_here())
 
     def _give_up(self, left: list[int] | None, why: Exception) -> None:
         """No more tries; ``left`` is None where the walk did not come to its end."""
-        with self._books.lock:
-            self._books.count("unverified", len(self._books.still_here(left or [])))
+        with self._state.lock:
+            self._state.count("unverified", len(self._state.still_here(left or [])))
         _log.error("%s could not be verified in %d tries, and stay as they are", _name(left), TRIES, exc_info=why)
 
     def _drop_if_damaged(self, stamp: int) -> bool:
         """Whether the page is damaged; it is gone then."""
-        books = self._books
-        with books.lock:
-            slots = books.still_here([stamp])
-            checksum = books.residency.checksum(slots[0]) if slots else None
+        state = self._state
+        with state.lock:
+            slots = state.still_here([stamp])
+            checksum = state.residency.checksum(slots[0]) if slots else None
             if checksum is None:
                 return False
-            view = books.residency.view(slots[0])
-            books.catalog.hold(slots)
+            view = state.residency.view(slots[0])
+            state.catalog.hold(slots)
         right = True
         try:
             right = checksum_of(view) == checksum
         finally:
-            with books.lock:
-                damaged = not right and books.slots.is_resident(slots[0])
+            with state.lock:
+                damaged = not right and state.slots.is_resident(slots[0])
                 if damaged:
-                    books.count("corrupt")
-                    books.residency.drop(slots[0])
-                books.catalog.release(slots)
+                    state.count("corrupt")
+                    state.residency.drop(slots[0])
+                state.catalog.release(slots)
         return damaged
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvstore.events.ring import EVENT_PAGES, Change, PageEvent, chains
 from kvstore.hashing import HASH_BYTES
-from kvstore.store.state import Books
+from kvstore.store.state import StoreState
 
 _TICK_SECONDS = 0.25
 
@@ -34,7 +34,7 @@ Told = Start | Complete | Sequence[PageEvent]
 """A piece of the stream. It may be empty: nothing happened for a moment."""
 
 
-def follow(books: Books, visible: Callable[[bytes], bool]) -> Iterator[Told]:
+def follow(state: StoreState, visible: Callable[[bytes], bool]) -> Iterator[Told]:
     """What is in the arena and on disk, and every change of it and, where this node brings it about, of Redis.
 
     What is in Redis at the start is not told: only a walk over all of Redis could.
@@ -43,12 +43,12 @@ def follow(books: Books, visible: Callable[[bytes], bool]) -> Iterator[Told]:
         books: of the store.
         visible: which namespaces, by fingerprint, are told of.
     """
-    reader = books.events.reader()
+    reader = state.events.reader()
     missed = 0
     try:
         while True:
             yield Start(missed)
-            for piece in contents(books):
+            for piece in contents(state):
                 yield [event for event in piece if visible(event.fingerprint)]
             yield Complete()
             while True:
@@ -61,19 +61,19 @@ def follow(books: Books, visible: Callable[[bytes], bool]) -> Iterator[Told]:
         reader.close()
 
 
-def contents(books: Books) -> Iterator[list[PageEvent]]:
+def contents(state: StoreState) -> Iterator[list[PageEvent]]:
     """What is in the arena and on disk now, in pieces."""
-    slots = books.slots
+    slots = state.slots
     for first in range(0, len(slots), EVENT_PAGES):
-        with books.lock:
+        with state.lock:
             here = [
-                slot for slot in range(first, min(first + EVENT_PAGES, len(slots))) if books.slots.is_resident(slot)
+                slot for slot in range(first, min(first + EVENT_PAGES, len(slots))) if state.slots.is_resident(slot)
             ]
             pages = [(slots.key(slot), slots.parent(slot)) for slot in here]
         yield chains("arena", pages)
         time.sleep(0)  # whoever waits for the lock goes first
-    for tier in books.below.own:
-        for known in books.namespaces.known():
+    for tier in state.below.own:
+        for known in state.namespaces.known():
             keys = tier.keys(known.fingerprint)
             for at in range(0, len(keys), EVENT_PAGES):
                 hashes = tuple(key[-HASH_BYTES:] for key in keys[at : at + EVENT_PAGES])

@@ -20,8 +20,8 @@ from kvstore.errors import ResourceError
 from kvstore.hashing import checksum_of
 from kvstore.limits import DISK
 from kvstore.store.residency import Residency
-from kvstore.store.share_queue import Sharing
-from kvstore.tiers.lower_tiers import Below
+from kvstore.store.share_queue import ShareQueue
+from kvstore.tiers.lower_tiers import LowerTiers
 from kvstore.tiers.tier import FINGERPRINT_BYTES, PageWrite
 
 _WRITE_BYTES = 8 << 20
@@ -36,7 +36,7 @@ MOST_UNSHARED_PAGES = 1 << 16
 """Most pages that wait for the shared tier; the oldest are passed over first."""
 
 
-class WriteBehind:
+class WriteBack:
     """Writes pages below. Safe for threads.
 
     Args:
@@ -46,13 +46,13 @@ class WriteBehind:
         lock: the store's.
     """
 
-    def __init__(self, arena: Arena, residency: Residency, below: Below, lock: threading.Lock) -> None:
+    def __init__(self, arena: Arena, residency: Residency, below: LowerTiers, lock: threading.Lock) -> None:
         self._arena = arena
         self._residency = residency
         self._catalog = residency.catalog
         self._slots = residency.slots
         self._below = below
-        self._to_share = Sharing(residency.slots, MOST_UNSHARED_PAGES)
+        self._to_share = ShareQueue(residency.slots, MOST_UNSHARED_PAGES)
         self._used_for_own: dict[bytes, None] = {}
         self._used_for_shared: dict[bytes, None] = {}
         self._lock = lock

@@ -13,7 +13,7 @@ BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 """Upper bounds of the classes in seconds; one more has the rest."""
 
 
-class Times(NamedTuple):
+class Latencies(NamedTuple):
     """Calls of one kind."""
 
     tier: str
@@ -25,7 +25,7 @@ class Times(NamedTuple):
     """Of all of them."""
 
 
-class TierTimes:
+class TierLatencies:
     """Safe for threads."""
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class TierTimes:
         finally:
             self._add((tier, operation), time.perf_counter() - started)
 
-    def all(self) -> list[Times]:
+    def all(self) -> list[Latencies]:
         """What was measured so far."""
         with self._lock:
-            return [Times(*key, tuple(counts), self._seconds[key]) for key, counts in self._counts.items()]
+            return [Latencies(*key, tuple(counts), self._seconds[key]) for key, counts in self._counts.items()]
 
     def _add(self, key: tuple[str, str], seconds: float) -> None:
         with self._lock:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvstore.limits import ABSENT, DISK, REDIS
-from kvstore.tiers.latencies import TierTimes
+from kvstore.tiers.latencies import TierLatencies
 from kvstore.tiers.tier import OwnTier, SharedTier, Tier
 
 
-class Below:
+class LowerTiers:
     """This node's own tiers and the one that it shares.
 
     Args:
@@ -19,7 +19,7 @@ class Below:
 
     def __init__(self, own: Sequence[OwnTier], shared: SharedTier | None) -> None:
         self.own = tuple(own)
-        self.times = TierTimes()
+        self.times = TierLatencies()
         self.shared = shared
 
     def all(self) -> tuple[Tier, ...]:

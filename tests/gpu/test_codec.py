@@ -13,7 +13,7 @@ from kvstore.errors import InvalidRequestError
 from kvstore.gpu.codec import CODECS, Codec
 from kvstore.gpu.layout import PageLayout
 from kvstore.gpu.paged_kv import PagedKV
-from kvstore.gpu.quantized import CodedKV
+from kvstore.gpu.quantized import QuantizedKV
 from kvstore.gpu.tensors import describe
 
 SIZES = {"layer": 2, "kv": 2, "block": 5, "token": 4, "head": 3, "dim": 8}
@@ -108,7 +108,7 @@ def test_blocks_come_back_through_encoded_pages() -> None:
     for tensor in case.tensors:
         tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)))
     before = [tensor.clone() for tensor in case.tensors]
-    kv = CodedKV(PagedKV(case.tensors, case.axes), "int8")
+    kv = QuantizedKV(PagedKV(case.tensors, case.axes), "int8")
     pages = [np.zeros(kv.page_bytes, np.uint8) for _ in range(2)]
     told: list[int] = []
 
@@ -135,4 +135,4 @@ def test_blocks_come_back_through_encoded_pages() -> None:
 def test_other_codecs_and_elements_are_refused(name: str, dtype: torch.dtype, says: str) -> None:
     case = paged_kv("block token dim", SIZES, dtype)
     with pytest.raises(InvalidRequestError, match=says):
-        CodedKV(PagedKV(case.tensors, case.axes), name)
+        QuantizedKV(PagedKV(case.tensors, case.axes), name)

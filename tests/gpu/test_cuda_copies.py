@@ -12,7 +12,7 @@ from kv_layouts import PagedCase, paged_kv, random_pages
 from kvstore.gpu import cuda as device
 from kvstore.gpu.cuda import DeviceCopies, Event
 from kvstore.gpu.paged_kv import PagedKV
-from kvstore.gpu.quantized import CodedKV
+from kvstore.gpu.quantized import QuantizedKV
 from kvstore.gpu.sample import Sample
 from kvstore.gpu.strategies import RunByRun, Staged
 
@@ -189,7 +189,7 @@ def test_copies_wait_for_the_mark_that_they_are_given(monkeypatch: pytest.Monkey
     streams.log.clear()
     streams.after.clear()
 
-    for pages in (paged, CodedKV(paged, "int8")):
+    for pages in (paged, QuantizedKV(paged, "int8")):
         memory = [np.zeros(pages.page_bytes, np.uint8)]
         mark = pages.mark()
         pages.gather([1], memory, mark)

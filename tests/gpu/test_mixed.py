@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kv_layouts import arena_pages, random_pages
 
 from kvstore.errors import InvalidRequestError
-from kvstore.gpu.mixed import UnlikeKV, paged_kv
+from kvstore.gpu.mixed import MixedKV, paged_kv
 from kvstore.gpu.paged_kv import PagedKV
 
 BLOCKS = 6
@@ -152,7 +152,7 @@ def test_on_a_device_pages_go_out_and_back_in(by_layer: bool) -> None:
     shapes = [(8192, 0)] * 3 + [(132 * 64, 128)] * 2 + [(1001, 7)]
     layers = [rows.cuda()[:, :size] for rows, (size, _) in zip(memory_of(shapes), shapes, strict=True)]
     kv = paged_kv(layers, "block dim")
-    assert isinstance(kv, UnlikeKV)
+    assert isinstance(kv, MixedKV)
     ids, others = [4, 0, 2], [1, 5, 3]
     wanted = [page_of(layers, block) for block in ids]
     out = arena_pages(3, kv.page_bytes)

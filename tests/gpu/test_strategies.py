@@ -18,7 +18,7 @@ from kv_layouts import PagedCase, arena_pages, bits, paged_cases, paged_kv, rand
 
 from kvstore.gpu import pinned, reference
 from kvstore.gpu import strategies as ways
-from kvstore.gpu.strategies import RunByRun, Staged, Way
+from kvstore.gpu.strategies import CopyStrategy, RunByRun, Staged
 
 Case = tuple[PagedCase, list[int]]
 SMALL = {"layer": 2, "kv": 2, "block": 5, "token": 4, "head": 2, "dim": 8}
@@ -34,7 +34,7 @@ class EverythingRegisters:
         return 0
 
 
-def make_way(name: str, case: PagedCase) -> Way:
+def make_way(name: str, case: PagedCase) -> CopyStrategy:
     if name != "kernel":
         return {"staged": Staged, "run by run": RunByRun}[name](case.layers, case.layout)
     from kvstore.gpu.triton_kernel import Kernel

@@ -338,7 +338,7 @@ def put_below(store: Store, known: KnownNamespace, tier: MemoryTier, numbers: Se
     """Store pages, and let them be on the tier below only."""
     for number in numbers:
         put(store, known, [number])
-    while store.write_behind.write_back():
+    while store.write_back.write_back():
         pass
     keep = dict(tier.pages)
     store.evict(known.fingerprint, hashes_of(numbers))

@@ -134,7 +134,7 @@ def test_one_of_those_that_there_is_no_room_for(
     loop = start_loop(node, kind="hybrid", num_blocks=26, max_num_batched_tokens=96)
     for name, tokens in prompts.items():
         loop.add(name, tokens)
-    room, steps = loop.connector._requests._room, []
+    room, steps = loop.connector._requests._load_admission, []
     while room.holders | room._refused != prompts.keys():  # a lookup may be answered later than others
         steps.append(loop.schedule())
         assert len(steps) < 10_000

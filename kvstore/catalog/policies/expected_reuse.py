@@ -20,7 +20,7 @@ import xxhash
 
 from kvstore.catalog.policies.ghosts import Ghost, Ghosts
 from kvstore.catalog.policies.reuse_model import ReuseTimes, bin_of
-from kvstore.catalog.policies.shadow_lru import Trial
+from kvstore.catalog.policies.shadow_lru import ShadowLRU
 
 _NEW_CLASSES = 30
 _CLASSES = _NEW_CLASSES + 60
@@ -80,7 +80,7 @@ class ExpectedReuse:
         self._watched_ghosts: list[int] = []
         self._next_chunk = 0
         self._to_refresh, self._to_watch = _REFRESH, _WATCH
-        self._trial = Trial()
+        self._trial = ShadowLRU()
 
     # -- the contract ------------------------------------------------------------------------------------------------
 

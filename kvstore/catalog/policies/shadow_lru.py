@@ -29,7 +29,7 @@ _DOUBT = 200.0
 """For how many pages' worth that counts."""
 
 
-class Trial:
+class ShadowLRU:
     """Gains and losses, and what is at stake."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ from kvstore.cli.bench.path_peer import (
 )
 from kvstore.client.client import Client
 from kvstore.client.paths.control import Connection, RemoteControl
-from kvstore.client.paths.grpc import StreamPath
+from kvstore.client.paths.grpc import GrpcPath
 from kvstore.errors import ResourceError
 from kvstore.wire.messages import fill, raw_messages
 
@@ -235,7 +235,7 @@ def bulk_pair(stack: ExitStack, ends: Ends, layout: kvstore.Layout) -> tuple[Sid
 def grpc_pair(stack: ExitStack, ends: Ends, layout: kvstore.Layout) -> tuple[Side, Side]:
     """kvstore's streams, as they are used where no bulk connection can be made, beside plain ones."""
     connection = Connection(f"127.0.0.1:{ends.port}", "the benchmark's node")
-    client = Client("", RemoteControl(connection), _TIMEOUT, lambda directory, left: StreamPath(connection))
+    client = Client("", RemoteControl(connection), _TIMEOUT, lambda directory, left: GrpcPath(connection))
     channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{ends.grpc_port}"))
     return KVStoreSide(stack.enter_context(client), layout, ends.node), PlainGrpc(channel, ends.peer)
 

@@ -14,7 +14,7 @@ from kvstore.limits import RESERVED
 Bytes = npt.NDArray[np.uint8]
 
 
-class OwnMemoryPath(Path):
+class BufferedPath(Path):
     """:class:`kvstore.client.paths.path.Path` without an arena."""
 
     def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:

@@ -32,7 +32,7 @@ from kvstore.layout import Layout
 from kvstore.limits import RESERVED, TIER_NAMES
 from kvstore.status import Status
 from kvstore.store.leases import NODE
-from kvstore.store.maintenance import Upkeep
+from kvstore.store.maintenance import Maintenance
 from kvstore.store.open import open_store
 from kvstore.store.report import status_of
 
@@ -65,7 +65,7 @@ class EmbeddedStore(Path):
         self._inherited = False
         tell_children(self)
         try:
-            self._upkeep = Upkeep(self._store)
+            self._maintenance = Maintenance(self._store)
         except BaseException:
             self._store.close()
             raise
@@ -205,7 +205,7 @@ class EmbeddedStore(Path):
 
     def _give_up(self) -> None:
         try:
-            self._upkeep.stop()
+            self._maintenance.stop()
         finally:  # who is interrupted has given the folder up all the same
             self._store.close()
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from kvstore.client.paths.buffered import OwnMemoryPath, pages_to_fill, pages_to_send
+from kvstore.client.paths.buffered import BufferedPath, pages_to_fill, pages_to_send
 from kvstore.client.paths.control import Connection, Metadata
 from kvstore.client.paths.deadline import time_left
 from kvstore.client.paths.path import OpenedNamespace
@@ -37,7 +37,7 @@ LOAD_BATCHES = 16
 """Batches that one request for pages may be of: few enough for the deadline that a stream must have."""
 
 
-class StreamPath(OwnMemoryPath):
+class GrpcPath(BufferedPath):
     """:class:`kvstore.client.paths.path.Path` over the payload streams. What it lends is this process's own memory."""
 
     def __init__(self, connection: Connection) -> None:

@@ -53,7 +53,7 @@ class Connection:
     """When it was seen first, on the clock of ``time.monotonic``."""
 
 
-def most_strangers(places: int) -> int:
+def most_unauthenticated(places: int) -> int:
     """How many strangers there may be beside so many others."""
     return max(1, places // STRANGERS_SHARE)
 
@@ -85,7 +85,7 @@ def surplus(
     of_tenant: Counter[str] = Counter()
     for each in sorted(connections, key=lambda connection: connection.since):
         grant = let_in.get(each.peer)
-        if grant is None and each.peer in watching and watchers < most_strangers(places):
+        if grant is None and each.peer in watching and watchers < most_unauthenticated(places):
             watchers += 1
         elif grant is None:
             late = each.peer not in let_in and now - each.since > STRANGER_SECONDS
@@ -94,10 +94,10 @@ def surplus(
             of_tenant[grant.tenant] += 1
             if of_tenant[grant.tenant] > places // TENANT_SHARE:
                 closed.append(each)
-    return closed + strangers[: max(0, len(strangers) - most_strangers(places))]
+    return closed + strangers[: max(0, len(strangers) - most_unauthenticated(places))]
 
 
-class Strangers:
+class UnauthenticatedConnections:
     """Watches over the connections to one port until it is stopped. Safe for threads.
 
     Args:
@@ -170,7 +170,7 @@ class Strangers:
                     self._port,
                     len(connections),
                     STRANGER_SECONDS,
-                    most_strangers(self._places),
+                    most_unauthenticated(self._places),
                 )
 
     def _run(self) -> None:

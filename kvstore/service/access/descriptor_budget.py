@@ -67,7 +67,7 @@ def connections_within(wanted: int, files: int) -> int:
     return fitting
 
 
-class Descriptors(Collector):
+class DescriptorBudget(Collector):
     """Looks every second whether one is left, until it is stopped; for Prometheus, how often none was."""
 
     def __init__(self) -> None:

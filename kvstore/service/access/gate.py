@@ -27,7 +27,7 @@ from kvstore.namespaces.registry import KnownNamespace
 from kvstore.security.grants import EVERYTHING, WRITE, Grant
 from kvstore.security.secret_files import read_file
 from kvstore.security.tls import server_context
-from kvstore.service.access.message_memory import Messages
+from kvstore.service.access.message_memory import MessageMemory
 from kvstore.service.access.methods import most_parts, needs_of
 from kvstore.service.access.rate_limits import TenantLimits
 from kvstore.service.calls import abort
@@ -256,7 +256,7 @@ class Gate(grpc.ServerInterceptor):
         self._access = access
         self._limits = limits
         self._note = note
-        self._messages = Messages()
+        self._messages = MessageMemory()
         self._parsing = threading.Lock()
         """Held while a message is parsed and its parts are counted: millions of empty ones take 30 times its size."""
 

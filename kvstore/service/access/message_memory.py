@@ -69,7 +69,7 @@ class _Coming:
     until: float
 
 
-class Messages:
+class MessageMemory:
     """Keeps count of them. Safe for threads."""
 
     def __init__(

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from kvstore.status import Status
-from kvstore.tiers.latencies import BOUNDS, Times
+from kvstore.tiers.latencies import BOUNDS, Latencies
 
 MOST_NAMESPACES = 64
 """Namespaces with metrics of their own. All others are one, called ``OTHERS``."""
@@ -194,7 +194,7 @@ class TierTimesCollector(Collector):
         times: what was measured so far.
     """
 
-    def __init__(self, times: Callable[[], Sequence[Times]]) -> None:
+    def __init__(self, times: Callable[[], Sequence[Latencies]]) -> None:
         self._times = times
 
     def collect(self) -> Iterable[Metric]:

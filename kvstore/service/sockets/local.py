@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from kvstore.errors import FormatError, KVStoreError, LimitExceededError, ResourceError
-from kvstore.security.socket_group import Sharers
+from kvstore.security.socket_group import SocketGroup
 from kvstore.service.call_times import CallTimes
 from kvstore.service.page_calls import PageCalls
 from kvstore.wire.frame import NUMBERED, Kind
@@ -59,7 +59,7 @@ class LocalServer:
         self,
         calls: PageCalls,
         directory: Path,
-        sharers: Sharers = Sharers(),  # noqa: B008
+        sharers: SocketGroup = SocketGroup(),  # noqa: B008
         times: CallTimes | None = None,
     ) -> None:
         self._calls = calls
@@ -209,7 +209,7 @@ def _told(error: KVStoreError) -> bytes:
     return f"{reason_of(error)}\n{error}".encode()[:4096]
 
 
-def _listen(path: Path, sharers: Sharers) -> socket.socket:
+def _listen(path: Path, sharers: SocketGroup) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         path.unlink(missing_ok=True)  # a killed node's; the folder is ours

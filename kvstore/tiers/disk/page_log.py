@@ -11,16 +11,16 @@ from kvstore.segments.io_threads import LateError
 from kvstore.segments.log import SegmentLog, write_cost
 from kvstore.segments.record import ChunkSize
 from kvstore.segments.segment import Entry
+from kvstore.tiers.disk.catalog import DiskCatalog
 from kvstore.tiers.disk.device_trust import Device
-from kvstore.tiers.disk.page_index import Pages
-from kvstore.tiers.disk.reader import DiskReads, Fetched
+from kvstore.tiers.disk.reader import DiskReader, Fetched
 from kvstore.tiers.tier import PageBytes
 
 
-class LoggedPages:
+class PageLog:
     """A log and what is known of its pages, changed together. One thread at a time but for :meth:`fetch`."""
 
-    def __init__(self, log: SegmentLog, pages: Pages, reads: DiskReads, device: Device) -> None:
+    def __init__(self, log: SegmentLog, pages: DiskCatalog, reads: DiskReader, device: Device) -> None:
         self.log = log
         self.pages = pages
         self.device = device

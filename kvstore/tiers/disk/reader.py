@@ -55,7 +55,7 @@ class Fetched:
         return self.outcomes.count(Outcome.LATE)
 
 
-class DiskReads:
+class DiskReader:
     """Reads pages on threads that may hang, into memory of those threads, and copies from there what is right.
 
     Args:

@@ -11,7 +11,7 @@ from kvstore.segments.index import Place
 from kvstore.segments.log import write_cost
 from kvstore.segments.record import ChunkSize
 from kvstore.segments.segment import Entry, Segment
-from kvstore.tiers.disk.page_log import LoggedPages
+from kvstore.tiers.disk.page_log import PageLog
 from kvstore.tiers.disk.reader import Outcome
 
 _CARRY_SHARE = 4
@@ -19,10 +19,10 @@ _CARRY_SHARE = 4
 _VICTIMS_SHARE = 32  # for so many of a log's segments, the order in which they leave is decided at once
 
 
-class Room:
+class Reclaimer:
     """Lets segments leave. One thread at a time, the one that changes the log."""
 
-    def __init__(self, logged: LoggedPages) -> None:
+    def __init__(self, logged: PageLog) -> None:
         self._logged = logged
         self._log = logged.log
         self._pages = logged.pages

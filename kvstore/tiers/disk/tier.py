@@ -22,12 +22,12 @@ from kvstore.segments.io_threads import LateError
 from kvstore.segments.log import SegmentLog
 from kvstore.segments.segment import NO_CHUNK
 from kvstore.tiers.counters import TierCounts
+from kvstore.tiers.disk.catalog import DiskCatalog
 from kvstore.tiers.disk.device_trust import Device
-from kvstore.tiers.disk.page_index import Pages
-from kvstore.tiers.disk.page_log import LoggedPages
-from kvstore.tiers.disk.reader import DiskReads, Fetched, Outcome
-from kvstore.tiers.disk.reclaim import Room
-from kvstore.tiers.disk.writer import Writing
+from kvstore.tiers.disk.page_log import PageLog
+from kvstore.tiers.disk.reader import DiskReader, Fetched, Outcome
+from kvstore.tiers.disk.reclaim import Reclaimer
+from kvstore.tiers.disk.writer import DiskWriter
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
 
 _log = logging.getLogger(__name__)
@@ -111,9 +111,9 @@ class DiskTier:
         self._changing = threading.Lock()
         self._closed = False
         tell_children(self)
-        self._pages = Pages(limit_bytes, counts)
+        self._pages = DiskCatalog(limit_bytes, counts)
         self._device = Device(deadline, clock)
-        self._reads = DiskReads(self._device.reading.patience, verify=verify)
+        self._reads = DiskReader(self._device.reading.patience, verify=verify)
         self._log = SegmentLog(
             directory,
             limit_bytes,
@@ -126,9 +126,9 @@ class DiskTier:
             now=now,
             cipher=Cipher(key) if key is not None else None,
         )
-        self._logged = LoggedPages(self._log, self._pages, self._reads, self._device)
-        self._room = Room(self._logged)
-        self._writing = Writing(self._logged, self._room)
+        self._logged = PageLog(self._log, self._pages, self._reads, self._device)
+        self._room = Reclaimer(self._logged)
+        self._writing = DiskWriter(self._logged, self._room)
         try:
             for age, (segment, records) in enumerate(self._log.replay()):
                 self._pages.replay(age, segment, records)

@@ -11,14 +11,14 @@ from kvstore.segments.log import write_cost
 from kvstore.segments.record import ChunkSize
 from kvstore.segments.segment import Entry
 from kvstore.tiers.disk.device_trust import RESTING
-from kvstore.tiers.disk.page_log import LoggedPages
-from kvstore.tiers.disk.reclaim import Room
+from kvstore.tiers.disk.page_log import PageLog
+from kvstore.tiers.disk.reclaim import Reclaimer
 
 
-class Writing:
+class DiskWriter:
     """Stores what was chosen. One thread at a time, the one that changes the log."""
 
-    def __init__(self, logged: LoggedPages, room: Room) -> None:
+    def __init__(self, logged: PageLog, room: Reclaimer) -> None:
         self._logged = logged
         self._log = logged.log
         self._pages = logged.pages

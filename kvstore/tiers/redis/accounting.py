@@ -20,10 +20,10 @@ class _Book:
     pages: int = 0
     by_namespace: dict[bytes, int] = field(default_factory=dict)
     said: int = 0
-    """When, as counted by ``Books``."""
+    """When, as counted by ``BucketAccounting``."""
 
 
-class Books:
+class BucketAccounting:
     """The last known books of all buckets, and their sums. Safe for threads."""
 
     def __init__(self) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.redis.buckets import Buckets, Left, left_of
-from kvstore.tiers.redis.chunk_builder import Maker
+from kvstore.tiers.redis.chunk_builder import ChunkBuilder
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.net.resp import ServerError
 from kvstore.tiers.redis.net.server import Request
-from kvstore.tiers.redis.net.topology import Servers
+from kvstore.tiers.redis.net.topology import Topology
 
 
 class Admission:
@@ -24,7 +24,7 @@ class Admission:
         counts: counts what made room.
     """
 
-    def __init__(self, servers: Servers, buckets: Buckets, maker: Maker, counts: TierCounts) -> None:
+    def __init__(self, servers: Topology, buckets: Buckets, maker: ChunkBuilder, counts: TierCounts) -> None:
         self._servers = servers
         self._buckets = buckets
         self._maker = maker

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.errors import FormatError, InvalidRequestError, ResourceError
-from kvstore.tiers.redis.accounting import Books
+from kvstore.tiers.redis.accounting import BucketAccounting
 from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.chunk import decode_header
 from kvstore.tiers.redis.format.entry import PageEntry
@@ -18,7 +18,7 @@ from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.batches import runs
 from kvstore.tiers.redis.net.resp import Reply
 from kvstore.tiers.redis.net.server import Request
-from kvstore.tiers.redis.net.topology import Servers
+from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.redis.quotas import FULL_CHUNK, Share, share_of
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Buckets:
         live_ms: milliseconds that values live, in digits.
     """
 
-    def __init__(self, servers: Servers, limit_bytes: int, live_ms: bytes) -> None:
+    def __init__(self, servers: Topology, limit_bytes: int, live_ms: bytes) -> None:
         self._servers = servers
         self._limit_bytes = limit_bytes
         self._live_ms = live_ms
@@ -69,7 +69,7 @@ class Buckets:
         self._quotas: dict[bytes, int] = {}
         self.newer = 0
         """The format of what is in Redis, where it is newer than this version's: nothing may be changed then."""
-        self.books = Books()
+        self.books = BucketAccounting()
 
     # -- what they may hold ------------------------------------------------------------------------------------------
 

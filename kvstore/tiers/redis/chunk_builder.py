@@ -22,7 +22,7 @@ _TELLING_BYTES = 256 << 10
 """A store of less says nothing about the network's speed."""
 
 
-class Maker:
+class ChunkBuilder:
     """Safe for threads.
 
     Args:

@@ -10,14 +10,14 @@ import numpy as np
 
 from kvstore.tiers.redis.admission import Admission
 from kvstore.tiers.redis.buckets import Buckets, Left
-from kvstore.tiers.redis.chunk_builder import Maker
+from kvstore.tiers.redis.chunk_builder import ChunkBuilder
 from kvstore.tiers.redis.entries import Entries
 from kvstore.tiers.redis.format.chunk import ChunkHeader
 from kvstore.tiers.redis.format.entry import PageEntry
 from kvstore.tiers.redis.format.new_chunk import NewChunk, entries_of
 from kvstore.tiers.redis.loading import Load
 from kvstore.tiers.redis.merging import MOST_TAILS, begins_a_row, fills_a_row, is_tail
-from kvstore.tiers.redis.net.topology import Servers
+from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.redis.reader import Reader
 from kvstore.tiers.tier import PageWrite
 
@@ -30,7 +30,7 @@ class _Tail(NamedTuple):
     pages: list[PageWrite]
 
 
-class Rows:
+class Compaction:
     """Safe for threads.
 
     Args:
@@ -45,11 +45,11 @@ class Rows:
 
     def __init__(
         self,
-        servers: Servers,
+        servers: Topology,
         entries: Entries,
         buckets: Buckets,
         reader: Reader,
-        maker: Maker,
+        maker: ChunkBuilder,
         admission: Admission,
         timeout: float,
     ) -> None:

@@ -13,7 +13,7 @@ from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.resp import Reply, ServerError
 from kvstore.tiers.redis.net.server import Request
-from kvstore.tiers.redis.net.topology import NO_ANSWER, Servers
+from kvstore.tiers.redis.net.topology import NO_ANSWER, Topology
 
 _MOST_KEYS = 1024
 """Keys in one command."""
@@ -47,7 +47,7 @@ class Entries:
         live_ms: milliseconds that entries live, in digits.
     """
 
-    def __init__(self, servers: Servers, buckets: Buckets, live_ms: bytes) -> None:
+    def __init__(self, servers: Topology, buckets: Buckets, live_ms: bytes) -> None:
         self._servers = servers
         self._buckets = buckets
         self._live_ms = live_ms

@@ -14,7 +14,7 @@ from kvstore.errors import ResourceError
 from kvstore.tiers.redis.buckets import Buckets, Left, left_of
 from kvstore.tiers.redis.entries import Entries
 from kvstore.tiers.redis.net.clocks import Clocks
-from kvstore.tiers.redis.net.topology import Servers
+from kvstore.tiers.redis.net.topology import Topology
 
 _BUCKETS_AT_ONCE = 64
 _LONGEST = 10.0
@@ -31,7 +31,7 @@ class Expirer:
         timeout: seconds for each request.
     """
 
-    def __init__(self, servers: Servers, buckets: Buckets, entries: Entries, timeout: float) -> None:
+    def __init__(self, servers: Topology, buckets: Buckets, entries: Entries, timeout: float) -> None:
         self._servers = servers
         self._buckets = buckets
         self._entries = entries

@@ -16,7 +16,7 @@ from kvstore.tiers.redis.format.entry import PageEntry
 from kvstore.tiers.redis.loading import Load, Outcome
 from kvstore.tiers.redis.net.batches import batches
 from kvstore.tiers.redis.net.server import Request
-from kvstore.tiers.redis.net.topology import Servers
+from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.tier import PageBytes
 
 _READS = 2
@@ -35,7 +35,7 @@ class Reader:
     """
 
     def __init__(
-        self, servers: Servers, entries: Entries, buckets: Buckets, counts: TierCounts, timeout: float
+        self, servers: Topology, entries: Entries, buckets: Buckets, counts: TierCounts, timeout: float
     ) -> None:
         self._servers = servers
         self._entries = entries

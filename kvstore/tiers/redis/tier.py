@@ -12,8 +12,8 @@ from kvstore.events.ring import EventRing
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.redis.admission import Admission
 from kvstore.tiers.redis.buckets import Buckets, Left
-from kvstore.tiers.redis.chunk_builder import Maker
-from kvstore.tiers.redis.compaction import Rows
+from kvstore.tiers.redis.chunk_builder import ChunkBuilder
+from kvstore.tiers.redis.compaction import Compaction
 from kvstore.tiers.redis.entries import Entries
 from kvstore.tiers.redis.expiry import Expirer
 from kvstore.tiers.redis.format import key_names
@@ -24,7 +24,7 @@ from kvstore.tiers.redis.net.address import parse_address
 from kvstore.tiers.redis.net.batches import runs
 from kvstore.tiers.redis.net.periodic import Periodic
 from kvstore.tiers.redis.net.resp import ServerError
-from kvstore.tiers.redis.net.topology import Servers
+from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.redis.reader import Reader
 from kvstore.tiers.redis.remover import Remover
 from kvstore.tiers.redis.writer import Writer
@@ -81,13 +81,13 @@ class RedisTier:
         live_ms = str(int(time_to_live * 1000)).encode()
         self._counts = counts = counts or TierCounts()
         self._events = EventRing()  # nobody reads this one
-        self._servers = servers = Servers(parse_address(url), scripts.ALL, timeout, pause)
+        self._servers = servers = Topology(parse_address(url), scripts.ALL, timeout, pause)
         self._buckets = buckets = Buckets(servers, limit_bytes, live_ms)
         self._entries = entries = Entries(servers, buckets, live_ms)
         self._reader = reader = Reader(servers, entries, buckets, counts, timeout)
-        maker = Maker(buckets)
+        maker = ChunkBuilder(buckets)
         admission = Admission(servers, buckets, maker, counts)
-        rows = Rows(servers, entries, buckets, reader, maker, admission, timeout)
+        rows = Compaction(servers, entries, buckets, reader, maker, admission, timeout)
         self._writer = Writer(servers, entries, buckets, maker, admission, rows, counts, timeout)
         self._remover = Remover(entries, timeout)
         self._expirer = Expirer(servers, buckets, entries, timeout)

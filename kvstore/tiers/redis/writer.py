@@ -11,8 +11,8 @@ from kvstore.hashing import HASH_BYTES
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.redis.admission import Admission
 from kvstore.tiers.redis.buckets import Buckets, Left
-from kvstore.tiers.redis.chunk_builder import Maker
-from kvstore.tiers.redis.compaction import Rows
+from kvstore.tiers.redis.chunk_builder import ChunkBuilder
+from kvstore.tiers.redis.compaction import Compaction
 from kvstore.tiers.redis.entries import Entries, placed
 from kvstore.tiers.redis.format.entry import PageEntry, decode
 from kvstore.tiers.redis.format.new_chunk import NewChunk
@@ -24,7 +24,7 @@ from kvstore.tiers.redis.format.planning import (
 )
 from kvstore.tiers.redis.net.batches import batches
 from kvstore.tiers.redis.net.resp import ServerError
-from kvstore.tiers.redis.net.topology import Servers
+from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.tier import PageWrite
 
 
@@ -57,12 +57,12 @@ class Writer:
 
     def __init__(
         self,
-        servers: Servers,
+        servers: Topology,
         entries: Entries,
         buckets: Buckets,
-        maker: Maker,
+        maker: ChunkBuilder,
         admission: Admission,
-        rows: Rows,
+        rows: Compaction,
         counts: TierCounts,
         timeout: float,
     ) -> None:

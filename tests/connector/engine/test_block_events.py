@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from kvstore.connector.engine import block_events as announcements
-from kvstore.connector.engine.block_events import Announcements, Block
+from kvstore.connector.engine.block_events import Block, BlockEvents
 
 ONE, TWO = (Block(name, None, [1, 2], 0) for name in ("one", "two"))
 
 
 def test_a_block_is_announced_once_when_it_is_stored() -> None:
-    blocks = Announcements(ranks=1)
+    blocks = BlockEvents(ranks=1)
     blocks.plan(b"1", ONE)
     assert blocks.take() == ([], [])
     blocks.store(0, [b"1", b"unknown"])
@@ -22,7 +22,7 @@ def test_a_block_is_announced_once_when_it_is_stored() -> None:
 
 
 def test_all_ranks_must_have_stored_their_parts() -> None:
-    blocks = Announcements(ranks=2)
+    blocks = BlockEvents(ranks=2)
     blocks.plan(b"1", ONE)
     blocks.store(0, [b"1"])
     assert blocks.take() == ([], [])
@@ -31,7 +31,7 @@ def test_all_ranks_must_have_stored_their_parts() -> None:
 
 
 def test_what_a_lookup_misses_is_taken_back_once_if_it_was_announced() -> None:
-    blocks = Announcements(ranks=1)
+    blocks = BlockEvents(ranks=1)
     blocks.plan(b"1", ONE)
     blocks.store(0, [b"1"])
     for _ in range(2):
@@ -45,7 +45,7 @@ def test_what_a_lookup_misses_is_taken_back_once_if_it_was_announced() -> None:
 
 def test_it_forgets_the_oldest_of_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announcements, "REMEMBERED", 1)
-    blocks = Announcements(ranks=1)
+    blocks = BlockEvents(ranks=1)
     blocks.plan(b"1", ONE)
     blocks.plan(b"2", TWO)
     blocks.store(0, [b"1", b"2"])
@@ -54,7 +54,7 @@ def test_it_forgets_the_oldest_of_too_many(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_nobody_takes_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announcements, "REMEMBERED", 2)
-    blocks = Announcements(ranks=1)
+    blocks = BlockEvents(ranks=1)
     for number in range(5):
         name = bytes([number])
         blocks.plan(name, Block(name, None, [1], 0))

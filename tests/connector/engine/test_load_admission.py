@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.connector.engine.groups import Group
-from kvstore.connector.engine.load_admission import Room
+from kvstore.connector.engine.load_admission import LoadAdmission
 
 SIZE = 4
 WHOLE = Group(SIZE, keeps=True, num_skipped=lambda num_tokens: 0)
@@ -24,7 +24,7 @@ def held_behind(hit: int) -> int:
     return places + places - max(0, hit - 7) // SIZE
 
 
-def enter(room: Room, name: str, num_tokens: int, hit: int, shared: list[int] | None = None) -> list[int]:
+def enter(room: LoadAdmission, name: str, num_tokens: int, hit: int, shared: list[int] | None = None) -> list[int]:
     """Have a request hold as many blocks as a load of so many tokens takes, of which it shares some with others."""
     blocks = list(shared or ())
     blocks += [next(BLOCKS) for _ in range(held_behind(hit) - len(blocks))]
@@ -33,11 +33,11 @@ def enter(room: Room, name: str, num_tokens: int, hit: int, shared: list[int] | 
 
 
 def test_a_load_alone_always_begins() -> None:
-    assert Room([WHOLE, WINDOW], 1).admits("a", num_tokens=400, hit=360)
+    assert LoadAdmission([WHOLE, WINDOW], 1).admits("a", num_tokens=400, hit=360)
 
 
 def test_without_windows_the_engine_counts_rightly_itself() -> None:
-    room = Room([WHOLE, STATES], 1)
+    room = LoadAdmission([WHOLE, STATES], 1)
     enter(room, "a", num_tokens=44, hit=40)
     assert room.admits("b", num_tokens=44, hit=40)
     assert not room.waits("b")
@@ -45,26 +45,26 @@ def test_without_windows_the_engine_counts_rightly_itself() -> None:
 
 def test_the_block_that_a_window_needs_next_counts_though_as_many_are_behind_it() -> None:
     for num_blocks, fits in ((12 + 12 + 2, True), (12 + 12 + 1, False)):
-        room = Room([WHOLE, WINDOW], num_blocks)
+        room = LoadAdmission([WHOLE, WINDOW], num_blocks)
         enter(room, "a", num_tokens=44, hit=40)
         assert room.admits("b", num_tokens=44, hit=40) is fits
 
 
 def test_a_window_never_needs_more_than_it_may_have() -> None:
-    room = Room([WINDOW], 2 + 2 + 5)
+    room = LoadAdmission([WINDOW], 2 + 2 + 5)
     room.enter("a", 4000, 40, [next(BLOCKS), next(BLOCKS)])
     assert room.admits("b", num_tokens=4000, hit=40)
 
 
 def test_guessed_tokens_need_blocks_too() -> None:
     for lookahead, fits in ((4, True), (5, False)):
-        room = Room([WHOLE, WINDOW], 12 + 12 + 2, lookahead)
+        room = LoadAdmission([WHOLE, WINDOW], 12 + 12 + 2, lookahead)
         enter(room, "a", num_tokens=40, hit=40)
         assert room.admits("b", num_tokens=40, hit=40) is fits
 
 
 def test_blocks_that_several_have_count_once() -> None:
-    room = Room([WHOLE, WINDOW], 12 + 1 + 1 + 12 + 2)
+    room = LoadAdmission([WHOLE, WINDOW], 12 + 1 + 1 + 12 + 2)
     shared = enter(room, "a", num_tokens=44, hit=40)[:11]
     for name in ("b", "c"):
         assert room.admits(name, num_tokens=44, hit=40)
@@ -76,7 +76,7 @@ def test_blocks_that_several_have_count_once() -> None:
 
 
 def test_who_was_refused_first_goes_first() -> None:
-    room = Room([WHOLE, WINDOW], 26)
+    room = LoadAdmission([WHOLE, WINDOW], 26)
     enter(room, "a", num_tokens=44, hit=40)
     assert not room.admits("large", num_tokens=60, hit=56)
     assert not room.admits("small", num_tokens=8, hit=4), "it goes past one that waits"
@@ -88,7 +88,7 @@ def test_who_was_refused_first_goes_first() -> None:
 
 
 def test_nobody_waits_for_one_that_is_gone() -> None:
-    room = Room([WHOLE, WINDOW], 26)
+    room = LoadAdmission([WHOLE, WINDOW], 26)
     enter(room, "a", num_tokens=44, hit=40)
     assert not room.admits("large", num_tokens=60, hit=56)
     assert not room.admits("small", num_tokens=8, hit=4)
@@ -99,7 +99,7 @@ def test_nobody_waits_for_one_that_is_gone() -> None:
 
 def test_nobody_waits_for_one_that_the_engine_takes_later() -> None:
     """As with priorities: others are asked first, again and again."""
-    room = Room([WHOLE, WINDOW], 40)
+    room = LoadAdmission([WHOLE, WINDOW], 40)
     enter(room, "a", num_tokens=44, hit=40)
     assert not room.admits("large", num_tokens=150, hit=140)
     assert not room.admits("small", num_tokens=8, hit=4)
@@ -117,7 +117,7 @@ def test_whatever_is_admitted_can_be_finished_one_after_the_other(
     num_blocks: int, events: list[tuple[str, int, int, bool]]
 ) -> None:
     """Each holder, taken first, gets what it needs beside what all hold."""
-    room = Room([WHOLE, WINDOW], num_blocks)
+    room = LoadAdmission([WHOLE, WINDOW], num_blocks)
     holds: dict[str, tuple[int, int]] = {}
     for name, hit, more, leaves in events:
         if leaves or name in holds:

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="reads an engine's tensors")
 
 from kvstore.connector.engine.groups import Group, fails_by_block
-from kvstore.connector.engine.load_admission import Room
+from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.request_hashes import Hashes
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.engine.requests import EngineRequests
@@ -45,7 +45,7 @@ def requests(client: Any, clock: Any) -> Iterator[EngineRequests]:
         [ATTENTION, STATES],
         hashes,
         tickets=RequestTickets(None, hashes),
-        room=Room([ATTENTION, replace(STATES, is_state=False)], NUM_BLOCKS),
+        room=LoadAdmission([ATTENTION, replace(STATES, is_state=False)], NUM_BLOCKS),
         clock=clock,
     )
     yield made

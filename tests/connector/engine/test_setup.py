@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="moves an engine's tensors")
 import kvstore  # noqa: E402
 from kvstore.connector.engine import setup as opening  # noqa: E402
 from kvstore.connector.engine.groups import Group  # noqa: E402
-from kvstore.connector.engine.load_admission import Room  # noqa: E402
+from kvstore.connector.engine.load_admission import LoadAdmission  # noqa: E402
 from kvstore.connector.engine.options import Options  # noqa: E402
 from kvstore.connector.engine.requests import EngineRequests  # noqa: E402
 from kvstore.connector.plan import StepPlan, StorePlan  # noqa: E402
@@ -29,7 +29,7 @@ def scheduler_half(connection: opening.Connection, parts: list[opening.Part]) ->
     return connection.scheduler_half(
         parts,
         groups,
-        room=Room(groups, 100),
+        room=LoadAdmission(groups, 100),
         async_load=True,
         may_store=True,
         may_load=True,

@@ -17,7 +17,7 @@ from kvstore.arena.epochs import (
     LINE_WORDS,
     LONGEST_READ,
     READERS_BYTES,
-    Readers,
+    ReaderEpochs,
     ReadingLine,
 )
 from kvstore.limits import REFUSED, RESERVED
@@ -39,7 +39,7 @@ class Lines:
         self.epoch = memoryview(bytearray(8)).cast("Q")
         self.epoch[0] = 1
         self.clients = Clients(folder / "clients")
-        self.node = Readers(self.words, self.clients)
+        self.node = ReaderEpochs(self.words, self.clients)
 
     def attach(self) -> tuple[Any, ReadingLine]:
         client = self._kv.LocalClient(self._folder)
@@ -224,7 +224,7 @@ def test_pages_from_below_do_not_come_up_over_what_somebody_reads(
     known = store.open_namespace(kv.layout("a", FRAME))
     for number in range(20):
         kv.put(store, known, [number])
-        store.write_behind.write_back()
+        store.write_back.write_back()
     client = kv.LocalClient(shm / "arena")
     number = store.attach(client.name) & 0xFFFF
     line = ReadingLine(store.arena.lines[number * LINE_WORDS :][:LINE_WORDS], store.arena._epoch)
@@ -243,14 +243,14 @@ def test_a_dead_client_that_was_to_be_refused_leaves_nothing(
     writer = kv.LocalClient(shm / "arena")
     owner = full.store.attach(writer.name) & 0xFFFF
     full.line.begin(time.monotonic() + 30)
-    wait = full.store._books.readers.wait
+    wait = full.store._state.readers.wait
 
     def sweep_first(epoch: int, seconds: float) -> bool:
         writer.die()
         full.store.sweep()
         return bool(wait(epoch, seconds))
 
-    full.store._books.readers.wait = sweep_first
+    full.store._state.readers.wait = sweep_first
     reserved = full.store.prepare_store(owner, full.known.fingerprint, kv.hashes_of([100]), 9.0, direct=True)
     assert reserved == (0, bytes([REFUSED]), [])
     full.store.check_integrity()

@@ -95,7 +95,7 @@ def test_pages_that_no_tier_has_are_dirty_again(open_store: OpenStore, kv: Simpl
     store = open_store(16, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put(store, known, [1, 2])
-    assert store.write_behind.write_back() == 2
+    assert store.write_back.write_back() == 2
     kv.put(store, known, [3, 4])
     kv.kill(store)
     again = open_store(16, [tier])
@@ -226,7 +226,7 @@ def test_a_sweep_that_ends_behind_the_store_frees_no_slot(
     [frame] = store.prepare_store(owner, known.fingerprint, kv.hashes_of([1]), 9.0, direct=True).frames
     kv.kill(store)
     again = open_store(16)
-    again._books.clients.remove_abandoned = again.close  # type: ignore[method-assign]
+    again._state.clients.remove_abandoned = again.close  # type: ignore[method-assign]
     again.sweep()
     assert header(again, frame)["owner"] == owner
     client.die()
@@ -450,11 +450,11 @@ class Life:
         kv = self.kv
         small, large = self.open(store)
         self.put(store, small, [1, 2, 3])
-        store.write_behind.write_back()
+        store.write_back.write_back()
         self.put(store, small, [4, 5, 6])
         self.put(store, large, [1])
         self.put(store, large, [2])
-        store.write_behind.write_back()
+        store.write_back.write_back()
         self.drop(store, small, [2, 5])
         self.put(store, large, [3])
         reserved = store.prepare_store(NODE, small.fingerprint, kv.hashes_of([7]), 9.0, direct=True)
@@ -466,7 +466,7 @@ class Life:
         for number in range(10, 16):
             self.put(store, small, [number])
         self.drop(store, large, [4, 5])
-        store.write_behind.write_back()
+        store.write_back.write_back()
         for number in range(6, 10):
             self.put(store, large, [number])
             self.put(store, small, [number + 10])

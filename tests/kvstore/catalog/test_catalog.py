@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.catalog.catalog import Catalog
-from kvstore.catalog.evictor import Removal
+from kvstore.catalog.evictor import Evicted
 from kvstore.catalog.policies import LeastRecentlyUsed
 from kvstore.catalog.slabs import Slabs
 from kvstore.catalog.slot_state import Event, Slot, SlotState
@@ -58,7 +58,7 @@ class Pages:
         self.writing: list[Slot] = []
         self.held: list[Slot] = []
 
-    def reserve(self, number: int, frames: int = 1, namespace: int = 1) -> tuple[Slot | None, Removal]:
+    def reserve(self, number: int, frames: int = 1, namespace: int = 1) -> tuple[Slot | None, Evicted]:
         """What left is given by number."""
         slot, removal = self.catalog.reserve(key(number), namespace, frames * FRAME_BYTES, 0)
         removal = self.by_number(removal)
@@ -68,15 +68,15 @@ class Pages:
         self.check()
         return slot, removal
 
-    def retire(self, slot: Slot) -> Removal:
+    def retire(self, slot: Slot) -> Evicted:
         removal = self.by_number(self.catalog.retire(slot))
         self.check()
         return removal
 
-    def by_number(self, removal: Removal) -> Removal:
-        return Removal([self.numbers[frame] for frame in removal.left], overrun=removal.overrun)
+    def by_number(self, removal: Evicted) -> Evicted:
+        return Evicted([self.numbers[frame] for frame in removal.left], overrun=removal.overrun)
 
-    def put(self, number: int, frames: int = 1, *, dirty: bool = False, namespace: int = 1) -> Removal:
+    def put(self, number: int, frames: int = 1, *, dirty: bool = False, namespace: int = 1) -> Evicted:
         slot, removal = self.reserve(number, frames, namespace)
         assert slot is not None, "no room"
         self.publish(slot, dirty=dirty)
@@ -147,7 +147,7 @@ def test_an_aborted_slot_is_free_at_once() -> None:
     pages = Pages(frames=1)
     slot, _ = pages.reserve(1)
     assert slot is not None
-    assert pages.reserve(2) == (None, Removal())
+    assert pages.reserve(2) == (None, Evicted())
     pages.end(slot, pages.catalog.abort)
     assert pages.reserve(2)[0] is not None
 
@@ -202,7 +202,7 @@ def test_held_pages_do_not_leave_for_others() -> None:
     pages.hold(1)
     assert pages.put(3).left == [2]
     slot = pages.hold(3)
-    assert pages.reserve(4) == (None, Removal())
+    assert pages.reserve(4) == (None, Evicted())
     pages.release(slot)
     assert pages.put(4).left == [3]
 
@@ -274,7 +274,7 @@ def test_units_in_use_are_not_taken() -> None:
     slot, removal = pages.reserve(100, frames=4)
     assert slot is not None
     assert 3 not in removal.left
-    assert pages.reserve(101, frames=8) == (None, Removal())
+    assert pages.reserve(101, frames=8) == (None, Evicted())
     assert 3 in pages.here()
 
 
@@ -288,7 +288,7 @@ def test_units_that_are_being_written_are_not_taken() -> None:
     for number in range(2, 8):
         pages.put(number)
     assert set(pages.put(100, frames=4).left) <= set(range(2, 8))
-    assert pages.reserve(101, frames=8) == (None, Removal())
+    assert pages.reserve(101, frames=8) == (None, Evicted())
     assert pages.publish(slot)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.catalog.dirty_queue import SlotQueue
+from kvstore.catalog.dirty_queue import DirtyQueue
 from kvstore.catalog.key_table import KeyTable
 from kvstore.catalog.slot_state import Event, SlotState
 from kvstore.catalog.slot_table import SlotTable
@@ -73,7 +73,7 @@ def test_keys_come_and_go(steps: list[tuple[str, int, int, int]], bits: int, wra
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "remove", "again", "end turn"]), st.integers(0, 12))))
 def test_a_queue_is_a_list_for_each_in_turns(steps: list[tuple[str, int]]) -> None:
-    queue, model = SlotQueue(), dict[int, list[int]]()
+    queue, model = DirtyQueue(), dict[int, list[int]]()
     for what, slot in steps:
         whose = slot % 3
         mine = model.get(whose, [])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvstore.catalog import order_migration as regrouping
-from kvstore.catalog.eviction_orders import Orders
+from kvstore.catalog.eviction_orders import EvictionOrders
 from kvstore.catalog.policies import ExpectedReuse
 from kvstore.catalog.slot_table import SlotTable
 from kvstore.config.rules import parse_rules
@@ -64,9 +64,9 @@ def test_no_hold_of_the_lock_treats_more_than_a_few_pages(
     one = store.open_namespace(kv.layout("one", FRAME))
     kv.put(store, one, range(100))
     kv.put(store, one, range(1000, 1060))
-    holds = kv.Holds(store._books.lock)
+    holds = kv.Holds(store._state.lock)
     with monkeypatch.context() as patched:
-        patched.setattr(store._books, "lock", holds)
+        patched.setattr(store._state, "lock", holds)
         patched.setattr(SlotTable, "stamp", holds.counted("looked at", SlotTable.stamp))
         patched.setattr(ExpectedReuse, "remove", holds.counted("moved", ExpectedReuse.remove))
         set_quota(store, 50)
@@ -155,11 +155,11 @@ def test_a_namespace_that_is_dropped_on_the_way(open_store: OpenStore, kv: Simpl
 @pytest.mark.parametrize(
     ("where", "name", "at"),
     [
-        (regrouping.Regrouping, "_look", 2),
-        (regrouping.Regrouping, "_sorted", 1),
-        (regrouping.Regrouping, "_move", 2),
-        (Orders, "end_move", 1),
-        (Orders, "enter", 6),
+        (regrouping.OrderMigration, "_look", 2),
+        (regrouping.OrderMigration, "_sorted", 1),
+        (regrouping.OrderMigration, "_move", 2),
+        (EvictionOrders, "end_move", 1),
+        (EvictionOrders, "enter", 6),
     ],
 )
 def test_what_fails_on_the_way_is_told_and_tried_again(

@@ -13,8 +13,8 @@ import pytest
 import kvstore
 from kvstore.arena.epochs import LINE_WORDS
 from kvstore.client.paths.control import Connection
-from kvstore.client.paths.shm.connection import SocketLine
-from kvstore.client.paths.shm.path import SharedPath
+from kvstore.client.paths.shm.connection import SocketConnection
+from kvstore.client.paths.shm.path import ShmPath
 from kvstore.store.results import StoreStatistics
 from kvstore.store.store import Store
 
@@ -42,14 +42,14 @@ class Place:
     def snapshot(self) -> StoreStatistics:
         """Everything that the store counts, at rest: a change means that something was done."""
         for path in (client._session.path for client in self.opened):
-            report = path._recency.take() if isinstance(path, SharedPath) else None
+            report = path._recency.take() if isinstance(path, ShmPath) else None
             if report is not None:  # what it has read without a call
                 path._recency._report(report)
         self.store.flush()
         return self.store.statistics()
 
     def check_integrity(self) -> None:
-        with self.store.write_behind.writing:  # or the write-back's own holds would be counted
+        with self.store.write_back.writing:  # or the write-back's own holds would be counted
             self.store.check_integrity()
 
     def used_bytes(self) -> int:
@@ -65,12 +65,12 @@ def pass_deadlines() -> Callable[[Store], None]:
 
     def run(store: Store) -> None:
         now = time.monotonic()
-        with store._books.lock:
-            tickets = store._books.tickets
+        with store._state.lock:
+            tickets = store._state.tickets
             for ticket in (*tickets.stores.values(), *tickets.loads.values()):
                 assert now < ticket.deadline <= now + TIMEOUT + 0.1
                 ticket.deadline = now
-        lines = store._books.readers._lines
+        lines = store._state.readers._lines
         for word in range(0, len(lines), LINE_WORDS):
             if lines[word]:
                 assert 0 < lines[word + 1] - now * 1e9 <= (TIMEOUT + 0.1) * 1e9
@@ -149,8 +149,8 @@ def calls(monkeypatch) -> list[str]:
         monkeypatch.setattr(owner, name, noted)
 
     noting(Connection, "call", 1)
-    noting(SocketLine, "post", 0)
-    noting(SocketLine, "parts", 0)
+    noting(SocketConnection, "post", 0)
+    noting(SocketConnection, "parts", 0)
     return made
 
 

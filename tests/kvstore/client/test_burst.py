@@ -60,7 +60,7 @@ def test_a_burst_that_no_disk_keeps_up_with(make_place, hashes, payload):
     """Nothing is written below while it lasts: every page that leaves is overrun, and is not found any more."""
     place = make_place(arena=ARENA, disk_limit=64 * MIB)
     pages = place.connect().namespace(kvstore.Layout(model="burst", block_size=16, page_bytes=PAGE_BYTES))
-    with place.store.write_behind.writing:
+    with place.store.write_back.writing:
         result = store_prompts(pages, hashes, payload)
         assert (result.present, result.refused) == (0, 0), "there is room to make, and it said that there was none"
         check_newest(pages, hashes)

@@ -16,7 +16,7 @@ import pytest
 import kvstore
 from kvstore.client.paths.bulk.requests import BulkRequests
 from kvstore.client.paths.control import Connection
-from kvstore.client.paths.shm.connection import SocketLine
+from kvstore.client.paths.shm.connection import SocketConnection
 from kvstore.errors import DeadlineError, UnavailableError
 
 Prepared = TypeVar("Prepared")
@@ -206,13 +206,13 @@ def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hash
             connection.store = lambda sent, **how: given.append(how["timeout"]) or send(sent, **how)
         if scheme == "unix":
             for name in ("post", "parts"):
-                ask_line = getattr(SocketLine, name)
+                ask_line = getattr(SocketConnection, name)
 
                 def asked_line(self, *arguments, ask_line=ask_line):
                     given.append(arguments[-1] - time.monotonic())
                     return ask_line(self, *arguments)
 
-                monkeypatch.setattr(SocketLine, name, asked_line)
+                monkeypatch.setattr(SocketConnection, name, asked_line)
         monkeypatch.setattr(Connection, "call", call)
         pages.store(hashes(4), payload(4))
         assert len(given) == 2

@@ -89,7 +89,7 @@ def untouched(client: kvstore.Client, folder: Path, arena: Path) -> Callable[[],
             said.update(os.fsencode(path))
             if path.is_file():
                 said.update(path.read_bytes())
-        with held.write_behind.writing:
+        with held.write_back.writing:
             held.check_integrity()
         return said.hexdigest()
 
@@ -277,7 +277,7 @@ def test_a_child_that_ends_as_python_does_takes_nothing_along(folder, arena) -> 
         for slot in pending.pages: slot[:] = 9
         assert pending.complete().stored == 1
         store = client._session.control._store
-        with store.write_behind.writing:  # or the write-back's own holds would be counted
+        with store.write_back.writing:  # or the write-back's own holds would be counted
             store.check_integrity()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
@@ -327,8 +327,8 @@ def test_a_lock_that_another_thread_held_holds_no_child(client, pages, what: str
         "guard": embedded._guard,
         "session": client._session._lock,
         "namespace": pages._tally._lock,
-        "store": embedded._store._books.lock,
-        "writing": embedded._store.write_behind.writing,
+        "store": embedded._store._state.lock,
+        "writing": embedded._store.write_back.writing,
     }[what]
     held, go_on = threading.Event(), threading.Event()
 
@@ -434,7 +434,7 @@ def test_children_that_store_and_load_beside_their_parent(client, pages, short_f
             thread.join()
     assert not failures, failures
     everything = last[0] + 4
-    with client._session.control._store.write_behind.writing:
+    with client._session.control._store.write_back.writing:
         client._session.control._store.check_integrity()
     came, bad = wrong(pages, 0, everything)
     print(f"{FORKS} children beside {everything} pages stored and {compared[0] + came} loaded, {bad} of them wrong")

@@ -376,10 +376,10 @@ class TestOtherProcesses:
             pass_deadlines(node.store)
         assert living.tell("prepare", 2, 4) == 4
         eventually(lambda: node.store.statistics().arena_used_bytes == 8 * 8192)
-        eventually(lambda: not node.store._books.tickets.loads)
+        eventually(lambda: not node.store._state.tickets.loads)
         assert living.tell("complete") == [4, 0, 0]
         assert living.tell("store", 3, 8) == [8, 0, 0]
-        with node.store.write_behind.writing:
+        with node.store.write_back.writing:
             node.store.check_integrity()
 
     def test_a_stopped_process_past_its_deadline_publishes_nothing(
@@ -398,5 +398,5 @@ class TestOtherProcesses:
         stopped.process.send_signal(signal.SIGCONT)
         assert stopped.tell("complete") == [0, 0, 8]
         eventually(lambda: node.store.statistics().arena_used_bytes == 8 * 8192)
-        with node.store.write_behind.writing:
+        with node.store.write_back.writing:
             node.store.check_integrity()

@@ -20,7 +20,7 @@ from certificates import Authority
 from forked import in_child
 
 import kvstore
-from kvstore.client.paths.shm.connection import SocketLine
+from kvstore.client.paths.shm.connection import SocketConnection
 from kvstore.errors import UnavailableError
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire.channel import Channel
@@ -147,7 +147,7 @@ class TestInterrupted:
         assert pages.store(hashes(4), payload(4)).stored == 4
         path = near._session.path
         taken = [path._lines.take(time.monotonic() + 30.0) for _ in range(20)]
-        assert all(isinstance(line, SocketLine) for line in taken)
+        assert all(isinstance(line, SocketConnection) for line in taken)
         assert len(path._lines._channels) == 20
         taken.clear()
         gc.collect()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.client.paths.shm.path import SharedPath
+from kvstore.client.paths.shm.path import ShmPath
 from kvstore.errors import DeadlineError, NotAttachedError, UnavailableError, UnknownNamespaceError
 from kvstore.store.results import Published
 from kvstore.wire.messages import split_hashes
@@ -95,13 +95,13 @@ class TestBatchesUnderWay:
         node, client = near
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
         published: list[bytes] = []
-        publish = node.store._books.residency.publish
+        publish = node.store._state.residency.publish
 
         def note(slots, *rest):
-            published.extend(map(node.store._books.slots.block_hash, slots))
+            published.extend(map(node.store._state.slots.block_hash, slots))
             return publish(slots, *rest)
 
-        monkeypatch.setattr(node.store._books.residency, "publish", note)
+        monkeypatch.setattr(node.store._state.residency, "publish", note)
         count = 3 * pages.batch_pages + 1
         assert pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES)) == kvstore.StoreResult(stored=count)
         assert published == hashes(count), "a page comes behind the page before it"
@@ -151,7 +151,7 @@ class TestBatchesUnderWay:
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
         count = 2 * pages.batch_pages
         left = [NotAttachedError("it came back"), UnknownNamespaceError("it was cleared")]
-        told = SharedPath._told
+        told = ShmPath._told
 
         def forget(self, line, reservation, deadline):
             result = told(self, line, reservation, deadline)
@@ -160,7 +160,7 @@ class TestBatchesUnderWay:
             node.store.evict(pages.fingerprint, split_hashes(reservation._hashes))
             raise left.pop()
 
-        monkeypatch.setattr(SharedPath, "_told", forget)
+        monkeypatch.setattr(ShmPath, "_told", forget)
         assert pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES)) == kvstore.StoreResult(stored=count)
         assert pages.lookup(hashes(count)).prefix == count
 
@@ -169,7 +169,7 @@ class TestBatchesUnderWay:
         _, client = near
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
         batch = pages.batch_pages
-        told = SharedPath._told
+        told = ShmPath._told
         finished = []
 
         def lose(self, *arguments):
@@ -179,7 +179,7 @@ class TestBatchesUnderWay:
                 raise UnavailableError("gone")
             return result
 
-        monkeypatch.setattr(SharedPath, "_told", lose)
+        monkeypatch.setattr(ShmPath, "_told", lose)
         result = pages.store(hashes(3 * batch), payload(3 * batch, page_bytes=PAGE_BYTES))
         assert (result.stored + result.present + result.refused, result.refused >= batch) == (3 * batch, True)
         assert pages.lookup(hashes(3 * batch)).present.count(True) >= result.stored

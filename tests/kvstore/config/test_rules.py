@@ -161,11 +161,11 @@ def test_a_durable_page_does_not_leave_before_it_is_on_disk(
     assert here(store, durable, kv, range(30)) == list(range(16)), "others' pages left instead"
     store.check_integrity()
     assert store.statistics().counters["refused"] == 14
-    while store.write_behind.write_back():
+    while store.write_back.write_back():
         store.check_integrity()
     assert kv.put(store, durable, [30]).stored == 1
     assert store.statistics().namespaces[0].durability == "disk"
-    store.write_behind.write_back()
+    store.write_back.write_back()
     put_all(store, other, kv, range(200, 264))
     assert here(store, durable, kv, range(31)) == [], "what is on disk may leave"
     [tiers] = store.lookup([(durable.fingerprint, kv.hashes_of([0, 30, 29]))])
@@ -211,13 +211,13 @@ def test_a_namespace_has_its_quota_before_anybody_finds_it(open_store: OpenStore
     known = store.open_namespace(layout)
     store.clear(known.fingerprint)
     seen = []
-    grant = store._granting._grant
+    grant = store._quotas._grant
 
     def granting(known: Any) -> None:
         seen.append(store.namespaces.get(known.fingerprint))
         grant(known)
 
-    store._granting._grant = granting  # type: ignore[method-assign]
+    store._quotas._grant = granting  # type: ignore[method-assign]
     known = store.open_namespace(layout)
     assert seen == [None]
     put_all(store, known, kv, range(10))

@@ -12,7 +12,7 @@ from made_pages import make_page
 
 import kvstore.host.atomic_files
 from kvstore.arena.arena import Arena
-from kvstore.host.atomic_files import SmallFiles
+from kvstore.host.atomic_files import AtomicFiles
 from kvstore.layout import Layout
 from kvstore.store.store import Store
 from kvstore.tiers.disk import DiskTier
@@ -24,14 +24,14 @@ def test_room_is_made_before_a_file_grows(tmp_path: Path) -> None:
     def leave_room(size: int) -> None:
         told.append((size, sum(path.stat().st_size for path in tmp_path.iterdir())))
 
-    files = SmallFiles(tmp_path, leave_room)
+    files = AtomicFiles(tmp_path, leave_room)
     files.replace(tmp_path / "a", b"x" * 5000)
     files.replace(tmp_path / "a", b"y" * 9000)
     assert (tmp_path / "a").read_bytes() == b"y" * 9000
     assert [size for size, _ in told] == [8192, 8192, 8192 + 12288, 12288]
     assert all(there <= size for size, there in told)
     again: list[int] = []
-    SmallFiles(tmp_path, again.append).know(tmp_path / "a")
+    AtomicFiles(tmp_path, again.append).know(tmp_path / "a")
     assert again == [12288], "what is there from before counts as well"
 
 
@@ -49,7 +49,7 @@ def test_a_disk_that_hangs_is_not_waited_for_and_gets_the_newest(
         written.release()
 
     monkeypatch.setattr(kvstore.host.atomic_files, "_replace", slowly)
-    files = SmallFiles()
+    files = AtomicFiles()
     files.replace(tmp_path / "a", b"0")
     assert begun.wait(60)
     for number in range(1, 5):
@@ -69,7 +69,7 @@ def test_an_error_that_nobody_thought_of_costs_one_file(
         if size > 4096:
             raise ValueError("unforeseen")
 
-    files = SmallFiles(tmp_path, leave_room)
+    files = AtomicFiles(tmp_path, leave_room)
     files.replace(tmp_path / "a", b"x" * 5000)
     files.replace(tmp_path / "b", b"y")
     eventually(lambda: (tmp_path / "b").exists())
@@ -81,7 +81,7 @@ def test_an_error_that_nobody_thought_of_costs_one_file(
 def test_where_no_thread_can_be_had_a_file_is_written_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
-    files = SmallFiles()
+    files = AtomicFiles()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
         files.replace(tmp_path / "a", b"x")
@@ -98,7 +98,7 @@ def test_what_lies_where_the_next_file_is_made_is_not_followed_and_not_changed(
     (tmp_path / "a.new").symlink_to(tmp_path / "precious")
     (tmp_path / "b.new").mkdir(mode=0o755)
     (tmp_path / "c.new").write_bytes(b"what a crash left")
-    files = SmallFiles()
+    files = AtomicFiles()
     for name in "abc":
         files.replace(tmp_path / name, b"new")
     files.close()
@@ -118,7 +118,7 @@ def no_thread(thread: threading.Thread) -> None:
 
 
 def test_behind_the_end_nothing_is_written(tmp_path: Path) -> None:
-    files = SmallFiles()
+    files = AtomicFiles()
     files.close()
     files.replace(tmp_path / "a", b"late")
     assert not (tmp_path / "a").exists()
@@ -130,7 +130,7 @@ def test_registers_count_against_the_disks_limit(shm: Path) -> None:
     folder = shm / "disk"  # where a sync costs nothing
     disk = DiskTier(folder, limit, segment_bytes=512 << 10)
     arena = Arena(shm / "arena", 1 << 20)
-    files = SmallFiles(folder, disk.leave_room)
+    files = AtomicFiles(folder, disk.leave_room)
     with Store(arena, [disk], [shm / "arena", folder], small_files=files) as store:
         for number in range(100):
             store.open_namespace(Layout(model=f"model {number} {'x' * 1000}", block_size=16, page_bytes=4096))

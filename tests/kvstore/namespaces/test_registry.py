@@ -12,7 +12,7 @@ import pytest
 from kvstore.errors import LayoutMismatchError, LimitExceededError, UnknownNamespaceError
 from kvstore.layout import Layout
 from kvstore.namespaces import registry as namespaces
-from kvstore.namespaces.registry import KnownNamespace, Namespaces
+from kvstore.namespaces.registry import KnownNamespace, NamespaceRegistry
 from kvstore.store.formats import refuse_newer
 
 
@@ -32,12 +32,12 @@ def disk(tmp_path: Path) -> Path:
     return tmp_path / "disk"
 
 
-def models(known: Namespaces) -> dict[int, str]:
+def models(known: NamespaceRegistry) -> dict[int, str]:
     return {each.number: each.layout.model for each in known.known()}
 
 
 def test_a_layout_has_one_number(arena: Path) -> None:
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     first = known.open(layout("a"))
     assert first == known.open(layout("a")) == known.get(layout("a").fingerprint)
     assert (first.number, first.layout, first.fingerprint) == (1, layout("a"), layout("a").fingerprint)
@@ -47,10 +47,10 @@ def test_a_layout_has_one_number(arena: Path) -> None:
 
 
 def test_numbers_outlive_the_node(arena: Path) -> None:
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     known.forget(known.open(layout("a")))
     known.open(layout("b"))
-    again = Namespaces([arena])
+    again = NamespaceRegistry([arena])
     assert models(again) == {2: "b"}
     assert {number: each.layout for number, each in again.in_headers.items()} == {2: layout("b")}
     assert again.open(layout("c")).number == 3
@@ -58,7 +58,7 @@ def test_numbers_outlive_the_node(arena: Path) -> None:
 
 
 def test_another_page_size_of_the_same_name_is_refused_and_changes_nothing(arena: Path) -> None:
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     known.open(layout("a"))
     before = (arena / "namespaces.json").read_bytes()
     with pytest.raises(LayoutMismatchError, match="'a · block 16 · group 0' exists with page_bytes 4096, not 8192"):
@@ -70,7 +70,7 @@ def test_another_page_size_of_the_same_name_is_refused_and_changes_nothing(arena
 
 
 def test_a_cleared_name_takes_another_page_size(arena: Path) -> None:
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     old = known.open(layout("a"))
     assert known.is_open(old.number)
     known.forget(old)
@@ -83,7 +83,7 @@ def test_a_cleared_name_takes_another_page_size(arena: Path) -> None:
 
 def test_there_are_not_more_than_the_limit(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "MOST_NAMESPACES", 2)
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     known.open(layout("a"))
     known.open(layout("b"))
     with pytest.raises(LimitExceededError, match="keeps 2 namespaces, the limit is 2"):
@@ -95,7 +95,7 @@ def test_there_are_not_more_than_the_limit(arena: Path, monkeypatch: pytest.Monk
 
 def test_numbers_end_at_what_a_header_holds(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "_LAST_NUMBER", 2)
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     known.forget(known.open(layout("a")))
     known.open(layout("b"))
     with pytest.raises(LimitExceededError):
@@ -107,13 +107,13 @@ def test_numbers_that_nobody_has_are_given_again_after_a_restart(
 ) -> None:
     """A node that has opened very many namespaces in its life, and cleared them, must not end without any."""
     monkeypatch.setattr(namespaces, "_LAST_NUMBER", 3)
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     first, _, last = (known.open(layout(name)) for name in "abc")
     known.forget(first)
     with pytest.raises(LimitExceededError, match="restart"):
         known.open(layout("d"))
-    Namespaces([disk]).open(layout("e"))
-    again = Namespaces([arena, disk])
+    NamespaceRegistry([disk]).open(layout("e"))
+    again = NamespaceRegistry([arena, disk])
     assert {name: again.open(layout(name)).number for name in "bce"} == {"b": 2, "c": last.number, "e": 1}
     assert again.in_headers.keys() == {2, 3}
     with pytest.raises(LimitExceededError):
@@ -122,12 +122,12 @@ def test_numbers_that_nobody_has_are_given_again_after_a_restart(
 
 @pytest.mark.parametrize("number", [0xFFFF, 0xFFFE])
 def test_a_register_with_the_last_number_takes_more_namespaces(arena: Path, number: int) -> None:
-    Namespaces([arena]).open(layout("a"))
+    NamespaceRegistry([arena]).open(layout("a"))
     path = arena / "namespaces.json"
     register = json.loads(path.read_text())
     register["namespaces"][0]["number"] = number
     path.write_text(json.dumps(register))
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     numbers = [known.open(layout(name)).number for name in "abc"]
     assert numbers[0] == number
     assert len({*numbers}) == 3
@@ -137,12 +137,12 @@ def test_a_register_with_the_last_number_takes_more_namespaces(arena: Path, numb
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e300, -5, "soon", None, [], 2**64 - 1])
 @pytest.mark.parametrize("field", ["created", "idle"])
 def test_a_time_that_can_not_be_costs_no_page(arena: Path, field: str, value: object) -> None:
-    number = Namespaces([arena]).open(layout("a")).number
+    number = NamespaceRegistry([arena]).open(layout("a")).number
     path = arena / "namespaces.json"
     register = json.loads(path.read_text())
     register["namespaces"][0][field] = value
     path.write_text(json.dumps(register))
-    [known] = (again := Namespaces([arena])).known()
+    [known] = (again := NamespaceRegistry([arena])).known()
     assert known.number == number
     assert abs(known.created - time.time()) < 1000
     assert again.idle_seconds(known) < 1000
@@ -151,41 +151,41 @@ def test_a_time_that_can_not_be_costs_no_page(arena: Path, field: str, value: ob
 def test_a_register_nested_too_deep_is_one_that_can_not_be_read(
     arena: Path, disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Namespaces([arena]).open(layout("a"))
+    NamespaceRegistry([arena]).open(layout("a"))
     (disk / "namespaces.json").write_text("[" * 200_000)
     refuse_newer(disk)
-    assert list(models(Namespaces([arena, disk])).values()) == ["a"]
+    assert list(models(NamespaceRegistry([arena, disk])).values()) == ["a"]
     assert str(disk / "namespaces.json") in caplog.text
 
 
 def test_namespaces_of_the_disk_come_back_with_a_new_arena(arena: Path, disk: Path) -> None:
-    known = Namespaces([arena, disk])
+    known = NamespaceRegistry([arena, disk])
     known.open(layout("a"))
     known.open(layout("b"))
     (arena / "namespaces.json").unlink()
-    again = Namespaces([arena, disk])
+    again = NamespaceRegistry([arena, disk])
     assert sorted(models(again).values()) == ["a", "b"]
     again.save()
-    assert models(Namespaces([arena])) == models(again)
+    assert models(NamespaceRegistry([arena])) == models(again)
 
 
 def test_only_the_arenas_register_says_what_is_in_its_headers(arena: Path, disk: Path) -> None:
     """Numbers that are counted anew may be other namespaces' in old headers: pages would be found in a wrong one."""
-    known = Namespaces([arena, disk])
+    known = NamespaceRegistry([arena, disk])
     first = known.open(layout("a"))
     known.open(layout("b"))
     known.open(layout("c"))
     known.forget(first)
     (arena / "namespaces.json").write_text("{}")
-    again = Namespaces([arena, disk])
+    again = NamespaceRegistry([arena, disk])
     assert again.in_headers == {}
     assert models(again) != models(known), "this test shows nothing if numbers happen to be the same"
 
 
 def test_of_two_registers_that_disagree_the_arenas_holds(arena: Path, disk: Path) -> None:
-    Namespaces([disk]).open(layout("a", 8192))
-    Namespaces([arena]).open(layout("a", 4096))
-    known = Namespaces([arena, disk])
+    NamespaceRegistry([disk]).open(layout("a", 8192))
+    NamespaceRegistry([arena]).open(layout("a", 4096))
+    known = NamespaceRegistry([arena, disk])
     assert [each.layout.page_bytes for each in known.known()] == [4096]
     with pytest.raises(LayoutMismatchError):
         known.open(layout("a", 8192))
@@ -215,7 +215,7 @@ ENTRY = {"number": 1, "layout": json.loads(layout("a").to_json())}
 def test_a_damaged_register_is_empty_and_said(arena: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (arena / "namespaces.json").write_bytes(content)
     with caplog.at_level(logging.WARNING):
-        known = Namespaces([arena])
+        known = NamespaceRegistry([arena])
     assert len(known) == 0
     assert "can't be read" in caplog.text
     assert known.open(layout("a")).number == 1
@@ -224,7 +224,7 @@ def test_a_damaged_register_is_empty_and_said(arena: Path, content: bytes, caplo
 def test_one_bad_record_takes_no_other_along_and_the_file_is_kept(
     arena: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     known.forget(known.open(layout("gone")))
     for model in "abcde":
         known.open(layout(model))
@@ -239,32 +239,32 @@ def test_one_bad_record_takes_no_other_along_and_the_file_is_kept(
     text = json.dumps(register)
     path.write_text(text)
     with caplog.at_level(logging.WARNING):
-        again = Namespaces([arena])
+        again = NamespaceRegistry([arena])
     assert "5 records of" in caplog.text
     assert models(again) == {6: "e"}
     assert [each.name for each in again.leaving()] == [layout("gone as well").name]
     again.save()
     assert (arena / "namespaces.json.damaged").read_text() == text
     caplog.clear()
-    assert models(Namespaces([arena])) == {6: "e"}
+    assert models(NamespaceRegistry([arena])) == {6: "e"}
     assert not caplog.records
 
 
 def test_what_is_leaving_being_damaged_takes_no_namespace_along(arena: Path) -> None:
     (arena / "namespaces.json").write_text(json.dumps({"namespaces": [ENTRY], "leaving": 3}))
-    assert models(Namespaces([arena])) == {1: "a"}
+    assert models(NamespaceRegistry([arena])) == {1: "a"}
 
 
 def test_a_register_that_cannot_be_read_is_kept(arena: Path) -> None:
     (arena / "namespaces.json").write_text("{damaged")
-    Namespaces([arena]).save()
+    NamespaceRegistry([arena]).save()
     assert (arena / "namespaces.json.damaged").read_text() == "{damaged"
-    assert models(Namespaces([arena])) == {}
+    assert models(NamespaceRegistry([arena])) == {}
 
 
 def test_layouts_without_a_tenant_have_a_share_once_a_tenant_asks(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "MOST_NAMESPACES", 16)
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     for model in "abcd":
         known.open(layout(model))
     assert not known.is_crowded("")
@@ -278,15 +278,15 @@ def test_a_register_that_cannot_be_written_is_said_and_the_namespace_works(
     arena: Path, disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (arena / "namespaces.new").mkdir()
-    known = Namespaces([arena, disk])
+    known = NamespaceRegistry([arena, disk])
     with caplog.at_level(logging.WARNING):
         assert known.open(layout("a")).number == 1
     assert "can't be written" in caplog.text
-    assert models(Namespaces([disk])) == {1: "a"}
+    assert models(NamespaceRegistry([disk])) == {1: "a"}
 
 
 def test_many_threads_open_one_layout_once(arena: Path) -> None:
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     start = threading.Barrier(8)
     numbers: list[int] = []
 
@@ -300,11 +300,11 @@ def test_many_threads_open_one_layout_once(arena: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(numbers) == sorted(list(range(1, 21)) * 8)
-    assert models(Namespaces([arena])) == models(known)
+    assert models(NamespaceRegistry([arena])) == models(known)
 
 
 def test_what_counts_for_all_counts_for_one_that_is_being_opened(arena: Path) -> None:
-    known = Namespaces([arena])
+    known = NamespaceRegistry([arena])
     counts = "before"
     granted: dict[str, str] = {}
 

@@ -191,8 +191,8 @@ def test_a_tenants_store_and_a_namespace_that_is_opened_do_not_wait_for_each_oth
     store = open_store()
     known = opened(store, "a")
     opening = threading.Thread(target=opened, args=(store, "a", "another"), daemon=True)
-    asking = threading.Thread(target=store._books.room_of, args=(NODE, known), daemon=True)
-    with store._books.lock:  # as a store has it when it asks
+    asking = threading.Thread(target=store._state.room_of, args=(NODE, known), daemon=True)
+    with store._state.lock:  # as a store has it when it asks
         opening.start()
         eventually(store.namespaces._lock.locked)  # and now it wants the other one
         asking.start()

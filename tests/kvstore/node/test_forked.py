@@ -69,7 +69,7 @@ def test_a_child_does_nothing_to_its_parents_node(start_node, short_folder, shm_
     assert in_child(lambda: use(node.store)) == 8
     assert in_child(lambda: descriptors_below(str(short_folder), str(shm_folder))) == []
     assert np.array_equal(loaded(url), data)
-    with node.store.write_behind.writing:
+    with node.store.write_back.writing:
         node.store.check_integrity()
 
 

@@ -198,7 +198,7 @@ class TestStopping:
 
     def test_a_peer_that_stands_still_does_not_keep_pages_from_the_disk(self, start_node):
         node = start_node(arena=64 << 20, drain_seconds=8.0)  # half of them for the peer, half for the disk
-        node._upkeep.stop()  # nothing is written back before the node stops
+        node._maintenance.stop()  # nothing is written back before the node stops
         large = kvstore.Layout(model="large", block_size=16, page_bytes=2 << 20)
         # Else the peer's end may take all of it in, however little the peer reads.
         small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]

@@ -16,7 +16,7 @@ import pytest
 import kvstore
 from kvstore.config.node import NodeConfig
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
-from kvstore.security.socket_group import Sharers
+from kvstore.security.socket_group import SocketGroup
 
 NODE_USER, ENGINE_USER, STRANGER = 61001, 61002, 61003
 GROUP = 61000
@@ -35,7 +35,7 @@ def test_by_default_nobody_else_gets_in(start_node: Callable[..., Any], shm_fold
     found = modes(shm_folder / "arena")
     assert {name: found[name] for name in ("arena", "clients")} == {"arena": "0700", "clients": "0700"}
     assert {mode for name, mode in found.items() if name not in ("arena", "clients")} == {"0600"}
-    assert node.config.sharers == Sharers(None)
+    assert node.config.sharers == SocketGroup(None)
 
 
 def test_a_group_gets_no_more_than_clients_need(start_node: Callable[..., Any], shm_folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_group_that_is_not_there_is_named() -> None:
     for number in ("4294967295", "9" * 5000):
         with pytest.raises(ConfigError, match="group: "):
             _ = NodeConfig(group=number).sharers
-    assert NodeConfig(group="root").sharers == NodeConfig(group="0").sharers == Sharers(0)
+    assert NodeConfig(group="root").sharers == NodeConfig(group="0").sharers == SocketGroup(0)
 
 
 @needs_root
@@ -83,12 +83,12 @@ def test_a_folder_on_the_way_that_keeps_the_group_out_is_told(
 ) -> None:
     shm_folder.chmod(0o700)
     with caplog.at_level(logging.WARNING):
-        Sharers(os.getegid() + 1).check_way_to(shm_folder / "arena")
+        SocketGroup(os.getegid() + 1).check_way_to(shm_folder / "arena")
     assert f"don't get to {shm_folder}/arena: {shm_folder} has mode 0700" in caplog.text
     caplog.clear()
     shm_folder.chmod(0o711)
-    Sharers(os.getegid() + 1).check_way_to(shm_folder / "arena")
-    Sharers().check_way_to(shm_folder / "arena")
+    SocketGroup(os.getegid() + 1).check_way_to(shm_folder / "arena")
+    SocketGroup().check_way_to(shm_folder / "arena")
     assert not caplog.records
 
 

@@ -73,11 +73,11 @@ class Wire:
 
     def receiving(self) -> int:
         """How many store streams are being received."""
-        return sum(ticket.direct for ticket in list(self.node.store._books.tickets.stores.values()))
+        return sum(ticket.direct for ticket in list(self.node.store._state.tickets.stores.values()))
 
     def at_rest(self) -> bool:
         """Whether nothing is reserved and nothing held."""
-        return not self.node.store._books.tickets.stores and not self.node.store._books.tickets.loads
+        return not self.node.store._state.tickets.stores and not self.node.store._state.tickets.loads
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def connect() -> Iterator[Callable[..., Wire]]:
     yield make
     for wire in wires:
         wire.channel.close()
-        with wire.node.store.write_behind.writing:  # or the write-back's own holds would be counted
+        with wire.node.store.write_back.writing:  # or the write-back's own holds would be counted
             wire.node.store.check_integrity()
 
 

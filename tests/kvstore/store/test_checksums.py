@@ -67,7 +67,7 @@ def test_verify_finds_a_flipped_byte_and_drops_the_page(open_store: OpenStore, k
     store = open_store(32, [tier])
     known = store.open_namespace(kv.layout("a", 5000))
     kv.put(store, known, [1, 2, 3])
-    store.write_behind.write_back()
+    store.write_back.write_back()
     held = kv.hold(store, known, [1, 2, 3])
     for frame in held.frames[:2]:
         store.arena.view(frame, 5000)[4999] ^= 0x80

@@ -42,19 +42,19 @@ def test_only_what_nobody_uses_is_dropped_from_arena_and_disk(
     old, used = (store.open_namespace(kv.layout(name, FRAME)) for name in ("old", "used"))
     kv.put(store, old, [1, 2])
     kv.put(store, used, [1])
-    while store.write_behind.write_back():
+    while store.write_back.write_back():
         pass
     clock.now += 29 * DAY
-    assert store.expiring.expire(NEVER) == 0
+    assert store.expiry.expire(NEVER) == 0
     kv.get(store, used, [1])
     clock.now += 2 * DAY
-    assert store.expiring.expire(NEVER) == 2
+    assert store.expiry.expire(NEVER) == 2
     assert names(store) == ["used"]
     assert [key[:32] for key in tier.pages] == [used.fingerprint], "it left the disk as well"
     assert kv.counts(store, "expired") == (2,)
     store.check_integrity()
     clock.now += 31 * DAY
-    assert store.expiring.expire(NEVER) == 1
+    assert store.expiry.expire(NEVER) == 1
     again = store.open_namespace(kv.layout("old", FRAME))
     assert kv.found(store, again, [1, 2]) == []
 
@@ -65,7 +65,7 @@ def test_reads_without_a_call_count_as_use(open_store: OpenStore, kv: SimpleName
     clock.now += 0.9 * DAY
     store.note_use(known.fingerprint, [], read=True, missed=1)
     clock.now += 0.9 * DAY
-    assert store.expiring.expire(NEVER) == 0
+    assert store.expiry.expire(NEVER) == 0
     assert names(store) == ["a"]
 
 
@@ -75,13 +75,13 @@ def test_a_rule_says_more_than_the_nodes_default(open_store: OpenStore, kv: Simp
     for name in ("short", "kept", "other"):
         store.open_namespace(kv.layout(name, FRAME))
     clock.now += 3601
-    store.expiring.expire(NEVER)
+    store.expiry.expire(NEVER)
     assert names(store) == ["kept", "other"]
     clock.now += DAY
-    store.expiring.expire(NEVER)
+    store.expiry.expire(NEVER)
     assert names(store) == ["kept"]
     store.set_rules((), DAY)
-    store.expiring.expire(NEVER)
+    store.expiry.expire(NEVER)
     assert names(store) == []
 
 
@@ -91,10 +91,10 @@ def test_what_is_pinned_stays(open_store: OpenStore, kv: SimpleNamespace, clock:
     kv.put(store, known, [1])
     assert store.pin(known.fingerprint, kv.hashes_of([1]), 1000.0) == 1
     clock.now += 2 * DAY
-    assert store.expiring.expire(NEVER) == 0
+    assert store.expiry.expire(NEVER) == 0
     store.unpin(known.fingerprint, kv.hashes_of([1]))
     clock.now += 2 * DAY
-    assert store.expiring.expire(NEVER) == 1
+    assert store.expiry.expire(NEVER) == 1
 
 
 def test_ages_outlive_the_node_but_not_time_in_which_none_ran(
@@ -108,11 +108,11 @@ def test_ages_outlive_the_node_but_not_time_in_which_none_ran(
     again = open_store(64, [], life=4 * DAY)
     [usage] = again.statistics().namespaces
     assert usage.idle_seconds == pytest.approx(3 * DAY, abs=1)
-    again.expiring.expire(NEVER)
+    again.expiry.expire(NEVER)
     assert names(again) == ["a"]
     assert again.namespaces.known()[0].created == pytest.approx(known.created, abs=1)
     clock.now += 1.5 * DAY
-    again.expiring.expire(NEVER)
+    again.expiry.expire(NEVER)
     assert names(again) == []
 
 
@@ -138,7 +138,7 @@ def test_a_client_that_was_idle_goes_on_with_a_namespace_that_was_dropped(start_
         assert pages.store(hashes, np.ones((4, 5000), np.uint8)).stored == 4
         assert pages.lookup(hashes).prefix == 4
         node.store.set_rules((), 1e-6)
-        assert node.store.expiring.expire(NEVER) == 4
+        assert node.store.expiry.expire(NEVER) == 4
         node.store.set_rules((), 0.0)
         assert pages.load(hashes, np.zeros((4, 5000), np.uint8)) == 0
         assert pages.store(hashes, np.full((4, 5000), 7, np.uint8)).stored == 4

@@ -259,7 +259,7 @@ def test_one_that_floods_a_slow_disk_keeps_the_other_waiting_for_a_turn_and_no_l
     """The flood asks for 80 pages, each read of which waits here until it is let go."""
     node = start_node()
     url = f"unix://{node.config.socket}"
-    books, [disk] = node.store._books, node.store.below.own
+    books, [disk] = node.store._state, node.store.below.own
     assert isinstance(disk, DiskTier)
     threads = disk._device.reading.patience.threads
     monkeypatch.setattr(disk._reads, "_patience", Patience(threads, 10 * TIMEOUT))
@@ -290,7 +290,7 @@ def test_one_that_floods_a_slow_disk_keeps_the_other_waiting_for_a_turn_and_no_l
     try:
         assert flood.stdout is not None
         assert flood.stdout.readline() == "began\n"
-        wait_for(lambda: books.bringups._runs.taken == MOST_RUNS // 2 and len(reads) == READS_AT_ONCE)
+        wait_for(lambda: books.promotions._runs.taken == MOST_RUNS // 2 and len(reads) == READS_AT_ONCE)
         loading = own.begin("load", (0, 1))
         wait_for(lambda: len(threads._turns._waiting) == 2)
         turns.release(2)  # the flood had its turn before, so it may have one more

@@ -49,7 +49,7 @@ def test_what_was_stored_used_and_cleared_leaves_nothing(
         known = store.open_namespace(kv.layout(f"{'quota' if turn % 2 else 'model'} {turn}", FRAME))
         for start in range(0, 96, 8):
             kv.put(store, known, range(start, start + 8))
-            while store.write_behind.write_back():
+            while store.write_back.write_back():
                 pass
         assert kv.get(store, known, range(8)) == 8
         assert store.pin(known.fingerprint, kv.hashes_of([1]), 1000.0) == 1

@@ -58,11 +58,11 @@ def test_a_page_that_goes_below_behind_the_look_is_found_there(
         answer = contains(keys)
         looks.append(answer)
         if len(looks) == 1:
-            while store.write_behind.write_back():
+            while store.write_back.write_back():
                 pass
             for number in range(3, 30):
                 kv.put(store, known, [number])
-                store.write_behind.write_back()
+                store.write_back.write_back()
         return answer
 
     tier.contains = asked_too_early
@@ -106,7 +106,7 @@ def test_a_load_that_fails_as_it_begins_leaves_nothing_behind(
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put_below(store, known, tier, range(1, 6))
     kv.put(store, known, [0])
-    books = store._books
+    books = store._state
     reserve, calls = books.residency.reserve, 0
 
     def fail(*arguments: Any, **options: Any) -> Any:
@@ -121,8 +121,8 @@ def test_a_load_that_fails_as_it_begins_leaves_nothing_behind(
         with pytest.raises(MemoryError):
             kv.get(store, known, range(6))
     store.check_integrity()
-    bringups = books.bringups
-    assert (bringups.reserved, bringups._runs.taken, bringups._frames.taken, bringups._coming) == (0, 0, 0, {})
+    promotions = books.promotions
+    assert (promotions.reserved, promotions._runs.taken, promotions._frames.taken, promotions._coming) == (0, 0, 0, {})
     assert kv.get(store, known, range(6)) == 6
     store.check_integrity()
 
@@ -297,7 +297,7 @@ def test_a_disk_that_hangs_takes_three_quarters_of_the_arena_and_some_calls_at_m
     assert kv.get(store, known, [12], owner=5) == 0, "nor for more than three quarters on their way to all of them"
     assert kv.get(store, known, [100, 12]) == 1
     assert kv.put(store, known, [101]) == (1, 0, 0)
-    runs = store._books.bringups._runs
+    runs = store._state.promotions._runs
     hanging.append(threads.submit(kv.get, store, known, [0]))
     while runs.taken < 5:
         assert not hanging[-1].done()
@@ -305,7 +305,7 @@ def test_a_disk_that_hangs_takes_three_quarters_of_the_arena_and_some_calls_at_m
     tier.read_gate.open()
     assert [kv.result(each) for each in hanging] == [4, 4, 2, 2, 1]
     assert kv.get(store, known, [1]) == 1
-    assert (runs.taken, store._books.bringups._frames.taken) == (0, 0)
+    assert (runs.taken, store._state.promotions._frames.taken) == (0, 0)
     store.check_integrity()
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.store import maintenance as upkeep
-from kvstore.store.maintenance import Upkeep
+from kvstore.store import maintenance
+from kvstore.store.maintenance import Maintenance
 from kvstore.store.store import Store
 
 FRAME = 4096
@@ -48,16 +48,16 @@ def watch(target: Any, method: str) -> Watched:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_SWEEP_SECONDS", 0.01)
-    monkeypatch.setattr(upkeep, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "_SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "_RETRY_SECONDS", 0.01)
 
 
 @pytest.fixture
-def keep_up() -> Iterator[Callable[[Store], Upkeep]]:
-    running: list[Upkeep] = []
+def keep_up() -> Iterator[Callable[[Store], Maintenance]]:
+    running: list[Maintenance] = []
 
-    def start(store: Store) -> Upkeep:
-        running.append(Upkeep(store))
+    def start(store: Store) -> Maintenance:
+        running.append(Maintenance(store))
         return running[-1]
 
     yield start
@@ -66,11 +66,11 @@ def keep_up() -> Iterator[Callable[[Store], Upkeep]]:
 
 
 def test_dirty_pages_are_written_below(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any, keep_up: Callable[[Store], Upkeep]
+    open_store: OpenStore, kv: SimpleNamespace, tier: Any, keep_up: Callable[[Store], Maintenance]
 ) -> None:
     store = open_store(64, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
-    written = watch(store.write_behind, "write_back")
+    written = watch(store.write_back, "write_back")
     keep_up(store)
     kv.put(store, known, [1, 2])
     written.wait_for(1)
@@ -84,7 +84,7 @@ def test_a_tier_that_fails_is_tried_again(
     open_store: OpenStore,
     kv: SimpleNamespace,
     tier: Any,
-    keep_up: Callable[[Store], Upkeep],
+    keep_up: Callable[[Store], Maintenance],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = open_store(64, [tier])
@@ -92,7 +92,7 @@ def test_a_tier_that_fails_is_tried_again(
     tier.write_gate.error = RuntimeError("broken")
     landed = threading.Event()
     tier.refuse = lambda key: landed.set() is not None
-    written = watch(store.write_behind, "write_back")
+    written = watch(store.write_back, "write_back")
     with caplog.at_level(logging.ERROR):
         running = keep_up(store)
         kv.put(store, known, [1])
@@ -106,7 +106,7 @@ def test_a_tier_that_fails_is_tried_again(
 
 
 def test_what_is_overdue_is_ended(
-    open_store: OpenStore, kv: SimpleNamespace, clock: Any, keep_up: Callable[[Store], Upkeep]
+    open_store: OpenStore, kv: SimpleNamespace, clock: Any, keep_up: Callable[[Store], Maintenance]
 ) -> None:
     store = open_store()
     known = store.open_namespace(kv.layout("a", FRAME))
@@ -122,7 +122,7 @@ def test_what_is_overdue_is_ended(
 
 
 def test_a_sweep_that_fails_is_not_the_last(
-    open_store: OpenStore, keep_up: Callable[[Store], Upkeep], caplog: pytest.LogCaptureFixture
+    open_store: OpenStore, keep_up: Callable[[Store], Maintenance], caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store()
     store.sweep = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
@@ -133,7 +133,10 @@ def test_a_sweep_that_fails_is_not_the_last(
 
 
 def test_an_arena_taken_over_is_verified(
-    open_store: OpenStore, kv: SimpleNamespace, keep_up: Callable[[Store], Upkeep], caplog: pytest.LogCaptureFixture
+    open_store: OpenStore,
+    kv: SimpleNamespace,
+    keep_up: Callable[[Store], Maintenance],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = open_store()
     known = store.open_namespace(kv.layout("a", FRAME))
@@ -158,7 +161,7 @@ def test_stopping_ends_all_threads(open_store: OpenStore, kv: SimpleNamespace, t
     kv.put(store, known, [1])
     kv.kill(store)
     before = set(threading.enumerate())  # others' clients may have threads that end later
-    running = Upkeep(open_store(64, [tier]))
+    running = Maintenance(open_store(64, [tier]))
     threads = set(threading.enumerate()) - before
     assert {thread.name for thread in threads} >= {"kvstore-write-back", "kvstore-sweep"}
     running.stop()

@@ -17,7 +17,7 @@ import pytest
 
 from kvstore.arena.arena import Arena
 from kvstore.errors import ResourceError
-from kvstore.store import orphans as leftovers
+from kvstore.store import orphans
 from kvstore.store.store import Store
 from kvstore.tiers.disk import DiskTier
 
@@ -78,7 +78,7 @@ def test_a_node_killed_while_it_clears_does_not_bring_the_pages_back(
         assert kv.found(store, cleared, [1, 2, 3]) == []
         assert kv.found(store, kept, [1, 2, 3]) == [1, 2, 3]
         assert tier.fingerprints() == [kept.fingerprint]
-        store.leftovers.drop(NEVER)
+        store.orphans.drop(NEVER)
         assert store.namespaces.leaving() == []
         kv.put(store, cleared, [1])
         store.flush()
@@ -158,14 +158,14 @@ def test_what_the_shared_tier_has_leaves_once_that_answers(nodes: Nodes, caplog:
         store = nodes.start()
         assert nodes.disk.pages == {}
         with caplog.at_level(logging.WARNING):
-            store.leftovers.drop(NEVER)
+            store.orphans.drop(NEVER)
         assert "was being dropped when the node ended: redis is away" in caplog.text
         assert len(nodes.redis.pages) == 2
         assert len(store.namespaces.leaving()) == 1
         nodes.kv.kill(store)
     store = nodes.start()
     nodes.answer = nodes.forget
-    store.leftovers.drop(NEVER)
+    store.orphans.drop(NEVER)
     assert nodes.redis.pages == {}
     assert store.namespaces.leaving() == []
 
@@ -176,18 +176,18 @@ def test_what_is_stored_once_it_was_opened_again_stays_everywhere(nodes: Nodes) 
     nodes.kill_while_it_clears(store, nodes.fill(store, "a", [1, 2]))
     nodes.answer = nodes.away
     store = nodes.start()
-    store.leftovers.drop(NEVER)
+    store.orphans.drop(NEVER)
     known = nodes.fill(store, "a", [3, 4])
     assert store.namespaces.leaving() == []
     arena = len(store.statistics().namespaces), store.statistics().arena_pages
-    store.leftovers.drop(NEVER)  # Redis is away still
+    store.orphans.drop(NEVER)  # Redis is away still
     nodes.answer = nodes.forget
-    store.leftovers.drop(NEVER)
+    store.orphans.drop(NEVER)
     assert (len(store.statistics().namespaces), store.statistics().arena_pages) == arena == (1, 2)
     assert kv.found(store, known, [1, 2, 3, 4]) == [1, 2, 3, 4], "what is left in Redis of the old ones is right, too"
     kv.kill(store)
     store = nodes.start()
-    store.leftovers.drop(NEVER)
+    store.orphans.drop(NEVER)
     assert store.statistics().arena_pages == len(nodes.disk.pages) == 2
     assert kv.found(store, known, [3, 4]) == [3, 4]
 
@@ -201,7 +201,7 @@ def test_a_register_that_has_a_namespace_both_ways_means_that_it_was_opened_agai
     register["leaving"] = [{"fingerprint": known.fingerprint.hex(), "name": "a", "shared": True}]
     path.write_text(json.dumps(register))
     store = nodes.start()
-    store.leftovers.drop(NEVER)
+    store.orphans.drop(NEVER)
     assert (store.statistics().arena_pages, len(nodes.disk.pages), len(nodes.redis.pages)) == (1, 1, 1)
     assert nodes.asked == []
 
@@ -214,7 +214,7 @@ def test_what_another_node_has_used_since_stays_in_the_shared_tier(
     nodes.answer = nodes.in_use
     store = nodes.start()
     with caplog.at_level(logging.WARNING):
-        store.leftovers.drop(NEVER)
+        store.orphans.drop(NEVER)
     assert "is in use again: it stays in the shared tier" in caplog.text
     assert store.namespaces.leaving() == [], "it is not asked for ever"
 
@@ -230,7 +230,7 @@ def test_a_node_that_stops_asks_the_shared_tier_no_more(nodes: Nodes) -> None:
 
     nodes.answer = stopped_meanwhile
     store = nodes.start()
-    store.leftovers.drop(stop)
+    store.orphans.drop(stop)
     assert len(nodes.asked) == 1
     assert len(store.namespaces.leaving()) == 2, "the next node's"
 
@@ -260,13 +260,13 @@ def test_pages_that_no_register_knows_stay_while_they_are_pinned(nodes: Nodes, m
     kv.kill(store)
     (nodes.folder / "arena" / "namespaces.json").write_text("{damaged")
     clock = kv.FakeClock()
-    monkeypatch.setattr(leftovers, "time", clock)
+    monkeypatch.setattr(orphans, "time", clock)
     store = nodes.start()
-    clock.now += leftovers.UNCLAIMED_SECONDS + 1
-    store.leftovers.drop(NEVER)
+    clock.now += orphans.UNCLAIMED_SECONDS + 1
+    store.orphans.drop(NEVER)
     assert len(nodes.disk.pages) == 1
-    store._keeping.end([*nodes.disk.pages])
-    store.leftovers.drop(NEVER)
+    store._pins.end([*nodes.disk.pages])
+    store.orphans.drop(NEVER)
     assert nodes.disk.pages == {}
 
 
@@ -285,16 +285,16 @@ def test_pages_that_no_register_knows_leave_unless_somebody_opens_their_namespac
     store.close()
     (shm / "arena" / "namespaces.json").write_text("{damaged")
     clock = kv.FakeClock()
-    monkeypatch.setattr(leftovers, "time", clock)
+    monkeypatch.setattr(orphans, "time", clock)
     with caplog.at_level(logging.WARNING):
         store = open_store(64, [tier])
     assert f"8 KiB on disk belong to namespace {gone.fingerprint.hex()[:12]}" in caplog.text
     again = store.open_namespace(kv.layout("wanted", FRAME))
-    clock.now += leftovers.UNCLAIMED_SECONDS
-    store.leftovers.drop(NEVER)
+    clock.now += orphans.UNCLAIMED_SECONDS
+    store.orphans.drop(NEVER)
     assert len(tier.pages) == 3
     clock.now += 1
-    store.leftovers.drop(NEVER)
+    store.orphans.drop(NEVER)
     assert tier.fingerprints() == [wanted.fingerprint]
     assert kv.found(store, again, [1]) == [1]
     assert f"nobody opened namespace {gone.fingerprint.hex()[:12]}: dropped, with 2 pages" in caplog.text

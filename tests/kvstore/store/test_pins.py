@@ -14,7 +14,7 @@ import pytest
 
 from kvstore.errors import InvalidRequestError
 from kvstore.limits import ARENA
-from kvstore.namespaces.pin_table import LONGEST_PIN, Pins
+from kvstore.namespaces.pin_table import LONGEST_PIN, PinTable
 from kvstore.store.store import Store
 
 FRAME = 4096
@@ -106,7 +106,7 @@ def test_pins_take_a_quarter_of_the_arena_at_most(open_store: OpenStore, kv: Sim
 
 def test_so_many_pages_may_be_pinned_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.namespaces.pin_table.MOST_PINNED_PAGES", 3)
-    pins = Pins(tmp_path / "pins", 1000.0, 0.0, 100)
+    pins = PinTable(tmp_path / "pins", 1000.0, 0.0, 100)
     keys = [bytes([number]) * 64 for number in range(5)]
     assert pins.add(keys[:2], 2000.0, 1) == 2
     assert pins.add(keys[1:], 2000.0, 1) == 2, "one that is pinned already, and one more"
@@ -177,7 +177,7 @@ def test_a_time_out_of_range_is_named(open_store: OpenStore, kv: SimpleNamespace
 def test_a_damaged_file_has_no_pins(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pins"
     path.write_bytes(content)
-    assert len(Pins(path, 0.0, 0.0, 10)) == 0
+    assert len(PinTable(path, 0.0, 0.0, 10)) == 0
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_damaged_record_costs_its_own_pins_and_is_said(
     path = tmp_path / "pins"
     sound = [1e12, 1, [b"y" * 64]]
     path.write_bytes(msgpack.packb({"version": 1, "pins": [record, sound]}))
-    pins = Pins(path, 0.0, 0.0, 10)
+    pins = PinTable(path, 0.0, 0.0, 10)
     assert list(pins) == [b"y" * 64]
     assert pins.keys(b"y") == [b"y" * 64]
     assert str(path) in caplog.text
@@ -213,7 +213,7 @@ def test_no_pin_of_a_file_lasts_longer_than_one_may(tmp_path: Path, end: float) 
     path = tmp_path / "pins"
     path.write_bytes(msgpack.packb({"version": 1, "pins": [[end, 1, [b"y" * 64]]]}))
     ahead = time.time() - time.monotonic()
-    pins = Pins(path, time.monotonic(), ahead, 10)
+    pins = PinTable(path, time.monotonic(), ahead, 10)
     assert pins.overdue(time.monotonic() + LONGEST_PIN + 1) == [b"y" * 64]
 
 
@@ -221,4 +221,4 @@ def test_no_pin_of_a_file_lasts_longer_than_one_may(tmp_path: Path, end: float) 
 def test_a_pin_of_more_frames_than_there_are_pins_nothing(tmp_path: Path, frames: int) -> None:
     path = tmp_path / "pins"
     path.write_bytes(msgpack.packb({"version": 1, "pins": [[1e12, frames, [b"x" * 64]], [1e12, 1, [b"y" * 64]]]}))
-    assert list(Pins(path, 0.0, 0.0, 10)) == [b"y" * 64]
+    assert list(PinTable(path, 0.0, 0.0, 10)) == [b"y" * 64]

@@ -80,8 +80,8 @@ def test_a_page_that_a_tier_below_has_comes_up_and_is_not_written_again(open_sto
     known = store.open_namespace(kv.layout("a", FRAME))
     assert kv.put(store, known, [1]) == (1, 0, 0)
     store.flush()
-    with store._books.lock:  # it leaves the arena, and stays below
-        store._books.residency.drop(store._catalog.find(known.fingerprint + kv.hash_of(1)))
+    with store._state.lock:  # it leaves the arena, and stays below
+        store._state.residency.drop(store._catalog.find(known.fingerprint + kv.hash_of(1)))
     client = kv.LocalClient(store.arena.directory)
     owner = store.owner_of(store.attach(client.name))
     ahead = store.reserve_ahead(owner, known.fingerprint, 2, 10.0)

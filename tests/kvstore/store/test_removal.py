@@ -29,7 +29,7 @@ def test_evicted_pages_are_nowhere(open_store: OpenStore, kv: SimpleNamespace, t
     store = open_store(16, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put(store, known, [1, 2])
-    store.write_behind.write_back()
+    store.write_back.write_back()
     kv.put(store, known, [3, 4])
     assert store.evict(known.fingerprint, kv.hashes_of([2, 3, 3, 9])) == 2
     assert kv.found(store, known, [1, 2, 3, 4]) == [1, 4]
@@ -104,17 +104,17 @@ def test_a_page_dropped_while_it_is_written_below_does_not_come_back(
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put(store, known, [1, 2])
     tier.write_gate.close()
-    writing = threads.submit(store.write_behind.write_back)
+    writing = threads.submit(store.write_back.write_back)
     tier.write_gate.wait_reached()
     gone = threading.Event()
-    drop = store._dropping._drop_here
+    drop = store._removal._drop_here
 
     def drop_and_say(keys: list[bytes]) -> set[bytes]:
         dropped = drop(keys)
         gone.set()
         return dropped
 
-    store._dropping._drop_here = drop_and_say  # type: ignore[method-assign, assignment]
+    store._removal._drop_here = drop_and_say  # type: ignore[method-assign, assignment]
     evicting = threads.submit(store.evict, known.fingerprint, kv.hashes_of([1]))
     assert gone.wait(PATIENCE)
     assert kv.found(store, known, [1]) == [], "gone from the arena at once, whatever the disk does"
@@ -166,7 +166,7 @@ def test_what_a_tier_could_not_drop_is_said_and_can_be_cleared_again(shm: Path, 
     with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared) as store:
         known = store.open_namespace(kv.layout("a", FRAME))
         kv.put(store, known, [1, 2, 3])
-        store.write_behind.share()
+        store.write_back.share()
         remove, keys = shared.remove, shared.keys
 
         def away(*arguments: Any) -> Any:

@@ -174,7 +174,7 @@ class FaultsMachine(Promises, RuleBasedStateMachine):
     @rule()
     def write_back(self) -> None:
         dirty = self.store.statistics().dirty_pages
-        assert self.store.write_behind.write_back() == dirty - self.store.statistics().dirty_pages
+        assert self.store.write_back.write_back() == dirty - self.store.statistics().dirty_pages
 
     @rule()
     def flush(self) -> None:
@@ -191,7 +191,7 @@ class FaultsMachine(Promises, RuleBasedStateMachine):
     @rule(fault=st.sampled_from([None, None, "drop", "delay", "cut", "garble", "refuse"]), after=st.integers(1, 90_000))
     def share(self, fault: str | None, after: int) -> None:
         self.harm_redis(fault, after)
-        self.store.write_behind.share()
+        self.store.write_back.share()
         self.heal_redis()
 
     @precondition(lambda self: self.proxy)

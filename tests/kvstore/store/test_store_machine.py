@@ -258,7 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
     def write_back(self, refuse: bool) -> None:
         dirty = self.store.statistics().dirty_pages
         self.tier.refuse = (lambda key: key[-1] % 2 == 0) if refuse else (lambda key: False)
-        assert self.store.write_behind.write_back() == dirty - self.store.statistics().dirty_pages
+        assert self.store.write_back.write_back() == dirty - self.store.statistics().dirty_pages
         self.tier.refuse = lambda key: False
 
     @precondition(lambda self: self.has_tier)

@@ -161,7 +161,7 @@ def test_pages_that_leave_are_counted_exactly(open_store: OpenStore, kv: SimpleN
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put(store, known, [1, 2])
     kv.put(store, known, [3, 4])
-    assert store.write_behind.write_back() == 2
+    assert store.write_back.write_back() == 2
     assert kv.put(store, known, [5, 6]) == (2, 0, 0)
     for number in range(10, 20):
         kv.put(store, known, [number])
@@ -185,7 +185,7 @@ def test_without_a_tier_nothing_is_overrun(open_store: OpenStore, kv: SimpleName
     for number in range(20):
         kv.put(store, known, [number])
     assert kv.counts(store, "stored", "evicted", "overrun") == (20, 4, 0)
-    assert store.write_behind.write_back() == 0
+    assert store.write_back.write_back() == 0
     assert store.statistics().dirty_pages == 0
 
 
@@ -363,7 +363,7 @@ def test_a_reservation_that_fails_halfway_leaves_nothing_behind(
     kv.put(store, known, [0])
     client = kv.LocalClient(store.arena.directory)
     owner = store.owner_of(store.attach(client.name))
-    residency = store._books.residency
+    residency = store._state.residency
     reserve, calls = residency.reserve, 0
 
     def fail(*arguments: Any, **options: Any) -> Any:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from kvstore.hashing import checksum_of
 from kvstore.store import verification as verifying
-from kvstore.store.maintenance import Upkeep
-from kvstore.store.state import Books
+from kvstore.store.maintenance import Maintenance
+from kvstore.store.state import StoreState
 from kvstore.store.store import Store
 from kvstore.store.verification import TRIES
 
@@ -98,15 +98,15 @@ def test_every_page_is_looked_at_as_often_as_it_takes_and_no_more(
             places[number]: partial(store.evict, known.fingerprint, kv.hashes_of([number])) for number in leaving
         }
         failing = iter([True] * walks)
-        whole = Books.pages_here
+        whole = StoreState.pages_here
 
-        def pages_here(books: Books) -> Iterator[list[int]]:
+        def pages_here(books: StoreState) -> Iterator[list[int]]:
             yield from whole(books)
             if next(failing, False):
                 raise MemoryError
 
         with monkeypatch.context() as patch:
-            patch.setattr(Books, "pages_here", pages_here)
+            patch.setattr(StoreState, "pages_here", pages_here)
             found = store.verify(threading.Event())
         stay = set(NUMBERS) - leaving
         seen = {number for number in damaged & stay if faulty.get(number, 0) < TRIES}
@@ -160,7 +160,7 @@ def test_a_node_that_stops_waits_for_no_other_try(
         raise MemoryError
 
     monkeypatch.setattr(verifying, "checksum_of", fail)
-    running = Upkeep(again)
+    running = Maintenance(again)
     assert failed.wait(60)
     running.stop()
     assert again.statistics().counters["unverified"] == 0

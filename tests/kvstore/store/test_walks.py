@@ -24,11 +24,11 @@ from kvstore.store import (
     state as books,
 )
 from kvstore.store import (
-    write_back as write_behind,
+    write_back,
 )
 from kvstore.store.residency import Residency
 from kvstore.store.store import Store
-from kvstore.tiers.disk import page_index as disk_pages
+from kvstore.tiers.disk import catalog as disk_pages
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.tier import PageWrite
 
@@ -43,7 +43,7 @@ def _short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "SLOTS_A_LOOK", 32)
     for module in (books, dropping, keeping, disk_pages):
         monkeypatch.setattr(module, "PAGES_A_STEP", STEP)
-    monkeypatch.setattr(write_behind, "_WRITE_PAGES", STEP)
+    monkeypatch.setattr(write_back, "_WRITE_PAGES", STEP)
 
 
 def clear(store: Store, fingerprint: bytes, kv: SimpleNamespace) -> None:
@@ -89,10 +89,10 @@ def test_no_hold_of_the_stores_lock_treats_more_than_a_few_pages(
         store.pin(one.fingerprint, kv.hashes_of(range(PAGES)), 1000)
     if walk is clear:
         store.flush()
-    holds = kv.Holds(store._books.lock)
+    holds = kv.Holds(store._state.lock)
     with monkeypatch.context() as patched:
-        patched.setattr(store._books, "lock", holds)
-        patched.setattr(store.write_behind, "_lock", holds)
+        patched.setattr(store._state, "lock", holds)
+        patched.setattr(store.write_back, "_lock", holds)
         for owner, name in (
             (SlotTable, "key"),
             (SlotTable, "find_stamp"),

@@ -42,8 +42,8 @@ def is_told(stream: Iterator[Told], knowledge: Knowledge) -> None:
 
 
 def truth(store, tier) -> set[tuple[str, bytes, bytes]]:
-    slots = store._books.slots
-    keys = [("arena", slots.key(slot)) for slot in store._books.catalog.resident()]
+    slots = store._state.slots
+    keys = [("arena", slots.key(slot)) for slot in store._state.catalog.resident()]
     keys += [("disk", key) for known in store.namespaces.known() for key in tier.keys(known.fingerprint)]
     return {(name, key[:32], key[32:]) for name, key in keys}
 
@@ -81,7 +81,7 @@ def test_a_stored_page_is_told_with_its_parent_and_again_by_the_disk(store, disk
     store.complete_store(0, reserved.ticket, publish=True)
     assert next(stream) == [PageEvent(Change.STORED, "arena", fingerprint, (kv.hash_of(3),), kv.hash_of(2))]
     stream.close()
-    assert not store._books.events.wanted, "a stream that was closed still costs"
+    assert not store._state.events.wanted, "a stream that was closed still costs"
 
 
 def test_whoever_comes_later_is_told_what_is_there(store, disk, kv):
@@ -118,8 +118,8 @@ def test_others_namespaces_are_not_told(store, kv):
 
 
 def test_who_misses_something_begins_anew(store, disk, kv, monkeypatch):
-    store._books.events = ring = EventRing(most_pages=4)
-    store._books.residency._events = ring
+    store._state.events = ring = EventRing(most_pages=4)
+    store._state.residency._events = ring
     disk.tell(ring)
     known = store.open_namespace(kv.layout("m", PAGE))
     knowledge = Knowledge()

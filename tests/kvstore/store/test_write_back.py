@@ -31,7 +31,7 @@ def test_dirty_pages_are_written_oldest_first_in_bounded_batches(
     for number in range(10):
         kv.put(store, known, [number])
     keys = [known.fingerprint + kv.hash_of(number) for number in range(10)]
-    assert [store.write_behind.write_back() for _ in range(4)] == [4, 4, 2, 0]
+    assert [store.write_back.write_back() for _ in range(4)] == [4, 4, 2, 0]
     assert [key for batch in tier.writes for key in batch] == keys
     assert store.statistics().dirty_pages == 0
     store.check_integrity()
@@ -44,9 +44,9 @@ def test_namespaces_take_turns_and_fill_each_write_together(
     flood, own = (store.open_namespace(kv.layout(name, FRAME)) for name in ("flood", "own"))
     for number in range(30):
         kv.put(store, flood, [number])
-    assert store.write_behind.write_back() == 8
+    assert store.write_back.write_back() == 8
     kv.put(store, own, [0, 1])
-    assert [store.write_behind.write_back() for _ in range(4)] == [8, 8, 8, 0]
+    assert [store.write_back.write_back() for _ in range(4)] == [8, 8, 8, 0]
 
     def keys(known: Any, numbers: range) -> list[bytes]:
         return [known.fingerprint + kv.hash_of(number) for number in numbers]
@@ -69,7 +69,7 @@ def test_a_namespace_whose_pages_are_refused_for_good_does_not_keep_the_others_w
         kv.put(store, known, range(10))
         kv.put(store, known, range(10, 20))
     tier.refuse = lambda key: key.startswith(refused.fingerprint)
-    assert [store.write_behind.write_back() for _ in range(4)] == [8, 8, 4, 0]
+    assert [store.write_back.write_back() for _ in range(4)] == [8, 8, 4, 0]
     assert store.statistics().dirty_pages == 20
     store.check_integrity()
 
@@ -81,7 +81,7 @@ def test_namespaces_that_are_refused_together_are_not_tried_again_at_once(
     for name in "abcdefgh":
         kv.put(store, store.open_namespace(kv.layout(name, FRAME)), [1])
     tier.refuse = lambda key: True
-    assert store.write_behind.write_back() == 0
+    assert store.write_back.write_back() == 0
     assert [len(batch) for batch in tier.writes] == [8]
     store.check_integrity()
 
@@ -109,11 +109,11 @@ def test_pages_that_a_tier_refuses_stay_dirty_and_let_others_go_first(
     for number in range(6):
         kv.put(store, known, [number])
     tier.refuse = lambda key: key[-1] < 4
-    assert store.write_behind.write_back() == 0
-    assert store.write_behind.write_back() == 2
+    assert store.write_back.write_back() == 0
+    assert store.write_back.write_back() == 2
     assert store.statistics().dirty_pages == 4
     tier.refuse = lambda key: False
-    assert store.write_behind.write_back() == 4
+    assert store.write_back.write_back() == 4
     store.check_integrity()
 
 
@@ -125,11 +125,11 @@ def test_a_tier_that_raises_while_writing_changes_nothing(
     kv.put(store, known, [1])
     tier.write_gate.error = RuntimeError("broken")
     with pytest.raises(RuntimeError):
-        store.write_behind.write_back()
+        store.write_back.write_back()
     assert store.statistics().dirty_pages == 1
     store.check_integrity()
     tier.write_gate.error = None
-    assert store.write_behind.write_back() == 1
+    assert store.write_back.write_back() == 1
 
 
 def test_pages_being_written_below_do_not_leave(
@@ -139,7 +139,7 @@ def test_pages_being_written_below_do_not_leave(
     known = store.open_namespace(kv.layout("a", FRAME))
     kv.put(store, known, [1])
     tier.write_gate.close()
-    writing = threads.submit(store.write_behind.write_back)
+    writing = threads.submit(store.write_back.write_back)
     tier.write_gate.wait_reached()
     for number in range(100, 120):
         kv.put(store, known, [number])
@@ -205,11 +205,11 @@ def test_waiting_for_dirty_pages(
 ) -> None:
     store = open_store(32, [tier])
     known = store.open_namespace(kv.layout("a", FRAME))
-    assert not store.write_behind.wait_for_dirty(0.0)
-    waiting = threads.submit(store.write_behind.wait_for_dirty, PATIENCE)
+    assert not store.write_back.wait_for_dirty(0.0)
+    waiting = threads.submit(store.write_back.wait_for_dirty, PATIENCE)
     kv.put(store, known, [1])
     assert kv.result(waiting)
-    assert store.write_behind.wait_for_dirty(PATIENCE)
+    assert store.write_back.wait_for_dirty(PATIENCE)
 
 
 def test_tiers_learn_which_page_comes_before(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
@@ -254,13 +254,13 @@ def test_what_the_shared_tier_lost_is_offered_again_when_it_is_used(shm: Path, k
     with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
         known = store.open_namespace(kv.layout("a", FRAME))
         kv.put(store, known, [1, 2, 3])
-        assert store.write_behind.share() == 3
+        assert store.write_back.share() == 3
         del tier.pages[known.fingerprint + kv.hashes_of([2])[0]]
-        store.write_behind.tell_shared()
-        assert not store.write_behind.wait_for_unshared(0.0), "nothing was used"
+        store.write_back.tell_shared()
+        assert not store.write_back.wait_for_unshared(0.0), "nothing was used"
         kv.get(store, known, [1, 2])
         kv.get(store, known, [1, 2])
-        store.write_behind.tell_shared()
-        assert store.write_behind.share() == 1
+        store.write_back.tell_shared()
+        assert store.write_back.share() == 1
         assert len(tier.pages) == 3
         assert tier.writes[-1] == [known.fingerprint + kv.hashes_of([2])[0]]

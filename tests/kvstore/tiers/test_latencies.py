@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.tiers import latencies as times
-from kvstore.tiers.latencies import BOUNDS, TierTimes
+from kvstore.tiers.latencies import BOUNDS, TierLatencies
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 
 
 def test_each_call_is_in_the_first_class_that_holds_it(monkeypatch):
-    measured = TierTimes()
+    measured = TierLatencies()
     monkeypatch.setattr(times, "time", Clock(0.0, 0.001, 1.0, 1.0011, 5.0, 50.0))
     for _ in range(3):
         with measured.measured("disk", "read"):
@@ -30,7 +30,7 @@ def test_each_call_is_in_the_first_class_that_holds_it(monkeypatch):
 
 
 def test_a_call_that_fails_took_time_too(monkeypatch):
-    measured = TierTimes()
+    measured = TierLatencies()
     with pytest.raises(OSError, match="no"), measured.measured("redis", "write"):
         raise OSError("no")
     assert sum(measured.all()[0].counts) == 1

@@ -10,7 +10,7 @@ from typing import TypeVar
 Answer = TypeVar("Answer")
 
 
-def beside(work: Callable[[], Answer]) -> Future[Answer]:
+def in_background(work: Callable[[], Answer]) -> Future[Answer]:
     """Do ``work`` in a thread of its own; here and now where no thread can be had."""
     future: Future[Answer] = Future()
 
@@ -27,7 +27,7 @@ def beside(work: Callable[[], Answer]) -> Future[Answer]:
     return future
 
 
-def leading(load: Callable[[int], tuple[list[str], bool]], batches: int, threads: int) -> list[str]:
+def load_in_parallel(load: Callable[[int], tuple[list[str], bool]], batches: int, threads: int) -> list[str]:
     """Load batches, several at once, until one does not come whole. Returns when none is under way any more.
 
     Args:
@@ -64,7 +64,7 @@ def leading(load: Callable[[int], tuple[list[str], bool]], batches: int, threads
             with lock:
                 came[place] = answer
 
-    others = [beside(work) for _ in range(min(threads, batches) - 1)]
+    others = [in_background(work) for _ in range(min(threads, batches) - 1)]
     work()
     wait(others)
     if 0 in failed:

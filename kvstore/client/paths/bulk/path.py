@@ -19,15 +19,15 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.client.paths.buffered import OwnMemoryPath, pages_to_fill, pages_to_send
-from kvstore.client.paths.bulk.parallel import beside, leading
+from kvstore.client.paths.buffered import BufferedPath, pages_to_fill, pages_to_send
+from kvstore.client.paths.bulk.parallel import in_background, load_in_parallel
 from kvstore.client.paths.bulk.pool import BulkPool
 from kvstore.client.paths.bulk.requests import BulkRequests
 from kvstore.client.paths.control import Connection
 from kvstore.client.paths.deadline import time_left
 from kvstore.client.paths.grpc import (
     LOAD_BATCHES,
-    StreamPath,
+    GrpcPath,
     knows,
     new_ticket,
     settle,
@@ -58,7 +58,7 @@ STREAMS = 2
 """Connections that bring the batches of one load. (Of a store, the client begins one batch beside another.)"""
 
 
-class BulkPath(OwnMemoryPath):
+class BulkPath(BufferedPath):
     """:class:`kvstore.client.paths.path.Path` over bulk connections. What it lends is this process's own memory.
 
     Args:
@@ -69,7 +69,7 @@ class BulkPath(OwnMemoryPath):
     def __init__(self, connection: Connection, pool: BulkPool) -> None:
         self._connection = connection
         self._pool = pool
-        self._stream = StreamPath(connection)
+        self._stream = GrpcPath(connection)
         self._lock = threading.Lock()
         self._under_way: dict[bytes, Future[StoreResult]] = {}
         """Batches that are being stored, by the fingerprint and hash of the last page of each."""
@@ -139,7 +139,7 @@ class BulkPath(OwnMemoryPath):
         await_before = partial(self._await, namespace, parent, deadline)
         put = partial(self._put, namespace, reply, hashes, wanted, parent, deadline, await_before)
         last = namespace.fingerprint + hashes[-1]
-        sent = beside(put)
+        sent = in_background(put)
         with self._lock:
             self._under_way[last] = sent
         sent.add_done_callback(partial(self._ended, last))
@@ -169,7 +169,7 @@ class BulkPath(OwnMemoryPath):
             tiers = self._load_batch(namespace, hashes[part], into[part], deadline)
             return tiers, len(tiers) == len(hashes[part])
 
-        return leading(load_batch, math.ceil(len(hashes) / size), STREAMS)
+        return load_in_parallel(load_batch, math.ceil(len(hashes) / size), STREAMS)
 
     def _load_batch(
         self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], deadline: float

@@ -24,7 +24,7 @@ class Share:
         self.size = size
 
 
-class Room:
+class StoreAdmission:
     """Lets stores in one after the other where the arena is too small for all of them. Safe for threads.
 
     Args:

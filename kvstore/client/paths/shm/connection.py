@@ -60,7 +60,7 @@ class Packed(NamedTuple):
     """As it travels; empty: it goes through gRPC."""
 
 
-class Line(Protocol):
+class LocalConnection(Protocol):
     """One thread's way to the node. Requests are the messages of :data:`kvstore.wire.local.CALLS`.
 
     Attributes:
@@ -97,7 +97,7 @@ class Line(Protocol):
         ...
 
 
-def call(line: Line, request: Message, deadline: float) -> Any:
+def call(line: LocalConnection, request: Message, deadline: float) -> Any:
     """One call.
 
     Raises:
@@ -112,7 +112,7 @@ def call(line: Line, request: Message, deadline: float) -> Any:
     return answer
 
 
-class SocketLine:
+class SocketConnection:
     """A connection to the socket in the arena's folder.
 
     Args:
@@ -124,7 +124,7 @@ class SocketLine:
 
     ahead = True
 
-    def __init__(self, channel: Calls, name: str, large: Line, *, numbered: bool) -> None:
+    def __init__(self, channel: Calls, name: str, large: LocalConnection, *, numbered: bool) -> None:
         self.channel = channel
         self._name = name
         self._large = large
@@ -254,7 +254,7 @@ def nobody(answer: Any) -> None:
     """Is told."""
 
 
-class GrpcLine:
+class GrpcConnection:
     """Calls through gRPC, each answered before the next."""
 
     ahead = False
@@ -291,7 +291,7 @@ class GrpcLine:
         """Nothing."""
 
 
-class Lines:
+class LocalConnectionPool:
     """The lines of one client: lent to one operation at a time, made when none is free. Safe for threads.
 
     Args:
@@ -302,9 +302,9 @@ class Lines:
     def __init__(self, connection: Connection, directory: FilePath) -> None:
         self._connection = connection
         self._directory = directory
-        self._grpc = GrpcLine(connection)
+        self._grpc = GrpcConnection(connection)
         self._lock = threading.Lock()
-        self._idle: list[SocketLine] = []
+        self._idle: list[SocketConnection] = []
         self._channels: weakref.WeakSet[Calls] = weakref.WeakSet()
         """Of all connections that are open. One that an interrupted operation did not give back closes with it."""
         self._closed = False
@@ -319,7 +319,7 @@ class Lines:
             channel.close()
 
     @contextmanager
-    def lent(self, deadline: float) -> Iterator[Line]:
+    def lent(self, deadline: float) -> Iterator[LocalConnection]:
         """A line for one operation. Raises as :meth:`take`."""
         line = self.take(deadline)
         try:
@@ -327,7 +327,7 @@ class Lines:
         finally:
             self.give_back(line)
 
-    def take(self, deadline: float) -> Line:
+    def take(self, deadline: float) -> LocalConnection:
         """The line that was used last, or a new one. Answers that were due are settled.
 
         Raises:
@@ -353,9 +353,9 @@ class Lines:
                 return line
             self._discard(line)
 
-    def give_back(self, line: Line) -> None:
+    def give_back(self, line: LocalConnection) -> None:
         """Keep a line for later if it is good."""
-        if not isinstance(line, SocketLine):
+        if not isinstance(line, SocketConnection):
             return
         with self._lock:
             kept = line.good and not self._closed and len(self._idle) < MOST_IDLE
@@ -384,12 +384,12 @@ class Lines:
         for line in idle:
             self._discard(line)
 
-    def _discard(self, line: SocketLine) -> None:
+    def _discard(self, line: SocketConnection) -> None:
         with self._lock:
             self._channels.discard(line.channel)
         line.close()
 
-    def _open(self, deadline: float) -> Line:
+    def _open(self, deadline: float) -> LocalConnection:
         name = self._connection.name
         connected = socket.socket(socket.AF_UNIX)
         channel = Calls(connected, deadline)
@@ -417,4 +417,4 @@ class Lines:
                 _log.info("%s: calls go through gRPC: %s", name, error)
             return self._grpc
         self._told = False
-        return SocketLine(channel, name, self._grpc, numbered=header.milliseconds == NUMBERED)
+        return SocketConnection(channel, name, self._grpc, numbered=header.milliseconds == NUMBERED)

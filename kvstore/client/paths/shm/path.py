@@ -19,14 +19,14 @@ from kvstore.client.paths.deadline import locked, time_left
 from kvstore.client.paths.path import OpenedNamespace, Path
 from kvstore.client.paths.pending import PendingLoad, PendingStore
 from kvstore.client.paths.results import StoreResult
-from kvstore.client.paths.shm.admission import Room, Share
+from kvstore.client.paths.shm.admission import Share, StoreAdmission
 from kvstore.client.paths.shm.attachment import Attachment
-from kvstore.client.paths.shm.connection import Line, Lines, call
+from kvstore.client.paths.shm.connection import LocalConnection, LocalConnectionPool, call
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
 from kvstore.client.paths.shm.mapped_arena import MappedRead, copy_bytes
-from kvstore.client.paths.shm.preallocation import Ahead
+from kvstore.client.paths.shm.preallocation import Preallocation
 from kvstore.client.paths.shm.reservation import Reservation
-from kvstore.client.paths.shm.use_reports import Recency
+from kvstore.client.paths.shm.use_reports import UseReports
 from kvstore.errors import (
     DeadlineError,
     KVStoreError,
@@ -60,7 +60,7 @@ _STEP_BYTES = 16 << 20
 """Most bytes, unless it is one page, that are copied under one announcement: writers may be waiting."""
 
 
-class SharedPath(Path):
+class ShmPath(Path):
     """:class:`kvstore.client.paths.path.Path` through the mapping.
 
     Args:
@@ -75,12 +75,14 @@ class SharedPath(Path):
     def __init__(self, connection: Connection, directory: FilePath, timeout: float) -> None:
         self._connection = connection
         self._directory = directory
-        self._lines = Lines(connection, directory)
+        self._lines = LocalConnectionPool(connection, directory)
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._closed = threading.Event()
-        self._recency = Recency(partial(_report_use, connection))  # not this object's own: they would keep each other
-        self._ahead = Ahead(self._lines)
+        self._recency = UseReports(
+            partial(_report_use, connection)
+        )  # not this object's own: they would keep each other
+        self._ahead = Preallocation(self._lines)
         self._begun = threading.local()
         """``line``: of the last store that this thread began and was not told of yet."""
         tell_children(self)
@@ -89,7 +91,7 @@ class SharedPath(Path):
             attachment = self._attach(deadline)
         except NotAttachedError:
             attachment = self._attach(deadline)
-        self._room = Room(attachment.arena.pages.size * 3 // 8)
+        self._room = StoreAdmission(attachment.arena.pages.size * 3 // 8)
         attachment.done()
 
     def forked(self) -> None:
@@ -291,10 +293,10 @@ class SharedPath(Path):
 
     def _reserve(
         self, namespace: OpenedNamespace, hashes: bytes, parent: bytes, deadline: float
-    ) -> tuple[Line, Reservation]:
+    ) -> tuple[LocalConnection, Reservation]:
         """Slots for the pages that are not here, and the line that they came by."""
         attachment = self._attach(deadline)
-        line: Line | None = None
+        line: LocalConnection | None = None
         try:
             line = self._lines.take(deadline)
             reservation = self._reserved_ahead(attachment, namespace, hashes, parent)
@@ -309,7 +311,7 @@ class SharedPath(Path):
             raise
         return line, reservation
 
-    def _ask_next(self, line: Line, reservation: Reservation, following: int, deadline: float) -> None:
+    def _ask_next(self, line: LocalConnection, reservation: Reservation, following: int, deadline: float) -> None:
         """Ask for the slots of the store behind this one, unless there are some."""
         if reservation.ticket:
             attachment, namespace = reservation.attachment, reservation.namespace
@@ -318,7 +320,7 @@ class SharedPath(Path):
 
     def _reserve_now(
         self,
-        line: Line,
+        line: LocalConnection,
         attachment: Attachment,
         namespace: OpenedNamespace,
         hashes: bytes,
@@ -358,7 +360,7 @@ class SharedPath(Path):
     def _complete(self, reservation: Reservation, timeout: float, publish: bool) -> StoreResult:
         """Publish what a user wrote, or give it up."""
         deadline = time.monotonic() + timeout
-        line: Line | None = None
+        line: LocalConnection | None = None
         try:
             if reservation.ticket:
                 line = self._lines.take(deadline)
@@ -373,11 +375,11 @@ class SharedPath(Path):
 
     def _settle_begun(self, deadline: float) -> None:
         """Wait for the answers to the store that this thread began before: the pages of this one come behind its."""
-        line: Line | None = getattr(self._begun, "line", None)
+        line: LocalConnection | None = getattr(self._begun, "line", None)
         if line is not None and line.good:  # it was interrupted, else: nobody is told what became of its pages
             line.settle(deadline)
 
-    def _told(self, line: Line | None, reservation: Reservation, deadline: float) -> StoreResult:
+    def _told(self, line: LocalConnection | None, reservation: Reservation, deadline: float) -> StoreResult:
         """What became of a store's pages."""
         try:
             if line is not None:
@@ -450,7 +452,7 @@ class SharedPath(Path):
             used=self._recency.take(),
         )
 
-    def _finish_load(self, line: Line, attachment: Attachment, ticket: int, deadline: float) -> bool:
+    def _finish_load(self, line: LocalConnection, attachment: Attachment, ticket: int, deadline: float) -> bool:
         """Whether a hold lasted until now."""
         try:
             request = pb.CompleteLoadRequest(ticket=ticket, client=attachment.client)
@@ -460,7 +462,7 @@ class SharedPath(Path):
             self._failed(attachment, error)
             return False
 
-    def _ended(self, line: Line | None, reservation: Reservation, error: BaseException | None) -> None:
+    def _ended(self, line: LocalConnection | None, reservation: Reservation, error: BaseException | None) -> None:
         """A store is over, one way or the other."""
         if error is not None:  # what the node still keeps for it is unknown: let it take all of it back
             reservation.attachment.retire()

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.shm.attachment import Attachment
 from kvstore.client.paths.shm.connection import (
-    Line,
-    Lines,
+    LocalConnection,
+    LocalConnectionPool,
     Packed,
     call,
     nobody,
@@ -40,7 +40,7 @@ _TIMEOUT = 5.0
 _log = logging.getLogger(__name__)
 
 
-class SlotsAhead(NamedTuple):
+class PreallocatedSlots(NamedTuple):
     """A reservation whose pages are not named yet."""
 
     attachment: Attachment
@@ -60,18 +60,18 @@ class _Asked(NamedTuple):
     made: float
 
 
-class Ahead:
+class Preallocation:
     """The reservations ahead of one client. Safe for threads.
 
     Args:
         lines: to the node.
     """
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LocalConnectionPool) -> None:
         self._lines = lines
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._slots: dict[bytes, list[SlotsAhead]] = {}
+        self._slots: dict[bytes, list[PreallocatedSlots]] = {}
         self._coming: list[_Asked] = []
         self._thread: threading.Thread | None = None
         self._asked: tuple[tuple[bytes, int, int, bool], Packed] | None = None
@@ -87,7 +87,7 @@ class Ahead:
         self._asked = None
         self._thread = None
 
-    def take(self, attachment: Attachment, namespace: OpenedNamespace, pages: int) -> SlotsAhead | None:
+    def take(self, attachment: Attachment, namespace: OpenedNamespace, pages: int) -> PreallocatedSlots | None:
         """A reservation for at least so many pages; the caller has begun an operation of the attachment, and ends the
         reservation by a call."""
         oldest = time.monotonic() - LONGEST_TICKET / 2
@@ -100,7 +100,7 @@ class Ahead:
         return None
 
     def ask(
-        self, line: Line, attachment: Attachment, namespace: OpenedNamespace, pages: int, following: int
+        self, line: LocalConnection, attachment: Attachment, namespace: OpenedNamespace, pages: int, following: int
     ) -> list[Packed]:
         """A store of so many pages is under way: what asks for the slots of the next one, unless there are some. To be
         posted in any case.
@@ -156,7 +156,7 @@ class Ahead:
             if asked in self._coming:
                 self._coming.remove(asked)
             if isinstance(answer, pb.PrepareStoreReply) and answer.ticket and not self._closed.is_set():
-                slots = SlotsAhead(asked.attachment, answer.ticket, edition, list(answer.offsets), asked.made)
+                slots = PreallocatedSlots(asked.attachment, answer.ticket, edition, list(answer.offsets), asked.made)
                 self._slots.setdefault(asked.fingerprint, []).append(slots)
         if answer is None:
             asked.attachment.retire()  # what the node reserved is unknown: it takes all of it back
@@ -198,7 +198,7 @@ class Ahead:
             self._give_back(slots)
         return True
 
-    def _give_back(self, slots: SlotsAhead) -> None:
+    def _give_back(self, slots: PreallocatedSlots) -> None:
         if not slots.attachment.use():
             return  # the node took them back with everything else
         deadline = time.monotonic() + _TIMEOUT

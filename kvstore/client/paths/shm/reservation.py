@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.results import StoreResult
 from kvstore.client.paths.shm.attachment import Attachment
-from kvstore.client.paths.shm.connection import Line, Packed
+from kvstore.client.paths.shm.connection import LocalConnection, Packed
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
 from kvstore.errors import KVStoreError
 from kvstore.hashing import HASH_BYTES
@@ -83,7 +83,7 @@ class Reservation:
 
     def write(
         self,
-        line: Line,
+        line: LocalConnection,
         pages: Sequence[Bytes],
         used: Used,
         before: Callable[[], None],
@@ -118,11 +118,11 @@ class Reservation:
                 before()
             line.post([packed], deadline)
 
-    def publish(self, line: Line, used: Used, deadline: float) -> None:
+    def publish(self, line: LocalConnection, used: Used, deadline: float) -> None:
         """Post everything at once: it was written already."""
         line.post([self._part(line, 0, len(self.outcomes), 0, self.pages, used)], deadline)
 
-    def give_up(self, line: Line, deadline: float) -> None:
+    def give_up(self, line: LocalConnection, deadline: float) -> None:
         """Post that nothing is written any more."""
         request = pb.CompleteStoreRequest(ticket=self.ticket, publish=False, client=self.attachment.client)
         line.post([line.pack(request, self._answers.append)], deadline)
@@ -143,7 +143,7 @@ class Reservation:
         written = self.pages
         return StoreResult(stored, present, written - stored - present), stored + present + refused >= written
 
-    def _part(self, line: Line, first: int, behind: int, at: int, slots: int, used: Used) -> Packed:
+    def _part(self, line: LocalConnection, first: int, behind: int, at: int, slots: int, used: Used) -> Packed:
         """What publishes the slots from ``at`` on, which are those of the pages from ``first`` to ``behind``."""
         last = behind == len(self.outcomes)
         request = pb.CompleteStoreRequest(

@@ -23,7 +23,7 @@ _IDLE_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Recency:
+class UseReports:
     """Uses that the node does not know of yet. Safe for threads.
 
     Args:

@@ -30,7 +30,7 @@ from kvstore.tiers.redis.net.resp import (
     Wire,
     encode,
 )
-from kvstore.tiers.redis.net.threads import Crew
+from kvstore.tiers.redis.net.threads import ServerThreads
 from kvstore.tiers.tier import READER
 
 _log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class _Waiter:
     """His from now on."""
 
 
-class Node:
+class Server:
     """One server. Safe for threads.
 
     Args:
@@ -174,7 +174,7 @@ class Node:
         """For everything."""
         self.writes = breaker()
         """For writes alone: a server may be full, or read-only, and still answer reads."""
-        self.crew = Crew(MOST_LINKS, f"kvstore-{name}")
+        self.crew = ServerThreads(MOST_LINKS, f"kvstore-{name}")
         self._lock = threading.Lock()
         self._idle: list[Link] = []
         """Empty while somebody waits."""

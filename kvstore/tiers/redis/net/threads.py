@@ -42,7 +42,7 @@ class Task:
                 self._turn.result()  # it has the same deadline: it ends now
 
 
-class Crew:
+class ServerThreads:
     """Threads, started when they are needed; readers take turns. Safe for threads.
 
     Args:

@@ -20,7 +20,7 @@ from kvstore.breaker import Breaker
 from kvstore.errors import KVStoreError, UnavailableError
 from kvstore.tiers.redis.net.address import Address, Kind
 from kvstore.tiers.redis.net.resp import Reply, ServerError
-from kvstore.tiers.redis.net.server import Node, Request
+from kvstore.tiers.redis.net.server import Request, Server
 from kvstore.tiers.tier import Peer
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ NO_ANSWER = ServerError("NOANSWER")
 """Stands for every reply of a server that was not asked or did not answer."""
 
 
-class Servers:
+class Topology:
     """The servers. Safe for threads; opens connections when they are needed.
 
     Args:
@@ -49,8 +49,8 @@ class Servers:
         self._pause = pause
         self._lock = threading.Lock()
         self._routed = threading.Condition(self._lock)
-        self._nodes: dict[str, Node] = {}
-        self._table: list[Node | None] = []
+        self._nodes: dict[str, Server] = {}
+        self._table: list[Server | None] = []
         self._clients: list[Any] = []
         self._cluster: RedisCluster | None = None
         self._refreshing = False
@@ -132,7 +132,7 @@ class Servers:
         table = self._table
         if not table:
             return replies
-        groups: dict[Node, list[int]] = {}
+        groups: dict[Server, list[int]] = {}
         for place, request in enumerate(requests):
             node = table[request.slot]
             if node is not None:
@@ -140,7 +140,7 @@ class Servers:
         if not groups:
             return replies
 
-        def ask(node: Node, places: list[int]) -> None:
+        def ask(node: Server, places: list[int]) -> None:
             try:
                 answers = node.exchange([requests[place] for place in places], deadline, writing=writing)
             except KVStoreError as error:
@@ -186,8 +186,8 @@ class Servers:
         self._clients += [master, *sentinel.sentinels]
         return master.connection_pool
 
-    def _new_node(self, name: str, pool: Any) -> Node:
-        node = Node(name, pool, self._scripts, self._timeout, lambda: Breaker(pause=self._pause))
+    def _new_node(self, name: str, pool: Any) -> Server:
+        node = Server(name, pool, self._scripts, self._timeout, lambda: Breaker(pause=self._pause))
         self._nodes[name] = node
         return node
 
@@ -246,7 +246,7 @@ class Servers:
     def _install(self, cluster: RedisCluster) -> None:
         """Route by what the Cluster says now. Servers that have no slots any more are let go."""
         slots = cluster.nodes_manager.slots_cache
-        table: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        table: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         with self._lock:
             if self._closed:
                 raise UnavailableError("closed")

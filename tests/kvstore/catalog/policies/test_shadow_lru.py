@@ -7,15 +7,15 @@ import pytest
 
 from kvstore.catalog.policies import ExpectedReuse, LeastRecentlyUsed
 from kvstore.catalog.policies import shadow_lru as trial
-from kvstore.catalog.policies.shadow_lru import Trial
+from kvstore.catalog.policies.shadow_lru import ShadowLRU
 from kvstore.cli.bench.replay import Replay
 from kvstore.cli.bench.workloads import WORKLOADS
 
 
 @pytest.fixture
-def learning() -> Trial:
+def learning() -> ShadowLRU:
     """Of a cache of 1,000 pages, used one after the other from 1 on, that all were used ten times again."""
-    learning = Trial()
+    learning = ShadowLRU()
     for key in range(1000):
         learning.came(key, key + 1, key + 1)
     for _ in range(10):
@@ -24,7 +24,7 @@ def learning() -> Trial:
 
 
 def test_few_pages_are_risked_where_nothing_was_hit() -> None:
-    learning = Trial()
+    learning = ShadowLRU()
     for key in range(10):
         learning.came(key, key + 1, key + 1)
     risked = 0
@@ -34,7 +34,7 @@ def test_few_pages_are_risked_where_nothing_was_hit() -> None:
     assert 0 < risked < 10
 
 
-def test_a_part_of_the_hits_may_be_put_at_stake(learning: Trial) -> None:
+def test_a_part_of_the_hits_may_be_put_at_stake(learning: ShadowLRU) -> None:
     assert learning.free_before() == math.inf
     for key in range(999):
         learning.left(key, lost=True)
@@ -44,7 +44,7 @@ def test_a_part_of_the_hits_may_be_put_at_stake(learning: Trial) -> None:
     assert learning.free_before() == math.inf, "nor would LRU have them any more"
 
 
-def test_losses_are_what_lru_would_have_had(learning: Trial) -> None:
+def test_losses_are_what_lru_would_have_had(learning: ShadowLRU) -> None:
     for key in range(600):
         learning.left(key, lost=True)
         learning.came(key, 2000, 1000)
@@ -58,7 +58,7 @@ def test_losses_are_what_lru_would_have_had(learning: Trial) -> None:
     assert learning.free_before() == math.inf, "pages that LRU had not any more make up for it"
 
 
-def test_what_left_by_wish_is_no_loss(learning: Trial) -> None:
+def test_what_left_by_wish_is_no_loss(learning: ShadowLRU) -> None:
     for key in range(999):
         learning.left(key, lost=False)
         learning.came(key, 2000, 1000)

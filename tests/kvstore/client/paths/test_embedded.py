@@ -169,14 +169,14 @@ def test_pages_that_are_not_durable_keep_the_arena(url, monkeypatch) -> None:
 def test_an_interrupt_of_closing_leaves_nothing_open(url, monkeypatch) -> None:
     client = kvstore.connect(url())
     fill(client)
-    upkeep = client._session.control._upkeep
-    stop = upkeep.stop
+    maintenance = client._session.control._maintenance
+    stop = maintenance.stop
 
     def interrupted() -> None:
         stop()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(upkeep, "stop", interrupted)
+    monkeypatch.setattr(maintenance, "stop", interrupted)
     with pytest.raises(KeyboardInterrupt):
         client.close()
     assert not arena_of(url()).exists()

@@ -12,7 +12,7 @@ import pytest
 import kvstore
 import kvstore.client.paths.grpc
 import kvstore.service.grpc.pages
-from kvstore.client.paths.grpc import StreamPath
+from kvstore.client.paths.grpc import GrpcPath
 from kvstore.errors import UnavailableError
 from kvstore.hashing import checksum_of
 from kvstore.v1 import cache_pb2 as pb
@@ -44,7 +44,7 @@ def test_a_store_is_sent_anew_when_tokens_were_rotated_behind_its_reservation(
 
     rotate("a-token-of-some-length")
     node = start_node(token_file=tokens)
-    begin, rotated = StreamPath._begin_send, threading.Event()
+    begin, rotated = GrpcPath._begin_send, threading.Event()
 
     def begin_behind_a_rotation(*given):
         if not rotated.is_set():
@@ -53,7 +53,7 @@ def test_a_store_is_sent_anew_when_tokens_were_rotated_behind_its_reservation(
             node.reload(node.config)
         return begin(*given)
 
-    monkeypatch.setattr(StreamPath, "_begin_send", begin_behind_a_rotation)
+    monkeypatch.setattr(GrpcPath, "_begin_send", begin_behind_a_rotation)
     monkeypatch.setattr(kvstore.client.paths.grpc, "AT_ONCE_BYTES", 0)
     monkeypatch.setattr(node.store, "batch_pages", lambda known: 2)
     data = payload(6)
@@ -167,7 +167,7 @@ def test_counts_that_do_not_add_up_are_no_answer(far_pages, hashes, payload, mon
 def test_a_layout_of_a_stream_is_checked_by_both_ends(node, far_pages, hashes, payload):
     """A raw stream under this client's ticket with pages of another size stores nothing, and the client can go on."""
     storing = far_pages.prepare_store(hashes(2))
-    [ticket] = list(node.store._books.tickets.stores)
+    [ticket] = list(node.store._state.tickets.stores)
     with grpc.insecure_channel(f"127.0.0.1:{node.port}") as channel:
         header = pb.StorePages(ticket=ticket, checksums=[1, 2]).SerializeToString()
         with pytest.raises(grpc.RpcError, match="after 4 of 10000 bytes"):

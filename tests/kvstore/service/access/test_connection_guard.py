@@ -25,7 +25,7 @@ from kvstore.service.access.connection_guard import (
     Address,
     Connection,
     address_of,
-    most_strangers,
+    most_unauthenticated,
     surplus,
 )
 
@@ -56,7 +56,7 @@ class TestWhoGoes:
 
     def test_the_oldest_strangers_where_there_are_too_many(self):
         open_ones = connections(3.0, 1.0, 2.0, 0.0, 4.0)
-        assert most_strangers(12) == 3
+        assert most_unauthenticated(12) == 3
         assert ports(surplus(open_ones, granted({}), 12, 5.0)) == [3, 1]
         assert ports(surplus(open_ones, granted({1: EVERYTHING}), 12, 5.0)) == [3], "those that are known don't count"
 
@@ -153,7 +153,7 @@ def still_told(node: Node, watch: Iterator[bytes]) -> None:
 def test_a_flood_of_strangers_leaves_others_their_connections_and_room_for_more(node, tokens, watch, eventually):
     with ExitStack() as stack:
         flood = [opened(stack, node) for _ in range(100)]
-        eventually(lambda: sum(map(ended, flood)) >= 100 - most_strangers(16))
+        eventually(lambda: sum(map(ended, flood)) >= 100 - most_unauthenticated(16))
         url, mine = f"kv://127.0.0.1:{node.port}", tokens.with_name("mine")
         with kvstore.connect(url, token_file=mine, timeout=SECONDS) as client:
             assert client.status().instance == node.instance

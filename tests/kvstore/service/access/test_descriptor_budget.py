@@ -13,7 +13,7 @@ import pytest
 from ports import free_port
 
 import kvstore
-from kvstore.service.access.descriptor_budget import Descriptors, connections_within, raise_limit
+from kvstore.service.access.descriptor_budget import DescriptorBudget, connections_within, raise_limit
 
 SECONDS = 50.0
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -29,7 +29,7 @@ def limits() -> Iterator[tuple[int, int]]:
 
 
 def test_that_none_is_left_is_counted_and_said_once(limits, caplog):
-    descriptors = Descriptors()
+    descriptors = DescriptorBudget()
     try:
         descriptors.look()
         assert "are in use" not in caplog.text

@@ -12,7 +12,7 @@ import pytest
 from kvstore.errors import LimitExceededError
 from kvstore.security.grants import EVERYTHING, Grant, parse_grant
 from kvstore.service.access import message_memory as module
-from kvstore.service.access.message_memory import LARGE_BYTES, Messages
+from kvstore.service.access.message_memory import LARGE_BYTES, MessageMemory
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import events_pb2
 
@@ -60,7 +60,7 @@ A, B = parse_grant("a", ["tenant=a"]), parse_grant("b", ["tenant=b"])
 class Receiver(threading.Thread):
     """A handler of one call; it works until it is told to end."""
 
-    def __init__(self, messages: Messages, grant: Grant, call: Call) -> None:
+    def __init__(self, messages: MessageMemory, grant: Grant, call: Call) -> None:
         super().__init__(daemon=True)
         self._messages, self._grant, self.call = messages, grant, call
         self.works, self.ends = threading.Event(), threading.Event()
@@ -81,7 +81,7 @@ class Receiver(threading.Thread):
 
 
 def test_a_tenant_has_a_part_of_the_places_and_others_find_room(eventually):
-    messages = Messages(coming=8)
+    messages = MessageMemory(coming=8)
     slow = [Receiver(messages, A, Call()) for _ in range(2)]
     eventually(lambda: messages._coming.taken["a"] == 2)
     next_one = Receiver(messages, A, Call().send(SMALL))
@@ -99,7 +99,7 @@ def test_a_tenant_has_a_part_of_the_places_and_others_find_room(eventually):
 
 def test_who_sends_nothing_gives_way_to_who_waits(monkeypatch, eventually):
     monkeypatch.setattr(module, "COME_SECONDS", 0.0)
-    messages = Messages(coming=4)
+    messages = MessageMemory(coming=4)
     silent = Receiver(messages, A, Call())
     eventually(lambda: messages._coming.taken["a"] == 1)
     assert not silent.call.cancelled.is_set(), "nobody waits"
@@ -112,7 +112,7 @@ def test_who_sends_nothing_gives_way_to_who_waits(monkeypatch, eventually):
 
 
 def test_a_few_large_ones_are_worked_on_some_wait_and_more_are_refused(eventually):
-    messages = Messages(large=2, waiting=2)
+    messages = MessageMemory(large=2, waiting=2)
     first = Receiver(messages, A, Call().send(LARGE))
     assert first.works.wait(SECONDS)
     second = Receiver(messages, A, Call().send(LARGE))
@@ -134,7 +134,7 @@ def test_a_few_large_ones_are_worked_on_some_wait_and_more_are_refused(eventuall
 
 
 def test_who_went_away_waits_no_more(eventually):
-    messages = Messages(large=1)
+    messages = MessageMemory(large=1)
     first = Receiver(messages, EVERYTHING, Call().send(LARGE))
     assert first.works.wait(SECONDS)
     second = Receiver(messages, EVERYTHING, Call().send(LARGE))
@@ -146,7 +146,7 @@ def test_who_went_away_waits_no_more(eventually):
 
 
 def test_answers_count_until_they_are_read():
-    messages = Messages(unread=1 << 20)
+    messages = MessageMemory(unread=1 << 20)
     calls = [Call() for _ in range(4)]
     for call in calls:
         messages.answering(A, 100_000, call)

@@ -352,8 +352,8 @@ class TestWhatIsThere:
         """A number of somebody's who shares the arena would make what lies in a free slot a page of one's own."""
         with kvstore.connect(f"unix://{tenants.node.config.socket}") as attached:
             attached.namespace(layout_of("a")).store(hashes_of(1), DATA[:1])
-            [number] = tenants.node.store._books.clients.numbers()
-            client = tenants.node.store._books._arena_tag() | number
+            [number] = tenants.node.store._state.clients.numbers()
+            client = tenants.node.store._state._arena_tag() | number
             with tenants.client("b") as other:
                 ours = other.namespace(layout_of("b"))
             b = caller("b")

@@ -77,7 +77,7 @@ class WatchedRing(EventRing):
 def test_a_slow_reader_is_told_what_it_missed_and_told_everything_anew(wire, payload):
     """It does not read, gRPC takes no more for it, and the node remembers no more than it would for others."""
     store = wire.node.store
-    store._books.events = store._books.residency._events = ring = WatchedRing(most_pages=1000)
+    store._state.events = store._state.residency._events = ring = WatchedRing(most_pages=1000)
     fingerprint = wire.open(page_bytes=64)
     stream = watch(wire)
     until_complete(stream)

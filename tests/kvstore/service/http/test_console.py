@@ -108,8 +108,8 @@ class TestData:
     def test_a_tier_below_is_where_a_page_was_found(self, node, pages):
         hashes = use(pages)
         node.store.flush()
-        for slot in node.store._books.catalog.find_here([pages.fingerprint + each for each in hashes[:4]]):
-            node.store._books.residency.drop(slot)
+        for slot in node.store._state.catalog.find_here([pages.fingerprint + each for each in hashes[:4]]):
+            node.store._state.residency.drop(slot)
         assert pages.prepare_load(hashes[:4]).complete() == 4
         [namespace] = data(node)["namespaces"]
         assert (namespace["counters"]["arena"], namespace["counters"]["disk"]) == (4, 4)

@@ -29,7 +29,7 @@ from kvstore.service.http.server import (
     WebServer,
     _PooledServer,
 )
-from kvstore.store.quotas import Granting
+from kvstore.store.quotas import NamespaceQuotas
 from kvstore.v1 import cache_pb2 as pb
 
 DOCUMENT = (Path(__file__).parents[4] / "docs/metrics.md").read_text()
@@ -212,9 +212,9 @@ def test_increases_by_namespace_are_what_happened(node, client, monkeypatch):
     def all_is_counted_once() -> None:
         assert sum(increases.values()) == stored == value(get(node.metrics_port), "kvstore_pages_total", **ARENA_STORED)
 
-    forget = Granting.forget
+    forget = NamespaceQuotas.forget
 
-    def scrape_and_forget(granting: Granting, known: KnownNamespace) -> None:
+    def scrape_and_forget(granting: NamespaceQuotas, known: KnownNamespace) -> None:
         scrape()
         forget(granting, known)
 
@@ -227,7 +227,9 @@ def test_increases_by_namespace_are_what_happened(node, client, monkeypatch):
     all_is_counted_once()
     store(0, 2)  # and nobody looks before it is dropped
     with monkeypatch.context() as patched:
-        patched.setattr(Granting, "forget", scrape_and_forget)  # when it is not listed any more, and not gone yet
+        patched.setattr(
+            NamespaceQuotas, "forget", scrape_and_forget
+        )  # when it is not listed any more, and not gone yet
         spaces[0].clear()
         spaces[2].clear()
     assert scrape() == {names[1]: 3, names[3]: 0, metrics.OTHERS: 25}

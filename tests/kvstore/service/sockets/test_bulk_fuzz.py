@@ -187,7 +187,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(wire, seed, monkeypatch, event
                 assert others.load(names, into) == 8
                 assert np.array_equal(into, data)
                 others.evict(names)
-                with wire.node.store.write_behind.writing:
+                with wire.node.store.write_back.writing:
                     wire.node.store.check_integrity()
     finally:
         for peer in fuzzer.standing:

@@ -136,9 +136,9 @@ def test_a_client_that_goes_in_the_middle_of_a_load_holds_nothing(
         pages = client.namespace(LAYOUT)
         pages.store(names(3), np.ones((3, PAGE), np.uint8))
         node.store.flush()
-        with node.store._books.lock:
+        with node.store._state.lock:
             for name in names(3)[1:]:
-                node.store._books.residency.drop(node.store._catalog.find(pages.fingerprint + name))
+                node.store._state.residency.drop(node.store._catalog.find(pages.fingerprint + name))
         [tier] = node.store.below.own
         read, goes_on = tier.read, threading.Event()
         tier.read = lambda keys, into: goes_on.wait(PATIENCE) and read(keys, into)
@@ -152,11 +152,11 @@ def test_a_client_that_goes_in_the_middle_of_a_load_holds_nothing(
             kind, part = peer.receive()
             assert kind is Kind.PART
             assert len(pb.PrepareLoadReply.FromString(part).offsets) == 1
-            assert node.store._books.tickets.loads
+            assert node.store._state.tickets.loads
         goes_on.set()
-        eventually(lambda: not node.store._books.tickets.loads)
+        eventually(lambda: not node.store._state.tickets.loads)
         del tier.read
-        with node.store.write_behind.writing:
+        with node.store.write_back.writing:
             node.store.check_integrity()
         assert pages.load(names(3), np.zeros((3, PAGE), np.uint8)) == 3
 

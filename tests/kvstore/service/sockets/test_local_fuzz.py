@@ -194,7 +194,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(
         pages.store(kept, data)
         victim = client._session.path._attachment.client
         own = pages.prepare_store(names(3, 500))  # a stranger's word must not end it
-        [stolen] = node.store._books.tickets.stores
+        [stolen] = node.store._state.tickets.stores
         fuzzer = Fuzzer(node, kv, random.Random(seed), pages.fingerprint, victim, stolen)
         strikes = 0
         end = time.monotonic() + SECONDS
@@ -208,7 +208,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(
                     assert pages.load(mine, into) == 4
                     assert np.array_equal(into, data)
                     pages.evict(mine)
-                    with node.store.write_behind.writing:
+                    with node.store.write_back.writing:
                         node.store.check_integrity()
         finally:
             for peer in fuzzer.standing:
@@ -220,8 +220,8 @@ def test_the_node_outlives_whatever_is_sent_to_it(
         assert pages.load(kept, into) == 4
         assert np.array_equal(into, data)
         eventually(lambda: node._local.connections <= 1 + len(client._session.path._lines._idle))
-    tickets = node.store._books.tickets
-    with node.store._books.lock:  # what was reserved in the name of clients from afar lapses in a minute at most
+    tickets = node.store._state.tickets
+    with node.store._state.lock:  # what was reserved in the name of clients from afar lapses in a minute at most
         for ticket in (*tickets.stores.values(), *tickets.loads.values()):
             ticket.deadline = 0.0
     eventually(lambda: not tickets.stores and not tickets.loads, "every slot is given back")

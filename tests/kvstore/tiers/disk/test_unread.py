@@ -11,7 +11,7 @@ from kvstore.segments.record import BLOCK
 from kvstore.segments.recovery import RecoveredSegment
 from kvstore.segments.segment import Segment
 from kvstore.tiers.disk import DiskTier
-from kvstore.tiers.disk.page_index import Pages
+from kvstore.tiers.disk.catalog import DiskCatalog
 
 MIB = 1 << 20
 KEY, OTHER = bytes(63) + b"1", bytes(63) + b"2"
@@ -24,7 +24,7 @@ def hiding(segment: int, *keys: bytes) -> Segment:
 
 
 def test_what_is_hidden_in_an_unread_segment_stays_forgotten_until_its_tombstone_is_written() -> None:
-    pages = Pages(MIB)
+    pages = DiskCatalog(MIB)
     assert pages.leave(hiding(2, KEY), behind_unread=False) == ([], []), "nothing older holds it"
     assert pages.leave(hiding(3, KEY), behind_unread=True) == ([], [KEY])
     pages.did_not_go(3, [OTHER])

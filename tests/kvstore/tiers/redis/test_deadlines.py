@@ -14,7 +14,7 @@ from made_pages import make_page
 
 from kvstore.errors import DeadlineError, UnavailableError
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.net.server import MOST_LINKS, Node, Request
+from kvstore.tiers.redis.net.server import MOST_LINKS, Request, Server
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ def absent(count: int) -> list[bytes]:
     return [bytes(32) + b"absent--" + number.to_bytes(24, "big") for number in range(count)]
 
 
-def node_of(tier: RedisTier) -> Node:
+def node_of(tier: RedisTier) -> Server:
     [node] = tier._servers._nodes.values()
     return node
 
@@ -41,7 +41,7 @@ def soon() -> float:
 
 
 @contextmanager
-def all_links_in_use(node: Node, server: Any) -> Iterator[None]:
+def all_links_in_use(node: Server, server: Any) -> Iterator[None]:
     """All connections are open, and each waits for a reply."""
     asleep = [Request(0, [b"BLPOP", b"kvstore:nothing", b"0"])]
     with ThreadPoolExecutor(MOST_LINKS) as threads:

@@ -216,7 +216,7 @@ def test_a_node_that_is_idle_leaves_to_others_what_they_use(
     a, b = open_nodes(url)
     known, _ = [store.open_namespace(kv.layout("old", FRAME)) for store in (a, b)]
     kv.put(a, known, range(8))
-    while a.write_behind.share():
+    while a.write_back.share():
         pass
     assert kv.get(b, known, range(8)) == 8
 
@@ -226,20 +226,20 @@ def test_a_node_that_is_idle_leaves_to_others_what_they_use(
 
     days(2)
     assert kv.get(b, known, [0]) == 1  # in its arena: Redis learns of it behind that
-    b.write_behind.tell_shared()
-    assert a.expiring.expire(NEVER) == 8, "what is its own goes"
-    assert b.expiring.expire(NEVER) == 0
+    b.write_back.tell_shared()
+    assert a.expiry.expire(NEVER) == 8, "what is its own goes"
+    assert b.expiry.expire(NEVER) == 0
     assert kv.found(b, known, range(8)) == list(range(8))
     assert len(a.namespaces.known()) == 1, "or it could not look again"
     assert b.below.shared.contains([known.fingerprint + each for each in kv.hashes_of(range(8))]) == [True] * 8
     days(0.9)
-    assert a.expiring.expire(NEVER) == 0
+    assert a.expiry.expire(NEVER) == 0
     assert len(a.namespaces.known()) == 1
     days(0.2)
-    assert a.expiring.expire(NEVER) == 0
+    assert a.expiry.expire(NEVER) == 0
     assert a.namespaces.known() == []
     assert b.below.shared.contains([known.fingerprint + each for each in kv.hashes_of(range(8))]) == [False] * 8
-    assert b.expiring.expire(NEVER) == 8
+    assert b.expiry.expire(NEVER) == 8
     assert b.namespaces.known() == []
 
 
@@ -261,7 +261,7 @@ def test_months_without_redis_leave_room_for_new_namespaces(
         known = store.open_namespace(kv.layout(str(number), FRAME))
         kv.put(store, known, range(2))
         clock.now += DAY / 4
-        store.expiring.expire(NEVER)
+        store.expiry.expire(NEVER)
     assert [each.layout.model for each in store.namespaces.known()] == ["15", "16", "17", "18", "19"]
     forgotten = [record.message for record in caplog.records if "is overdue and forgotten" in record.message]
     assert len(forgotten) == 15
@@ -283,18 +283,18 @@ def test_what_could_not_be_asked_is_asked_again(
     store, _ = open_nodes(proxy.url)
     known = store.open_namespace(kv.layout("old", FRAME))
     kv.put(store, known, range(4))
-    while store.write_behind.share():
+    while store.write_back.share():
         pass
     clock.now += 2 * DAY
     age([server], 2 * DAY)
     proxy.refuse, proxy.cut_after = True, 0
-    assert store.expiring.expire(NEVER) == 4, "disk and arena need no Redis"
-    assert store.expiring.expire(NEVER) == 0
+    assert store.expiry.expire(NEVER) == 4, "disk and arena need no Redis"
+    assert store.expiry.expire(NEVER) == 0
     assert store.namespaces.known() == [known]
     assert [record.levelname for record in caplog.records if "tried again" in record.message] == ["WARNING"], "once"
     proxy.heal()
     while store.namespaces.known():
-        store.expiring.expire(NEVER)
+        store.expiry.expire(NEVER)
     assert not list(server.client.scan_iter(match="kvstore:page:*"))
 
 
@@ -315,10 +315,10 @@ def test_what_a_killed_node_was_clearing_leaves_unless_another_uses_it_since(
     a, b = open_nodes(url)
     known, _ = [store.open_namespace(kv.layout("a", FRAME)) for store in (a, b)]
     kv.put(a, known, range(8))
-    while a.write_behind.share():
+    while a.write_back.share():
         pass
     assert kv.get(b, known, range(8)) == 8
-    b.write_behind.tell_shared()
+    b.write_back.tell_shared()
     a.namespaces.forget(known, shared=True)  # the first step of clear
     kv.kill(a)
     with Store(Arena(shm / "a", 64 * FRAME), [], [shm / "a"], shared=open_redis(url, LIMIT, timeout=5.0)) as again:
@@ -326,8 +326,8 @@ def test_what_a_killed_node_was_clearing_leaves_unless_another_uses_it_since(
         age(primaries, 61)
         if used_since:
             kv.get(b, known, [0])
-            b.write_behind.tell_shared()
-        again.leftovers.drop(NEVER)
+            b.write_back.tell_shared()
+        again.orphans.drop(NEVER)
         assert again.namespaces.leaving() == []
         keys = [known.fingerprint + each for each in kv.hashes_of(range(8))]
         assert b.below.shared.contains(keys) == [used_since] * 8

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net.server import MOST_LINKS, Request
-from kvstore.tiers.redis.net.threads import Crew
+from kvstore.tiers.redis.net.threads import ServerThreads
 from kvstore.tiers.tier import READER
 
 LIMIT = 256 << 20
@@ -68,7 +68,7 @@ def test_whoever_gave_up_is_passed_over(server: Any, open_redis: Callable[..., R
 
 
 def test_at_the_threads_that_wait_for_one_of_several_servers() -> None:
-    crew = Crew(1, "test")
+    crew = ServerThreads(1, "test")
     begun, go_on = threading.Event(), threading.Event()
     order: list[Hashable] = []
 

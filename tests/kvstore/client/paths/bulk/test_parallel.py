@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from kvstore.client.paths.bulk import parallel as beside
-from kvstore.client.paths.bulk.parallel import leading
+from kvstore.client.paths.bulk import parallel as in_background
+from kvstore.client.paths.bulk.parallel import load_in_parallel
 
 BATCH = ["arena"] * 4
 
@@ -21,7 +21,7 @@ def test_every_batch_is_loaded_once(threads, batches):
         loaded.append(place)
         return BATCH, True
 
-    assert leading(load, batches, threads) == BATCH * batches
+    assert load_in_parallel(load, batches, threads) == BATCH * batches
     assert sorted(loaded) == list(range(batches))
 
 
@@ -33,7 +33,7 @@ def test_the_prefix_ends_where_a_batch_does_and_nothing_more_is_begun(short):
         loaded.append(place)
         return (BATCH[:3], False) if place == short else (BATCH, True)
 
-    assert leading(load, 100, 2) == BATCH * short + BATCH[:3]
+    assert load_in_parallel(load, 100, 2) == BATCH * short + BATCH[:3]
     assert len(loaded) < 100
 
 
@@ -47,7 +47,7 @@ def test_a_batch_that_comes_before_the_one_before_it_waits_for_it():
         second.set()
         return BATCH, True
 
-    assert leading(load, 2, 2) == BATCH[:1]
+    assert load_in_parallel(load, 2, 2) == BATCH[:1]
 
 
 def test_an_error_ends_the_prefix_and_is_told_where_there_is_none():
@@ -56,15 +56,15 @@ def test_an_error_ends_the_prefix_and_is_told_where_there_is_none():
             raise ValueError(place)
         return BATCH, True
 
-    assert leading(lambda place: load(2, place), 5, 2) == BATCH * 2
+    assert load_in_parallel(lambda place: load(2, place), 5, 2) == BATCH * 2
     with pytest.raises(ValueError, match="0"):
-        leading(lambda place: load(0, place), 5, 2)
+        load_in_parallel(lambda place: load(0, place), 5, 2)
 
 
 def test_where_no_thread_can_be_had_one_does_all(monkeypatch):
     def refuse(*arguments: object, **more: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(beside.threading.Thread, "start", refuse)
-    assert leading(lambda place: (BATCH, True), 5, 3) == BATCH * 5
-    assert beside.beside(lambda: 7).result(timeout=0) == 7
+    monkeypatch.setattr(in_background.threading.Thread, "start", refuse)
+    assert load_in_parallel(lambda place: (BATCH, True), 5, 3) == BATCH * 5
+    assert in_background.in_background(lambda: 7).result(timeout=0) == 7

@@ -43,7 +43,7 @@ def url_of(node) -> str:
 
 
 def at_rest(node) -> bool:
-    return not node.store._books.tickets.stores and not node.store._books.tickets.loads
+    return not node.store._state.tickets.stores and not node.store._state.tickets.loads
 
 
 def no_streams(monkeypatch) -> None:
@@ -93,11 +93,11 @@ def test_a_prefix_of_many_batches_is_stored_head_first(node, hashes, payload, mo
     """Also when a batch takes long, and the one behind it is sent meanwhile."""
     monkeypatch.setattr(kvstore.client.paths.bulk.path, "AT_ONCE_BYTES", at_once)
     published: list[bytes] = []
-    residency = node.store._books.residency
+    residency = node.store._state.residency
     publish = residency.publish
 
     def note(slots, *rest):
-        published.extend(map(node.store._books.slots.block_hash, slots))
+        published.extend(map(node.store._state.slots.block_hash, slots))
         return publish(slots, *rest)
 
     monkeypatch.setattr(residency, "publish", note)

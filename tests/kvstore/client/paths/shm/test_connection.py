@@ -16,8 +16,8 @@ import pytest
 import kvstore
 from kvstore.client.paths.shm import preallocation as ahead
 from kvstore.client.paths.shm import reservation
-from kvstore.client.paths.shm.admission import Room, Share
-from kvstore.client.paths.shm.connection import GrpcLine, SocketLine
+from kvstore.client.paths.shm.admission import Share, StoreAdmission
+from kvstore.client.paths.shm.connection import GrpcConnection, SocketConnection
 from kvstore.errors import LimitExceededError, UnavailableError
 from kvstore.wire.local import SOCKET_NAME, Calls
 
@@ -35,7 +35,7 @@ def space() -> kvstore.Layout:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What goes over the sockets, and over gRPC with "gRPC" before it."""
     made: list[str] = []
-    for owner, mark in ((SocketLine, ""), (GrpcLine, "gRPC ")):
+    for owner, mark in ((SocketConnection, ""), (GrpcConnection, "gRPC ")):
         for name in ("post", "parts"):
             original = getattr(owner, name)
 
@@ -138,9 +138,9 @@ def test_the_first_page_is_copied_while_the_last_is_still_read(start_node, space
         pages = client.namespace(space)
         pages.store(hashes(5), data)
         node.store.flush()
-        with node.store._books.lock:
+        with node.store._state.lock:
             for each in hashes(5):
-                node.store._books.residency.drop(node.store._catalog.find(pages.fingerprint + each))
+                node.store._state.residency.drop(node.store._catalog.find(pages.fingerprint + each))
         [tier] = node.store.below.own
         read, goes_on = tier.read, threading.Event()
 
@@ -161,7 +161,7 @@ def test_the_first_page_is_copied_while_the_last_is_still_read(start_node, space
         assert loaded == 5
         assert np.array_equal(into, data)
         assert pages.statistics().loaded == {"disk": 5}
-        assert not node.store._books.tickets.loads
+        assert not node.store._state.tickets.loads
 
 
 def test_a_guess_that_fails_costs_nothing_else(start_node, hashes, payload, monkeypatch):
@@ -243,7 +243,7 @@ def test_a_client_that_is_closed_as_it_connects_does_not_wait_for_the_node(node_
 
 
 def test_room_is_taken_and_given_back():
-    room = Room(10)
+    room = StoreAdmission(10)
     shares = [Share(4) for _ in range(3)]
     room.take(shares[0], 0.0)
     assert not room.is_tight
@@ -270,7 +270,7 @@ class TestKilled:
         def arm(node: Any, call: int) -> None:
             left = [call]
             for name in ("post", "settle"):
-                original = getattr(SocketLine, name)
+                original = getattr(SocketConnection, name)
 
                 def count(self, *arguments, original=original):
                     left[0] -= 1
@@ -278,7 +278,7 @@ class TestKilled:
                         node.kill()
                     return original(self, *arguments)
 
-                monkeypatch.setattr(SocketLine, name, count)
+                monkeypatch.setattr(SocketConnection, name, count)
 
         return arm
 

@@ -15,7 +15,7 @@ import pytest
 
 import kvstore
 from kvstore.client.paths.shm import mapped_arena as mapped
-from kvstore.client.paths.shm.use_reports import MOST_PAGES, MOST_USES, Recency
+from kvstore.client.paths.shm.use_reports import MOST_PAGES, MOST_USES, UseReports
 from kvstore.errors import UnavailableError
 from kvstore.store import state as books_module
 from kvstore.v1 import cache_pb2 as pb
@@ -156,10 +156,10 @@ class TestWithoutACall:
             assert len(lent.pages) == 3
             assert not lent.pages[0].flags.writeable
             assert np.array_equal(np.array(lent.pages), payload(3))
-            assert not node.store._books.tickets.loads
-            assert not node.store._books.readers.passed(node.store.arena._epoch[0])
+            assert not node.store._state.tickets.loads
+            assert not node.store._state.readers.passed(node.store.arena._epoch[0])
             assert lent.complete() == 3
-        assert node.store._books.readers.passed(node.store.arena._epoch[0])
+        assert node.store._state.readers.passed(node.store.arena._epoch[0])
         assert calls == []
         assert pages.statistics().loaded == {"arena": 3}
 
@@ -177,13 +177,13 @@ class TestWithoutACall:
             assert below
             with pages.borrow(here + below) as lent:
                 assert lent.more
-                assert not node.store._books.tickets.loads
+                assert not node.store._state.tickets.loads
                 assert lent.complete() == len(lent.pages) == len(here)
             with pages.borrow(below) as held:
                 assert not held.more
                 assert len(held.pages) == len(below)
-                assert node.store._books.tickets.loads
-                assert node.store._books.readers.passed(node.store.arena._epoch[0]), "it would wait for itself"
+                assert node.store._state.tickets.loads
+                assert node.store._state.readers.passed(node.store.arena._epoch[0]), "it would wait for itself"
                 assert held.complete() == len(below)
 
     def test_a_client_that_opened_a_namespace_before_it_was_cleared_finds_the_new_one(
@@ -257,7 +257,7 @@ class TestWhatTheNodeLearns:
             sent.append(uses)
             raise UnavailableError("away")
 
-        recency = Recency(lambda uses: None)
+        recency = UseReports(lambda uses: None)
         recency._thread = object()  # none: what waits goes with a call
         for number in range(3 * MOST_USES):
             recency.note(number.to_bytes(32, "big"), bytes(256 * 32), read=True)
@@ -268,7 +268,7 @@ class TestWhatTheNodeLearns:
         recency.note(b"long", bytes((MOST_PAGES + 1) * 32), read=True)
         recency.note(b"new", bytes(32), read=True)
         assert [use.fingerprint for use in recency.take().uses] == [b"old", b"new"], "what is too long is passed over"
-        failing = Recency(report)
+        failing = UseReports(report)
         for turn in range(2):
             failing.note(b"f" * 32, bytes(32), read=True)
             eventually(lambda turn=turn: len(sent) == turn + 1)
@@ -285,7 +285,7 @@ class TestWhatTheNodeLearns:
             if len(sent) == 1:
                 raise ValueError("unforeseen")
 
-        recency = Recency(report)
+        recency = UseReports(report)
         for turn in range(2):
             recency.note(b"f" * 32, bytes(32), read=True)
             eventually(lambda turn=turn: len(sent) == turn + 1)
@@ -296,7 +296,7 @@ class TestWhatTheNodeLearns:
         def no_thread(thread: object) -> None:
             raise RuntimeError("can't start new thread")
 
-        recency = Recency(lambda uses: None)
+        recency = UseReports(lambda uses: None)
         with monkeypatch.context() as patch:
             patch.setattr("threading.Thread.start", no_thread)
             recency.note(b"f" * 32, bytes(32), read=True)
@@ -307,7 +307,7 @@ class TestWhatTheNodeLearns:
         monkeypatch.setattr("kvstore.client.paths.shm.use_reports.REPORT_SECONDS", 0.01)
         monkeypatch.setattr("kvstore.client.paths.shm.use_reports._IDLE_SECONDS", 0.03)
         sent: list[pb.UseReport] = []
-        recency = Recency(sent.append)
+        recency = UseReports(sent.append)
         for turn in range(2):
             recency.note(b"f" * 32, bytes(32), read=True)
             eventually(lambda: recency._thread is None)
@@ -328,7 +328,7 @@ class TestOvertaken:
         self, near, node, layout, hashes, payload, halves, monkeypatch, count
     ):
         """Nobody waits for readers here: generations alone must tell."""
-        monkeypatch.setattr(node.store._books.readers, "passed", lambda epoch: True)
+        monkeypatch.setattr(node.store._state.readers, "passed", lambda epoch: True)
         if count == 8:  # by NumPy
             monkeypatch.setattr("kvstore.arena.index.FEW_KEYS", 0)
             monkeypatch.setattr(mapped, "FEW_KEYS", 0)
@@ -354,8 +354,8 @@ class TestOvertaken:
             wanted = chain[turn * 8 : turn * 8 + count]
             put(turn, data)
             [frame] = store.prepare_load(0, known.fingerprint, wanted[:1], 9.0).frames
-            store._books.tickets.loads.clear()
-            store._books.slots.holds[store._catalog.find(known.fingerprint + wanted[0])] = 0
+            store._state.tickets.loads.clear()
+            store._state.slots.holds[store._catalog.find(known.fingerprint + wanted[0])] = 0
 
             def overtake(turn: int = turn, wanted: list[bytes] = wanted) -> None:
                 store.evict(known.fingerprint, wanted)

@@ -173,7 +173,7 @@ def test_slots_of_a_node_that_was_restarted_are_not_written(start_node, hashes, 
         # Nor are they lost: the client lets go of what the earlier node gave.
         monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
         eventually(lambda: again.store.statistics().arena_used_bytes == 8 * SLOT)
-        with again.store.write_behind.writing:
+        with again.store.write_back.writing:
             again.store.check_integrity()
 
 

@@ -14,7 +14,7 @@ from made_pages import make_page, read_pages
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format import key_names as names
-from kvstore.tiers.redis.net.threads import Crew
+from kvstore.tiers.redis.net.threads import ServerThreads
 
 LIMIT = 256 << 20
 Open = Callable[..., RedisTier]
@@ -108,7 +108,7 @@ def test_pages_of_the_other_servers_are_read_while_one_hangs(one_hangs: OneHangs
 
 
 def test_work_that_nobody_began_by_its_deadline_is_given_up() -> None:
-    crew = Crew(1, "test")
+    crew = ServerThreads(1, "test")
     begun, go_on = threading.Event(), threading.Event()
     done: list[int] = []
 

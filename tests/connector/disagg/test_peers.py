@@ -8,8 +8,8 @@ import pytest
 
 import kvstore
 from kvstore.connector.disagg.handover import default_node_id
+from kvstore.connector.disagg.peers import Peers, foreign
 from kvstore.connector.engine.options import Options
-from kvstore.connector.peers import Peers, foreign
 from kvstore.errors import ConfigError
 from kvstore.layout import Layout
 

@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     place: Place
 
 
-class Pages:
+class DiskCatalog:
     """The pages of one log. Safe for threads.
 
     Args:
