@@ -88,7 +88,7 @@ def test_an_error_is_told_at_both_ends(start_node, collector, told, monkeypatch)
 @pytest.mark.parametrize("scheme", ["unix", "kv"])
 def test_streams_of_pages_carry_the_context_too(start_node, collector, told, monkeypatch, scheme):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    monkeypatch.setattr("kvstore.client.connect.SharedPath", no_shared_memory)
+    monkeypatch.setattr("kvstore.client.connect.ShmPath", no_shared_memory)
     received, endpoint = collector
     provider, exporter = told
     node = start_node(traces=endpoint)

@@ -225,7 +225,7 @@ class TestFailedOpenings:
                 kvstore.connect(url(arena_dir=str(shm_folder / "a")))
             assert not (shm_folder / "a").exists()
 
-    @pytest.mark.parametrize("name", ["kvstore.client.paths.embedded.Upkeep", "kvstore.client.connect.Client"])
+    @pytest.mark.parametrize("name", ["kvstore.client.paths.embedded.Maintenance", "kvstore.client.connect.Client"])
     def test_nor_does_one_that_fails_at_the_very_end(self, url, monkeypatch, name: str) -> None:
         def refuse(*arguments: object) -> None:
             raise RuntimeError("can't start new thread")

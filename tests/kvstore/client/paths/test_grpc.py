@@ -158,7 +158,7 @@ def test_counts_that_do_not_add_up_are_no_answer(far_pages, hashes, payload, mon
     monkeypatch.setattr(
         kvstore.service.grpc.pages.PagesHandler,
         "_receive",
-        lambda self, messages, context: kvstore.answers.Published(1, 0, 0),
+        lambda self, messages, context: kvstore.store.results.Published(1, 0, 0),
     )
     with pytest.raises(UnavailableError, match="lost the reservation"):
         far_pages.store(hashes(4), payload(4))

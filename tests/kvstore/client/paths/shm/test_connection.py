@@ -150,7 +150,7 @@ def test_the_first_page_is_copied_while_the_last_is_still_read(start_node, space
             return read(keys, into)
 
         monkeypatch.setattr(tier, "read", slow)
-        copy = kvstore.client.shared.copy_bytes
+        copy = kvstore.client.paths.shm.path.copy_bytes
 
         def copy_and_go_on(target: np.ndarray, source: np.ndarray) -> None:
             copy(target, source)
