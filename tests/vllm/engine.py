@@ -107,7 +107,6 @@ def transfer_config(url: str, **extra: Any) -> dict[str, Any]:
     """``--kv-transfer-config`` for a node."""
     return {
         "kv_connector": "KVStoreConnector",
-        "kv_connector_module_path": "kvstore.connector.vllm",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"url": url, **extra},
     }

@@ -168,7 +168,10 @@ def _of_engine(options: argparse.Namespace, config: NodeConfig) -> list[Verdict]
     if options.vllm is not None:
         verdicts += engine.look_at_flags(options.vllm, config.socket)
     if options.engine_pid is not None:
-        verdicts += engine.look_at_flags(engine.command_of(options.engine_pid), config.socket)
+        command = engine.command_of(options.engine_pid)
+        verdicts += engine.look_at_flags(command, config.socket)
+        if not any("kv_connector_module_path" in word for word in command):
+            verdicts += engine.look_at_plugins(options.engine_pid)
         verdicts.append(engine.look_at_process(options.engine_pid, config.socket))
     return verdicts
 

@@ -21,11 +21,11 @@ from kvstore.cli.doctor.verdict import (
 from kvstore.client.url import socket_url
 from kvstore.errors import ConfigError, InvalidRequestError
 
-_CONNECTOR, _MODULE = "KVStoreConnector", "kvstore.connector.vllm"
+_CONNECTOR, _MODULE, _PLUGIN = "KVStoreConnector", "kvstore.connector.vllm", "kvstore"
 _ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _TRANSFER, _BLOCK = "--kv-transfer-config", "--block-size"
 _EXAMPLE = (
-    '{"kv_connector": "KVStoreConnector", "kv_connector_module_path": "kvstore.connector.vllm", "kv_role": "kv_both",'
+    '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both",'
     ' "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"}}'
 )
 _LEAST_PYTHON, _LEAST_PROTOBUF = (3, 11), (6, 33, 5)
@@ -121,6 +121,20 @@ def look_at_process(pid: int, socket: Path) -> Verdict:
     return Verdict("engine's user", OK, f"process {pid} and the socket are user {owner}'s")
 
 
+def look_at_plugins(pid: int) -> list[Verdict]:
+    """Whether a vLLM process loads the plugin that makes the connector known: ``VLLM_PLUGINS`` may leave it out."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError as error:
+        return [Verdict("vLLM's plugins", WARN, f"can't be looked at: {error.strerror}: {error.filename}")]
+    told = [each.partition("=")[2] for each in environment if each.startswith("VLLM_PLUGINS=")]
+    if not told or _PLUGIN in told[0].split(","):
+        return []
+    text = f"VLLM_PLUGINS={told[0]} leaves out {_PLUGIN!r}, which makes {_CONNECTOR} known to vLLM"
+    advice = f'add {_PLUGIN!r} to it, or "kv_connector_module_path": "{_MODULE}" to {_TRANSFER}'
+    return [Verdict("vLLM's plugins", FAIL, text, advice)]
+
+
 def look_at_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
     """vLLM's flags: is kvstore in them, and does it name this node?
 
@@ -153,8 +167,9 @@ def _of_transfer(given: Mapping[str, Any], socket: Path) -> list[Verdict]:
     wrong = []
     if given.get("kv_connector") != _CONNECTOR:
         wrong.append(f"kv_connector must be {_CONNECTOR!r}, is {given.get('kv_connector')!r}")
-    if given.get("kv_connector_module_path") != _MODULE:
-        wrong.append(f"kv_connector_module_path must be {_MODULE!r}, is {given.get('kv_connector_module_path')!r}")
+    if given.get("kv_connector_module_path") not in (None, _MODULE):
+        told = given["kv_connector_module_path"]
+        wrong.append(f"kv_connector_module_path is {told!r}; it can be left out, or must be {_MODULE!r}")
     if given.get("kv_role") not in _ROLES:
         wrong.append(f"kv_role must be one of {', '.join(_ROLES)}, is {given.get('kv_role')!r}")
     extra = given.get("kv_connector_extra_config") or {}

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +27,13 @@ from kvstore.cli.doctor import (
 )
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN
 from kvstore.config.node import NodeConfig
+from kvstore.connector import vllm_plugin
 from kvstore.status import Status
 
 LAYOUT = kvstore.Layout(model="tiny", dtype="bfloat16", block_size=16, page_bytes=5000)
 TOKENS = list(range(160))
 CONFIG = {
     "kv_connector": "KVStoreConnector",
-    "kv_connector_module_path": "kvstore.connector.vllm",
     "kv_role": "kv_both",
     "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"},
 }
@@ -155,6 +156,8 @@ class TestEngine:
         assert self.levels(self.flags()) == [(OK, "KVStoreConnector at unix:///run/kvstore.sock")]
         command = f"vllm serve m --kv_transfer_config='{self.flags()}' --block-size 32"
         assert [level for level, _ in self.levels(command)] == [OK, OK]
+        (level, _), *_ = self.levels(self.flags(kv_connector_module_path="kvstore.connector.vllm"))
+        assert level == OK
 
     @pytest.mark.parametrize(
         ("command", "words"),
@@ -164,6 +167,10 @@ class TestEngine:
             ("vllm 'serve", "can't be read as a command"),
             (json.dumps(CONFIG | {"kv_connector": "LMCache"}), "kv_connector must be 'KVStoreConnector', is 'LMCache'"),
             (json.dumps(CONFIG | {"kv_role": "both"}), "kv_role must be one of kv_both"),
+            (
+                json.dumps(CONFIG | {"kv_connector_module_path": "connector.vllm"}),
+                "kv_connector_module_path is 'connector.vllm'; it can be left out, or must be 'kvstore.connector.vllm'",
+            ),
             (
                 json.dumps(CONFIG | {"kv_connector_extra_config": {"ulr": "x"}}),
                 "unknown key 'ulr'; did you mean 'url'?",
@@ -195,6 +202,23 @@ class TestEngine:
                 assert [each.level for each in engine.look_at_flags(engine.command_of(child.pid), SOCKET)] == [OK]
                 assert engine.look_at_process(child.pid, path).level == OK
                 child.communicate()
+
+    @pytest.mark.parametrize(
+        ("plugins", "levels"), [(None, []), ("kvstore", []), ("other,kvstore", []), ("other", [FAIL]), ("", [FAIL])]
+    )
+    def test_plugins_of_a_process_that_runs(self, plugins: str | None, levels: list[str]) -> None:
+        environment = {} if plugins is None else {"VLLM_PLUGINS": plugins}
+        command = [sys.executable, "-c", "print(flush=True); input()"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+            assert child.stdout is not None
+            child.stdout.readline()  # until then its environment may be this process's
+            assert [each.level for each in engine.look_at_plugins(child.pid)] == levels
+            child.communicate(b"\n")
+
+    def test_the_plugin_is_the_one_that_is_installed(self) -> None:
+        (plugin,) = [each for each in entry_points(group="vllm.general_plugins") if each.name == engine._PLUGIN]
+        assert plugin.value == "kvstore.connector.vllm_plugin:register"
+        assert (vllm_plugin.CONNECTOR, vllm_plugin.MODULE) == (engine._CONNECTOR, engine._MODULE)
 
     def test_versions(self) -> None:
         found = engine.look_at_versions(sys.executable)
