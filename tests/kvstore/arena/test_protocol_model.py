@@ -1,4 +1,4 @@
-"""The protocol between node, readers, writer and restart (docs/architecture.md), checked in all interleavings.
+"""The protocol between node, readers, writer and restart (docs/architecture/arena.md), checked in all interleavings.
 
 The model has one slot, which holds page A. Two readers look for pages; the node evicts A and lends the slot to a client
 that writes page B; at any moment the node may be killed, and the next one takes the memory over and may store page C in

@@ -1,7 +1,7 @@
 """What a client reads of the node's arena without a call: which pages are in it, and their bytes.
 
 Safe on processors that keep the order of stores and of loads (``kvstore.arena.epochs.CAN_READ``). The protocol is in
-docs/architecture.md.
+docs/architecture/arena.md.
 """
 
 from __future__ import annotations
