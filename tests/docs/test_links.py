@@ -16,7 +16,7 @@ DOCUMENTS = sorted(
 )
 BASES = ("", "kvstore/")
 """Where a path that a document names begins."""
-TOP = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
+FOLDERS = {path.name for base in BASES for path in (ROOT / base).iterdir() if path.is_dir()}
 LINES_OF_THE_OVERVIEW = 200
 
 
@@ -39,7 +39,7 @@ def paths_in(text: str) -> list[str]:
         each
         for each in quoted
         if not each.startswith(("/", "."))
-        and (each.endswith((".py", ".md", ".proto")) or ("/" in each and each.split("/")[0] in TOP))
+        and (each.endswith((".py", ".md", ".proto")) or ("/" in each and each.partition("/")[0] in FOLDERS))
     ]
 
 
