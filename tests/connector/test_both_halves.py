@@ -334,7 +334,7 @@ def test_pages_of_another_model_are_never_taken(client, new_engine):
 def served(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A node as a process of its own, in a folder that may have been another's before."""
     flags = {"socket": folder / "socket", "arena": "16MiB", "arena-dir": folder / "arena", "disk-limit": "0"}
-    command = [sys.executable, "-c", "import sys; from kvstore.cli import main; sys.exit(main())", "serve"]
+    command = [sys.executable, "-m", "kvstore.cli", "serve"]
     with subprocess.Popen(
         command + [f"--{name}={value}" for name, value in flags.items()], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -24,7 +24,7 @@ OLD, NEW = "a-token-of-some-length", "another-token-of-some-length"
 
 HANGING_DISK = """
 import sys, threading
-from kvstore.cli import main
+from kvstore.cli.main import main
 from kvstore.tiers.disk.tier import DiskTier
 
 def hang(tier, limit_bytes):

@@ -66,7 +66,7 @@ def pass_deadlines() -> Callable[[Store], None]:
     def run(store: Store) -> None:
         now = time.monotonic()
         with store._state.lock:
-            tickets = store._state.tickets
+            tickets = store._state.leases
             for ticket in (*tickets.stores.values(), *tickets.loads.values()):
                 assert now < ticket.deadline <= now + TIMEOUT + 0.1
                 ticket.deadline = now

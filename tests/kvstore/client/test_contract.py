@@ -422,7 +422,7 @@ class TestPending:
         pages.store(hashes(4), payload(4))
         loading = pages.prepare_load(hashes(4))
         pass_deadlines(place.store)
-        eventually(lambda: not place.store._state.tickets.loads)
+        eventually(lambda: not place.store._state.leases.loads)
         # Over streams the pages are this process's own copies, whole and verified.
         expected = 4 if place.url.startswith("kv:") else 0
         assert loading.complete() == expected

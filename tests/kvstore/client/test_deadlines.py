@@ -175,8 +175,8 @@ def test_closing_does_not_wait_for_a_hanging_node(hanging, layout, hashes, paylo
 def test_one_deadline_for_both_halves_of_a_call(start_node, scheme, layout, hashes, payload, monkeypatch):
     """What the first call over the wire used up, the second one does not get again."""
     monkeypatch.setattr("kvstore.client.paths.shm.mapped_arena.CAN_READ", False)
-    for path in ("bulk", "stream"):  # as stores of many bytes are made
-        monkeypatch.setattr(f"kvstore.client.{path}.AT_ONCE_BYTES", 0)
+    for path in ("bulk.path", "grpc"):  # as stores of many bytes are made
+        monkeypatch.setattr(f"kvstore.client.paths.{path}.AT_ONCE_BYTES", 0)
     node = start_node()
     if scheme == "grpc":
         node._bulk.stop(0.0)

@@ -44,8 +44,8 @@ def proxies(monkeypatch):
 def test_killed_at_each_step(node_process, proxies, layout, hashes, payload, monkeypatch, path, steps):
     """What was said to be stored is there, what is there is whole, and the next call goes on."""
     if steps == "reserved before":
-        for module in ("bulk", "stream"):
-            monkeypatch.setattr(f"kvstore.client.{module}.AT_ONCE_BYTES", 0)
+        for module in ("bulk.path", "grpc"):
+            monkeypatch.setattr(f"kvstore.client.paths.{module}.AT_ONCE_BYTES", 0)
     node = node_process(disk_limit="0", bulk_port=str(free_port()))  # the same one when it comes back
     layout = kvstore.Layout(model="large", block_size=16, page_bytes=PAGE_BYTES)
     grpc_proxy, bulk_proxy = proxies(node)

@@ -376,7 +376,7 @@ class TestOtherProcesses:
             pass_deadlines(node.store)
         assert living.tell("prepare", 2, 4) == 4
         eventually(lambda: node.store.statistics().arena_used_bytes == 8 * 8192)
-        eventually(lambda: not node.store._state.tickets.loads)
+        eventually(lambda: not node.store._state.leases.loads)
         assert living.tell("complete") == [4, 0, 0]
         assert living.tell("store", 3, 8) == [8, 0, 0]
         with node.store.write_back.writing:

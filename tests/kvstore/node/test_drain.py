@@ -31,7 +31,7 @@ PATIENCE = 60.0
 SERVE_BESIDE_A_DISK_THAT_STANDS_STILL = """\
 import os, sys, time
 os.pwritev = lambda *given: time.sleep(3600)
-from kvstore import cli
+from kvstore.cli import main as cli
 sys.exit(cli.main(["serve", *sys.argv[1:]]))
 """
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import child_process
 import pytest
 from made_pages import make_page, read_pages
 
@@ -204,12 +205,12 @@ def test_what_a_kill_leaves_can_be_checked(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
-from kvstore.testing import make_page
+from made_pages import make_page
 from kvstore.tiers.disk import DiskTier
 tier = DiskTier(Path(sys.argv[1]), 8 << 20)
 assert all(tier.write([make_page(n, 70_000) for n in range(10)]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, cwd=Path.cwd())
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, env=child_process.environment())
     [report] = check_log(tmp_path)
     assert (report.pages, report.damaged) == (10, False)

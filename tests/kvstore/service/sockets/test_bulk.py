@@ -226,7 +226,7 @@ class TestStandingStill:
         wire = large_wire
         space, data = wire.open(page_bytes=LARGE), payload(4, page_bytes=LARGE)
         wire.put(space, data)
-        loads = wire.node.store._state.tickets.loads
+        loads = wire.node.store._state.leases.loads
 
         def all_stand_still(seconds: float) -> bool:
             """Half of the arena, all together; False: the machine is too slow for that."""
@@ -501,7 +501,7 @@ def test_a_stopping_node_ends_idle_connections_at_once_and_busy_ones_in_time(sta
     wire.put(space, payload(8, page_bytes=LARGE))
     with Peer.welcome(wire.node) as idle, Peer.welcome(wire.node) as busy, Peer(wire.node) as stranger:
         busy.load(wire.pages(space, 8))
-        eventually(lambda: len(wire.node.store._state.tickets.loads) == 1)
+        eventually(lambda: len(wire.node.store._state.leases.loads) == 1)
         wire.node._bulk.stop(0.5)
         assert idle.is_closed()
         assert busy.is_closed()

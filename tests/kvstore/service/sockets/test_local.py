@@ -152,9 +152,9 @@ def test_a_client_that_goes_in_the_middle_of_a_load_holds_nothing(
             kind, part = peer.receive()
             assert kind is Kind.PART
             assert len(pb.PrepareLoadReply.FromString(part).offsets) == 1
-            assert node.store._state.tickets.loads
+            assert node.store._state.leases.loads
         goes_on.set()
-        eventually(lambda: not node.store._state.tickets.loads)
+        eventually(lambda: not node.store._state.leases.loads)
         del tier.read
         with node.store.write_back.writing:
             node.store.check_integrity()

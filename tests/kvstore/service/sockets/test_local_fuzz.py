@@ -194,7 +194,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(
         pages.store(kept, data)
         victim = client._session.path._attachment.client
         own = pages.prepare_store(names(3, 500))  # a stranger's word must not end it
-        [stolen] = node.store._state.tickets.stores
+        [stolen] = node.store._state.leases.stores
         fuzzer = Fuzzer(node, kv, random.Random(seed), pages.fingerprint, victim, stolen)
         strikes = 0
         end = time.monotonic() + SECONDS
@@ -220,7 +220,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(
         assert pages.load(kept, into) == 4
         assert np.array_equal(into, data)
         eventually(lambda: node._local.connections <= 1 + len(client._session.path._lines._idle))
-    tickets = node.store._state.tickets
+    tickets = node.store._state.leases
     with node.store._state.lock:  # what was reserved in the name of clients from afar lapses in a minute at most
         for ticket in (*tickets.stores.values(), *tickets.loads.values()):
             ticket.deadline = 0.0

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import child_process
 import pytest
 from disk_tiers import MIB, bytes_on_disk, opened
 from made_pages import make_page, read_pages
@@ -143,7 +144,7 @@ def test_sigkill_in_the_middle_of_reclaim(tmp_path: Path, lines: int) -> None:
     code = """
 import sys
 from pathlib import Path
-from kvstore.testing import make_page, read_pages
+from made_pages import make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 tier = DiskTier(Path(sys.argv[1]), 4 << 20, segment_bytes=512 << 10)
 hot = [make_page(n, 30_000) for n in range(0, 400, 20)]
@@ -157,7 +158,7 @@ for number in range(100_000):
         print(-1, flush=True)
 """
     command = [sys.executable, "-c", code, str(tmp_path / "tier")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as writer:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_process.environment()) as writer:
         assert writer.stdout is not None
         told = [writer.stdout.readline() for _ in range(lines)]
         writer.send_signal(signal.SIGKILL)

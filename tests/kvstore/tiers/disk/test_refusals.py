@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import child_process
 import pytest
 from disk_tiers import MIB, Clock, bytes_on_disk, killed, opened, refuse, segments
 from made_pages import make_page, read_pages
@@ -58,7 +59,7 @@ def test_a_full_file_system(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
 from pathlib import Path
-from kvstore.testing import make_page, read_pages
+from made_pages import make_page, read_pages
 from kvstore.tiers.disk import DiskTier
 tier = DiskTier(Path(sys.argv[1]), 64 << 20)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -70,7 +71,7 @@ assert tier.statistics().errors == 10 - sum(answers) > 0
 tier.check()
 tier.close()
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=Path.cwd())
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=child_process.environment())
 
 
 def test_a_refused_read_is_a_miss_and_the_page_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import child_process
 import pytest
 from disk_tiers import MIB, flip, killed, opened, segments
 from made_pages import make_page, read_pages
@@ -32,7 +33,7 @@ def test_sigkill_of_a_process_that_writes(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from kvstore.testing import make_page
+from made_pages import make_page
 from kvstore.tiers.disk import DiskTier
 tier = DiskTier(Path(sys.argv[1]), 256 << 20)
 for number in range(0, 100_000, 4):
@@ -41,7 +42,7 @@ for number in range(0, 100_000, 4):
 """
     for kill, most in enumerate([1, 30, 70]):
         command = [sys.executable, "-c", code, str(tmp_path / str(kill))]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as writer:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_process.environment()) as writer:
             assert writer.stdout is not None
             lines = [writer.stdout.readline() for _ in range(most)]
             writer.send_signal(signal.SIGKILL)

@@ -43,7 +43,7 @@ def url_of(node) -> str:
 
 
 def at_rest(node) -> bool:
-    return not node.store._state.tickets.stores and not node.store._state.tickets.loads
+    return not node.store._state.leases.stores and not node.store._state.leases.loads
 
 
 def no_streams(monkeypatch) -> None:
@@ -52,7 +52,7 @@ def no_streams(monkeypatch) -> None:
     def fail(*arguments: object) -> None:
         raise AssertionError("a payload went through gRPC")
 
-    monkeypatch.setattr(kvstore.client.stream, "raw_messages", fail)
+    monkeypatch.setattr(kvstore.client.paths.grpc, "raw_messages", fail)
     monkeypatch.setattr(kvstore.service.grpc.pages, "raw_messages", fail)
 
 

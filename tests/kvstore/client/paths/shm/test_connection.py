@@ -161,7 +161,7 @@ def test_the_first_page_is_copied_while_the_last_is_still_read(start_node, space
         assert loaded == 5
         assert np.array_equal(into, data)
         assert pages.statistics().loaded == {"disk": 5}
-        assert not node.store._state.tickets.loads
+        assert not node.store._state.leases.loads
 
 
 def test_a_guess_that_fails_costs_nothing_else(start_node, hashes, payload, monkeypatch):

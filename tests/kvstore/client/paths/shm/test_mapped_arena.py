@@ -156,7 +156,7 @@ class TestWithoutACall:
             assert len(lent.pages) == 3
             assert not lent.pages[0].flags.writeable
             assert np.array_equal(np.array(lent.pages), payload(3))
-            assert not node.store._state.tickets.loads
+            assert not node.store._state.leases.loads
             assert not node.store._state.readers.passed(node.store.arena._epoch[0])
             assert lent.complete() == 3
         assert node.store._state.readers.passed(node.store.arena._epoch[0])
@@ -177,12 +177,12 @@ class TestWithoutACall:
             assert below
             with pages.borrow(here + below) as lent:
                 assert lent.more
-                assert not node.store._state.tickets.loads
+                assert not node.store._state.leases.loads
                 assert lent.complete() == len(lent.pages) == len(here)
             with pages.borrow(below) as held:
                 assert not held.more
                 assert len(held.pages) == len(below)
-                assert node.store._state.tickets.loads
+                assert node.store._state.leases.loads
                 assert node.store._state.readers.passed(node.store.arena._epoch[0]), "it would wait for itself"
                 assert held.complete() == len(below)
 
@@ -354,7 +354,7 @@ class TestOvertaken:
             wanted = chain[turn * 8 : turn * 8 + count]
             put(turn, data)
             [frame] = store.prepare_load(0, known.fingerprint, wanted[:1], 9.0).frames
-            store._state.tickets.loads.clear()
+            store._state.leases.loads.clear()
             store._state.slots.holds[store._catalog.find(known.fingerprint + wanted[0])] = 0
 
             def overtake(turn: int = turn, wanted: list[bytes] = wanted) -> None:
@@ -440,7 +440,7 @@ _READER = """
 import json, os, signal, sys
 import numpy as np
 import kvstore
-from kvstore.client import mapped
+from kvstore.client.paths.shm import mapped_arena as mapped
 
 url, timeout, action, count = sys.argv[1], float(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 client = kvstore.connect(url, timeout=timeout)
