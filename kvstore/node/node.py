@@ -1,19 +1,16 @@
-"""A node: store, upkeep and service, built in order and stopped in the reverse of it."""
+"""A node: store, maintenance and service, built in order and stopped in the reverse of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import secrets
-import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -21,21 +18,22 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kvstore.arena.arena import Progress
-from kvstore.config.node import NodeConfig, is_loopback, parse_address
-from kvstore.errors import InUseError, ResourceError, UnavailableError
+from kvstore.config.node import NodeConfig, parse_address
+from kvstore.errors import ResourceError, UnavailableError
 from kvstore.host.forking import tell_children
-from kvstore.host.process_lock import ProcessLock
 from kvstore.logs import LeftOutCollector
+from kvstore.node.grpc_server import HANDLERS, make_server
+from kvstore.node.listeners import bind, own_socket
+from kvstore.node.reload import plan_reload
 from kvstore.security.grants import READ, Grant
 from kvstore.security.secret_files import read_tokens
 from kvstore.security.socket_group import SocketGroup
 from kvstore.segments.log import default_segment_bytes
-from kvstore.service.access.connection_guard import UnauthenticatedConnections, most_unauthenticated
+from kvstore.service.access.connection_guard import UnauthenticatedConnections
 from kvstore.service.access.descriptor_budget import DescriptorBudget, connections_within
 from kvstore.service.access.gate import (
     Access,
     Gate,
-    Tls,
     tls_of,
 )
 from kvstore.service.access.rate_limits import TENANT_SHARE, LimitsCollector, TenantLimits
@@ -44,9 +42,6 @@ from kvstore.service.event_publisher import EventPublisher
 from kvstore.service.grpc.cache import CacheServicer
 from kvstore.service.grpc.events import MOST_WATCHERS, EventsServicer
 from kvstore.service.grpc.health_reflection import (
-    MOST_CHECKS,
-    MOST_REFLECTIONS,
-    MOST_WATCHES,
     STANDARD_FILES,
     Health,
     Reflection,
@@ -71,42 +66,14 @@ from kvstore.store.open import open_store
 from kvstore.store.report import status_of
 from kvstore.v1 import bulk_pb2, bulk_pb2_grpc, cache_pb2, cache_pb2_grpc, events_pb2, events_pb2_grpc
 from kvstore.wire.local import SOCKET_NAME
-from kvstore.wire.messages import MOST_REQUEST_BYTES, unix_target
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-_CONTROL_CALLS = 16
-"""Control calls answered at once. One that brings pages up from disk takes its place while it reads."""
-_HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_CHECKS + MOST_REFLECTIONS + MOST_WATCHERS
-"""Threads, started when needed: as many as the long calls can keep, and those for the control calls."""
-_HANDSHAKE_MS = 5_000
-"""How long a connection may take to say what it is."""
-_IDLE_MS = 600_000
-"""A connection without a call is closed; clients open another one when they need it."""
 _LOOK_SECONDS = 0.1
 """How often who waits for a disk looks whether to leave that."""
-_KEEPALIVE_MS, _ALIVE_MS = 30_000, 10_000
-"""How often a connection that is quiet is asked whether anybody is there, and how long for: a host that lost its power
-closes nothing, and its watches would keep their places for hours. Clients answer by themselves, and ask nothing."""
 _TRACES_SECONDS = 1.0
 """How long a stopping node waits for its last spans to be sent."""
-_STREAMS = 200
-"""Calls at once of one connection, more than are worked on at once. A client waits with more by itself."""
-_WAITING_CALLS = 256
-"""Calls that may wait for a handler; more are refused with RESOURCE_EXHAUSTED."""
-_RELOADED = (
-    "disk_limit",
-    "disk_write_limit",
-    "redis_limit",
-    "namespace",
-    "tenant",
-    "expire_namespaces",
-    "drain_seconds",
-    "log_level",
-    "log_format",
-)
-"""What SIGHUP changes. The arena's size is not among it: clients map its files, which never change their length."""
 _SERVICES = ("kvstore.v1.Cache", "kvstore.v1.Pages", "kvstore.v1.Bulk", "kvstore.v1.Events")
 _PROTOS = (cache_pb2, bulk_pb2, events_pb2)
 _log = logging.getLogger(__name__)
@@ -128,18 +95,18 @@ class Node:
     def __init__(self, config: NodeConfig, progress: Progress = lambda done, size: None) -> None:
         self.config = config
         if config.listen:
-            config = dataclasses.replace(config, connections=_places(config))
+            config = dataclasses.replace(config, connections=_most_connections(config))
         self._tls = tls_of(config)
         tokens = read_tokens(config.token_file) if config.token_file is not None else None
         self.access = access = Access(tokens, lambda fingerprint: self.store.namespaces.get(fingerprint))
         self.limits = TenantLimits(
             config.tenant,
-            calls=_HANDLERS // TENANT_SHARE,
+            calls=HANDLERS // TENANT_SHARE,
             streams=MOST_STREAMS // TENANT_SHARE,
             others=MOST_WATCHERS // TENANT_SHARE,
             connections=config.bulk_connections // TENANT_SHARE,
         )
-        self._strangers: UnauthenticatedConnections | None = None
+        self._unauthenticated: UnauthenticatedConnections | None = None
         known_by = access.asks or config.client_ca is not None
         gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits, self._note)]
         self._web: WebServer | None = None
@@ -163,16 +130,16 @@ class Node:
         self.port = 0
         self._inherited = False
         self._health = Health(_SERVICES, self._watched_by)
-        self._handlers = futures.ThreadPoolExecutor(_HANDLERS, thread_name_prefix="kvstore-call")
+        self._handlers = futures.ThreadPoolExecutor(HANDLERS, thread_name_prefix="kvstore-call")
         self._bulk: BulkServer | None = None
         self.publisher: EventPublisher | None = None
         """Of page events over ZeroMQ, where there is one."""
         self._local: LocalServer | None = None
         tell_children(self)
         receipts = Receipts()
-        sharers = config.sharers
+        group = config.sharers
         with ExitStack() as undo:  # what ``stop`` needs is not all there yet
-            self._socket_lock = _own_socket(config.socket, sharers)
+            self._socket_lock = own_socket(config.socket, group)
             undo.callback(self._socket_lock.release)
             if config.traces:
                 from kvstore.tracing import ServerSpans, open_provider  # OpenTelemetry, for who asks for it alone
@@ -189,41 +156,20 @@ class Node:
             undo.callback(self._descriptors.stop)
             if registry is not None:
                 registry.register(self._descriptors)
-            self._server = grpc.server(
-                self._handlers,
-                handlers=[
-                    PagesHandler(self.store, receipts, access),
-                    self._health,
-                    Reflection([*(each.DESCRIPTOR.serialized_pb for each in _PROTOS), *STANDARD_FILES]),
-                ],
-                interceptors=gates,
-                maximum_concurrent_rpcs=_HANDLERS + _WAITING_CALLS,
-                options=[
-                    # Two nodes must never share a port by accident.
-                    ("grpc.so_reuseport", 0),
-                    ("grpc.max_receive_message_length", MOST_REQUEST_BYTES),
-                    # What comes before anybody here waits for it: 64 KiB of a stream, which measuring the connection's
-                    # bandwidth would make megabytes, of each of thousands of streams, whoever opened them.
-                    ("grpc.http2.bdp_probe", 0),
-                    ("grpc.max_concurrent_streams", _STREAMS),
-                    ("grpc.max_allowed_incoming_connections", _grpc_connections(config.connections)),
-                    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-                    ("grpc.max_connection_idle_ms", _IDLE_MS),
-                    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-                    ("grpc.keepalive_timeout_ms", _ALIVE_MS),
-                    ("grpc.http2.ping_timeout_ms", _ALIVE_MS),  # a minute otherwise, whatever the line above says
-                    ("grpc.keepalive_permit_without_calls", 1),
-                    ("grpc.http2.max_pings_without_data", 0),  # or a stream that says nothing gets two of them in all
-                ],
-            )
+            handlers: list[grpc.GenericRpcHandler] = [
+                PagesHandler(self.store, receipts, access),
+                self._health,
+                Reflection([*(each.DESCRIPTOR.serialized_pb for each in _PROTOS), *STANDARD_FILES]),
+            ]
+            self._server = make_server(self._handlers, handlers, gates, config.connections)
             cache = CacheServicer(self.store, self._status, access, config.socket)
             cache_pb2_grpc.add_CacheServicer_to_server(cache, self._server)  # type: ignore[no-untyped-call]
             self._events = EventsServicer(self.store, self.instance, access)
             events_pb2_grpc.add_EventsServicer_to_server(self._events, self._server)  # type: ignore[no-untyped-call]
             undo.pop_all()
         try:
-            self.port = self._bind(sharers)
-            self._local = self._serve_locally(sharers, times)
+            self.port = bind(self._server, config, group, self._tls)
+            self._local = self._serve_locally(group, times)
             if config.listen:
                 host, _ = parse_address(config.listen)
                 self._bulk = BulkServer(
@@ -240,7 +186,7 @@ class Node:
                 BulkServicer(self.store, self._bulk, receipts, access), self._server
             )  # type: ignore[no-untyped-call]
             if known_by and self.port:
-                self._strangers = UnauthenticatedConnections(self.port, config.connections, access.grant_of)
+                self._unauthenticated = UnauthenticatedConnections(self.port, config.connections, access.grant_of)
             self._server.start()
             if registry is not None:
                 self._web = self._serve_metrics(registry)
@@ -267,8 +213,8 @@ class Node:
             self.publisher.stop()
         # Half of the time at most for calls under way: a peer that stands still must not keep pages from the disk.
         stopped = self._server.stop(self.config.drain_seconds / 2)
-        if self._strangers is not None:
-            self._strangers.stop()
+        if self._unauthenticated is not None:
+            self._unauthenticated.stop()
         self._descriptors.stop()
         if self._bulk is not None:
             self._bulk.stop(self.config.drain_seconds / 2)
@@ -309,12 +255,7 @@ class Node:
         """
         if self._inherited:
             raise UnavailableError("this node is the parent process's")
-        differ = [
-            field.name
-            for field in dataclasses.fields(NodeConfig)
-            if getattr(config, field.name) != getattr(self.config, field.name)
-        ]
-        taken = [key for key in differ if key in _RELOADED and _may_reload(key, self.config, config)]
+        taken, left = plan_reload(self.config, config)
         tls = tls_of(self.config)
         tokens = read_tokens(self.config.token_file) if self.config.token_file is not None else None
         below = self.store.below
@@ -338,7 +279,7 @@ class Node:
         self.store.set_rules(config.namespace, config.expire_namespaces, config.tenant, leave)
         while resizing.is_alive() and not leave():
             resizing.join(_LOOK_SECONDS)
-        return taken, [key for key in differ if key not in taken]
+        return taken, left
 
     def _resize_disk(self, taken: Sequence[str]) -> None:
         with self._resizing:  # nobody may wait for an earlier one; the last one reads what holds now
@@ -381,19 +322,19 @@ class Node:
             self._written_back = True
 
     def _note(self, peer: str, shown: bytes) -> None:
-        if self._strangers is not None:
-            self._strangers.note(peer, shown)
+        if self._unauthenticated is not None:
+            self._unauthenticated.note(peer, shown)
 
     def _watched_by(self, peer: str) -> AbstractContextManager[None]:
-        return self._strangers.watched_by(peer) if self._strangers is not None else nullcontext()
+        return self._unauthenticated.watched_by(peer) if self._unauthenticated is not None else nullcontext()
 
     def _status(self) -> Status:
         disk = str(self.config.disk) if self.config.disk_limit else ""
         return status_of(self.store, self.instance, time.monotonic() - self._started, disk)
 
-    def _serve_locally(self, sharers: SocketGroup, times: CallTimes | None) -> LocalServer | None:
+    def _serve_locally(self, group: SocketGroup, times: CallTimes | None) -> LocalServer | None:
         try:
-            return LocalServer(PageCalls(self.store), self.store.arena.directory, sharers, times)
+            return LocalServer(PageCalls(self.store), self.store.arena.directory, group, times)
         except ResourceError as error:
             _log.warning("clients on this host make all of their calls through gRPC: %s", error)
             return None
@@ -429,98 +370,8 @@ class Node:
         grant = self.access.accept(authorization)
         return grant if grant is not None and READ in grant.rights else None
 
-    def _bind(self, sharers: SocketGroup) -> int:
-        """Listen. Returns the TCP port, 0 without one."""
-        self.config.socket.unlink(missing_ok=True)  # a killed node's; its lock is ours
-        old = os.umask(0o177)
-        try:
-            self._listen(unix_target(self.config.socket))
-        finally:
-            os.umask(old)
-        sharers.set_modes(self.config.socket, 0o600, 0o660)
-        if not self.config.listen:
-            return 0
-        host, port = parse_address(self.config.listen)
-        if self.config.insecure and not is_loopback(host):
-            _log.warning("insecure: whoever reaches %s may be able to read and write pages", host)
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        _check_port(host, port, address)
-        return self._listen(address, self._tls)
 
-    def _listen(self, address: str, tls: Tls | None = None) -> int:
-        try:
-            if tls is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                port = self._server.add_secure_port(address, tls.credentials())
-        except RuntimeError as error:
-            raise ResourceError(f"can't listen on {address}: {error}") from error
-        if not port:
-            raise ResourceError(f"can't listen on {address}")
-        return port
-
-
-def _places(config: NodeConfig) -> int:
+def _most_connections(config: NodeConfig) -> int:
     """Most connections by TCP, as many as its descriptors allow beside its segments."""
     segments = config.disk_limit // default_segment_bytes(config.disk_limit) if config.disk_limit else 0
     return connections_within(config.connections, segments)
-
-
-def _grpc_connections(places: int) -> int:
-    """Most gRPC connections at once; more are closed before they say anything. There is room for twice as many
-    strangers as may stay, so that who comes to stay finds a place between two looks at them."""
-    return places + 2 * most_unauthenticated(places)
-
-
-def _may_reload(key: str, before: NodeConfig, after: NodeConfig) -> bool:
-    """Whether a limit is one before and behind the change: tiers come and go with the node."""
-    if key in ("disk_limit", "disk_write_limit"):
-        return bool(before.disk_limit and after.disk_limit)
-    return key != "redis_limit" or bool(before.redis and after.redis)
-
-
-def _check_port(host: str, port: int, address: str) -> None:
-    """Find out why a port can't be had, which gRPC would not say."""
-    try:
-        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(kind, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
-            probe.listen(1)
-    except OSError as error:
-        raise ResourceError(f"can't listen on {address}: {error.strerror or error}") from error
-
-
-def _own_socket(path: Path, sharers: SocketGroup) -> ProcessLock:
-    """Lock a socket's path for this process."""
-    try:
-        sharers.make_folder(path.parent)
-        sharers.check_way_to(path)
-        if path.exists() and not path.is_socket():
-            raise ResourceError(f"{path} exists and is no socket; it is left alone")
-        user = path.parent.stat().st_uid
-        if user not in (0, os.geteuid()):  # who could put another socket in its place
-            raise ResourceError(f"{path.parent} belongs to user {user}, not to {os.geteuid()} or root")
-        lock = ProcessLock(path.with_name(path.name + ".lock"), f"socket {path} is served")
-    except OSError as error:
-        if isinstance(error, ResourceError):
-            raise
-        reason = f"{path.parent} is no folder" if isinstance(error, FileExistsError) else error.strerror
-        raise ResourceError(f"socket {path}: {reason}") from error
-    if _is_answered(path):
-        lock.release()
-        raise InUseError(f"socket {path} is served by a process that is no kvstore node; it is left alone")
-    return lock
-
-
-def _is_answered(path: Path) -> bool:
-    """Whether some process listens on a Unix socket."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except TimeoutError:
-            return True
-        except OSError:
-            return False
-    return True

@@ -184,7 +184,7 @@ def test_a_watch_of_the_health_stays(node, eventually, monkeypatch):
 def test_strangers_are_closed_when_no_descriptor_is_left(node, eventually, monkeypatch):
     with ExitStack() as stack:
         stranger = opened(stack, node)
-        eventually(lambda: node._strangers._connections())
+        eventually(lambda: node._unauthenticated._connections())
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
         highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
@@ -209,7 +209,7 @@ def test_what_a_tenant_has_beyond_its_half_is_closed(node, eventually):
             call = channel.unary_unary("/kvstore.v1.Cache/Status")
             with suppress(grpc.RpcError):  # it may be closed in the middle
                 call(b"", metadata=metadata, timeout=SECONDS, wait_for_ready=True)
-        eventually(lambda: len(node._strangers._connections()) <= 8)
+        eventually(lambda: len(node._unauthenticated._connections()) <= 8)
 
 
 @pytest.mark.parametrize("number", [15, 16385, 0])

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 import kvstore
+import kvstore.node.grpc_server
 import kvstore.node.node
 from kvstore import errors
 from kvstore.layout import MAX_NAME_BYTES
@@ -94,8 +95,9 @@ class TestErrors:
         assert "ZeroDivisionError" in caplog.text
 
     def test_more_calls_than_the_node_takes_find_it_unavailable(self, start_node, connect, monkeypatch, eventually):
-        monkeypatch.setattr(kvstore.node.node, "_HANDLERS", 2)
-        monkeypatch.setattr(kvstore.node.node, "_WAITING_CALLS", 0)
+        for module in (kvstore.node.node, kvstore.node.grpc_server):
+            monkeypatch.setattr(module, "HANDLERS", 2)
+        monkeypatch.setattr(kvstore.node.grpc_server, "_WAITING_CALLS", 0)
         wire = connect(start_node())
         watch = wire.channel.unary_stream("/grpc.health.v1.Health/Watch")
         watching = [watch(b"", timeout=SECONDS) for _ in range(2)]

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2
 
-import kvstore.node.node
+import kvstore.node.grpc_server
 import kvstore.service.grpc.health_reflection
 from kvstore.v1 import cache_pb2
 from kvstore.v1.cache_pb2_grpc import CacheStub
@@ -110,10 +110,9 @@ for answer in watch:
 
 def test_a_peer_that_is_gone_without_a_word_keeps_no_place(start_node, connect, eventually, monkeypatch):
     """As when its host loses its power: nothing closes the connection."""
-    monkeypatch.setattr(kvstore.node.node, "_KEEPALIVE_MS", 500)
-    monkeypatch.setattr(
-        kvstore.node.node, "_ALIVE_MS", 5000
-    )  # not so short that who lives is too late on a busy machine
+    monkeypatch.setattr(kvstore.node.grpc_server, "_KEEPALIVE_MS", 500)
+    # Not so short that who lives is too late on a busy machine.
+    monkeypatch.setattr(kvstore.node.grpc_server, "_ALIVE_MS", 5000)
     monkeypatch.setattr(kvstore.service.grpc.health_reflection, "MOST_WATCHES", 1)
     wire = connect(start_node())
     watch = wire.channel.unary_stream("/grpc.health.v1.Health/Watch")

@@ -1,0 +1,38 @@
+"""What SIGHUP changes: which settings a running node takes over, and which need a restart. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kvstore.config.node import NodeConfig
+
+RELOADED = (
+    "disk_limit",
+    "disk_write_limit",
+    "redis_limit",
+    "namespace",
+    "tenant",
+    "expire_namespaces",
+    "drain_seconds",
+    "log_level",
+    "log_format",
+)
+"""What SIGHUP changes. The arena's size is not among it: clients map its files, which never change their length."""
+
+
+def plan_reload(before: NodeConfig, after: NodeConfig) -> tuple[list[str], list[str]]:
+    """The settings that differ: those that a running node takes over, and those that need a restart."""
+    differ = [
+        field.name
+        for field in dataclasses.fields(NodeConfig)
+        if getattr(after, field.name) != getattr(before, field.name)
+    ]
+    taken = [key for key in differ if key in RELOADED and _has_its_tier(key, before, after)]
+    return taken, [key for key in differ if key not in taken]
+
+
+def _has_its_tier(key: str, before: NodeConfig, after: NodeConfig) -> bool:
+    """Whether a limit is one before and behind the change: tiers come and go with the node."""
+    if key in ("disk_limit", "disk_write_limit"):
+        return bool(before.disk_limit and after.disk_limit)
+    return key != "redis_limit" or bool(before.redis and after.redis)
