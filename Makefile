@@ -8,7 +8,7 @@ VLLM_VERSION ?= $(NEWEST_VLLM)
 VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERSION))
 
 .DEFAULT_GOAL := help
-.PHONY: redis-server help demo test test-random test-compose test-kill test-torn test-hostile soak test-vllm test-triton test-cuda lint format proto bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
+.PHONY: redis-server help demo test test-random test-compose test-kill test-torn test-hostile soak test-vllm test-triton test-cuda lint format proto outside bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ format: $(VENV)/.dev ## format the code
 
 proto: $(VENV)/.dev ## generate kvstore/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/kvstore/v1/*.proto
+
+outside: $(VENV)/.dev ## write anew what tests/docs/test_outside.py holds against the code
+	PYTHONPATH=. $(BIN)/python tests/fixtures/outside_snapshot.py --write
 
 bench: $(VENV)/.engine ## how fast pages move and are found, beside memcpy, raw TCP and plain gRPC in the same run
 	$(BIN)/python benchmarks/pages.py
