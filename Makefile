@@ -78,7 +78,7 @@ proto: $(VENV)/.dev ## generate kvstore/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/kvstore/v1/*.proto
 
 outside: $(VENV)/.dev ## write anew what tests/docs/test_outside.py holds against the code
-	PYTHONPATH=. $(BIN)/python tests/fixtures/outside_snapshot.py --write
+	PYTHONPATH=.:tests/fixtures $(BIN)/python -m outside_snapshot --write
 
 bench: $(VENV)/.engine ## how fast pages move and are found, beside memcpy, raw TCP and plain gRPC in the same run
 	$(BIN)/python benchmarks/pages.py

@@ -9,21 +9,19 @@ import difflib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from outside_snapshot import FOLDER, ROOT, SUBJECTS
+from outside_snapshot.package import ROOT
+from outside_snapshot.subjects import FOLDER, SUBJECTS
 
 PATIENCE = 240.0
 
 
 def shown(subject: str) -> str:
     """What the code shows now, in a process of its own: tests change defaults."""
-    script = Path(__file__).parents[1] / "fixtures/outside_snapshot.py"
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), *sys.path]))
-    done = subprocess.run(
-        [sys.executable, str(script), subject], env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    command = [sys.executable, "-m", "outside_snapshot", subject]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(FOLDER.parent), *sys.path]))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
