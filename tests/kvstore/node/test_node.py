@@ -107,7 +107,15 @@ class TestOwning:
 
     @pytest.mark.parametrize(
         "part",
-        ["open_store", "Maintenance", "DescriptorBudget", "PagesHandler", "CacheServicer", "EventsServicer", "WebServer"],
+        [
+            "open_store",
+            "Maintenance",
+            "DescriptorBudget",
+            "PagesHandler",
+            "CacheServicer",
+            "EventsServicer",
+            "WebServer",
+        ],
     )
     def test_a_start_that_fails_midway_gives_everything_back(self, start_node, monkeypatch, eventually, part):
         with monkeypatch.context() as broken:
