@@ -20,7 +20,7 @@ from redis_servers import RedisServer
 
 import kvstore
 
-ARCHIVE = Path(__file__).parents[1] / "fixtures" / "old_data" / "data.tar.xz"
+ARCHIVE = Path(__file__).parents[2] / "fixtures" / "old_data" / "data.tar.xz"
 TIMEOUT = 30.0
 SETS = ("terminated", "killed")
 MODES = ("all", "arena", "disk", "redis")
