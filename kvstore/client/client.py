@@ -10,13 +10,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.client.handle import Handle
-from kvstore.client.limits import check_hashes
-from kvstore.client.lookups import Queries, look_here, look_up
+from kvstore.client.handle import Handle, Session
+from kvstore.client.lookups import Queries, checked_hashes, look_here, look_up
 from kvstore.client.namespace import Namespace
 from kvstore.client.paths.path import Control, Path
 from kvstore.client.paths.results import Lookup
-from kvstore.client.session import Session
 from kvstore.errors import InvalidRequestError
 from kvstore.layout import Layout
 from kvstore.limits import EVICTED, MOST_LOOKUP_PAGES, TIER_NAMES
@@ -118,7 +116,7 @@ class Client:
         Raises:
             UnknownNamespaceError: the node knows no such namespace.
         """
-        check_hashes(hashes, MOST_LOOKUP_PAGES)
+        checked_hashes(hashes, MOST_LOOKUP_PAGES)
         tiers, why = self._session.control.explain(fingerprint, hashes, self.timeout)
         return [(TIER_NAMES[tier], reason == EVICTED) for tier, reason in zip(tiers, why, strict=True)]
 

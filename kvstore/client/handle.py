@@ -1,14 +1,14 @@
-"""One namespace as a client knows it, found out anew when the node came back another one."""
+"""A client's session with a node, and a handle on each of its namespaces: opened again when the node was restarted."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvstore.client.paths.deadline import time_left
+from kvstore.client.paths.deadline import locked, time_left
 from kvstore.client.paths.path import Control, OpenedNamespace, Path
-from kvstore.client.session import Session
 from kvstore.errors import (
     DeadlineError,
     LimitExceededError,
@@ -16,6 +16,7 @@ from kvstore.errors import (
     UnavailableError,
     UnknownNamespaceError,
 )
+from kvstore.host.forking import tell_children
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
 
@@ -24,14 +25,54 @@ REOPENINGS = 8
 """How often one call opens a namespace again: it may be cleared once more in between."""
 
 
-class Handle:
-    """A namespace at the session's node. Safe for threads. It is opened when it is first used.
+class Session:
+    """One client at one node: what all its namespaces share. Safe for threads.
 
-    Args:
-        session: of the client.
-        layout: of its pages.
-        durability: what it is asked for with.
+    ``timeout`` is the seconds that any one method of the client may take; ``make_path`` gets the arena's folder and the
+    seconds that making a path may take.
     """
+
+    def __init__(self, control: Control, timeout: float, make_path: Callable[[str, float], Path]) -> None:
+        self.control = control
+        self.timeout = timeout
+        self.path: Path | None = None
+        """How pages move now; None before a namespace was opened."""
+        self.directory = ""
+        """The folder of the arena that it was made for."""
+        self._make_path = make_path
+        self._lock = threading.Lock()
+        tell_children(self)
+
+    def forked(self) -> None:
+        """In a child: no other thread is at work here any more."""
+        self._lock = threading.Lock()
+
+    def open(self, layout: Layout, durability: str, deadline: float) -> tuple[OpenedNamespace, Path]:
+        """Open a namespace at the node, which may have come back with its arena elsewhere: then by another path.
+
+        Raises:
+            Exception: as :meth:`kvstore.Client.namespace`.
+        """
+        opened = self.control.open_namespace(layout, durability, time_left(deadline))
+        with locked(self._lock, deadline):
+            if self.path is None or self.directory != opened.arena_directory:
+                old, self.path = self.path, self._make_path(opened.arena_directory, time_left(deadline))
+                self.directory = opened.arena_directory
+                if old is not None:
+                    old.close()
+            return opened, self.path
+
+    @uninterrupted
+    def close(self) -> None:
+        """Let go of the node; calls under way fail. An embedded store ends them first, and writes back."""
+        self.control.close()  # before the lock: whoever has it may be waiting for the node
+        with self._lock:
+            if self.path is not None:
+                self.path.close()
+
+
+class Handle:
+    """A namespace at the session's node. Safe for threads. It is opened when it is first used."""
 
     def __init__(self, session: Session, layout: Layout, durability: str) -> None:
         self.session = session
@@ -63,22 +104,24 @@ class Handle:
                 self.open_again(deadline)
 
     def control(self, call: Callable[[Control, float], Answer], deadline: float) -> Answer:
-        """A call that moves no pages."""
-        return self._retried(lambda opened, path, left: call(self.session.control, left), deadline)
+        """A call that moves no pages, given the seconds that it may take."""
+        return self._retried(lambda opened, path: call(self.session.control, time_left(deadline)), deadline)
 
-    def move(self, call: Callable[[OpenedNamespace, Path, float], Answer], deadline: float) -> Answer:
+    def move(self, call: Callable[[OpenedNamespace, Path], Answer], deadline: float) -> Answer:
         """A call that moves pages. Behind it what is known of the namespace is made current: later, when the node may
         be gone, what is mapped stays readable."""
         answer = self._retried(call, deadline)
         self.refresh(deadline)
         return answer
 
-    def _retried(self, call: Callable[[OpenedNamespace, Path, float], Answer], deadline: float) -> Answer:
-        """A call with the time left, and again behind opening the namespace when the node came back another one:
-        without the namespace, with its arena elsewhere, or with a smaller one and smaller batches."""
+    def _retried(self, call: Callable[[OpenedNamespace, Path], Answer], deadline: float) -> Answer:
+        """A call, and again behind opening the namespace when the node came back another one: without the namespace,
+        with its arena elsewhere, or with a smaller one and smaller batches."""
         for tries in range(REOPENINGS + 1):
             try:
-                return call(*self.now(deadline), time_left(deadline))
+                opened, path = self.now(deadline)
+                time_left(deadline)  # nothing is begun behind the deadline
+                return call(opened, path)
             except (UnknownNamespaceError, NotAttachedError, LimitExceededError):
                 if tries == REOPENINGS:
                     raise

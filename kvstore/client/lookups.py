@@ -1,15 +1,13 @@
-"""Lookups in several namespaces of one node: what the mapping tells, and by one call the rest."""
+"""Lookups in several namespaces of one node: from the mapped arena where it can tell, the rest by one call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.client.handle import REOPENINGS, Handle
-from kvstore.client.limits import check_count
+from kvstore.client.handle import REOPENINGS, Handle, Session
 from kvstore.client.paths.deadline import time_left
 from kvstore.client.paths.results import Lookup
-from kvstore.client.session import Session
-from kvstore.errors import NotAttachedError, UnknownNamespaceError
+from kvstore.errors import LimitExceededError, NotAttachedError, UnknownNamespaceError
 from kvstore.limits import ABSENT, MOST_LOOKUP_PAGES
 from kvstore.wire.messages import join_hashes
 
@@ -24,7 +22,7 @@ def look_up(session: Session, queries: Queries, deadline: float) -> list[Lookup]
         Exception: as :meth:`kvstore.Client.lookup`.
     """
     joined = [join_hashes(hashes) for _, hashes in queries]
-    check_count(sum(len(hashes) for _, hashes in queries), MOST_LOOKUP_PAGES)
+    _check_count(sum(len(hashes) for _, hashes in queries), MOST_LOOKUP_PAGES)
     for _ in range(REOPENINGS):
         try:
             answers = _look_up(session, queries, joined, deadline, mapped=True)
@@ -72,3 +70,20 @@ def _look_up(
         for place, rest in zip(open_answers, map(iter, told), strict=True):
             answers[place] = bytes(tier or next(rest, ABSENT) for tier in answers[place])
     return [Lookup.of(tiers) for tiers in answers]
+
+
+def checked_hashes(hashes: Sequence[bytes], limit: int) -> bytes:
+    """The block hashes of one call, joined.
+
+    Raises:
+        InvalidRequestError: a hash that has not 32 bytes.
+        LimitExceededError: more than ``limit`` of them.
+    """
+    joined = join_hashes(hashes)
+    _check_count(len(hashes), limit)
+    return joined
+
+
+def _check_count(pages: int, limit: int) -> None:
+    if pages > limit:
+        raise LimitExceededError(f"{pages} pages in one call, the limit is {limit}")

@@ -1,19 +1,21 @@
-"""The pages of one layout at one node, as a client's caller sees them."""
+"""The public namespace: pages of one layout at one node, stored and loaded by their block hashes."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from kvstore.client import transfers
 from kvstore.client.handle import Handle
-from kvstore.client.limits import check_hashes
-from kvstore.client.lookups import look_up
+from kvstore.client.lookups import checked_hashes, look_up
 from kvstore.client.paths.buffers import Pages, page_arrays
 from kvstore.client.paths.pending import PendingLoad, PendingStore
 from kvstore.client.paths.results import Lookup, NamespaceStatistics, StoreResult
-from kvstore.client.paths.shm.tally import Tally
+from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import UnknownNamespaceError
+from kvstore.host.forking import tell_children
 from kvstore.limits import MOST_LOOKUP_PAGES
 from kvstore.wire.messages import join_hashes
 
@@ -27,7 +29,7 @@ class Namespace:
         """What it was asked for with."""
         self.fingerprint = handle.fingerprint
         self._handle = handle
-        self._tally = Tally()
+        self._moved = _MovedPages()
 
     @property
     def batch_pages(self) -> int:
@@ -58,12 +60,10 @@ class Namespace:
             UnavailableError: the node could not be reached at all.
             DeadlineError: it did not answer in time.
         """
-        join_hashes(hashes)
-        if parent:
-            join_hashes([parent])
+        joined = join_hashes(hashes)
         arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
-        result = transfers.store(self._handle, hashes, arrays, parent, self._deadline())
-        self._tally.stored(result)
+        result = transfers.store(self._handle, Transfer(joined, arrays, self._deadline(), _checked_parent(parent)))
+        self._moved.stored(result)
         return result
 
     def load(self, hashes: Sequence[bytes], into: Pages) -> int:
@@ -84,8 +84,8 @@ class Namespace:
         """
         joined = join_hashes(hashes)
         arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
-        tiers = transfers.load(self._handle, hashes, joined, arrays, self._deadline())
-        self._tally.loaded(tiers)
+        tiers = transfers.load(self._handle, Transfer(joined, arrays, self._deadline()))
+        self._moved.loaded(tiers)
         return len(tiers)
 
     def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> PendingStore:
@@ -101,12 +101,10 @@ class Namespace:
             UnavailableError: the node can't be reached.
             DeadlineError: it did not answer in time.
         """
-        check_hashes(hashes, self.batch_pages)
-        join_hashes([parent] if parent else [])
-        pending = self._handle.move(
-            lambda opened, path, left: path.prepare_store(opened, hashes, left, parent), self._deadline()
-        )
-        pending.observe(self._tally.stored)
+        joined = checked_hashes(hashes, self.batch_pages)
+        transfer = Transfer(joined, (), self._deadline(), _checked_parent(parent))
+        pending = self._handle.move(lambda opened, path: path.prepare_store(opened, transfer), transfer.deadline)
+        pending.observe(self._moved.stored)
         return pending
 
     def prepare_load(self, hashes: Sequence[bytes]) -> PendingLoad:
@@ -121,11 +119,9 @@ class Namespace:
             UnavailableError: the node can't be reached.
             DeadlineError: it did not answer in time.
         """
-        check_hashes(hashes, self.batch_pages)
-        pending = self._handle.move(
-            lambda opened, path, left: path.prepare_load(opened, hashes, left), self._deadline()
-        )
-        pending.observe(self._tally.loaded)
+        transfer = Transfer(checked_hashes(hashes, self.batch_pages), (), self._deadline())
+        pending = self._handle.move(lambda opened, path: path.prepare_load(opened, transfer), transfer.deadline)
+        pending.observe(self._moved.loaded)
         return pending
 
     def borrow(self, hashes: Sequence[bytes]) -> PendingLoad:
@@ -136,22 +132,21 @@ class Namespace:
         Raises:
             Exception: as :meth:`prepare_load`.
         """
-        check_hashes(hashes, self.batch_pages)
-        deadline = self._deadline()
-        pending = self._handle.move(lambda opened, path, left: path.borrow(opened, hashes, left), deadline)
-        pending.observe(self._tally.loaded)
+        transfer = Transfer(checked_hashes(hashes, self.batch_pages), (), self._deadline())
+        pending = self._handle.move(lambda opened, path: path.borrow(opened, transfer), transfer.deadline)
+        pending.observe(self._moved.loaded)
         return pending
 
     def touch(self, hashes: Sequence[bytes]) -> int:
         """Mark pages as used, head of the prefix first: 131,072 at most. Returns how many are in the arena."""
-        check_hashes(hashes, MOST_LOOKUP_PAGES)
+        checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
             lambda control, left: control.touch(self.fingerprint, hashes, left), self._deadline()
         )
 
     def evict(self, hashes: Sequence[bytes]) -> int:
         """Drop pages from every tier: 131,072 at most. Returns how many were somewhere."""
-        check_hashes(hashes, MOST_LOOKUP_PAGES)
+        checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
             lambda control, left: control.evict(self.fingerprint, hashes, left), self._deadline()
         )
@@ -170,14 +165,14 @@ class Namespace:
         Raises:
             InvalidRequestError: a time that is not above 0 and at most 366 days.
         """
-        check_hashes(hashes, MOST_LOOKUP_PAGES)
+        checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
             lambda control, left: control.pin(self.fingerprint, hashes, seconds, left), self._deadline()
         )
 
     def unpin(self, hashes: Sequence[bytes]) -> int:
         """End pins: of 131,072 pages at most. Returns how many there were."""
-        check_hashes(hashes, MOST_LOOKUP_PAGES)
+        checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
             lambda control, left: control.unpin(self.fingerprint, hashes, left), self._deadline()
         )
@@ -196,7 +191,41 @@ class Namespace:
 
     def statistics(self) -> NamespaceStatistics:
         """What this object has moved so far."""
-        return self._tally.statistics()
+        return self._moved.statistics()
 
     def _deadline(self) -> float:
         return time.monotonic() + self._handle.session.timeout
+
+
+class _MovedPages:
+    """Counts what one namespace's user stored and loaded. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: Counter[str] = Counter()
+        self._stored = StoreResult()
+        tell_children(self)
+
+    def stored(self, result: StoreResult) -> None:
+        """Count a store."""
+        with self._lock:
+            self._stored += result
+
+    def loaded(self, tiers: Sequence[str]) -> None:
+        """Count the pages of a load, by the tiers that they came from."""
+        with self._lock:
+            self._loaded.update(tiers)
+
+    def statistics(self) -> NamespaceStatistics:
+        """Everything so far."""
+        with self._lock:
+            stored = self._stored
+            return NamespaceStatistics(dict(self._loaded), stored.stored, stored.present, stored.refused)
+
+    def forked(self) -> None:
+        """In a child: nobody who held the lock will let it go."""
+        self._lock = threading.Lock()
+
+
+def _checked_parent(parent: bytes) -> bytes:
+    return join_hashes([parent]) if parent else b""

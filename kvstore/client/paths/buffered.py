@@ -1,4 +1,4 @@
-"""What paths have in common that send and receive pages: what they lend is this process's own memory."""
+"""Paths that send and receive pages instead of mapping an arena: what they lend is this process's own memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvstore.client.paths.path import OpenedNamespace, Path
 from kvstore.client.paths.pending import PendingLoad
+from kvstore.client.paths.transfer import Transfer
 from kvstore.limits import RESERVED
 
 Bytes = npt.NDArray[np.uint8]
@@ -17,10 +18,10 @@ Bytes = npt.NDArray[np.uint8]
 class BufferedPath(Path):
     """:class:`kvstore.client.paths.path.Path` without an arena."""
 
-    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+    def prepare_load(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
         """Receive the leading pages."""
-        pages: list[Bytes] = [np.empty(namespace.layout.page_bytes, np.uint8) for _ in hashes]
-        tiers = self.load(namespace, hashes, pages, timeout)
+        pages: list[Bytes] = [np.empty(namespace.layout.page_bytes, np.uint8) for _ in range(transfer.page_count)]
+        tiers = self.load(namespace, transfer._replace(pages=pages))
         for page in pages:
             page.flags.writeable = False
         return PendingLoad(pages[: len(tiers)], tiers, lambda: len(tiers))

@@ -1,4 +1,4 @@
-"""The store inside this process: the same interface, no service."""
+"""The embedded path: a store inside this process, behind the same interface and without a service."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.arena.removal import remove_orphans
-from kvstore.client.paths.path import (
-    OpenedNamespace,
-    Path,
-    copy_in,
-    copy_out,
-)
+from kvstore.client.paths.deadline import time_left
+from kvstore.client.paths.path import OpenedNamespace, Path
 from kvstore.client.paths.pending import PendingLoad, PendingStore
 from kvstore.client.paths.results import StoreResult
+from kvstore.client.paths.transfer import Transfer
 from kvstore.client.url import EmbeddedConfig
 from kvstore.config.node import default_arena_directory
 from kvstore.errors import UnavailableError
@@ -35,6 +32,7 @@ from kvstore.store.leases import NODE
 from kvstore.store.maintenance import Maintenance
 from kvstore.store.open import open_store
 from kvstore.store.report import status_of
+from kvstore.wire.messages import split_hashes
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -54,7 +52,8 @@ class EmbeddedStore(Path):
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self._disk = str(config.disk) if config.disk_limit else ""
-        remove_orphans(default_arena_directory(config.folder).parent)  # before: there may be no room beside them
+        # First: arenas that nobody has any more may take the memory that the new one needs.
+        remove_orphans(default_arena_directory(config.folder).parent)
         self._store = open_store(config, embedded_in=None if config.keep_arena else config.folder)
         self._instance = secrets.randbits(63)
         self._started = time.monotonic()
@@ -143,13 +142,12 @@ class EmbeddedStore(Path):
             return status_of(self._store, self._instance, time.monotonic() - self._started, self._disk)
 
     @uninterrupted
-    def prepare_store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
-    ) -> PendingStore:
+    def prepare_store(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingStore:
         """Reserve slots, lent as they lie in the arena."""
+        hashes = split_hashes(transfer.hashes)
         with self._used(until_finished=True):
             reserved = self._store.prepare_store(
-                NODE, namespace.fingerprint, hashes, timeout, direct=True, parent=parent
+                NODE, namespace.fingerprint, hashes, time_left(transfer.deadline), direct=True, parent=transfer.parent
             )
         frames = iter(reserved.frames)
         pages = [
@@ -159,10 +157,11 @@ class EmbeddedStore(Path):
         return PendingStore(pages, reserved.outcomes, partial(self._finish_store, reserved.ticket))
 
     @uninterrupted
-    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+    def prepare_load(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
         """Hold slots, lent as they lie in the arena."""
+        hashes = split_hashes(transfer.hashes)
         with self._used(until_finished=True):
-            held = self._store.prepare_load(NODE, namespace.fingerprint, hashes, timeout)
+            held = self._store.prepare_load(NODE, namespace.fingerprint, hashes, time_left(transfer.deadline))
         pages = [self._store.arena.view(frame, namespace.layout.page_bytes) for frame in held.frames]
         for page in pages:
             page.flags.writeable = False
@@ -170,23 +169,21 @@ class EmbeddedStore(Path):
         return PendingLoad(pages, tiers, lambda: len(pages) * self._finish_load(held.ticket))
 
     @uninterrupted
-    def store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        timeout: float,
-        parent: bytes = b"",
-    ) -> StoreResult:
+    def store(self, namespace: OpenedNamespace, transfer: Transfer) -> StoreResult:
         """Copy pages into the arena."""
-        return copy_in(self.prepare_store(namespace, hashes, timeout, parent), pages)
+        with self.prepare_store(namespace, transfer) as pending:
+            for slot, page in zip(pending.pages, transfer.pages, strict=True):
+                if slot is not None:
+                    np.copyto(slot, page)  # without the interpreter's lock
+            return pending.complete()
 
     @uninterrupted
-    def load(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
-    ) -> list[str]:
+    def load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
         """Copy the leading pages out of the arena."""
-        return copy_out(self.prepare_load(namespace, hashes, timeout), into)
+        with self.prepare_load(namespace, transfer) as pending:
+            for page, target in zip(pending.pages, transfer.pages, strict=False):
+                np.copyto(target, page)
+            return pending.tiers[: pending.complete()]
 
     @uninterrupted
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Pages as raw gRPC messages: for nodes whose arena this process can't map."""
+"""The gRPC path: pages as raw messages of a stream, where neither an arena nor a bulk connection is to be had."""
 
 from __future__ import annotations
 
@@ -19,18 +19,14 @@ from kvstore.client.paths.deadline import time_left
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.pending import PendingStore
 from kvstore.client.paths.results import StoreResult
+from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.hashing import checksum_of
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.limits import LONGEST_TICKET, MOST_LOOKUP_PAGES, TIER_NAMES
 from kvstore.v1 import bulk_pb2
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.wire.messages import (
-    AT_ONCE_BYTES,
-    fill,
-    join_hashes,
-    raw_messages,
-)
+from kvstore.wire.messages import AT_ONCE_BYTES, fill, raw_messages
 
 Bytes = npt.NDArray[np.uint8]
 LOAD_BATCHES = 16
@@ -38,7 +34,7 @@ LOAD_BATCHES = 16
 
 
 class GrpcPath(BufferedPath):
-    """:class:`kvstore.client.paths.path.Path` over the payload streams. What it lends is this process's own memory."""
+    """:class:`kvstore.client.paths.path.Path` over the payload streams."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -50,27 +46,19 @@ class GrpcPath(BufferedPath):
         return min(LOAD_BATCHES * namespace.batch_pages, MOST_LOOKUP_PAGES)
 
     @uninterrupted
-    def prepare_store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
-    ) -> PendingStore:
+    def prepare_store(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingStore:
         """Reserve pages; they are sent when the store is completed."""
-        ticket, outcomes = self._reserve(namespace, hashes, time.monotonic() + timeout, parent)
+        timeout = time_left(transfer.deadline)
+        ticket, outcomes = self._reserve(namespace, transfer)
         pages, reserved = pages_to_fill(outcomes, namespace.layout.page_bytes)
         return PendingStore(pages, outcomes, lambda publish: self.finish(ticket, reserved, timeout, publish=publish))
 
     @uninterrupted
-    def store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        timeout: float,
-        parent: bytes = b"",
-    ) -> StoreResult:
+    def store(self, namespace: OpenedNamespace, transfer: Transfer) -> StoreResult:
         """Store whole pages, sent from where they are."""
-        deadline = time.monotonic() + timeout
+        pages, deadline = transfer.pages, transfer.deadline
         if self.at_once and sum(page.size for page in pages) <= AT_ONCE_BYTES:
-            request = pb.StorePages(ticket=new_ticket(), request=store_request(namespace, hashes, deadline, parent))
+            request = pb.StorePages(ticket=new_ticket(), request=store_request(namespace, transfer))
             counts: list[pb.StoreCounts] = []
 
             def send() -> pb.StoreCounts:
@@ -81,7 +69,7 @@ class GrpcPath(BufferedPath):
             if not counts or knows(counts[0]):
                 return result
             self.at_once = False
-        ticket, outcomes = self._reserve(namespace, hashes, deadline, parent)
+        ticket, outcomes = self._reserve(namespace, transfer)
         wanted = pages_to_send(pages, outcomes)
         return PendingStore(
             [], outcomes, lambda publish: self.finish(ticket, wanted, time_left(deadline), publish=publish)
@@ -89,19 +77,13 @@ class GrpcPath(BufferedPath):
 
     @uninterrupted
     def begin_store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        timeout: float,
-        parent: bytes = b"",
-        following: int = 0,
+        self, namespace: OpenedNamespace, transfer: Transfer, following: int = 0
     ) -> Callable[[], StoreResult]:
         """Send whole pages. What became of the last ones is waited for later, while the next ones are sent."""
+        pages, deadline = transfer.pages, transfer.deadline
         if self.at_once and sum(page.size for page in pages) <= AT_ONCE_BYTES:
-            return super().begin_store(namespace, hashes, pages, timeout, parent)
-        deadline = time.monotonic() + timeout
-        ticket, outcomes = self._reserve(namespace, hashes, deadline, parent)
+            return super().begin_store(namespace, transfer)
+        ticket, outcomes = self._reserve(namespace, transfer)
         wanted = pages_to_send(pages, outcomes)
         request = pb.StorePages(ticket=ticket)
         shown = self._connection.metadata
@@ -117,12 +99,11 @@ class GrpcPath(BufferedPath):
         return PendingStore([], outcomes, finish).complete
 
     @uninterrupted
-    def load(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
-    ) -> list[str]:
+    def load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
         """Receive the leading pages into place, and verify them."""
-        request = pb.LoadPages(pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)))
-        return self._connection.as_known(lambda: self._receive(request, into, timeout))
+        request = pb.LoadPages(pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes))
+        timeout = time_left(transfer.deadline)
+        return self._connection.as_known(lambda: self._receive(request, transfer.pages, timeout))
 
     def _receive(self, request: pb.LoadPages, into: Sequence[Bytes], timeout: float) -> list[str]:
         tiers: list[str] = []
@@ -155,11 +136,9 @@ class GrpcPath(BufferedPath):
         request, deadline = pb.StorePages(ticket=ticket), time.monotonic() + timeout
         return self._finish(request, len(pages), lambda: self._send(request, pages, deadline), deadline)
 
-    def _reserve(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], deadline: float, parent: bytes
-    ) -> tuple[int, bytes]:
-        request = store_request(namespace, hashes, deadline, parent)
-        reply = self._connection.call(self._connection.stub.PrepareStore, request, time_left(deadline))
+    def _reserve(self, namespace: OpenedNamespace, transfer: Transfer) -> tuple[int, bytes]:
+        request = store_request(namespace, transfer)
+        reply = self._connection.call(self._connection.stub.PrepareStore, request, time_left(transfer.deadline))
         return reply.ticket, reply.outcomes
 
     def _send(self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float) -> pb.StoreCounts:
@@ -223,19 +202,17 @@ def knows(counts: pb.StoreCounts) -> bool:
     return bool(counts.stored or counts.present or counts.refused)
 
 
-def store_request(
-    namespace: OpenedNamespace, hashes: Sequence[bytes], deadline: float, parent: bytes
-) -> pb.PrepareStoreRequest:
-    """What reserves slots for pages until ``deadline``."""
+def store_request(namespace: OpenedNamespace, transfer: Transfer) -> pb.PrepareStoreRequest:
+    """What reserves slots for a transfer's pages until its deadline."""
     return pb.PrepareStoreRequest(
-        pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes)),
-        ttl_ms=math.ceil(min(time_left(deadline), LONGEST_TICKET) * 1000),
-        parent=parent,
+        pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes),
+        ttl_ms=math.ceil(min(time_left(transfer.deadline), LONGEST_TICKET) * 1000),
+        parent=transfer.parent,
     )
 
 
 def new_ticket() -> int:
-    """What a store without a reservation is called: nobody else can guess it."""
+    """The number of a store that reserves for itself: nobody else can guess it."""
     return secrets.randbits(63) or 1
 
 

@@ -1,4 +1,4 @@
-"""The contract of a way for pages to move between a client and a store."""
+"""The two contracts of a client: a path moves pages between it and a store, control makes the calls that move none."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from kvstore.client.paths.pending import PendingLoad, PendingStore
 from kvstore.client.paths.results import StoreResult
+from kvstore.client.paths.transfer import Transfer
 from kvstore.layout import Layout
 from kvstore.status import Status
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +30,10 @@ class OpenedNamespace:
 
 
 class Path(Protocol):
-    """Moves pages, at most ``batch_pages`` a call but for ``load``. Safe for threads.
+    """Moves pages, at most ``batch_pages`` a call but for ``load`` and ``load_here``. Safe for threads.
 
-    Those with a body are what a path may do without. Every method that may call the node takes ``timeout``, the seconds
-    after which it gives up with a :class:`DeadlineError`, and raises :class:`UnavailableError` when the node is lost.
+    Those with a body are what a path may do without. Every method that may call the node gives up at the transfer's
+    deadline with a :class:`DeadlineError`, and raises :class:`UnavailableError` when the node is lost.
     """
 
     def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool] | None:
@@ -53,10 +49,8 @@ class Path(Protocol):
         """Most pages of one ``load``."""
         return namespace.batch_pages
 
-    def load_here(
-        self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float
-    ) -> tuple[int, bool]:
-        """Load what can be loaded without a call of pages whose joined hashes these are, any number of them.
+    def load_here(self, namespace: OpenedNamespace, transfer: Transfer) -> tuple[int, bool]:
+        """Load what can be loaded without a call, of any number of pages.
 
         Returns:
             How many leading pages, and whether the next one is nowhere.
@@ -70,49 +64,32 @@ class Path(Protocol):
         """Mark pages as used a moment from now, without a call. False: this path can't, or not so many."""
         return False
 
-    def borrow(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+    def borrow(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
         """``prepare_load`` for a reader that copies at once: where it can, without a hold and without a call."""
-        return self.prepare_load(namespace, hashes, timeout)
+        return self.prepare_load(namespace, transfer)
 
-    def prepare_store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
-    ) -> PendingStore:
-        """Reserve pages for writing. ``parent``: hash of the page before the first one; empty where nobody knows."""
+    def prepare_store(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingStore:
+        """Reserve pages for writing. Completing the store may then take as long again as was left of the deadline."""
         ...
 
-    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+    def prepare_load(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
         """Hold the leading pages for reading."""
         ...
 
-    def store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        timeout: float,
-        parent: bytes = b"",
-    ) -> StoreResult:
+    def store(self, namespace: OpenedNamespace, transfer: Transfer) -> StoreResult:
         """Store whole pages."""
         ...
 
     def begin_store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        timeout: float,
-        parent: bytes = b"",
-        following: int = 0,
+        self, namespace: OpenedNamespace, transfer: Transfer, following: int = 0
     ) -> Callable[[], StoreResult]:
         """``store`` that may return before its end. What it returns waits for the rest, raises the errors of that, and
-        says what became of the pages; it is called once, and until it returns ``pages`` stay as they are.
+        says what became of the pages; it is called once, and until it returns the transfer's pages stay as they are.
         ``following``: how many pages the caller stores next, in this namespace."""
-        stored = self.store(namespace, hashes, pages, timeout, parent)
+        stored = self.store(namespace, transfer)
         return lambda: stored
 
-    def load(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
-    ) -> list[str]:
+    def load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
         """Load the leading pages, at most ``load_pages``. Returns the tier that each came from; its length is how many
         were loaded."""
         ...
@@ -123,7 +100,7 @@ class Path(Protocol):
 
 
 class Control(Protocol):
-    """The calls that move no pages. Same errors and ``timeout`` as a path's."""
+    """The calls that move no pages. Each takes ``timeout``, the seconds after which it gives up; errors as a path's."""
 
     def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
@@ -168,25 +145,3 @@ class Control(Protocol):
     def close(self) -> None:
         """Let go of everything."""
         ...
-
-
-def copy_in(pending: PendingStore, pages: Sequence[Bytes]) -> StoreResult:
-    """Fill what is reserved, and publish it."""
-    with pending:
-        fill_reserved(pending, pages)
-        return pending.complete()
-
-
-def fill_reserved(pending: PendingStore, pages: Sequence[Bytes]) -> None:
-    """Copy pages to where they are reserved. Copies release the interpreter lock."""
-    for slot, page in zip(pending.pages, pages, strict=True):
-        if slot is not None:
-            np.copyto(slot, page)
-
-
-def copy_out(pending: PendingLoad, into: Sequence[Bytes]) -> list[str]:
-    """Copy what is held. Returns the tiers of the pages that were copied while they were held."""
-    with pending:
-        for page, target in zip(pending.pages, into, strict=False):
-            np.copyto(target, page)
-        return pending.tiers[: pending.complete()]

@@ -42,9 +42,9 @@ class Place:
     def snapshot(self) -> StoreStatistics:
         """Everything that the store counts, at rest: a change means that something was done."""
         for path in (client._session.path for client in self.opened):
-            report = path._recency.take() if isinstance(path, ShmPath) else None
+            report = path._use_reports.take() if isinstance(path, ShmPath) else None
             if report is not None:  # what it has read without a call
-                path._recency._report(report)
+                path._use_reports._report(report)
         self.store.flush()
         return self.store.statistics()
 
@@ -127,7 +127,7 @@ def client(place: Place) -> kvstore.Client:
 @pytest.fixture
 def calls(monkeypatch) -> list[str]:
     """The calls that clients make from now on, by either way; what they do in the background is left out: reports, and
-    slots that are reserved ahead or given back."""
+    slots that are preallocated or given back."""
     made: list[str] = []
 
     def note(request: object) -> None:

@@ -326,7 +326,7 @@ def test_a_lock_that_another_thread_held_holds_no_child(client, pages, what: str
     lock = {
         "guard": embedded._guard,
         "session": client._session._lock,
-        "namespace": pages._tally._lock,
+        "namespace": pages._moved._lock,
         "store": embedded._store._state.lock,
         "writing": embedded._store.write_back.writing,
     }[what]

@@ -21,6 +21,7 @@ from forked import in_child
 
 import kvstore
 from kvstore.client.paths.shm.connection import SocketConnection
+from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import UnavailableError
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire.channel import Channel
@@ -101,10 +102,11 @@ class TestInterrupted:
 
     @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
     @pytest.mark.parametrize("step", ["send_frames", "look", "receive"])
-    @pytest.mark.parametrize("act", ["store", "load", "ahead"])
+    @pytest.mark.parametrize("act", ["store", "load", "preallocated"])
     def test_no_answer_is_left_for_the_next_call(self, near, hashes, payload, monkeypatch, act, step, behind):
         monkeypatch.setattr("kvstore.client.paths.shm.mapped_arena.CAN_READ", False)  # every load is a call
-        monkeypatch.setattr("kvstore.client.paths.shm.preallocation.LEAST_BYTES", 1 if act == "ahead" else 1 << 40)
+        least = 1 if act == "preallocated" else 1 << 40
+        monkeypatch.setattr("kvstore.client.paths.shm.preallocation.LEAST_BYTES", least)
         pages = near.namespace(SPACE)
         data = {name: payload(4) + np.uint8(name) for name in range(40)}
         for name in range(3):
@@ -146,12 +148,12 @@ class TestInterrupted:
         pages = near.namespace(SPACE)
         assert pages.store(hashes(4), payload(4)).stored == 4
         path = near._session.path
-        taken = [path._lines.take(time.monotonic() + 30.0) for _ in range(20)]
-        assert all(isinstance(line, SocketConnection) for line in taken)
-        assert len(path._lines._channels) == 20
+        taken = [path._connections.take(time.monotonic() + 30.0) for _ in range(20)]
+        assert all(isinstance(each, SocketConnection) for each in taken)
+        assert len(path._connections._channels) == 20
         taken.clear()
         gc.collect()
-        assert len(path._lines._channels) == 0
+        assert len(path._connections._channels) == 0
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     def test_an_attachment_whose_operation_never_ended_goes_with_its_last_view(self, near, hashes, payload, eventually):
@@ -166,7 +168,7 @@ class TestInterrupted:
         view = attachment.view(0, 10)
         del attachment
         path._begun = threading.local()
-        path._ahead._slots.clear()
+        path._preallocation._slots.clear()
         gc.collect()
         assert near.status().clients == 2, "somebody may write to what it lent"
         del view
@@ -185,15 +187,15 @@ class TestAnswersToOthers:
         assert pages.store(hashes(4, 1), data[4:]).stored == 4
         path = near._session.path
         opened = pages._handle.current[0]
-        line = path._lines.take(time.monotonic() + 30.0)
-        asked = path._load_request(path._attachment, opened, b"".join(hashes(4)), time.monotonic() + 30.0)
-        line.channel.send(Kind.PREPARE_LOAD, asked.SerializeToString())
-        path._lines.give_back(line)
+        connection = path._connections.take(time.monotonic() + 30.0)
+        asked = path._load_request(path._attachment, opened, transfer_of(hashes(4)))
+        connection.channel.send(Kind.PREPARE_LOAD, asked.SerializeToString())
+        path._connections.give_back(connection)
         with suppress(UnavailableError):  # a miss, and no more
             into = loaded(pages, hashes(4, 1))
             assert np.array_equal(into, data[4 : 4 + len(into)])
         assert np.array_equal(loaded(pages, hashes(4, 1)), data[4:])
-        assert line not in path._lines._idle
+        assert connection not in path._connections._idle
 
     def test_on_a_bulk_connection(self, far, hashes, payload):
         pages = far.namespace(SPACE)
@@ -285,12 +287,15 @@ class TestForked:
             data = payload(4)
             pages.store(hashes(4), data)
             path = client._session.path
-            owners = [client._session, pages._tally, path]
-            owners += [path._lines, path._ahead, path._recency, path._room] if client is near else [path._pool]
+            owners = [client._session, pages._moved, path]
+            if client is near:
+                owners += [path._connections, path._preallocation, path._use_reports, path._admission]
+            else:
+                owners.append(path._pool)
             locks = [owner._lock for owner in owners]
             if client is near:
                 locks += [path._attachment._guard, path._attachment.line._lock]
-                locks += [owner._closed._cond for owner in (path, path._recency, path._ahead)]
+                locks += [owner._closed._cond for owner in (path, path._use_reports, path._preallocation)]
             for lock in locks:
                 assert lock.acquire(timeout=30.0)
 
@@ -326,14 +331,14 @@ def test_slots_asked_for_by_an_interrupted_store_go_back(near, hashes, payload, 
     pages = near.namespace(SPACE)
     path = near._session.path
     attachment = path._attachment
-    line = path._lines.take(time.monotonic() + 30.0)
+    connection = path._connections.take(time.monotonic() + 30.0)
     for _ in range(5):
-        path._ahead.ask(line, attachment, pages._handle.current[0], 4, 0)  # and never posted
-    path._lines.give_back(line)
-    assert len(path._ahead._coming) == 2
+        path._preallocation.ask(connection, attachment, pages._handle.current[0], 4, 0)  # and never posted
+    path._connections.give_back(connection)
+    assert len(path._preallocation._coming) == 2
     monkeypatch.setattr("kvstore.client.paths.shm.preallocation.LONGEST_TICKET", 0.0)
-    path._ahead._give_back_idle()
-    assert not path._ahead._coming
+    path._preallocation._give_back_idle()
+    assert not path._preallocation._coming
     assert attachment.is_over, "what the node keeps for them is unknown"
     assert pages.store(hashes(4), payload(4)).stored == 4
 
@@ -345,7 +350,7 @@ def test_slots_of_a_store_that_was_lost_go_back(near, hashes, payload):
     path = near._session.path
     opened = pages._handle.current[0]
     attachment = path._attachment
-    path._reserve(opened, b"".join(hashes(4)), b"", time.monotonic() + 30.0)  # and nobody takes the answer
+    path._reserve(opened, transfer_of(hashes(4)))  # and nobody takes the answer
     gc.collect()
     assert pages.store(hashes(4, 1), payload(4)).stored == 4
     assert attachment.is_over
@@ -353,6 +358,11 @@ def test_slots_of_a_store_that_was_lost_go_back(near, hashes, payload):
         patch.setattr("kvstore.client.paths.shm.path.Reservation", raise_interrupt)  # behind the node's answer
         pages.store(hashes(4, 2), payload(4))
     assert path._attachment.is_over
+
+
+def transfer_of(hashes: list[bytes]) -> Transfer:
+    """Of pages whose memory the path lends."""
+    return Transfer(b"".join(hashes), (), time.monotonic() + 30.0)
 
 
 def raise_interrupt(*arguments: object, **options: object) -> None:

@@ -151,16 +151,16 @@ class TestBatchesUnderWay:
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
         count = 2 * pages.batch_pages
         left = [NotAttachedError("it came back"), UnknownNamespaceError("it was cleared")]
-        told = ShmPath._told
+        result_of = ShmPath._result_of
 
-        def forget(self, line, reservation, deadline):
-            result = told(self, line, reservation, deadline)
+        def forget(self, connection, reservation, deadline):
+            result = result_of(self, connection, reservation, deadline)
             if not left:
                 return result
-            node.store.evict(pages.fingerprint, split_hashes(reservation._hashes))
+            node.store.evict(pages.fingerprint, split_hashes(reservation.transfer.hashes))
             raise left.pop()
 
-        monkeypatch.setattr(ShmPath, "_told", forget)
+        monkeypatch.setattr(ShmPath, "_result_of", forget)
         assert pages.store(hashes(count), payload(count, page_bytes=PAGE_BYTES)) == kvstore.StoreResult(stored=count)
         assert pages.lookup(hashes(count)).prefix == count
 
@@ -169,17 +169,17 @@ class TestBatchesUnderWay:
         _, client = near
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE_BYTES))
         batch = pages.batch_pages
-        told = ShmPath._told
+        result_of = ShmPath._result_of
         finished = []
 
         def lose(self, *arguments):
             finished.append(None)
-            result = told(self, *arguments)
+            result = result_of(self, *arguments)
             if len(finished) == lost + 1:
                 raise UnavailableError("gone")
             return result
 
-        monkeypatch.setattr(ShmPath, "_told", lose)
+        monkeypatch.setattr(ShmPath, "_result_of", lose)
         result = pages.store(hashes(3 * batch), payload(3 * batch, page_bytes=PAGE_BYTES))
         assert (result.stored + result.present + result.refused, result.refused >= batch) == (3 * batch, True)
         assert pages.lookup(hashes(3 * batch)).present.count(True) >= result.stored

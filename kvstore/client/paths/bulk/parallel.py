@@ -1,4 +1,4 @@
-"""Work on several batches of one call at once, by threads that end with it."""
+"""Several batches of one call at once, by threads that end with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def in_background(work: Callable[[], Answer]) -> Future[Answer]:
             future.set_exception(error)
 
     try:
-        threading.Thread(target=run, name="kvstore-beside", daemon=True).start()
+        threading.Thread(target=run, name="kvstore-bulk-batch", daemon=True).start()
     except RuntimeError:
         run()
     return future

@@ -1,4 +1,4 @@
-"""Pages over bulk connections: for nodes on other hosts. Where none can be made, or one breaks, gRPC's streams go on.
+"""The bulk path: pages over TCP or TLS, for nodes on other hosts; over gRPC's streams where no connection can be made.
 
 A connection that breaks in a load has brought some pages whole, and the rest is asked for again. One that breaks in a
 store leaves a question, which the node answers (``Settle``): its pages are published all or none, and if none, they are
@@ -36,6 +36,7 @@ from kvstore.client.paths.grpc import (
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.pending import PendingStore
 from kvstore.client.paths.results import StoreResult
+from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import (
     FormatError,
     InvalidRequestError,
@@ -44,32 +45,28 @@ from kvstore.errors import (
     UnavailableError,
     UnknownNamespaceError,
 )
+from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import tell_children
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.limits import RESERVED
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.wire.messages import AT_ONCE_BYTES, join_hashes
+from kvstore.wire.messages import AT_ONCE_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 Answer = TypeVar("Answer")
 _TRIES = 2
 """Connections that one load or reservation tries: the first may have been closed while it was idle."""
-STREAMS = 2
-"""Connections that bring the batches of one load. (Of a store, the client begins one batch beside another.)"""
+LOAD_CONNECTIONS = 2
+"""Connections that bring the batches of one load. (Of a store, the client begins one batch while another is sent.)"""
 
 
 class BulkPath(BufferedPath):
-    """:class:`kvstore.client.paths.path.Path` over bulk connections. What it lends is this process's own memory.
-
-    Args:
-        connection: to the node.
-        pool: bulk connections to the same node; closed with the path.
-    """
+    """:class:`kvstore.client.paths.path.Path` over bulk connections. The pool is closed with the path."""
 
     def __init__(self, connection: Connection, pool: BulkPool) -> None:
         self._connection = connection
         self._pool = pool
-        self._stream = GrpcPath(connection)
+        self._grpc = GrpcPath(connection)
         self._lock = threading.Lock()
         self._under_way: dict[bytes, Future[StoreResult]] = {}
         """Batches that are being stored, by the fingerprint and hash of the last page of each."""
@@ -85,106 +82,87 @@ class BulkPath(BufferedPath):
         return LOAD_BATCHES * namespace.batch_pages
 
     @uninterrupted
-    def prepare_store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
-    ) -> PendingStore:
+    def prepare_store(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingStore:
         """Reserve pages; they are sent when the store is completed."""
-        reply = self._reserve(namespace, hashes, time.monotonic() + timeout, parent)
+        timeout = time_left(transfer.deadline)
+        reply = self._reserve(namespace, transfer)
         pages, wanted = pages_to_fill(reply.outcomes, namespace.layout.page_bytes)
 
         @uninterrupted
         def finish(publish: bool) -> StoreResult:
-            deadline = time.monotonic() + timeout
             if publish:
-                return self._put(namespace, reply, hashes, wanted, parent, deadline)
-            return self._stream.finish(reply.ticket, wanted, timeout, publish=False)
+                completion = transfer._replace(deadline=time.monotonic() + timeout)
+                return self._put(namespace, completion, reply, wanted)
+            return self._grpc.finish(reply.ticket, wanted, timeout, publish=False)
 
         return PendingStore(pages, reply.outcomes, finish)
 
     @uninterrupted
-    def store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        timeout: float,
-        parent: bytes = b"",
-    ) -> StoreResult:
+    def store(self, namespace: OpenedNamespace, transfer: Transfer) -> StoreResult:
         """Store whole pages, sent from where they are."""
-        deadline = time.monotonic() + timeout
-        if self._stream.at_once and sum(page.size for page in pages) <= AT_ONCE_BYTES:
-            return self._store_at_once(namespace, hashes, pages, deadline, parent)
-        reply = self._reserve(namespace, hashes, deadline, parent)
-        wanted = pages_to_send(pages, reply.outcomes)
-        put = partial(self._put, namespace, reply, hashes, wanted, parent, deadline)
+        if self._is_sent_at_once(transfer):
+            return self._store_at_once(namespace, transfer)
+        reply = self._reserve(namespace, transfer)
+        put = partial(self._put, namespace, transfer, reply, pages_to_send(transfer.pages, reply.outcomes))
         return PendingStore([], reply.outcomes, lambda publish: put()).complete()
 
     @uninterrupted
     def begin_store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        timeout: float,
-        parent: bytes = b"",
-        following: int = 0,
+        self, namespace: OpenedNamespace, transfer: Transfer, following: int = 0
     ) -> Callable[[], StoreResult]:
-        """Send whole pages by a thread of its own: the next ones may be sent beside them, by another connection."""
-        deadline = time.monotonic() + timeout
-        if self._stream.at_once and sum(page.size for page in pages) <= AT_ONCE_BYTES:
-            self._await(namespace, parent, deadline)
-            return super().begin_store(namespace, hashes, pages, time_left(deadline), parent)
-        reply = self._reserve(namespace, hashes, deadline, parent)
-        wanted = pages_to_send(pages, reply.outcomes)
-        await_before = partial(self._await, namespace, parent, deadline)
-        put = partial(self._put, namespace, reply, hashes, wanted, parent, deadline, await_before)
-        last = namespace.fingerprint + hashes[-1]
-        sent = in_background(put)
+        """Send whole pages by a thread of its own: the next ones may be sent meanwhile, by another connection."""
+        if self._is_sent_at_once(transfer):
+            self._await_parent(namespace, transfer)
+            return super().begin_store(namespace, transfer)
+        reply = self._reserve(namespace, transfer)
+        await_parent = partial(self._await_parent, namespace, transfer)
+        wanted = pages_to_send(transfer.pages, reply.outcomes)
+        last = namespace.fingerprint + transfer.hashes[-HASH_BYTES:]
+        sent = in_background(partial(self._put, namespace, transfer, reply, wanted, await_parent))
         with self._lock:
             self._under_way[last] = sent
         sent.add_done_callback(partial(self._ended, last))
         return PendingStore([], reply.outcomes, lambda publish: sent.result()).complete
+
+    def _is_sent_at_once(self, transfer: Transfer) -> bool:
+        """Whether pages go with the request that stores them."""
+        return self._grpc.at_once and sum(page.size for page in transfer.pages) <= AT_ONCE_BYTES
 
     def _ended(self, last: bytes, sent: Future[StoreResult]) -> None:
         with self._lock:  # another call may be sending the same page
             if self._under_way.get(last) is sent:
                 del self._under_way[last]
 
-    def _await(self, namespace: OpenedNamespace, parent: bytes, deadline: float) -> None:
+    def _await_parent(self, namespace: OpenedNamespace, transfer: Transfer) -> None:
         """Return when the pages before these are published, if they are being sent: heads come before their tails."""
-        before = self._under_way.get(namespace.fingerprint + parent)
+        before = self._under_way.get(namespace.fingerprint + transfer.parent)
         if before is not None:
-            wait([before], max(0.0, deadline - time.monotonic()))
+            wait([before], max(0.0, transfer.deadline - time.monotonic()))
 
     @uninterrupted
-    def load(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
-    ) -> list[str]:
+    def load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
         """Receive the leading pages into place, and verify them."""
-        deadline = time.monotonic() + timeout
         size = namespace.batch_pages
 
         def load_batch(place: int) -> tuple[list[str], bool]:
-            part = slice(place * size, (place + 1) * size)
-            tiers = self._load_batch(namespace, hashes[part], into[part], deadline)
-            return tiers, len(tiers) == len(hashes[part])
+            batch = transfer.part(place * size, (place + 1) * size)
+            tiers = self._load_batch(namespace, batch)
+            return tiers, len(tiers) == batch.page_count
 
-        return load_in_parallel(load_batch, math.ceil(len(hashes) / size), STREAMS)
+        return load_in_parallel(load_batch, math.ceil(transfer.page_count / size), LOAD_CONNECTIONS)
 
-    def _load_batch(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], deadline: float
-    ) -> list[str]:
+    def _load_batch(self, namespace: OpenedNamespace, batch: Transfer) -> list[str]:
         tiers: list[str] = []
 
         def ask(requests: BulkRequests) -> list[str]:
-            asked = pb.PageList(fingerprint=namespace.fingerprint, hashes=join_hashes(hashes[len(tiers) :]))
-            requests.load(asked, into[len(tiers) :], tiers, deadline)
+            rest = batch.part(len(tiers), batch.page_count)
+            asked = pb.PageList(fingerprint=namespace.fingerprint, hashes=rest.hashes)
+            requests.load(asked, rest.pages, tiers, rest.deadline)
             return tiers
 
         try:
-            if self._tried(ask, deadline) is None:
-                behind = len(tiers)
-                tiers += self._stream.load(namespace, hashes[behind:], into[behind:], time_left(deadline))
+            if self._tried(ask, batch.deadline) is None:
+                tiers += self._grpc.load(namespace, batch.part(len(tiers), batch.page_count))
         except KVStoreError:
             if not tiers:
                 raise
@@ -211,67 +189,59 @@ class BulkPath(BufferedPath):
                     self._pool.forget_idle()
         return None
 
-    def _reserve(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], deadline: float, parent: bytes
-    ) -> pb.PrepareStoreReply:
-        request = store_request(namespace, hashes, deadline, parent)
+    def _reserve(self, namespace: OpenedNamespace, transfer: Transfer) -> pb.PrepareStoreReply:
+        request, deadline = store_request(namespace, transfer), transfer.deadline
         reply = self._tried(lambda requests: requests.reserve(request, deadline), deadline)
         if reply is None:
             reply = self._connection.call(self._connection.stub.PrepareStore, request, time_left(deadline))
         return reply
 
-    def _store_at_once(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        deadline: float,
-        parent: bytes,
-    ) -> StoreResult:
+    def _store_at_once(self, namespace: OpenedNamespace, transfer: Transfer) -> StoreResult:
         """Send pages with the request that stores them."""
+        pages, deadline = transfer.pages, transfer.deadline
         for _ in range(_TRIES):
-            request = pb.StorePages(ticket=new_ticket(), request=store_request(namespace, hashes, deadline, parent))
+            request = pb.StorePages(ticket=new_ticket(), request=store_request(namespace, transfer))
             with self._pool.lent(deadline) as requests:
                 if requests is None:
                     break
-                counts = self._told(requests, request, pages, deadline)
+                counts = self._sent(requests, request, pages, deadline)
             if counts is None:
                 settled = settle(self._connection, request.ticket, time_left(deadline))
                 if not settled.stored and settled.present != len(pages):
                     continue
                 counts = pb.StoreCounts(stored=settled.stored, present=settled.present)
             elif not knows(counts):
-                self._stream.at_once = False
-                return self.store(namespace, hashes, pages, time_left(deadline), parent)
+                self._grpc.at_once = False
+                return self.store(namespace, transfer)
             return StoreResult(counts.stored, counts.present, len(pages) - counts.stored - counts.present)
-        return self._stream.store(namespace, hashes, pages, time_left(deadline), parent)
+        return self._grpc.store(namespace, transfer)
 
     def _put(
         self,
         namespace: OpenedNamespace,
+        transfer: Transfer,
         reply: pb.PrepareStoreReply,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        parent: bytes,
-        deadline: float,
+        wanted: Sequence[Bytes],
         before_last: Callable[[], object] | None = None,
     ) -> StoreResult:
-        """Send what was reserved, and say what became of it; find that out when the connection breaks."""
+        """Send the payloads of the slots that ``reply`` reserves, ``wanted``, and say what became of them; find that
+        out when the connection breaks."""
+        deadline = transfer.deadline
         if not reply.ticket:
             return StoreResult()
         with self._pool.lent(deadline) as requests:
             if requests is None:
-                return self._stream.finish(reply.ticket, pages, time_left(deadline), publish=True)
-            counts = self._told(requests, pb.StorePages(ticket=reply.ticket), pages, deadline, before_last)
+                return self._grpc.finish(reply.ticket, wanted, time_left(deadline), publish=True)
+            counts = self._sent(requests, pb.StorePages(ticket=reply.ticket), wanted, deadline, before_last)
         if counts is not None:
             # Fewer than were sent: the reservation lapsed, or an earlier node gave it.
-            return StoreResult(counts.stored, counts.present, len(pages) - counts.stored - counts.present)
+            return StoreResult(counts.stored, counts.present, len(wanted) - counts.stored - counts.present)
         settled = settle(self._connection, reply.ticket, time_left(deadline))
-        if settled.stored + settled.present == len(pages):
+        if settled.stored + settled.present == len(wanted):
             return StoreResult(settled.stored, settled.present)
-        return self._store_again(namespace, reply.outcomes, hashes, pages, deadline, parent)
+        return self._store_again(namespace, transfer, reply.outcomes, wanted)
 
-    def _told(
+    def _sent(
         self,
         requests: BulkRequests,
         request: pb.StorePages,
@@ -293,13 +263,7 @@ class BulkPath(BufferedPath):
             return None
 
     def _store_again(
-        self,
-        namespace: OpenedNamespace,
-        outcomes: bytes,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        deadline: float,
-        parent: bytes,
+        self, namespace: OpenedNamespace, transfer: Transfer, outcomes: bytes, wanted: Sequence[Bytes]
     ) -> StoreResult:
         """Store what was reserved once more, through gRPC: each run of neighbours by a call of its own, since the page
         before its first one is another."""
@@ -309,10 +273,9 @@ class BulkPath(BufferedPath):
             count = len(list(run))
             end = start + count
             if reserved:
-                before = hashes[start - 1] if start else parent
-                some = pages[sent : sent + count]
+                part = transfer.part(start, end)._replace(pages=wanted[sent : sent + count])
                 try:
-                    result += self._stream.store(namespace, hashes[start:end], some, time_left(deadline), before)
+                    result += self._grpc.store(namespace, part)
                 except UnknownNamespaceError:  # cleared meanwhile: nothing of it is wanted any more
                     result += StoreResult(refused=count)
                 sent += count

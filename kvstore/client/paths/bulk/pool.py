@@ -1,4 +1,4 @@
-"""Open bulk connections to one node: lent to one call at a time, made when none is free."""
+"""The pool of bulk connections to one node: each lent to one call at a time, made when none is free."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_IDLE = 8
 """Most connections that are kept for later."""
 CONNECT_SECONDS = 1.0
 """How long making a connection may take before pages go another way."""
-SHORTEST_REST, LONGEST_REST = 1.0, 60.0
+SHORTEST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """How long no connection is tried after one could not be made; twice as long each time."""
 _log = logging.getLogger(__name__)
 
@@ -34,12 +34,7 @@ class BulkPool:
     """Bulk connections of one client. Safe for threads.
 
     Where none can be made, a call gets none and goes another way. The next one is tried a while later, by a thread of
-    its own: no call waits twice for a port that nobody answers on.
-
-    Args:
-        connection: the gRPC channel, which gives tokens.
-        host: where the node is.
-        tls: for TLS connections, None for plain ones.
+    its own: no call waits twice for a port that nobody answers on. The gRPC connection gives the tokens.
     """
 
     def __init__(self, connection: Connection, host: str, tls: ssl.SSLContext | None = None) -> None:
@@ -48,9 +43,9 @@ class BulkPool:
         self._tls = tls
         self._lock = threading.Lock()
         self._idle: list[BulkRequests] = []
-        self._rest = 0.0
+        self._backoff = 0.0
         """How long the last failure is waited out; 0: none since the last connection."""
-        self._rest_until = 0.0
+        self._retry_at = 0.0
         self._trying = False
         self._closed = False
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -118,8 +113,8 @@ class BulkPool:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"the client of {self._connection.name} is closed")
-            if self._rest:
-                if not self._trying and time.monotonic() >= self._rest_until:
+            if self._backoff:
+                if not self._trying and time.monotonic() >= self._retry_at:
                     with contextlib.suppress(RuntimeError):  # no thread to be had now: a later call tries again
                         thread = threading.Thread(target=self._try_later, name="kvstore-bulk-connect", daemon=True)
                         uninterrupted(thread.start)()
@@ -138,7 +133,7 @@ class BulkPool:
                 self._trying = False
 
     def _open(self, deadline: float) -> BulkRequests | None:
-        """Make a connection. None, and a rest, where the node has none to give or its port can't be reached.
+        """Make a connection. None, and a back-off, where the node has none to give or its port can't be reached.
 
         Raises:
             UnavailableError: the node can't be reached at all.
@@ -156,16 +151,16 @@ class BulkPool:
             self._failed(error)
             return None
         with self._lock:
-            if self._rest:
+            if self._backoff:
                 _log.info("%s: bulk connections can be made again", self._connection.name)
-            self._rest = 0.0
+            self._backoff = 0.0
         return requests
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
-            first = not self._rest
-            self._rest = min(max(2 * self._rest, SHORTEST_REST), LONGEST_REST)
-            self._rest_until = time.monotonic() + self._rest
+            first = not self._backoff
+            self._backoff = min(max(2 * self._backoff, SHORTEST_BACKOFF), LONGEST_BACKOFF)
+            self._retry_at = time.monotonic() + self._backoff
         if first:
             _log.warning("%s: pages go through gRPC: no bulk connection: %s", self._connection.name, error)
 

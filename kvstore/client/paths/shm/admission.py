@@ -1,4 +1,7 @@
-"""How much a client's stores have in hand at once: the node refuses what passes half of its arena."""
+"""Admission of a client's stores: no more bytes under way at once than fit into the arena together.
+
+The node refuses what passes half of its arena.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,8 @@ _LOOK_SECONDS = 0.001
 
 
 class Share:
-    """What one store has in hand. Without this object it counts no more: the store may be interrupted before it can
-    give it back.
-
-    Args:
-        size: in bytes.
+    """The bytes of one store under way. Without this object they count no more: the store may be interrupted before it
+    can give it back.
     """
 
     def __init__(self, size: int) -> None:
@@ -27,8 +27,7 @@ class Share:
 class StoreAdmission:
     """Lets stores in one after the other where the arena is too small for all of them. Safe for threads.
 
-    Args:
-        limit: bytes that they may have in hand together; a store that is larger is alone.
+    ``limit``: bytes that they may have under way together; a store that is larger is alone.
     """
 
     def __init__(self, limit: int) -> None:
@@ -48,7 +47,7 @@ class StoreAdmission:
         return 2 * self._taken() > self._limit
 
     def take(self, share: Share, deadline: float) -> None:
-        """Wait for room, but not past the deadline: then the node decides."""
+        """Wait until the share fits, but not past the deadline: then the node decides."""
         while not self._take(share, force=time.monotonic() >= deadline):
             time.sleep(_LOOK_SECONDS)
 

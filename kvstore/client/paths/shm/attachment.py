@@ -1,4 +1,4 @@
-"""One client at one node's arena: its mapping, and the lock that says that it lives."""
+"""One client's attachment to a node's arena: its mapping, and the file lock by which the node sees that it lives."""
 
 from __future__ import annotations
 

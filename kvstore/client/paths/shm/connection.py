@@ -1,4 +1,4 @@
-"""How the calls around a copy get to a node on this host: over the socket in its arena's folder, or through gRPC."""
+"""Local connections: the calls around a copy, made to a node on this host over its arena's socket, or through gRPC."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class LocalConnection(Protocol):
     """One thread's way to the node. Requests are the messages of :data:`kvstore.wire.local.CALLS`.
 
     Attributes:
-        ahead: whether requests are on their way before earlier ones are answered.
+        pipelined: whether requests are sent before earlier ones are answered.
         good: whether nothing of an interrupted operation is on its way.
     """
 
-    ahead: bool
+    pipelined: bool
     good: bool
 
     def pack(self, request: Message, answered: Answered) -> Packed:
@@ -97,15 +97,15 @@ class LocalConnection(Protocol):
         ...
 
 
-def call(line: LocalConnection, request: Message, deadline: float) -> Any:
+def call(connection: LocalConnection, request: Message, deadline: float) -> Any:
     """One call.
 
     Raises:
         KVStoreError: what the node answered, or that it did not.
     """
     answers: list[Any] = []
-    line.post([line.pack(request, answers.append)], deadline)
-    line.settle(deadline)
+    connection.post([connection.pack(request, answers.append)], deadline)
+    connection.settle(deadline)
     [answer] = answers
     if isinstance(answer, KVStoreError):
         raise answer
@@ -113,16 +113,11 @@ def call(line: LocalConnection, request: Message, deadline: float) -> Any:
 
 
 class SocketConnection:
-    """A connection to the socket in the arena's folder.
-
-    Args:
-        channel: whose other end is ready.
-        name: of the node, for people.
-        large: for requests that don't fit into a frame.
-        numbered: whether answers say which request they answer.
+    """A connection to the socket in the arena's folder, whose other end is ready. Requests that don't fit into a frame
+    go by ``large``; ``numbered``: answers say which request they answer.
     """
 
-    ahead = True
+    pipelined = True
 
     def __init__(self, channel: Calls, name: str, large: LocalConnection, *, numbered: bool) -> None:
         self.channel = channel
@@ -257,7 +252,7 @@ def nobody(answer: Any) -> None:
 class GrpcConnection:
     """Calls through gRPC, each answered before the next."""
 
-    ahead = False
+    pipelined = False
     good = True
 
     def __init__(self, connection: Connection) -> None:
@@ -292,11 +287,9 @@ class GrpcConnection:
 
 
 class LocalConnectionPool:
-    """The lines of one client: lent to one operation at a time, made when none is free. Safe for threads.
+    """One client's connections to the socket in the arena's folder; gRPC where none can be made. Safe for threads.
 
-    Args:
-        connection: to the node, for what can't go over its socket.
-        directory: the arena's folder.
+    Each is lent to one operation at a time, and made when none is free.
     """
 
     def __init__(self, connection: Connection, directory: FilePath) -> None:
@@ -320,15 +313,15 @@ class LocalConnectionPool:
 
     @contextmanager
     def lent(self, deadline: float) -> Iterator[LocalConnection]:
-        """A line for one operation. Raises as :meth:`take`."""
-        line = self.take(deadline)
+        """A connection for one operation. Raises as :meth:`take`."""
+        connection = self.take(deadline)
         try:
-            yield line
+            yield connection
         finally:
-            self.give_back(line)
+            self.give_back(connection)
 
     def take(self, deadline: float) -> LocalConnection:
-        """The line that was used last, or a new one. Answers that were due are settled.
+        """The connection that was used last, or a new one. Answers that were due are settled.
 
         Raises:
             UnavailableError: the client is closed.
@@ -338,41 +331,41 @@ class LocalConnectionPool:
             with self._lock:
                 if self._closed:
                     raise UnavailableError(f"the client of {self._connection.name} is closed")
-                line = self._idle.pop() if self._idle else None
-            if line is None:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
                 return self._open(deadline)
-            if line.is_usable():
+            if connection.is_usable():
                 try:
-                    line.settle(deadline)
+                    connection.settle(deadline)
                 except UnavailableError:  # it was lost; the node need not be
-                    self._discard(line)
+                    self._discard(connection)
                     continue
                 except BaseException:
-                    self._discard(line)
+                    self._discard(connection)
                     raise
-                return line
-            self._discard(line)
+                return connection
+            self._discard(connection)
 
-    def give_back(self, line: LocalConnection) -> None:
-        """Keep a line for later if it is good."""
-        if not isinstance(line, SocketConnection):
+    def give_back(self, connection: LocalConnection) -> None:
+        """Keep a connection for later if it is good."""
+        if not isinstance(connection, SocketConnection):
             return
         with self._lock:
-            kept = line.good and not self._closed and len(self._idle) < MOST_IDLE
+            kept = connection.good and not self._closed and len(self._idle) < MOST_IDLE
             if kept:
-                self._idle.append(line)
+                self._idle.append(connection)
         if not kept:
-            self._discard(line)
+            self._discard(connection)
 
     def settle_idle(self, deadline: float) -> None:
-        """Receive what is due on lines that nobody uses."""
+        """Receive what is due on connections that nobody uses."""
         with self._lock:
-            due = [line for line in self._idle if line.due]
-            self._idle = [line for line in self._idle if not line.due]
-        for line in due:
+            due = [each for each in self._idle if each.due]
+            self._idle = [each for each in self._idle if not each.due]
+        for connection in due:
             with contextlib.suppress(KVStoreError):
-                line.settle(deadline)
-            self.give_back(line)
+                connection.settle(deadline)
+            self.give_back(connection)
 
     def close(self) -> None:
         """Close everything; calls under way fail."""
@@ -381,13 +374,13 @@ class LocalConnectionPool:
             idle, self._idle = self._idle, []
             for channel in self._channels:
                 channel.cut()
-        for line in idle:
-            self._discard(line)
+        for connection in idle:
+            self._discard(connection)
 
-    def _discard(self, line: SocketConnection) -> None:
+    def _discard(self, connection: SocketConnection) -> None:
         with self._lock:
-            self._channels.discard(line.channel)
-        line.close()
+            self._channels.discard(connection.channel)
+        connection.close()
 
     def _open(self, deadline: float) -> LocalConnection:
         name = self._connection.name

@@ -1,4 +1,4 @@
-"""What a client reads of the node's arena without a call: which pages are in it, and their bytes.
+"""The node's arena as a client maps it: which pages are in it, and their bytes, read without a call.
 
 Safe on processors that keep the order of stores and of loads (``kvstore.arena.epochs.CAN_READ``). The protocol is in
 docs/architecture/arena.md.
@@ -45,10 +45,7 @@ def copy_bytes(target: Bytes, source: Bytes) -> None:
 
 
 class MappedArena:
-    """The files of one arena, mapped. Safe for threads.
-
-    Args:
-        directory: the arena's folder.
+    """The files in an arena's folder, mapped. Safe for threads.
 
     Raises:
         ResourceError: the files can't be mapped, or are no arena of this version.
@@ -84,7 +81,7 @@ class MappedArena:
         detach(self._mappings)
 
     def line(self, number: int) -> ReadingLine:
-        """The line of the client with this number."""
+        """The cache line in which the client with this number announces its reads."""
         start = number % MOST_CLIENTS * LINE_BYTES
         return ReadingLine(self._lines[start : start + LINE_BYTES].cast("Q")[:LINE_WORDS], self._epoch)
 

@@ -1,11 +1,11 @@
-"""Pages through the node's arena, mapped into this process: one copy, and no payload in any message."""
+"""The mapped path: pages through the node's arena, mapped into this process. One copy, and no payload in a message."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path as FilePath
 from typing import TypeVar
@@ -27,6 +27,7 @@ from kvstore.client.paths.shm.mapped_arena import MappedRead, copy_bytes
 from kvstore.client.paths.shm.preallocation import Preallocation
 from kvstore.client.paths.shm.reservation import Reservation
 from kvstore.client.paths.shm.use_reports import UseReports
+from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import (
     DeadlineError,
     KVStoreError,
@@ -46,7 +47,6 @@ from kvstore.limits import (
     TIER_NAMES,
 )
 from kvstore.v1 import cache_pb2 as pb
-from kvstore.wire.messages import join_hashes
 
 Bytes = npt.NDArray[np.uint8]
 Pending = TypeVar("Pending")
@@ -61,11 +61,7 @@ _STEP_BYTES = 16 << 20
 
 
 class ShmPath(Path):
-    """:class:`kvstore.client.paths.path.Path` through the mapping.
-
-    Args:
-        connection: to the node, over its Unix socket.
-        directory: the folder of its arena.
+    """:class:`kvstore.client.paths.path.Path` through the mapping of the arena whose folder is ``directory``.
 
     Raises:
         ResourceError: the arena can't be mapped from here.
@@ -73,25 +69,24 @@ class ShmPath(Path):
     """
 
     def __init__(self, connection: Connection, directory: FilePath, timeout: float) -> None:
-        self._connection = connection
+        self._grpc = connection
         self._directory = directory
-        self._lines = LocalConnectionPool(connection, directory)
+        self._connections = LocalConnectionPool(connection, directory)
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._closed = threading.Event()
-        self._recency = UseReports(
-            partial(_report_use, connection)
-        )  # not this object's own: they would keep each other
-        self._ahead = Preallocation(self._lines)
+        # Not a method of this object: the two would keep each other.
+        self._use_reports = UseReports(partial(_report_use, connection))
+        self._preallocation = Preallocation(self._connections)
         self._begun = threading.local()
-        """``line``: of the last store that this thread began and was not told of yet."""
+        """``connection``: of the last store that this thread began and was not told of yet."""
         tell_children(self)
         deadline = time.monotonic() + timeout
         try:
             attachment = self._attach(deadline)
         except NotAttachedError:
             attachment = self._attach(deadline)
-        self._room = StoreAdmission(attachment.arena.pages.size * 3 // 8)
+        self._admission = StoreAdmission(attachment.arena.pages.size * 3 // 8)
         attachment.done()
 
     def forked(self) -> None:
@@ -123,87 +118,65 @@ class ShmPath(Path):
         """Tell the node with the next call, or a moment later."""
         if len(hashes) > _MOST_NOTED * HASH_BYTES:
             return False
-        self._recency.note(namespace.fingerprint, hashes, read=False)
+        self._use_reports.note(namespace.fingerprint, hashes, read=False)
         return True
 
-    def prepare_store(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float, parent: bytes = b""
-    ) -> PendingStore:
+    def prepare_store(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingStore:
         """Reserve slots, lent as they lie in the arena."""
-        deadline = time.monotonic() + timeout
-        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent)
-        line, reservation = self._operate(reserve, deadline)
+        deadline = transfer.deadline
+        timeout = time_left(deadline)
+        connection, reservation = self._operate(partial(self._reserve, namespace, transfer))
         try:
-            self._ask_next(line, reservation, 0, deadline)
+            self._preallocate(connection, reservation, 0, deadline)
         except BaseException as error:
-            self._ended(line, reservation, error)
+            self._ended(connection, reservation, error)
             raise
-        self._lines.give_back(line)
+        self._connections.give_back(connection)
         return PendingStore(reservation.views(), reservation.outcomes, partial(self._complete, reservation, timeout))
 
-    def prepare_load(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+    def prepare_load(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
         """Hold slots, lent as they lie in the arena."""
-        return self._operate(
-            partial(self._prepare_load, namespace, join_hashes(hashes), timeout), time.monotonic() + timeout
-        )
+        return self._operate(partial(self._prepare_load, namespace, transfer, time_left(transfer.deadline)))
 
-    def store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        timeout: float,
-        parent: bytes = b"",
-    ) -> StoreResult:
+    def store(self, namespace: OpenedNamespace, transfer: Transfer) -> StoreResult:
         """Copy pages into the arena."""
-        return self.begin_store(namespace, hashes, pages, timeout, parent)()
+        return self.begin_store(namespace, transfer)()
 
     def begin_store(
-        self,
-        namespace: OpenedNamespace,
-        hashes: Sequence[bytes],
-        pages: Sequence[Bytes],
-        timeout: float,
-        parent: bytes = b"",
-        following: int = 0,
+        self, namespace: OpenedNamespace, transfer: Transfer, following: int = 0
     ) -> Callable[[], StoreResult]:
         """Copy pages into the arena; they are published behind the copy."""
-        deadline = time.monotonic() + timeout
-        reserve = partial(self._reserve, namespace, join_hashes(hashes), parent)
-        share = Share(len(hashes) * slot_bytes(namespace.layout.page_bytes))
+        deadline = transfer.deadline
+        share = Share(transfer.page_count * slot_bytes(namespace.layout.page_bytes))
         try:
-            self._room.take(share, deadline)
-            line, reservation = self._operate(reserve, deadline)
+            self._admission.take(share, deadline)
+            connection, reservation = self._operate(partial(self._reserve, namespace, transfer))
             try:
                 if reservation.ticket:
-                    self._ask_next(line, reservation, following, deadline)  # done while this one is copied
-                    before = partial(self._settle_begun, deadline)
-                    reservation.write(line, pages, self._recency.take, before, deadline)
-                    self._begun.line = line
-                    if self._room.is_tight:  # what was written must have left this client's hands before more is begun
-                        line.settle(deadline)
+                    self._preallocate(connection, reservation, following, deadline)  # done while this one is copied
+                    reservation.write(connection, self._use_reports.take, partial(self._settle_begun, deadline))
+                    self._begun.connection = connection
+                    if self._admission.is_tight:
+                        # What was written must have left this client's hands before more is begun.
+                        connection.settle(deadline)
             except BaseException as error:
-                self._ended(line, reservation, error)
+                self._ended(connection, reservation, error)
                 raise
         finally:
-            self._room.give_back(share)
-        return lambda: reservation.before + self._told(line, reservation, deadline)
+            self._admission.give_back(share)
+        return lambda: reservation.before + self._result_of(connection, reservation, deadline)
 
-    def load(
-        self, namespace: OpenedNamespace, hashes: Sequence[bytes], into: Sequence[Bytes], timeout: float
-    ) -> list[str]:
+    def load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
         """Copy the leading pages out of the arena, held by a call: each as soon as it is there."""
-        deadline = time.monotonic() + timeout
-        return self._operate(partial(self._load, namespace, join_hashes(hashes), into), deadline)
+        return self._operate(partial(self._load, namespace, transfer))
 
-    def load_here(
-        self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float
-    ) -> tuple[int, bool]:
+    def load_here(self, namespace: OpenedNamespace, transfer: Transfer) -> tuple[int, bool]:
         """Copy the leading pages that are in the arena, announced."""
-        # Little happens here, on purpose: with cold caches each line costs a microsecond.
+        # Little happens here, on purpose: with cold caches each line of code costs a microsecond.
         attachment = self._attachment
         if attachment is None or not attachment.use():
             return 0, False
+        hashes, into, deadline, _ = transfer
         try:
             if not attachment.speaks_of(namespace):
                 return 0, False
@@ -227,33 +200,33 @@ class ShmPath(Path):
         self._note_read(namespace, hashes, loaded, nowhere=nowhere)
         return loaded, nowhere
 
-    def borrow(self, namespace: OpenedNamespace, hashes: Sequence[bytes], timeout: float) -> PendingLoad:
+    def borrow(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
         """Lend pages as they lie in the arena: those that are there announced, and else the others held."""
-        deadline = time.monotonic() + timeout
-        lent = self._operate(partial(self._borrow_mapped, namespace, join_hashes(hashes)), deadline)
-        return lent if lent is not None else self.prepare_load(namespace, hashes, time_left(deadline))
+        lent = self._operate(partial(self._borrow_mapped, namespace, transfer))
+        return lent if lent is not None else self.prepare_load(namespace, transfer)
 
     def close(self) -> None:
         """Detach behind the last operation under way."""
         self._closed.set()
-        self._recency.close()
-        self._ahead.close()
-        self._lines.close()
+        self._use_reports.close()
+        self._preallocation.close()
+        self._connections.close()
         if self._attachment is not None:
             self._attachment.retire()
 
-    def _operate(self, prepare: Callable[[float], Pending], deadline: float) -> Pending:
+    def _operate(self, prepare: Callable[[], Pending]) -> Pending:
         """Begin an operation; when the node came back without knowing this client, begin it anew."""
         try:
             try:
-                return prepare(deadline)
+                return prepare()
             except NotAttachedError:
-                return prepare(deadline)
+                return prepare()
         except ResourceError as error:
-            raise NotAttachedError(f"{self._connection.name} has no arena there any more: {error}") from error
+            raise NotAttachedError(f"{self._grpc.name} has no arena there any more: {error}") from error
 
-    def _borrow_mapped(self, namespace: OpenedNamespace, hashes: bytes, deadline: float) -> PendingLoad | None:
+    def _borrow_mapped(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad | None:
         """Lend the leading pages that are in the arena; None where the first one may be elsewhere."""
+        hashes, _, deadline, _ = transfer
         attachment = self._attach(deadline)
         lent: PendingLoad | None = None
         try:
@@ -289,118 +262,113 @@ class ShmPath(Path):
     def _note_read(self, namespace: OpenedNamespace, hashes: bytes, good: int, *, nowhere: bool) -> None:
         missed = len(hashes) // HASH_BYTES - good if nowhere else 0  # the others are asked for by a call
         if good or missed:
-            self._recency.note(namespace.fingerprint, hashes[: good * HASH_BYTES], read=True, missed=missed)
+            self._use_reports.note(namespace.fingerprint, hashes[: good * HASH_BYTES], read=True, missed=missed)
 
-    def _reserve(
-        self, namespace: OpenedNamespace, hashes: bytes, parent: bytes, deadline: float
-    ) -> tuple[LocalConnection, Reservation]:
-        """Slots for the pages that are not here, and the line that they came by."""
+    def _reserve(self, namespace: OpenedNamespace, transfer: Transfer) -> tuple[LocalConnection, Reservation]:
+        """Slots for the pages that are not here, and the connection that they came by."""
+        deadline = transfer.deadline
         attachment = self._attach(deadline)
-        line: LocalConnection | None = None
+        connection: LocalConnection | None = None
         try:
-            line = self._lines.take(deadline)
-            reservation = self._reserved_ahead(attachment, namespace, hashes, parent)
+            connection = self._connections.take(deadline)
+            reservation = self._preallocated(attachment, namespace, transfer)
             if reservation is None:
                 attachment.check_current()
-                reservation = self._reserve_now(line, attachment, namespace, hashes, parent, deadline)
+                reservation = self._reserve_now(connection, attachment, namespace, transfer)
         except BaseException as error:
             self._failed(attachment, error)
             attachment.done()
-            if line is not None:
-                self._lines.give_back(line)
+            if connection is not None:
+                self._connections.give_back(connection)
             raise
-        return line, reservation
+        return connection, reservation
 
-    def _ask_next(self, line: LocalConnection, reservation: Reservation, following: int, deadline: float) -> None:
+    def _preallocate(
+        self, connection: LocalConnection, reservation: Reservation, following: int, deadline: float
+    ) -> None:
         """Ask for the slots of the store behind this one, unless there are some."""
         if reservation.ticket:
             attachment, namespace = reservation.attachment, reservation.namespace
-            if asked := self._ahead.ask(line, attachment, namespace, reservation.pages, following):
-                line.post(asked, deadline)
+            if asked := self._preallocation.ask(connection, attachment, namespace, reservation.pages, following):
+                connection.post(asked, deadline)
 
     def _reserve_now(
-        self,
-        line: LocalConnection,
-        attachment: Attachment,
-        namespace: OpenedNamespace,
-        hashes: bytes,
-        parent: bytes,
-        deadline: float,
+        self, connection: LocalConnection, attachment: Attachment, namespace: OpenedNamespace, transfer: Transfer
     ) -> Reservation:
         request = pb.PrepareStoreRequest(
-            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=hashes),
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes),
             client=attachment.client,
-            ttl_ms=_ttl_ms(deadline),
-            parent=parent,
-            used=self._recency.take(),
+            ttl_ms=_ttl_ms(transfer.deadline),
+            parent=transfer.parent,
+            used=self._use_reports.take(),
         )
-        reply = call(line, request, deadline)
+        reply = call(connection, request, transfer.deadline)
         offsets = list(reply.offsets)
-        return Reservation(attachment, namespace, hashes, parent, reply.ticket, reply.outcomes, offsets, ahead=False)
+        return Reservation(attachment, namespace, transfer, reply.ticket, reply.outcomes, offsets, preallocated=False)
 
-    def _reserved_ahead(
-        self, attachment: Attachment, namespace: OpenedNamespace, hashes: bytes, parent: bytes
+    def _preallocated(
+        self, attachment: Attachment, namespace: OpenedNamespace, transfer: Transfer
     ) -> Reservation | None:
-        """Slots that were reserved ahead; None where there are none for these pages."""
-        arena = attachment.arena
+        """Slots that were reserved beforehand; None where there are none for these pages."""
+        arena, hashes = attachment.arena, transfer.hashes
         if not hashes or arena.is_stale(namespace) or not arena.speaks_of(namespace):
             return None
         if arena.has(namespace, hashes[:HASH_BYTES]):
             here, _ = arena.find(namespace, hashes)
         else:  # a prefix leaves its tail first: nothing of it is here, and if it is, its copies are in vain
-            here = bytes(len(hashes) // HASH_BYTES)
+            here = bytes(transfer.page_count)
         wanted = here.count(ABSENT)
-        slots = self._ahead.take(attachment, namespace, wanted) if wanted else None
+        slots = self._preallocation.take(attachment, namespace, wanted) if wanted else None
         if slots is None:
             return None
-        return Reservation(
-            attachment, namespace, hashes, parent, slots.ticket, here.translate(_OUTCOMES), slots.offsets, ahead=True
-        )
+        outcomes = here.translate(_OUTCOMES)
+        return Reservation(attachment, namespace, transfer, slots.ticket, outcomes, slots.offsets, preallocated=True)
 
     def _complete(self, reservation: Reservation, timeout: float, publish: bool) -> StoreResult:
         """Publish what a user wrote, or give it up."""
         deadline = time.monotonic() + timeout
-        line: LocalConnection | None = None
+        connection: LocalConnection | None = None
         try:
             if reservation.ticket:
-                line = self._lines.take(deadline)
+                connection = self._connections.take(deadline)
                 if publish:
-                    reservation.publish(line, self._recency.take, deadline)
+                    reservation.publish(connection, self._use_reports.take, deadline)
                 else:
-                    reservation.give_up(line, deadline)
+                    reservation.give_up(connection, deadline)
         except BaseException as error:
-            self._ended(line, reservation, error)
+            self._ended(connection, reservation, error)
             raise
-        return self._told(line, reservation, deadline)
+        return self._result_of(connection, reservation, deadline)
 
     def _settle_begun(self, deadline: float) -> None:
         """Wait for the answers to the store that this thread began before: the pages of this one come behind its."""
-        line: LocalConnection | None = getattr(self._begun, "line", None)
-        if line is not None and line.good:  # it was interrupted, else: nobody is told what became of its pages
-            line.settle(deadline)
+        connection: LocalConnection | None = getattr(self._begun, "connection", None)
+        if connection is not None and connection.good:  # else it was interrupted: nobody asks what became of its pages
+            connection.settle(deadline)
 
-    def _told(self, line: LocalConnection | None, reservation: Reservation, deadline: float) -> StoreResult:
+    def _result_of(self, connection: LocalConnection | None, reservation: Reservation, deadline: float) -> StoreResult:
         """What became of a store's pages."""
         try:
-            if line is not None:
-                line.settle(deadline)
+            if connection is not None:
+                connection.settle(deadline)
             result, known = reservation.result()
             if not known:
                 # The node does not know the ticket: it was restarted, and keeps the slots until this client is gone.
                 reservation.attachment.retire()
         except BaseException as error:
-            self._ended(line, reservation, error)
+            self._ended(connection, reservation, error)
             raise
-        self._ended(line, reservation, None)
+        self._ended(connection, reservation, None)
         return result
 
-    def _prepare_load(self, namespace: OpenedNamespace, hashes: bytes, timeout: float, deadline: float) -> PendingLoad:
-        """Hold slots until ``deadline``; ending the hold may then take ``timeout`` seconds."""
+    def _prepare_load(self, namespace: OpenedNamespace, transfer: Transfer, timeout: float) -> PendingLoad:
+        """Hold slots until the deadline; ending the hold may then take ``timeout`` seconds."""
+        deadline = transfer.deadline
         attachment = self._attach(deadline)
         try:
             attachment.check_current()
-            with self._lines.lent(deadline) as line:
-                parts = list(line.parts(self._load_request(attachment, namespace, hashes, deadline), deadline))
+            with self._connections.lent(deadline) as connection:
+                parts = list(connection.parts(self._load_request(attachment, namespace, transfer), deadline))
         except BaseException as error:
             self._failed(attachment, error)
             attachment.done()
@@ -412,8 +380,8 @@ class ShmPath(Path):
         def finish() -> int:
             try:
                 end = time.monotonic() + timeout
-                with self._lines.lent(end) as line:
-                    return len(pages) * self._finish_load(line, attachment, parts[-1].ticket, end)
+                with self._connections.lent(end) as connection:
+                    return len(pages) * self._finish_load(connection, attachment, parts[-1].ticket, end)
             except (UnavailableError, DeadlineError):
                 return 0
             finally:
@@ -421,21 +389,22 @@ class ShmPath(Path):
 
         return PendingLoad(_read_only(pages), tiers, finish)
 
-    def _load(self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes], deadline: float) -> list[str]:
+    def _load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
         """Hold pages, and copy each as soon as it is there. Returns the tiers of those that stayed until the end."""
+        into, deadline = transfer.pages, transfer.deadline
         attachment = self._attach(deadline)
         length = namespace.layout.page_bytes
         tiers: list[str] = []
         ticket = 0
         try:
             attachment.check_current()
-            with self._lines.lent(deadline) as line:
-                for part in line.parts(self._load_request(attachment, namespace, hashes, deadline), deadline):
+            with self._connections.lent(deadline) as connection:
+                for part in connection.parts(self._load_request(attachment, namespace, transfer), deadline):
                     ticket = part.ticket
                     some = into[len(tiers) : len(tiers) + len(part.offsets)]
                     copy_runs(attachment.arena.pages, part.offsets, slot_bytes(length), some, copy_bytes, out=True)
                     tiers += [TIER_NAMES[tier] or "" for tier in part.tiers]
-                return tiers if self._finish_load(line, attachment, ticket, deadline) else []
+                return tiers if self._finish_load(connection, attachment, ticket, deadline) else []
         except BaseException as error:
             self._failed(attachment, error)
             raise
@@ -443,35 +412,35 @@ class ShmPath(Path):
             attachment.done()
 
     def _load_request(
-        self, attachment: Attachment, namespace: OpenedNamespace, hashes: bytes, deadline: float
+        self, attachment: Attachment, namespace: OpenedNamespace, transfer: Transfer
     ) -> pb.PrepareLoadRequest:
         return pb.PrepareLoadRequest(
-            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=hashes),
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes),
             client=attachment.client,
-            ttl_ms=_ttl_ms(deadline),
-            used=self._recency.take(),
+            ttl_ms=_ttl_ms(transfer.deadline),
+            used=self._use_reports.take(),
         )
 
-    def _finish_load(self, line: LocalConnection, attachment: Attachment, ticket: int, deadline: float) -> bool:
+    def _finish_load(self, connection: LocalConnection, attachment: Attachment, ticket: int, deadline: float) -> bool:
         """Whether a hold lasted until now."""
         try:
             request = pb.CompleteLoadRequest(ticket=ticket, client=attachment.client)
-            return not ticket or call(line, request, deadline).valid
+            return not ticket or call(connection, request, deadline).valid
         except (UnavailableError, DeadlineError) as error:
             # Nobody can say whether it did: what was copied counts as missed.
             self._failed(attachment, error)
             return False
 
-    def _ended(self, line: LocalConnection | None, reservation: Reservation, error: BaseException | None) -> None:
+    def _ended(self, connection: LocalConnection | None, reservation: Reservation, error: BaseException | None) -> None:
         """A store is over, one way or the other."""
         if error is not None:  # what the node still keeps for it is unknown: let it take all of it back
             reservation.attachment.retire()
         reservation.attachment.ended(reservation)
         reservation.attachment.done()
-        if line is not None:
-            if getattr(self._begun, "line", None) is line:
-                self._begun.line = None
-            self._lines.give_back(line)
+        if connection is not None:
+            if getattr(self._begun, "connection", None) is connection:
+                self._begun.connection = None
+            self._connections.give_back(connection)
 
     def _attach(self, deadline: float) -> Attachment:
         """The attachment in use, made anew where there is none; an operation of it is begun."""
@@ -487,9 +456,9 @@ class ShmPath(Path):
     def _attach_again(self, deadline: float) -> Attachment:
         with locked(self._lock, deadline):
             if self._closed.is_set():
-                raise UnavailableError(f"the client of {self._connection.name} is closed")
+                raise UnavailableError(f"the client of {self._grpc.name} is closed")
             if self._attachment is None or not self._attachment.use():
-                self._attachment = Attachment(self._connection, self._directory, time_left(deadline))
+                self._attachment = Attachment(self._grpc, self._directory, time_left(deadline))
                 self._attachment.use()
                 if self._closed.is_set():  # meanwhile
                     self._attachment.retire()

@@ -1,4 +1,4 @@
-"""Slots that the node reserves before this client knows what it will store, so that a store starts copying at once.
+"""Preallocation: slots are reserved before it is known what goes into them, so that a store starts copying at once.
 
 Each large store asks for as many slots again before its first copy, and has the answer before its own end; where it is
 one batch of several, that is what the next one needs. The next store of that namespace takes them, and names its pages
@@ -61,14 +61,10 @@ class _Asked(NamedTuple):
 
 
 class Preallocation:
-    """The reservations ahead of one client. Safe for threads.
+    """The slots that one client has before it knows their pages. Safe for threads."""
 
-    Args:
-        lines: to the node.
-    """
-
-    def __init__(self, lines: LocalConnectionPool) -> None:
-        self._lines = lines
+    def __init__(self, connections: LocalConnectionPool) -> None:
+        self._connections = connections
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._slots: dict[bytes, list[PreallocatedSlots]] = {}
@@ -100,22 +96,20 @@ class Preallocation:
         return None
 
     def ask(
-        self, line: LocalConnection, attachment: Attachment, namespace: OpenedNamespace, pages: int, following: int
+        self,
+        connection: LocalConnection,
+        attachment: Attachment,
+        namespace: OpenedNamespace,
+        pages: int,
+        following: int,
     ) -> list[Packed]:
         """A store of so many pages is under way: what asks for the slots of the next one, unless there are some. To be
-        posted in any case.
-
-        Args:
-            line: to the node.
-            attachment: of the store.
-            namespace: of its pages.
-            pages: how many it writes.
-            following: how many will certainly be stored behind it; 0: nobody knows. Other pages may leave for the
-                former, not for a guess.
+        posted in any case. ``following``: how many pages will certainly be stored behind it; 0: nobody knows. Other
+        pages may leave for these, not for a guess.
         """
         size = pages * namespace.layout.page_bytes
         guessed = size >= LEAST_BYTES and size * _ARENA_SHARE <= attachment.arena.pages.size
-        if not line.ahead or not (following or guessed):
+        if not connection.pipelined or not (following or guessed):
             return []
         fingerprint = namespace.fingerprint
         coming = _Asked(fingerprint, attachment, time.monotonic())
@@ -142,7 +136,7 @@ class Preallocation:
                 ahead=following or pages,
                 ahead_evict=following > 0,
             )
-            before = self._asked = asked, line.pack(request, nobody)  # what is kept must not keep an arena mapped
+            before = self._asked = asked, connection.pack(request, nobody)  # what is kept must not keep an arena mapped
         return [before[1]._replace(answered=came)]
 
     def close(self) -> None:
@@ -164,7 +158,7 @@ class Preallocation:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._run, name="kvstore-slots-ahead", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="kvstore-preallocation", daemon=True)
                 try:
                     uninterrupted(self._thread.start)()
                 except RuntimeError:  # no more threads: the next store asks for one again
@@ -180,7 +174,7 @@ class Preallocation:
 
     def _give_back_idle(self) -> bool:
         """Give back what is not used. False: there is nothing more to look after, and the thread ends."""
-        self._lines.settle_idle(time.monotonic() + _TIMEOUT)
+        self._connections.settle_idle(time.monotonic() + _TIMEOUT)
         with self._lock:
             now = time.monotonic()
             lost = [each for each in self._coming if each.made < now - LONGEST_TICKET]
@@ -204,8 +198,8 @@ class Preallocation:
         deadline = time.monotonic() + _TIMEOUT
         try:
             request = pb.CompleteStoreRequest(ticket=slots.ticket, publish=False, client=slots.attachment.client)
-            with self._lines.lent(deadline) as line:
-                counts = call(line, request, deadline)
+            with self._connections.lent(deadline) as connection:
+                counts = call(connection, request, deadline)
             if not counts.refused:
                 slots.attachment.retire()  # an earlier node gave them: this one keeps them until the client is gone
         except (UnavailableError, DeadlineError):

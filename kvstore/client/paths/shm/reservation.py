@@ -1,8 +1,8 @@
-"""A store's slots: written by this client, and published while later ones are still being written."""
+"""A store's reservation: slots that this client fills, and publishes part by part while later ones are being filled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from kvstore.client.paths.results import StoreResult
 from kvstore.client.paths.shm.attachment import Attachment
 from kvstore.client.paths.shm.connection import LocalConnection, Packed
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
+from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import KVStoreError
-from kvstore.hashing import HASH_BYTES
 from kvstore.limits import PRESENT, REFUSED, RESERVED
 from kvstore.v1 import cache_pb2 as pb
 
@@ -28,37 +28,29 @@ LEAST_PART_BYTES = 1 << 20
 class Reservation:
     """Slots for the pages of one batch that are not here. Not safe for threads.
 
-    Args:
-        attachment: to the arena; an operation of it was begun for this.
-        namespace: of the pages.
-        hashes: of all pages of the batch, joined.
-        parent: hash of the page before them; empty where nobody knows.
-        ticket: the node's; 0: nothing is reserved.
-        outcomes: one byte a page.
-        offsets: where each reserved page goes.
-        ahead: whether the node does not know yet which pages these are.
+    An operation of the attachment was begun for it. ``ticket`` is the node's number of it, 0 where nothing is reserved;
+    ``outcomes`` has one byte a page, ``offsets`` where each reserved page goes. Where the slots were ``preallocated``,
+    the node does not know yet which pages these are.
     """
 
     def __init__(
         self,
         attachment: Attachment,
         namespace: OpenedNamespace,
-        hashes: bytes,
-        parent: bytes,
+        transfer: Transfer,
         ticket: int,
         outcomes: bytes,
         offsets: list[int],
         *,
-        ahead: bool,
+        preallocated: bool,
     ) -> None:
         self.attachment = attachment
         self.namespace = namespace
+        self.transfer = transfer
         self.outcomes = outcomes
         self.ticket = ticket
-        self._hashes = hashes
-        self._parent = parent
         self._offsets = offsets
-        self._ahead = ahead
+        self._preallocated = preallocated
         self._answers: list[Any] = []
         if ticket:
             attachment.begun(self)
@@ -81,33 +73,21 @@ class Reservation:
             self.attachment.view(next(offsets), length) if outcome == RESERVED else None for outcome in self.outcomes
         ]
 
-    def write(
-        self,
-        line: LocalConnection,
-        pages: Sequence[Bytes],
-        used: Used,
-        before: Callable[[], None],
-        deadline: float,
-    ) -> None:
-        """Copy pages in, part by part, and post each part as soon as it is copied.
-
-        Args:
-            line: to the node.
-            pages: of the batch.
-            used: see above.
-            before: called before anything is published.
-            deadline: of all of it.
+    def write(self, connection: LocalConnection, used: Used, before: Callable[[], None]) -> None:
+        """Copy the transfer's pages in, part by part, and post each part as soon as it is copied. ``before`` is called
+        before anything is published.
 
         Raises:
             UnavailableError: the node is lost.
             DeadlineError: it did not take a part in time.
         """
+        pages, deadline = self.transfer.pages, self.transfer.deadline
         places = [place for place, outcome in enumerate(self.outcomes) if outcome == RESERVED]
         length = self.namespace.layout.page_bytes
-        starts = [0, *(part_ends(len(places), length) if line.ahead else [len(places)])]
+        starts = [0, *(part_ends(len(places), length) if connection.pipelined else [len(places)])]
         bounds = [0, *(places[end] for end in starts[1:-1]), len(self.outcomes)]
         parts = [
-            (start, end, self._part(line, first, behind, start, end - start, used))
+            (start, end, self._part(connection, first, behind, start, end - start, used))
             for start, end, first, behind in zip(starts, starts[1:], bounds, bounds[1:], strict=False)
         ]
         wanted = pages if len(places) == len(pages) else [pages[place] for place in places]
@@ -116,16 +96,16 @@ class Reservation:
             copy_runs(arena, self._offsets[start:end], stride, wanted[start:end], np.copyto, out=False)
             if not start:
                 before()
-            line.post([packed], deadline)
+            connection.post([packed], deadline)
 
-    def publish(self, line: LocalConnection, used: Used, deadline: float) -> None:
+    def publish(self, connection: LocalConnection, used: Used, deadline: float) -> None:
         """Post everything at once: it was written already."""
-        line.post([self._part(line, 0, len(self.outcomes), 0, self.pages, used)], deadline)
+        connection.post([self._part(connection, 0, len(self.outcomes), 0, self.pages, used)], deadline)
 
-    def give_up(self, line: LocalConnection, deadline: float) -> None:
+    def give_up(self, connection: LocalConnection, deadline: float) -> None:
         """Post that nothing is written any more."""
         request = pb.CompleteStoreRequest(ticket=self.ticket, publish=False, client=self.attachment.client)
-        line.post([line.pack(request, self._answers.append)], deadline)
+        connection.post([connection.pack(request, self._answers.append)], deadline)
 
     def result(self) -> tuple[StoreResult, bool]:
         """What became of the written pages, behind all answers, and whether the node knew of all of them.
@@ -143,7 +123,7 @@ class Reservation:
         written = self.pages
         return StoreResult(stored, present, written - stored - present), stored + present + refused >= written
 
-    def _part(self, line: LocalConnection, first: int, behind: int, at: int, slots: int, used: Used) -> Packed:
+    def _part(self, connection: LocalConnection, first: int, behind: int, at: int, slots: int, used: Used) -> Packed:
         """What publishes the slots from ``at`` on, which are those of the pages from ``first`` to ``behind``."""
         last = behind == len(self.outcomes)
         request = pb.CompleteStoreRequest(
@@ -153,14 +133,15 @@ class Reservation:
             part_at=at,
             part_slots=0 if last else slots,
         )
-        if self._ahead:
+        if self._preallocated:
             request.pages.fingerprint = self.namespace.fingerprint
-            request.pages.hashes = self._hashes[first * HASH_BYTES : behind * HASH_BYTES]
+            part = self.transfer.part(first, behind)
+            request.pages.hashes = part.hashes
             request.outcomes = self.outcomes[first:behind]
-            request.parent = self._hashes[(first - 1) * HASH_BYTES : first * HASH_BYTES] if first else self._parent
+            request.parent = part.parent
             if last and (report := used()) is not None:
                 request.used.CopyFrom(report)
-        return line.pack(request, self._answers.append)
+        return connection.pack(request, self._answers.append)
 
 
 def part_ends(pages: int, page_bytes: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a client has read without a call, so that the node learns of it: with the next call, or a moment later."""
+"""Use reports: the node learns what a client read without a call, with the client's next call or a moment later."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _log = logging.getLogger(__name__)
 class UseReports:
     """Uses that the node does not know of yet. Safe for threads.
 
-    Args:
-        report: sends them; called on a thread of this object's own, which is there while pages are read.
+    ``report`` sends them; it is called on a thread of this object's own, which is there while pages are read.
     """
 
     def __init__(self, report: Callable[[pb.UseReport], object]) -> None:

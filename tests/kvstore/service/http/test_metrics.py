@@ -155,8 +155,8 @@ def test_calls_that_do_not_come_by_grpc_are_timed(start_node, eventually):
         assert pages.prepare_load(hashes(4)).complete() == 4
         eventually(lambda: counted("Local/PrepareStore", "Local/CompleteStore", "Local/PrepareLoad"))
         deadline = time.monotonic() + 20.0
-        with client._session.path._lines.lent(deadline) as line, pytest.raises(KVStoreError):
-            call(line, pb.PrepareStoreRequest(client=77), deadline)
+        with client._session.path._connections.lent(deadline) as connection, pytest.raises(KVStoreError):
+            call(connection, pb.PrepareStoreRequest(client=77), deadline)
         text = get(node.metrics_port)
         code = "FAILED_PRECONDITION"
         assert value(text, "kvstore_call_failures_total", method="Local/PrepareStore", code=code) == 1

@@ -123,7 +123,7 @@ def test_there_are_so_many_connections_and_who_gets_none_has_grpc(
         with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
             pages = client.namespace(LAYOUT)
             assert pages.store(names(2), np.ones((2, PAGE), np.uint8)).stored == 2
-            assert not client._session.path._lines._idle
+            assert not client._session.path._connections._idle
     eventually(lambda: node._local.connections == 0)
 
 

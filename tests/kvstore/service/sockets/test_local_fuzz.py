@@ -219,7 +219,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(
         assert own.complete() == kvstore.StoreResult(stored=3)
         assert pages.load(kept, into) == 4
         assert np.array_equal(into, data)
-        eventually(lambda: node._local.connections <= 1 + len(client._session.path._lines._idle))
+        eventually(lambda: node._local.connections <= 1 + len(client._session.path._connections._idle))
     tickets = node.store._state.leases
     with node.store._state.lock:  # what was reserved in the name of clients from afar lapses in a minute at most
         for ticket in (*tickets.stores.values(), *tickets.loads.values()):

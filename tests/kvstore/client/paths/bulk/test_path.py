@@ -15,6 +15,7 @@ import kvstore.client.paths.bulk.path
 import kvstore.client.paths.bulk.pool
 import kvstore.service.grpc.pages
 import kvstore.service.sockets.bulk
+from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import UnavailableError
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire.channel import Channel
@@ -88,7 +89,7 @@ def test_a_load_that_ends_early_keeps_its_connections(node, layout, hashes, payl
         assert node._bulk.connections <= 2
 
 
-@pytest.mark.parametrize("at_once", [0, 4 << 20], ids=["beside each other", "at once"])
+@pytest.mark.parametrize("at_once", [0, 4 << 20], ids=["reserved first", "at once"])
 def test_a_prefix_of_many_batches_is_stored_head_first(node, hashes, payload, monkeypatch, at_once):
     """Also when a batch takes long, and the one behind it is sent meanwhile."""
     monkeypatch.setattr(kvstore.client.paths.bulk.path, "AT_ONCE_BYTES", at_once)
@@ -102,13 +103,13 @@ def test_a_prefix_of_many_batches_is_stored_head_first(node, hashes, payload, mo
 
     monkeypatch.setattr(residency, "publish", note)
     waiting: list[bytes] = []
-    await_before = kvstore.client.paths.bulk.path.BulkPath._await
+    await_parent = kvstore.client.paths.bulk.path.BulkPath._await_parent
 
-    def note_waiting(self, namespace, parent, deadline):
-        waiting.append(parent)
-        await_before(self, namespace, parent, deadline)
+    def note_waiting(self, namespace, transfer):
+        waiting.append(transfer.parent)
+        await_parent(self, namespace, transfer)
 
-    monkeypatch.setattr(kvstore.client.paths.bulk.path.BulkPath, "_await", note_waiting)
+    monkeypatch.setattr(kvstore.client.paths.bulk.path.BulkPath, "_await_parent", note_waiting)
     whole: list[int] = []
     original = Channel.send_pages
 
@@ -154,11 +155,12 @@ def test_pages_that_two_calls_send_are_waited_for_until_both_have(
         opened, path = client.namespace(layout)._handle.current
         finish = []
         for number in (1, 2):
-            finish.append(path.begin_store(opened, hashes(2), list(payload(2)), 60.0))
+            transfer = Transfer(b"".join(hashes(2)), list(payload(2)), time.monotonic() + 60.0)
+            finish.append(path.begin_store(opened, transfer))
             eventually(lambda number=number: len(begun) == number)
         gates[0].set()
         finish[0]()
-        eventually(lambda: sum(thread.name == "kvstore-beside" for thread in threading.enumerate()) == 1)
+        eventually(lambda: sum(thread.name == "kvstore-bulk-batch" for thread in threading.enumerate()) == 1)
         assert path._under_way
         gates[1].set()
         finish[1]()
@@ -358,7 +360,7 @@ class TestFallingBack:
     def test_bulk_connections_come_back_by_themselves(
         self, node, proxy, layout, hashes, payload, monkeypatch, eventually
     ):
-        monkeypatch.setattr(kvstore.client.paths.bulk.pool, "SHORTEST_REST", 0.01)
+        monkeypatch.setattr(kvstore.client.paths.bulk.pool, "SHORTEST_BACKOFF", 0.01)
         proxy.refuse = True
         with kvstore.connect(url_of(node)) as client:
             pages = client.namespace(layout)
@@ -371,7 +373,7 @@ class TestFallingBack:
             assert pages.load(hashes(4), into) == 4
 
     def test_without_a_thread_to_be_had_pages_go_another_way(self, node, proxy, layout, hashes, payload, monkeypatch):
-        monkeypatch.setattr(kvstore.client.paths.bulk.pool, "LONGEST_REST", 1e-9)  # so the next call tries again
+        monkeypatch.setattr(kvstore.client.paths.bulk.pool, "LONGEST_BACKOFF", 1e-9)  # so the next call tries again
         proxy.refuse = True
         with kvstore.connect(url_of(node)) as client:
             pages = client.namespace(layout)

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.client.paths.shm import preallocation as ahead
-from kvstore.client.paths.shm import reservation
+from kvstore.client.paths.shm import preallocation, reservation
 from kvstore.client.paths.shm.admission import Share, StoreAdmission
 from kvstore.client.paths.shm.connection import GrpcConnection, SocketConnection
 from kvstore.errors import LimitExceededError, UnavailableError
@@ -54,8 +53,8 @@ def load(pages: kvstore.Namespace, hashes: list[bytes]) -> tuple[int, np.ndarray
 
 
 def test_a_store_is_published_while_it_is_copied(start_node, hashes, payload, asked, monkeypatch, eventually):
-    monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
-    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 1000.0)
+    monkeypatch.setattr(preallocation, "LEAST_BYTES", 1)
+    monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 1000.0)
     monkeypatch.setattr(reservation, "LEAST_PART_BYTES", PAGE)
     copy_runs = reservation.copy_runs
 
@@ -122,8 +121,8 @@ def test_a_request_that_fits_into_no_frame_goes_through_grpc(start_node, space, 
     with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
         pages = client.namespace(space)
         assert pages.store(hashes(4), payload(4)).stored == 4
-        client._session.path._recency._thread = object()  # none: what was read goes with a call
-        client._session.path._recency.note(pages.fingerprint, b"".join(hashes(4)) * 1000, read=True)
+        client._session.path._use_reports._thread = object()  # none: what was read goes with a call
+        client._session.path._use_reports.note(pages.fingerprint, b"".join(hashes(4)) * 1000, read=True)
         asked.clear()
         assert pages.store(hashes(4, 1), payload(4)).stored == 4
         assert "gRPC PrepareStore" in asked
@@ -165,7 +164,7 @@ def test_the_first_page_is_copied_while_the_last_is_still_read(start_node, space
 
 
 def test_a_guess_that_fails_costs_nothing_else(start_node, hashes, payload, monkeypatch):
-    monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
+    monkeypatch.setattr(preallocation, "LEAST_BYTES", 1)
     node = start_node(arena=1024 * SLOT, disk_limit=0)
 
     def refuse(*arguments: object, **options: object) -> None:
@@ -186,17 +185,17 @@ def test_a_forked_child_has_connections_of_its_own(start_node, space, hashes, pa
     with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
         pages = client.namespace(space)
         assert pages.store(hashes(4), payload(4)).stored == 4
-        lines = client._session.path._lines
-        parents = lines._idle[0]
+        connections = client._session.path._connections
+        parents = connections._idle[0]
         child = os.fork()
         if not child:
             status = 1
             with suppress(BaseException):
-                status = int(lines.take(1e9) is parents)
+                status = int(connections.take(1e9) is parents)
             os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
         assert pages.store(hashes(4, 1), payload(4)).stored == 4
-        assert lines._idle == [parents]
+        assert connections._idle == [parents]
 
 
 def test_two_threads_with_long_prompts_share_a_small_arena(start_node, hashes, payload):
@@ -226,7 +225,7 @@ def test_a_client_that_is_closed_as_it_connects_does_not_wait_for_the_node(node_
     node = node_process()
     client = kvstore.connect(node.url, timeout=PATIENCE)
     client.namespace(space)
-    connections = client._session.path._lines
+    connections = client._session.path._connections
 
     def closed_meanwhile(*arguments):
         connections.close()
@@ -242,20 +241,20 @@ def test_a_client_that_is_closed_as_it_connects_does_not_wait_for_the_node(node_
     client.close()
 
 
-def test_room_is_taken_and_given_back():
-    room = StoreAdmission(10)
+def test_stores_are_admitted_as_far_as_they_fit():
+    admission = StoreAdmission(10)
     shares = [Share(4) for _ in range(3)]
-    room.take(shares[0], 0.0)
-    assert not room.is_tight
-    room.take(shares[1], 0.0)
-    assert room.is_tight
-    room.take(shares[2], 0.0)  # the deadline has passed: the node decides
-    waiting = threading.Thread(target=room.take, args=(Share(100), time.monotonic() + PATIENCE))
+    admission.take(shares[0], 0.0)
+    assert not admission.is_tight
+    admission.take(shares[1], 0.0)
+    assert admission.is_tight
+    admission.take(shares[2], 0.0)  # the deadline has passed: the node decides
+    waiting = threading.Thread(target=admission.take, args=(Share(100), time.monotonic() + PATIENCE))
     waiting.start()
-    room.give_back(shares[0])
-    room.give_back(shares[0])  # what was given back counts once
+    admission.give_back(shares[0])
+    admission.give_back(shares[0])  # what was given back counts once
     assert waiting.is_alive()
-    room.give_back(shares[1])
+    admission.give_back(shares[1])
     assert waiting.is_alive()
     del shares  # its store was interrupted before it could give it back
     waiting.join(PATIENCE)  # larger than all of it, but alone
@@ -284,7 +283,7 @@ class TestKilled:
 
     @pytest.mark.parametrize("call", [0, 1, 3, 4, 5])
     def test_in_a_store(self, node_process, hashes, payload, kill_at, monkeypatch, eventually, call):
-        monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
+        monkeypatch.setattr(preallocation, "LEAST_BYTES", 1)
         monkeypatch.setattr(reservation, "LEAST_PART_BYTES", PAGE)
         node = node_process(arena=str(256 * SLOT), disk_limit="0")
         with kvstore.connect(node.url, timeout=PATIENCE) as client:
@@ -308,8 +307,8 @@ class TestKilled:
                 loaded, into = load(pages, hashes(len(of), name))
                 assert loaded == len(of)
                 assert np.array_equal(into, of)
-            # What was reserved and not published is nobody's any more, and what is ahead goes back.
-            monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
+            # What was reserved and not published is nobody's any more, and what was preallocated goes back.
+            monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 0.2)
             eventually(lambda: client.status().tier("arena").used_bytes == 12 * SLOT)
 
     @pytest.mark.parametrize("call", [0, 2])

@@ -1,4 +1,4 @@
-"""Stores into slots that were reserved ahead, through a real node."""
+"""Stores into preallocated slots, through a real node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.client.paths.shm import preallocation as ahead
+from kvstore.client.paths.shm import preallocation
 
 PAGE = 5000
 SLOT = 8192
@@ -20,8 +20,8 @@ SLOT = 8192
 
 @pytest.fixture(autouse=True)
 def small_stores_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "LEAST_BYTES", 1)
-    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 1000.0)  # slots go back when a test says so
+    monkeypatch.setattr(preallocation, "LEAST_BYTES", 1)
+    monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 1000.0)  # slots go back when a test says so
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def near(node):
 
 def there(client: kvstore.Client) -> int:
     """Reservations that the client has."""
-    slots = client._session.path._ahead
+    slots = client._session.path._preallocation
     with slots._lock:
         return sum(map(len, slots._slots.values()))
 
@@ -95,9 +95,8 @@ def test_a_forked_child_does_not_write_into_its_parents_slots(near, hashes, even
     if not child:
         status = 1
         with suppress(BaseException):
-            status = int(
-                near._session.path._ahead.take(near._session.path._attachment, pages._handle.current[0], 4) is not None
-            )
+            path = near._session.path
+            status = int(path._preallocation.take(path._attachment, pages._handle.current[0], 4) is not None)
         os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -119,7 +118,7 @@ def test_a_forked_child_says_no_goodbye_for_its_parent(node, near, hashes):
     assert pending.complete() == kvstore.StoreResult(stored=4)
 
 
-def test_a_larger_store_is_reserved_as_ever(near, hashes, calls, eventually):
+def test_a_larger_store_reserves_slots_of_its_own(near, hashes, calls, eventually):
     pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
     store(pages, hashes(2, 0), 0)
     eventually(lambda: there(near) == 1)
@@ -133,10 +132,10 @@ def test_slots_that_are_not_used_go_back(node, near, hashes, eventually, monkeyp
     store(pages, hashes(4), 1)
     eventually(lambda: there(near) == 1)
     assert node.store.statistics().arena_used_bytes == 8 * SLOT
-    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 0.2)
     eventually(lambda: node.store.statistics().arena_used_bytes == 4 * SLOT)
-    eventually(lambda: near._session.path._ahead._thread is None)
-    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 1000.0)
+    eventually(lambda: near._session.path._preallocation._thread is None)
+    monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 1000.0)
     assert store(pages, hashes(4, 1), 2) == kvstore.StoreResult(stored=4)
     eventually(lambda: there(near) == 1)  # it begins anew
 
@@ -144,15 +143,15 @@ def test_slots_that_are_not_used_go_back(node, near, hashes, eventually, monkeyp
 def test_an_error_that_nobody_thought_of_keeps_no_slots(node, near, hashes, eventually, monkeypatch, caplog):
     pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
     failing = [True]
-    settle = near._session.path._lines.settle_idle
+    settle = near._session.path._connections.settle_idle
 
     def settle_idle(deadline: float) -> None:
         if failing.pop() if failing else False:
             raise ValueError("unforeseen")
         settle(deadline)
 
-    monkeypatch.setattr(near._session.path._lines, "settle_idle", settle_idle)
-    monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(near._session.path._connections, "settle_idle", settle_idle)
+    monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 0.2)
     store(pages, hashes(4), 1)
     eventually(lambda: not failing)
     eventually(lambda: node.store.statistics().arena_used_bytes == 4 * SLOT)
@@ -171,7 +170,7 @@ def test_slots_of_a_node_that_was_restarted_are_not_written(start_node, hashes, 
         check(pages, hashes(4, 0), 1)
         check(pages, hashes(4, 1), 2)
         # Nor are they lost: the client lets go of what the earlier node gave.
-        monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
+        monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 0.2)
         eventually(lambda: again.store.statistics().arena_used_bytes == 8 * SLOT)
         with again.store.write_back.writing:
             again.store.check_integrity()
@@ -186,9 +185,9 @@ def test_an_arena_of_a_node_that_was_restarted_is_let_go(start_node, layout, has
         former = weakref.ref(client._session.path._attachment)
         node.stop()
         start_node(arena=512 * SLOT, disk_limit=0)
-        monkeypatch.setattr(ahead, "LEAST_BYTES", 1 << 30)  # nothing is asked for ahead any more
+        monkeypatch.setattr(preallocation, "LEAST_BYTES", 1 << 30)  # nothing is preallocated any more
         store(pages, hashes(4, 1), 2)
-        monkeypatch.setattr(ahead, "_IDLE_SECONDS", 0.2)
+        monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 0.2)
 
         def is_gone() -> bool:
             gc.collect()
@@ -197,7 +196,7 @@ def test_an_arena_of_a_node_that_was_restarted_is_let_go(start_node, layout, has
         eventually(is_gone)
 
 
-def test_threads_share_what_is_ahead(node, near, hashes):
+def test_threads_share_what_is_preallocated(node, near, hashes):
     pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
     failures: list[BaseException] = []
 
