@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from kvstore.client import transfers
@@ -202,25 +201,27 @@ class _MovedPages:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loaded: Counter[str] = Counter()
-        self._stored = StoreResult()
+        self._loaded: dict[str, int] = {}
+        self._stored = self._present = self._refused = 0
         tell_children(self)
 
     def stored(self, result: StoreResult) -> None:
         """Count a store."""
         with self._lock:
-            self._stored += result
+            self._stored += result.stored
+            self._present += result.present
+            self._refused += result.refused
 
     def loaded(self, tiers: Sequence[str]) -> None:
         """Count the pages of a load, by the tiers that they came from."""
         with self._lock:
-            self._loaded.update(tiers)
+            for tier in {*tiers}:
+                self._loaded[tier] = self._loaded.get(tier, 0) + tiers.count(tier)
 
     def statistics(self) -> NamespaceStatistics:
         """Everything so far."""
         with self._lock:
-            stored = self._stored
-            return NamespaceStatistics(dict(self._loaded), stored.stored, stored.present, stored.refused)
+            return NamespaceStatistics(dict(self._loaded), self._stored, self._present, self._refused)
 
     def forked(self) -> None:
         """In a child: nobody who held the lock will let it go."""

@@ -182,13 +182,14 @@ class ShmPath(Path):
                 return 0, False
             arena, line = attachment.arena, attachment.line
             step = max(1, _STEP_BYTES // namespace.layout.page_bytes)
-            loaded = 0
+            loaded, pages = 0, len(into)
             nowhere = True
-            while loaded < len(into):
+            while loaded < pages:
+                part = transfer if pages <= step else transfer.part(loaded, loaded + step)
                 announced = line.begin(min(deadline, time.monotonic() + LONGEST_READ))
                 try:
-                    read = arena.read(namespace, hashes[loaded * HASH_BYTES : (loaded + step) * HASH_BYTES])
-                    good = read.copy(into[loaded : loaded + step])
+                    read = arena.read(namespace, part.hashes)
+                    good = read.copy(part.pages)
                 finally:
                     line.end(announced)
                 loaded += good
