@@ -2,9 +2,9 @@
 
 client = kvstore.connect("unix:///run/kvstore.sock")
 pages = client.namespace(kvstore.Layout(model="llama", block_size=16, page_bytes=2 << 20))
-hashes = kvstore.hash_blocks(token_ids, 16)
-pages.store(hashes, buffer)
-loaded = pages.load(hashes, buffer)
+hashes = kvstore.hash_blocks(token_ids, 16)  # 32 bytes for each full block of 16 tokens
+pages.store(hashes, buffer)  # one page of 2 MiB for each hash, back to back
+loaded = pages.load(hashes, buffer)  # how many leading pages came
 """
 
 from importlib import import_module

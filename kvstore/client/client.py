@@ -1,4 +1,4 @@
-"""The public client: a node behind one connection string."""
+"""The public client: one node, or one embedded store, behind a connection string."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Client:
-    """A node, as :func:`kvstore.connect` gives it. Blocking, safe for threads, a context manager."""
+    """A node, or an embedded store, as :func:`kvstore.connect` gives it. Blocking, safe for threads, a context manager.
+
+    A node that is lost or restarted is found again by the next call. Every method that asks it raises
+
+    * :class:`kvstore.errors.UnavailableError` when it can't be reached, or this client is closed;
+    * :class:`kvstore.errors.DeadlineError` when it did not answer within :attr:`timeout`;
+    * :class:`kvstore.errors.UnauthenticatedError` or :class:`kvstore.errors.PermissionDeniedError` when it does not
+      know this client's token, or does not allow the call.
+    """
 
     def __init__(self, url: str, control: Control, timeout: float, make_path: Callable[[str, float], Path]) -> None:
         self.url = url
@@ -52,8 +60,6 @@ class Client:
             InvalidRequestError: no such durability, or the node has no disk to keep it.
             LayoutMismatchError: the node knows the same name with another page size.
             LimitExceededError: too many namespaces, or pages larger than half of the node's arena.
-            UnavailableError: the node can't be reached.
-            DeadlineError: it did not answer in time.
         """
         if not isinstance(layout, Layout):
             raise InvalidRequestError(f"a namespace is opened by its Layout, got {layout!r}")
@@ -69,21 +75,19 @@ class Client:
             queries: namespaces of this client, each with the block hashes to look up (32 bytes each).
 
         Returns:
-            One answer for each query.
+            One answer for each query, in their order.
 
         Raises:
             InvalidRequestError: a hash that has not 32 bytes.
             LimitExceededError: more than 131,072 pages in all.
-            UnavailableError: the node can't be reached.
-            DeadlineError: it did not answer in time.
         """
         return look_up(self._session, _by_handle(queries), self._deadline())
 
     def lookup_here(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup] | None:
-        """:meth:`lookup` as far as the mapping of a node on this host has the answer: no call is made, nothing waits.
+        """:meth:`lookup` as far as the mapped arena of a node on this host has the answer: no call, and no wait.
 
         Returns:
-            One answer for each query; None where only a call can tell.
+            One answer for each query, or None where only a call can tell.
 
         Raises:
             InvalidRequestError: a hash that has not 32 bytes.
@@ -91,16 +95,15 @@ class Client:
         return look_here(_by_handle(queries))
 
     def flush(self) -> int:
-        """Return when everything stored so far would survive a loss of power: the pages that became durable."""
+        """Return when everything stored so far would survive a loss of power.
+
+        Returns:
+            How many pages became durable by it.
+        """
         return self._session.control.flush(self.timeout)
 
     def status(self) -> Status:
-        """What the node holds and has done.
-
-        Raises:
-            UnavailableError: the node can't be reached.
-            DeadlineError: it did not answer in time.
-        """
+        """What the node holds and has done."""
         return self._session.control.status(self.timeout)
 
     def explain(self, fingerprint: bytes, hashes: Sequence[bytes]) -> list[tuple[str | None, bool]]:
@@ -108,10 +111,11 @@ class Client:
 
         Args:
             fingerprint: a namespace's, as ``status`` gives it.
-            hashes: block hashes, 131,072 at most.
+            hashes: block hashes of 32 bytes, 131,072 at most.
 
         Returns:
-            For each page its tier, or None; and whether the node remembers that it left the arena to make room.
+            For each page its tier (``"arena"``, ``"disk"``, ``"redis"`` or None), and whether the node remembers that
+            it left the arena to make room.
 
         Raises:
             UnknownNamespaceError: the node knows no such namespace.
@@ -122,7 +126,11 @@ class Client:
 
     @property
     def arena(self) -> Bytes | None:
-        """The node's arena as this process maps it, for registering it with a device; None where it can't be."""
+        """The arena as this process maps it, for registering it with a device: one uint8 array of all its bytes.
+
+        None where it is not mapped: the node is on another host, its arena can't be mapped, or no namespace was opened
+        yet.
+        """
         pages = getattr(self._session.path, "pages", None)
         return pages if isinstance(pages, np.ndarray) else None
 

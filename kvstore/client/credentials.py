@@ -1,4 +1,4 @@
-"""What a client shows to a node, and what it wants to see of it."""
+"""A client's credentials: its token and certificate, and the authorities that may have signed the node's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client whose files for TLS and tokens the environment names."""
+"""Connecting with the files for TLS and tokens that the environment names (``KVSTORE_CONNECT_CA`` and others)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,12 @@ from kvstore.wire.messages import join_hashes
 
 
 class Namespace:
-    """Pages of one layout at one node. Made by :meth:`kvstore.Client.namespace`; safe for threads."""
+    """Pages of one layout at one node. Made by :meth:`kvstore.Client.namespace`; safe for threads.
+
+    A page is ``layout.page_bytes`` bytes, whatever their dtype; a block hash is 32 bytes, as
+    :func:`kvstore.hash_blocks` gives it. Methods raise the errors that :class:`kvstore.Client` lists, and
+    :class:`kvstore.errors.InvalidRequestError` for a hash that has not 32 bytes.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self.layout = handle.layout
@@ -36,7 +41,11 @@ class Namespace:
         return self._handle.now(self._deadline())[0].batch_pages
 
     def lookup(self, hashes: Sequence[bytes]) -> Lookup:
-        """Which pages are here. Errors as :meth:`kvstore.Client.lookup`."""
+        """Which pages are here, in whatever tier: of 131,072 at most.
+
+        Raises:
+            LimitExceededError: more than these.
+        """
         return look_up(self._handle.session, [(self._handle, hashes)], self._deadline())[0]
 
     def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
@@ -57,7 +66,7 @@ class Namespace:
         Raises:
             InvalidRequestError: hashes or pages of a wrong length or number; nothing was stored.
             UnavailableError: the node could not be reached at all.
-            DeadlineError: it did not answer in time.
+            DeadlineError: nothing was confirmed in time.
         """
         joined = join_hashes(hashes)
         arrays = page_arrays(pages, len(hashes), self.layout.page_bytes, writable=False)
@@ -79,7 +88,7 @@ class Namespace:
         Raises:
             InvalidRequestError: hashes or buffers of a wrong length or number.
             UnavailableError: the node could not be reached at all.
-            DeadlineError: it did not answer in time.
+            DeadlineError: nothing was loaded in time.
         """
         joined = join_hashes(hashes)
         arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
@@ -95,10 +104,7 @@ class Namespace:
             parent: as in :meth:`store`.
 
         Raises:
-            InvalidRequestError: a hash that has not 32 bytes.
             LimitExceededError: more than ``batch_pages`` hashes.
-            UnavailableError: the node can't be reached.
-            DeadlineError: it did not answer in time.
         """
         joined = checked_hashes(hashes, self.batch_pages)
         transfer = Transfer(joined, (), self._deadline(), _checked_parent(parent))
@@ -107,16 +113,13 @@ class Namespace:
         return pending
 
     def prepare_load(self, hashes: Sequence[bytes]) -> PendingLoad:
-        """Bring the leading pages up, and hold them to be copied from where they are.
+        """Promote the leading pages to the arena, and lease them to be copied from where they are.
 
         Args:
             hashes: at most ``batch_pages`` block hashes of 32 bytes.
 
         Raises:
-            InvalidRequestError: a hash that has not 32 bytes.
             LimitExceededError: more than ``batch_pages`` hashes.
-            UnavailableError: the node can't be reached.
-            DeadlineError: it did not answer in time.
         """
         transfer = Transfer(checked_hashes(hashes, self.batch_pages), (), self._deadline())
         pending = self._handle.move(lambda opened, path: path.prepare_load(opened, transfer), transfer.deadline)
@@ -125,8 +128,8 @@ class Namespace:
 
     def borrow(self, hashes: Sequence[bytes]) -> PendingLoad:
         """As :meth:`prepare_load`, for a reader that copies at once: without a call where the pages are in the arena
-        of this host. They are not held for it: its copies are good if ``complete`` says so behind them. Those that lie
-        below come by another call (``PendingLoad.more``).
+        of this host. They are not leased: its copies are good if ``complete`` says so behind them. Those in lower tiers
+        come by another call (``PendingLoad.more``).
 
         Raises:
             Exception: as :meth:`prepare_load`.
@@ -151,7 +154,7 @@ class Namespace:
         )
 
     def pin(self, hashes: Sequence[bytes], seconds: int) -> int:
-        """Bring the leading pages up and keep them in the arena, whatever else wants their room; also over a restart.
+        """Promote the leading pages and keep them in the arena, whatever else wants their slots; also over a restart.
 
         Args:
             hashes: block hashes, head of the prefix first: 131,072 at most.
@@ -159,7 +162,7 @@ class Namespace:
 
         Returns:
             How many leading pages are pinned: fewer than asked for when one is nowhere, or when pinned pages take a
-            quarter of the arena.
+            quarter of the arena, or of the namespace's quota there.
 
         Raises:
             InvalidRequestError: a time that is not above 0 and at most 366 days.
@@ -177,7 +180,7 @@ class Namespace:
         )
 
     def clear(self, timeout: float | None = None) -> int:
-        """Drop the namespace with all its pages. Returns how many these were.
+        """Drop the namespace with all its pages, in every tier. Returns how many these were.
 
         Args:
             timeout: seconds; None: those of the client. The node goes on with it behind that.
@@ -189,7 +192,7 @@ class Namespace:
             return 0
 
     def statistics(self) -> NamespaceStatistics:
-        """What this object has moved so far."""
+        """The pages that this object has moved so far."""
         return self._moved.statistics()
 
     def _deadline(self) -> float:

@@ -1,4 +1,4 @@
-"""A client that tells OpenTelemetry what it does: :func:`kvstore.connect` with ``traces``."""
+"""Tracing: the client whose calls are OpenTelemetry spans, as :func:`kvstore.connect` with ``traces`` gives it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class TracedClient(Client):
-    """A :class:`Client` whose calls are spans.
-
-    Args:
-        url, control, timeout, make_path: as of :class:`Client`.
-        provider: where the spans go.
-    """
+    """A :class:`Client` whose calls are spans of ``provider``."""
 
     def __init__(
         self,

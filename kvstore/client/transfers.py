@@ -164,13 +164,13 @@ def _found_here(handle: Handle, transfer: Transfer) -> bool:
         found = path.find(opened, transfer.hashes)
     except NotAttachedError:
         return False
-    return found is not None and ABSENT not in found[0] and path.note_wanted(opened, transfer.hashes)
+    return found is not None and ABSENT not in found[0] and path.touch_later(opened, transfer.hashes)
 
 
 def _touch_loaded(handle: Handle, transfer: Transfer) -> None:
     """As ``_touch``, without a call where there is a way."""
     opened, path = handle.now(transfer.deadline)
-    if not path.note_wanted(opened, transfer.hashes):
+    if not path.touch_later(opened, transfer.hashes):
         with contextlib.suppress(UnavailableError, DeadlineError):
             _touch(handle, transfer)
 

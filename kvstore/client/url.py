@@ -1,4 +1,4 @@
-"""Connection strings."""
+"""Connection strings: the URL of a node, or of a store inside this process with its settings."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class RemoteUrl:
         """Whether it is a Unix socket."""
         return self.socket is not None
 
-    def arena_folder(self, told: str, beside_socket: str) -> str:
+    def arena_folder(self, at_node: str, from_socket: str) -> str:
         """Where the arena's folder is here: another container may have it at another place than the node.
 
         Args:
-            told: where the node has it.
-            beside_socket: the same, relative to the folder of the node's socket; empty where it is not inside.
+            at_node: where the node has it.
+            from_socket: the same, relative to the folder of the node's socket; empty where it is not inside.
         """
         if self.arena_dir is not None:
             return str(self.arena_dir)
-        if beside_socket and self.socket is not None and (here := self.socket.parent / beside_socket).is_dir():
+        if from_socket and self.socket is not None and (here := self.socket.parent / from_socket).is_dir():
             return str(here)
-        return told
+        return at_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddedConfig(NodeConfig):
-    """Of a store inside this process."""
+    """The settings of a store inside this process."""
 
     folder: Path
     """The path that the URL names."""

@@ -1,8 +1,8 @@
-"""What a process holds that its forked children must not use: sockets, locks on files, a store's state.
+"""Forks: objects that own sockets, file locks or a store are told in each forked child, and give these up there.
 
-A fork copies it all: the child's descriptors are its parent's connections and locks, and a lock that another thread of
-the parent held is held in the child for ever. So whoever owns such a thing is told in each child, by the child's one
-thread and before anything else of it runs.
+A fork copies all of them: the child's descriptors are its parent's connections and locks, and a lock that another
+thread of the parent held is held in the child for ever. Each owner's ``forked()`` is called by the child's one thread,
+before anything else runs in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Inherited(Protocol):
-    """Something that a forked child has from its parent, and must not use as it is."""
+    """An owner of something that a forked child has from its parent, and must not use as it is."""
 
     def forked(self) -> None:
         """Give it up in a child: close descriptors without a word to the other end, and replace locks. Must not raise,
@@ -26,7 +26,7 @@ _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
 def tell_children(owner: Inherited) -> None:
-    """Have ``owner.forked()`` called in every child that this process forks while ``owner`` lives."""
+    """Call ``owner.forked()`` in every child that this process forks while ``owner`` lives; it is not kept alive."""
     _inherited.add(owner)
 
 

@@ -1,9 +1,9 @@
-"""Work that no signal breaks off in the middle.
+"""Uninterrupted work: what a signal's handler raises meanwhile (a Ctrl-C, an alarm) is raised behind the work's end.
 
-Python runs the handlers of signals in the main thread, between any two of its steps, and they may raise: a Ctrl-C, an
-alarm. A lock of ``threading`` or of gRPC that is being taken then stays taken for ever, and a table that is being
-changed stays half changed. So what takes such locks is done by another thread, and the main thread waits for its end.
-Paths over a mapped arena do without: what they do themselves may be broken off anywhere.
+Python runs handlers of signals in the main thread, between any two of its steps. Where one raises while a lock of
+``threading`` or of gRPC is being taken, that lock stays taken for ever; a table that is being changed stays half
+changed. So the main thread has such work done by another thread, and waits for its end. Stores and loads through a
+mapped arena do without, since that costs 20 to 100 µs: what they do themselves may end anywhere.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _python.PyThread_release_lock.argtypes = [ctypes.c_void_p]
 
 
 def uninterrupted(work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """``work`` as a function that returns, or raises, when it is over: what a signal's handler raises meanwhile is
-    raised behind that. The answer is lost then; one that lends something is left as a context is."""
+    """``work`` as a function that returns or raises when it is over, and not before. Where a signal's handler raised
+    meanwhile, that is raised instead, and the answer is lost; one that is a context manager is left as such."""
 
     @functools.wraps(work)
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Answer:
@@ -42,8 +42,9 @@ def uninterrupted(work: Callable[Arguments, Answer]) -> Callable[Arguments, Answ
     return run
 
 
-def left_alone(work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """The same for work that touches nothing of its caller's: behind an interrupt nobody waits for its end."""
+def abandonable(work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """As :func:`uninterrupted`, for work that touches nothing of its caller's: where a handler raises, nobody waits for
+    its end."""
 
     @functools.wraps(work)
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Answer:
@@ -55,8 +56,8 @@ def left_alone(work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]
 
 
 @contextmanager
-def ended_by(cut: Callable[[], object]) -> Iterator[None]:
-    """While this lasts, an interrupt of the work that it is part of calls ``cut``, which makes it end soon."""
+def cut_by_interrupt(cut: Callable[[], object]) -> Iterator[None]:
+    """Within uninterrupted work: while this lasts, an interrupt calls ``cut``, which makes the work end soon."""
     job = getattr(_own, "job", None)
     if job is None:
         yield
@@ -71,11 +72,11 @@ def ended_by(cut: Callable[[], object]) -> Iterator[None]:
 
 
 _own = threading.local()
-"""``job``: what this thread does for the main thread."""
+"""``job``: the one that this thread does for the main thread."""
 
 
 class _Job:
-    """Something to be done, and what came of it."""
+    """Work for another thread, and its answer or error."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
@@ -141,7 +142,7 @@ class _Worker:
 
 
 class _Workers:
-    """Those that have nothing to do, and the jobs of those that have."""
+    """The idle workers, and the jobs of the others."""
 
     def __init__(self) -> None:
         self.idle: list[_Worker] = []
@@ -149,10 +150,10 @@ class _Workers:
         tell_children(self)
 
     def take(self) -> _Worker:
-        """One that has nothing to do.
+        """An idle worker, or a new one.
 
         Raises:
-            RuntimeError: there is none, and can be none.
+            RuntimeError: no thread can be started.
         """
         while self.idle:
             worker = self.idle.pop()

@@ -1,4 +1,4 @@
-"""Frames over one connected socket, each send and receive until a deadline.
+"""A connected socket that frames go over: TCP, TLS or Unix, each send and receive until a deadline.
 
 Plain sockets block in the kernel with its own timeouts (``SO_RCVTIMEO``, ``SO_SNDTIMEO``): one system call moves a
 whole piece, where a Python timeout would make several of it. TLS sockets have Python's timeouts.
@@ -51,14 +51,14 @@ class _Part(NamedTuple):
 
 
 class Channel:
-    """One end of a bulk connection. Not safe for threads, but for ``cut``.
+    """One end of a connection that carries frames. Not safe for threads, but for ``cut``.
 
     Attributes:
         deadline: when sends and receives are given up, on the clock of ``time.monotonic``.
         answering: number of the request that the node's frames answer; 0: they answer none.
 
     Every method that moves bytes raises :class:`UnavailableError` when the connection is lost, and
-    :class:`DeadlineError` when the deadline passed; the connection is then good for nothing any more.
+    :class:`DeadlineError` when the deadline passed; the connection can then only be closed.
     """
 
     def __init__(self, connected: socket.socket, deadline: float) -> None:
@@ -254,16 +254,16 @@ class Channel:
 def _pieces(pages: Sequence[Bytes], most: int, first: int | None = None) -> Iterator[list[_Part]]:
     """Pages, whole or in parts, as one call each sends or receives them: ``most`` bytes, the first one ``first``."""
     piece: list[_Part] = []
-    size, room = 0, first or most
+    size, limit = 0, first or most
     for place, page in enumerate(pages):
         rest = page.data
         while rest:
-            data, rest = rest[: room - size], rest[room - size :]
+            data, rest = rest[: limit - size], rest[limit - size :]
             piece.append(_Part(place, data, not rest))
             size += len(data)
-            if size == room or len(piece) == _PIECE_BUFFERS:
+            if size == limit or len(piece) == _PIECE_BUFFERS:
                 yield piece
-                piece, size, room = [], 0, most
+                piece, size, limit = [], 0, most
     if piece:
         yield piece
 

@@ -1,4 +1,19 @@
-"""The header of a frame. Lengths are checked before anything is allocated for them."""
+"""Frames: the header, its checksum, and the kinds that there are.
+
+All numbers are little-endian::
+
+    bytes   header
+    0-3     b"KVB1": the last letter is the version of the frames
+    4       kind (:class:`Kind`)
+    5-7     zero
+    8-11    milliseconds; of an answer, the number of its request
+    12-15   length of the message, 65,536 at most
+    16-23   length of the payload; 0 but for PUT and RUN
+    24-31   xxh3_64 (seed 0) of bytes 0-23 and the message
+
+Behind the header come the message and the payload; :mod:`kvstore.wire` says which frame carries what. Lengths are
+checked before anything is allocated for them.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +28,19 @@ from kvstore.errors import FormatError
 MAGIC = b"KVB1"
 """The last letter is the version of the frames."""
 HEADER = struct.Struct("<4sB3xIIQ")
-"""Magic, kind, three zero bytes, milliseconds (of an answer: its request's number), length of the message, length of
-the payload; little-endian."""
+"""Bytes 0-23: magic, kind, zeros, milliseconds, length of the message, length of the payload."""
 CHECKSUM = struct.Struct("<Q")
 """xxh3_64: behind the header, of header and message; behind each page of a payload, of the page."""
 HEADER_BYTES = HEADER.size + CHECKSUM.size
 MOST_MESSAGE_BYTES = 64 << 10
-"""Longest message: room for the hashes of the largest batch, several times over."""
+"""Longest message: the hashes of the largest batch fit several times over."""
 NUMBERED = 1
 """What a READY has for its number: this node's answers say which request they answer. Older ones say 0 everywhere."""
 
 
 class Kind(enum.IntEnum):
-    """What a frame is; see :mod:`kvstore.wire`."""
+    """What a frame is: a request below 64, an answer above. LOAD to PUT, RUN to STORED are of bulk connections
+    (:mod:`kvstore.wire`), PREPARE_STORE to COMPLETE_LOAD, ANSWER and PART of local ones (:mod:`kvstore.wire.local`)."""
 
     HELLO = 1
     LOAD = 2
@@ -82,8 +97,9 @@ class Header(NamedTuple):
 
     @property
     def number(self) -> int:
-        """What an answer to this request says. It stands for all of the request, the keys of its pages included: a
-        client that gets an answer meant for another (of its own, or of a process that it was forked from) sees it."""
+        """What an answer to this request says in its milliseconds: the low 32 bits of the request's checksum, or 1
+        where these are 0. It stands for all of the request, the hashes of its pages included: a client that gets an
+        answer meant for another (of its own, or of a process that it was forked from) sees it."""
         return _number(self.checksum)
 
     def check(self, message: bytes) -> None:

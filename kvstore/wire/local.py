@@ -1,11 +1,11 @@
-"""Calls of clients that share the arena, as frames over a Unix socket in the arena's folder.
+"""Local connections: the calls around copies, as frames over the Unix socket ``calls`` in the arena's folder.
 
-They are the calls of ``kvstore.v1.Cache`` that a store or a load makes around its copies, with the same messages; gRPC
-takes several times as long for one. Requests may be sent before earlier ones are answered, and are answered in their
-order::
+They are those calls of ``kvstore.v1.Cache`` that a client of the mapped arena makes for a store or a load, with the
+same messages; gRPC takes several times as long for one. The client attaches by gRPC first (``Cache/Attach``): its
+number is in each request. Requests may be sent before earlier ones are answered, and are answered in their order::
 
     client                                     node
-                                           <-  READY    (the connection is good), or FAILED
+                                           <-  READY    empty: the connection is good; or FAILED: it is refused
     PREPARE_STORE   PrepareStoreRequest    ->
                                            <-  ANSWER   PrepareStoreReply
     COMPLETE_STORE  CompleteStoreRequest   ->
@@ -16,10 +16,11 @@ order::
     COMPLETE_LOAD   CompleteLoadRequest    ->
                                            <-  ANSWER   CompleteLoadReply
     any of these                           ->
-                                           <-  FAILED   name and text of the error; the connection stays good
+                                           <-  FAILED   the error; the connection stays good
 
-Answers carry their request's number, as over bulk connections. The socket is its user's alone, as the node's other
-one: whoever may connect to one may connect to both. A request that does not fit into a frame goes through gRPC.
+Answers carry their request's number, and errors their name and text, as over bulk connections (:mod:`kvstore.wire`).
+The socket has the user and the mode of the node's other one: whoever may connect to one may connect to both. A request
+that does not fit into a frame (64 KiB) goes through gRPC.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ CALLS: dict[Kind, tuple[type[Message], type[Message]]] = {
 
 
 class Calls(Channel):
-    """One end of such a connection: what came in one piece is received by one system call."""
+    """One end of a local connection: what came in one piece is received by one system call."""
 
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         super().__init__(connected, deadline)
         self._came = bytearray()
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
-        self._room = memoryview(bytearray(HEADER_BYTES + MOST_MESSAGE_BYTES))
+        self._buffer = memoryview(bytearray(HEADER_BYTES + MOST_MESSAGE_BYTES))
 
     def send_frames(self, frames: bytes) -> None:
         """Send frames without payload, as :func:`kvstore.wire.frame.pack_frame` makes them."""
@@ -118,7 +119,7 @@ class Calls(Channel):
     def _fill(self) -> None:
         try:
             self._arm(socket.SO_RCVTIMEO)
-            length = self._socket.recv_into(self._room)
+            length = self._socket.recv_into(self._buffer)
         except (BlockingIOError, TimeoutError) as error:
             raise DeadlineError("the other end took too long to send") from error
         except OSError as error:
@@ -128,7 +129,7 @@ class Calls(Channel):
     def _take(self, length: int) -> None:
         if not length:
             raise UnavailableError("the connection was closed by the other end")
-        self._came += self._room[:length]
+        self._came += self._buffer[:length]
 
 
 def at_socket(directory: Path, act: Any) -> None:

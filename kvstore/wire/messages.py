@@ -1,4 +1,13 @@
-"""What both ends of the wire agree on beside the messages: how hashes are joined, errors coded, streams named."""
+"""Conventions of the gRPC calls: how hashes are joined, tokens shown and errors coded, and what the page streams carry.
+
+* Hashes: a block hash is 32 bytes; a field of several has them back to back, head of the prefix first.
+* Tokens: each call has the metadata ``authorization: bearer TOKEN`` where the node asks for one.
+* Errors: a failed call has a status (``_CODES``), its text as details, and in the trailing metadata ``kvstore-reason``
+  the name of the class in :mod:`kvstore.errors`, which is the nearest one that has a status of its own.
+* Pages: ``/kvstore.v1.Pages/Load`` and ``/kvstore.v1.Pages/Store`` carry serialized messages and between them *raw
+  messages*, whose bodies are bytes of pages and no protobuf: pages back to back, cut every 2 MiB wherever that falls.
+  proto/kvstore/v1/cache.proto has their order. Checksums are xxh3_64 (seed 0).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +33,7 @@ MESSAGE_BYTES = 2 << 20
 AT_ONCE_BYTES = 4 << 20
 """Most bytes of pages that are sent with the request that stores them: a call less, for bytes that may come in vain."""
 MOST_REQUEST_BYTES = 5 << 20
-"""Largest message that a node takes: room for the hashes of the largest lookup, and for a message of a payload."""
+"""Largest message that a node takes: the hashes of the largest lookup fit, and a message of a payload."""
 MOST_MESSAGE_BYTES = 8 << 20
 """Largest message that a client takes."""
 REASON_KEY = "kvstore-reason"
@@ -50,7 +59,7 @@ _REASONS = {error.__name__: error for error in _CODES}
 
 
 def join_hashes(hashes: Sequence[bytes]) -> bytes:
-    """Block hashes as one field.
+    """Block hashes as one field, back to back.
 
     Raises:
         InvalidRequestError: a hash has not 32 bytes.

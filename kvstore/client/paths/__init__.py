@@ -1,1 +1,1 @@
-"""The ways for pages to move between a client and a store, behind one contract (:mod:`kvstore.client.paths.path`)."""
+"""How pages move between a client and a store: four paths behind one contract (:mod:`kvstore.client.paths.path`)."""

@@ -1,4 +1,4 @@
-"""The control calls over gRPC."""
+"""The gRPC connection to a node, and over it the calls that move no pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.errors import ConfigError, UnauthenticatedError, UnavailableError
 from kvstore.host.forking import tell_children
-from kvstore.host.uninterrupted import left_alone
+from kvstore.host.uninterrupted import abandonable
 from kvstore.layout import Layout
 from kvstore.status import NamespaceStatus, Status, TierStatus
 from kvstore.v1 import cache_pb2 as pb
@@ -44,7 +44,7 @@ _OPTIONS = [
 
 
 _parents_channels: list[Any] = []
-"""Of a forked child."""
+"""In a forked child: its parent's, which are kept so that nothing closes them."""
 
 
 class Connection:
@@ -102,7 +102,7 @@ class Connection:
         if not self._closed:
             self._open()
 
-    @left_alone
+    @abandonable
     def call(self, method: Callable[..., Reply], request: Any, timeout: float) -> Reply:
         """One unary call.
 
@@ -161,7 +161,7 @@ class RemoteControl:
     """:class:`kvstore.client.paths.path.Control` over a connection."""
 
     def __init__(
-        self, connection: Connection, arena_folder: Callable[[str, str], str] = lambda told, beside: told
+        self, connection: Connection, arena_folder: Callable[[str, str], str] = lambda at_node, from_socket: at_node
     ) -> None:
         self._connection = connection
         self._arena_folder = arena_folder

@@ -1,4 +1,4 @@
-"""The time that one method of a client may take, shared by everything that the method does."""
+"""Deadlines: the time that one call of a client may take, shared by everything that the call does."""
 
 from __future__ import annotations
 

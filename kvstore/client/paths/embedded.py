@@ -158,7 +158,7 @@ class EmbeddedStore(Path):
 
     @uninterrupted
     def prepare_load(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
-        """Hold slots, lent as they lie in the arena."""
+        """Lease slots, lent as they lie in the arena."""
         hashes = split_hashes(transfer.hashes)
         with self._used(until_finished=True):
             held = self._store.prepare_load(NODE, namespace.fingerprint, hashes, time_left(transfer.deadline))

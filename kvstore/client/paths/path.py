@@ -60,12 +60,12 @@ class Path(Protocol):
         """
         return 0, False
 
-    def note_wanted(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
+    def touch_later(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
         """Mark pages as used a moment from now, without a call. False: this path can't, or not so many."""
         return False
 
     def borrow(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
-        """``prepare_load`` for a reader that copies at once: where it can, without a hold and without a call."""
+        """``prepare_load`` for a reader that copies at once: where it can, without a lease and without a call."""
         return self.prepare_load(namespace, transfer)
 
     def prepare_store(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingStore:
@@ -73,7 +73,7 @@ class Path(Protocol):
         ...
 
     def prepare_load(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
-        """Hold the leading pages for reading."""
+        """Lease the leading pages for reading."""
         ...
 
     def store(self, namespace: OpenedNamespace, transfer: Transfer) -> StoreResult:

@@ -1,4 +1,4 @@
-"""Pages between their two calls: reserved and being written, or held and being read."""
+"""Stores and loads in two calls: pages reserved and being written, or leased and being read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PendingStore:
     """Pages that are reserved for this client to write. Leaving its context gives up what was not completed.
 
     Attributes:
-        pages: for each hash an array of ``page_bytes`` bytes to fill (on the same host straight in the node's arena;
-            what it holds before is undefined), or None where there is nothing to write: the page is here already, or
-            was refused.
+        pages: for each hash a uint8 array of shape ``(page_bytes,)`` to fill (on the same host straight in the node's
+            arena; what is in it before is undefined), or None where there is nothing to write: the page is here
+            already, or was refused.
     """
 
     def __init__(self, pages: Sequence[Bytes | None], outcomes: bytes, finish: Callable[[bool], StoreResult]) -> None:
@@ -70,18 +70,12 @@ class PendingStore:
 
 
 class PendingLoad:
-    """The leading pages of a prefix, held for this client to copy. Leaving its context ends the hold.
-
-    Args:
-        pages: see below.
-        tiers: see below.
-        finish: ends the hold, and says how many leading pages had stayed (more than there are: all).
-        more: see below.
+    """The leading pages of a prefix, leased to this client to copy. Leaving its context ends the lease.
 
     Attributes:
-        pages: one read-only array of ``page_bytes`` bytes for each leading page that is here.
-        tiers: where each one was when it was asked for, ``"arena"`` or ``"disk"``.
-        more: whether pages behind these may be there as well, in a tier below: whoever wants them asks for them behind
+        pages: one read-only uint8 array of shape ``(page_bytes,)`` for each leading page that is here.
+        tiers: where each one was when it was asked for: ``"arena"``, ``"disk"`` or ``"redis"``.
+        more: whether pages behind these may be there as well, in a lower tier: whoever wants them asks for them behind
             the copies of these.
     """
 
@@ -92,6 +86,7 @@ class PendingLoad:
         self.more = more
         self.tiers = list(tiers)
         self._finish: Callable[[], int] | None = finish
+        """Ends the lease, and says how many leading pages had stayed; more than there are: all."""
         self._observer: Callable[[Sequence[str]], None] = lambda tiers: None
         self._process = os.getpid()
 
@@ -100,11 +95,11 @@ class PendingLoad:
         self._observer = observer
 
     def complete(self) -> int:
-        """End the hold behind the last copy.
+        """End the lease behind the last copy.
 
         Returns:
             How many leading pages had stayed as they were until now. Copies of pages beyond are to be thrown away. In a
-            forked child 0: the hold is its parent's.
+            forked child 0: the lease is its parent's.
         """
         finish, self._finish = self._finish, None
         if finish is None or os.getpid() != self._process:

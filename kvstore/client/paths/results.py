@@ -1,4 +1,4 @@
-"""What the client's methods answer."""
+"""What a client's methods return: lookups, the counts of a store, and what was moved in all."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvstore.limits import ABSENT, ARENA, TIER_NAMES
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Which pages are here. An answer of the moment: nothing is held for it."""
+    """Which pages are here. An answer of the moment: nothing is leased for it."""
 
     prefix: int
     """How many leading pages are here."""
     present: tuple[bool, ...]
     """For each page whether it is here."""
     tiers: tuple[str | None, ...]
-    """For each page the fastest tier that has it: ``"arena"``, ``"disk"`` or None."""
+    """For each page the fastest tier that has it: ``"arena"``, ``"disk"``, ``"redis"`` or None."""
 
     @classmethod
     def of(cls, tiers: bytes) -> Lookup:
@@ -41,7 +41,7 @@ class StoreResult:
     present: int = 0
     """Here already; the copy that was here is kept."""
     refused: int = 0
-    """Not stored and not findable: no room, or the node was lost on the way."""
+    """Not stored and not findable: no slot could be had, or the node was lost on the way."""
 
     def __add__(self, other: StoreResult) -> StoreResult:
         return StoreResult(self.stored + other.stored, self.present + other.present, self.refused + other.refused)
@@ -49,10 +49,11 @@ class StoreResult:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStatistics:
-    """Pages that this client moved in one namespace since it was opened."""
+    """Pages that one :class:`kvstore.Namespace` moved since it was made. ``stored``, ``present`` and ``refused`` add up
+    what :class:`StoreResult` says of each store."""
 
     loaded: Mapping[str, int] = field(default_factory=dict)
-    """Pages loaded, by the tier that they came from."""
+    """Pages loaded, by the tier that they came from: ``"arena"``, ``"disk"`` or ``"redis"``."""
     stored: int = 0
     present: int = 0
     refused: int = 0

@@ -380,7 +380,7 @@ def run(program: str) -> list[str]:
 
 _PROLOGUE = """
 import os, signal, sys, threading, time
-from kvstore.host.uninterrupted import left_alone, uninterrupted
+from kvstore.host.uninterrupted import abandonable, uninterrupted
 
 class Alarm(Exception): pass
 def handler(*_): raise Alarm
@@ -455,7 +455,7 @@ def work():
     go_on.wait()
     ended.set()
 try:
-    left_alone(work)()
+    abandonable(work)()
 except Alarm:
     print("raised", ended.is_set())
 print(uninterrupted(lambda: 5)())

@@ -16,7 +16,7 @@ from kvstore.client.paths.bulk.requests import BulkRequests
 from kvstore.client.paths.control import Connection
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.host.forking import tell_children
-from kvstore.host.uninterrupted import ended_by, uninterrupted
+from kvstore.host.uninterrupted import cut_by_interrupt, uninterrupted
 from kvstore.v1 import bulk_pb2
 from kvstore.wire.channel import Channel
 from kvstore.wire.frame import Kind
@@ -73,7 +73,7 @@ class BulkPool:
             yield None
             return
         try:
-            with ended_by(requests.channel.cut):
+            with cut_by_interrupt(requests.channel.cut):
                 yield requests
         finally:
             self._give_back(requests)

@@ -72,7 +72,7 @@ class LocalConnection(Protocol):
     good: bool
 
     def pack(self, request: Message, answered: Answered) -> Packed:
-        """Make a request ready. Beside copies, which sweep the caches, each line of code takes a microsecond."""
+        """Make a request ready. Behind copies, which sweep the caches, each line of code takes a microsecond."""
         ...
 
     def post(self, packed: Sequence[Packed], deadline: float) -> None:

@@ -1,6 +1,6 @@
 """Copies between slots of the arena and a caller's pages: those that lie side by side on both sides by one copy.
 
-NumPy gives the interpreter's lock away for a copy, and beside a thread that never waits it gets it back after Python's
+NumPy gives the interpreter's lock away for a copy. Where another thread never waits, it gets it back after Python's
 switch interval only: so a copy of many pages is one wait, and not one a page.
 """
 
@@ -20,7 +20,7 @@ Copy = Callable[[Bytes, Bytes], object]
 
 
 def slot_bytes(page_bytes: int) -> int:
-    """What a page takes in the arena: from a slot to the one beside it."""
+    """What a page takes in the arena: the distance of neighbouring slots."""
     return frames_for(page_bytes) * FRAME_BYTES
 
 
@@ -32,7 +32,7 @@ def copy_runs(
     Args:
         arena: its pages.
         offsets: where each slot lies in it.
-        stride: bytes from a slot to the one beside it.
+        stride: as :func:`slot_bytes`.
         pages: the caller's, as many as there are slots.
         copy: does it.
         out: from the slots.

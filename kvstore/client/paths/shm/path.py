@@ -114,7 +114,7 @@ class ShmPath(Path):
             return None
         return attachment.arena.find(namespace, hashes)
 
-    def note_wanted(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
+    def touch_later(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
         """Tell the node with the next call, or a moment later."""
         if len(hashes) > _MOST_NOTED * HASH_BYTES:
             return False
@@ -135,7 +135,7 @@ class ShmPath(Path):
         return PendingStore(reservation.views(), reservation.outcomes, partial(self._complete, reservation, timeout))
 
     def prepare_load(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
-        """Hold slots, lent as they lie in the arena."""
+        """Lease slots, lent as they lie in the arena."""
         return self._operate(partial(self._prepare_load, namespace, transfer, time_left(transfer.deadline)))
 
     def store(self, namespace: OpenedNamespace, transfer: Transfer) -> StoreResult:
@@ -167,7 +167,7 @@ class ShmPath(Path):
         return lambda: reservation.before + self._result_of(connection, reservation, deadline)
 
     def load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
-        """Copy the leading pages out of the arena, held by a call: each as soon as it is there."""
+        """Copy the leading pages out of the arena, leased by a call: each as soon as it is there."""
         return self._operate(partial(self._load, namespace, transfer))
 
     def load_here(self, namespace: OpenedNamespace, transfer: Transfer) -> tuple[int, bool]:
@@ -202,7 +202,7 @@ class ShmPath(Path):
         return loaded, nowhere
 
     def borrow(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
-        """Lend pages as they lie in the arena: those that are there announced, and else the others held."""
+        """Lend pages as they lie in the arena: those that are there announced, and else the others leased."""
         lent = self._operate(partial(self._borrow_mapped, namespace, transfer))
         return lent if lent is not None else self.prepare_load(namespace, transfer)
 
@@ -363,7 +363,7 @@ class ShmPath(Path):
         return result
 
     def _prepare_load(self, namespace: OpenedNamespace, transfer: Transfer, timeout: float) -> PendingLoad:
-        """Hold slots until the deadline; ending the hold may then take ``timeout`` seconds."""
+        """Lease slots until the deadline; ending the lease may then take ``timeout`` seconds."""
         deadline = transfer.deadline
         attachment = self._attach(deadline)
         try:
@@ -391,7 +391,7 @@ class ShmPath(Path):
         return PendingLoad(_read_only(pages), tiers, finish)
 
     def _load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
-        """Hold pages, and copy each as soon as it is there. Returns the tiers of those that stayed until the end."""
+        """Lease pages, and copy each as soon as it is there. Returns the tiers of those that stayed until the end."""
         into, deadline = transfer.pages, transfer.deadline
         attachment = self._attach(deadline)
         length = namespace.layout.page_bytes
@@ -423,7 +423,7 @@ class ShmPath(Path):
         )
 
     def _finish_load(self, connection: LocalConnection, attachment: Attachment, ticket: int, deadline: float) -> bool:
-        """Whether a hold lasted until now."""
+        """Whether a lease lasted until now."""
         try:
             request = pb.CompleteLoadRequest(ticket=ticket, client=attachment.client)
             return not ticket or call(connection, request, deadline).valid

@@ -29,7 +29,7 @@ from kvstore.limits import LONGEST_TICKET
 from kvstore.v1 import cache_pb2 as pb
 
 LEAST_BYTES = 1 << 20
-"""Smaller stores cost less than asking is worth."""
+"""Smaller stores ask for none: that would cost more than it saves."""
 _RESERVATIONS = 2
 """Of each namespace."""
 _ARENA_SHARE = 16
