@@ -85,7 +85,7 @@ def test_the_memory_of_one_message_is_there_for_the_next_one() -> None:
 _CLIENT = """
 import resource
 from kvstore.client.paths.control import Connection
-from kvstore.client.paths.grpc import StreamPath
+from kvstore.client.paths.grpc import GrpcPath
 
 def faults():
     for _ in range(20):
@@ -93,7 +93,7 @@ def faults():
         messages.clear()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-path = StreamPath(Connection("127.0.0.1:1", "kv://127.0.0.1:1"))
+path = GrpcPath(Connection("127.0.0.1:1", "kv://127.0.0.1:1"))
 print(-faults() + faults())
 """
 

@@ -65,8 +65,8 @@ def test_a_group_that_is_not_there_is_named() -> None:
 
 @needs_root
 def test_a_user_who_is_no_member_cannot_give_files_to_a_group(short_folder: Path) -> None:
-    code = "from kvstore.security.socket_group import Sharers; from pathlib import Path; import sys\n"
-    code += f"Sharers({GROUP}).set_modes(Path(sys.argv[1]), 0o600, 0o660)"
+    code = "from kvstore.security.socket_group import SocketGroup; from pathlib import Path; import sys\n"
+    code += f"SocketGroup({GROUP}).set_modes(Path(sys.argv[1]), 0o600, 0o660)"
     path = short_folder / "file"
     path.touch()
     os.chown(path, NODE_USER, NODE_USER)
