@@ -1,7 +1,7 @@
-"""Which page is in which slot, who holds it, and what may happen to it next. No memory and no file is touched here.
+"""The catalog: which page is in which slot, who holds it, and what may happen to it next. Pure bookkeeping.
 
-What may happen to a slot is said in :mod:`kvstore.catalog.slot_state`, what is known of it kept in
-:mod:`kvstore.catalog.slot_table`. A resident page is *dirty* until the tiers below have it. A dirty page that is
+The states of a slot are in :mod:`kvstore.catalog.slot_state`, what is known of each in
+:mod:`kvstore.catalog.slot_table`. A resident page is *dirty* until the lower tiers have it. A dirty page that is
 evicted is counted as overrun.
 
 Eviction (:mod:`kvstore.catalog.evictor`, :mod:`kvstore.catalog.eviction_orders`) passes over pages that are held; pages
@@ -28,7 +28,7 @@ from kvstore.catalog.slot_table import SlotTable
 _RESIDENT, _RETIRED = int(SlotState.RESIDENT), int(SlotState.RETIRED)
 _WRITTEN = {int(SlotState.RESERVED), int(SlotState.LAPSED)}
 _DURABLE_SHARE = 4
-"""Durable pages that no tier below has yet take at most this part of the arena."""
+"""Durable pages that no lower tier has yet take at most this part of the arena."""
 
 
 class Catalog:
@@ -51,7 +51,7 @@ class Catalog:
         """Namespace → resident pages."""
         self._frames_of: dict[int, int] = {}
         """Namespace → frames of its slots in use."""
-        self._to_regroup: list[int] = []
+        self._to_migrate: list[int] = []
         """Namespaces with a first quota whose pages are in the common order yet."""
         self._durable: set[int] = set()
         self._unprotected: set[int] = set()
@@ -97,7 +97,7 @@ class Catalog:
 
     @property
     def dirty_pages(self) -> int:
-        """Resident pages that no tier below has."""
+        """Resident pages that no lower tier has."""
         return len(self._dirty)
 
     def dirty(self, most: int) -> list[Slot]:
@@ -108,7 +108,7 @@ class Catalog:
     @property
     def dirty_namespaces(self) -> int:
         """How many namespaces have such pages."""
-        return self._dirty.parties
+        return self._dirty.namespaces
 
     def end_turns(self, slots: Iterable[Slot]) -> int:
         """The namespaces of these slots had their turns: ``dirty`` names all others first. Returns how many had."""
@@ -132,7 +132,7 @@ class Catalog:
         owner: int,
         parent: bytes = b"",
         *,
-        below: bool = False,
+        clean: bool = False,
         evict: bool = True,
     ) -> tuple[Slot | None, Evicted]:
         """Take a slot for a page, making room if need be: within the namespace's quota, and within the arena.
@@ -143,18 +143,18 @@ class Catalog:
             length: bytes of its payload.
             owner: who writes it.
             parent: key of the page before it in its chain.
-            below: whether a tier below has it: it comes up.
+            clean: whether a lower tier of this node has it.
             evict: whether pages may leave for it.
 
         Returns:
             The slot, or None when everything that could leave is held, being written or pinned, or when a durable
-            namespace has too much that no tier below has yet; and what left for it.
+            namespace has too much that no lower tier has yet; and what left for it.
         """
         if self._to_touch:
             self._touch_now()
         frames = frames_for(length)
         removal = Evicted()
-        at_risk = namespace in self._durable and not below
+        at_risk = namespace in self._durable and not clean
         if at_risk and self._durable_frames + frames > self._slabs.units * self._slabs.unit_frames // _DURABLE_SHARE:
             return None, removal
         if not self._evicting.make_quota(namespace, frames, removal, evict=evict):
@@ -181,7 +181,7 @@ class Catalog:
 
         Args:
             slots: theirs.
-            dirty: of each, whether a tier below is to have it and has not.
+            dirty: of each, whether a lower tier is to have it and has not.
 
         Returns:
             For each whether it is. Not: the page is here already, and this slot is free again.
@@ -304,7 +304,7 @@ class Catalog:
                 self._forget(slot)
 
     def mark_clean(self, slot: Slot) -> None:
-        """The tiers below have the page."""
+        """The lower tiers have the page."""
         if not self.slots.dirty[slot]:
             return
         before = self.slots.may_leave(slot)
@@ -319,13 +319,13 @@ class Catalog:
         """End that."""
         self._set_pinned(slot, False)
 
-    # -- what namespaces are granted ---------------------------------------------------------------------------------
+    # -- quotas and durability of namespaces -------------------------------------------------------------------------
 
     def set_quota(self, namespace: int, frames: int | None) -> None:
         """Most frames that a namespace's slots take from now on; None: as many as there are.
 
         The first quota of a namespace that has pages counts once these are in an order of their own: see
-        ``take_regrouping``.
+        ``take_migration``.
         """
         if frames is not None:
             self._give_own_order(namespace)
@@ -343,26 +343,26 @@ class Catalog:
             moving = bool(self.pages_of(namespace))
             self._orders.give_own(namespace, moving=moving)
             if moving:
-                self._to_regroup.append(namespace)
+                self._to_migrate.append(namespace)
 
-    def take_regrouping(self) -> OrderMigration | None:
-        """A namespace whose pages are still to move into their own order, each of which is given out once, and again
-        where that failed. Until all are there its quotas wait."""
-        if not self._to_regroup:
+    def take_migration(self) -> OrderMigration | None:
+        """A namespace whose pages are still to move into their own order. Each is given out once, and again after
+        ``migrate_again``. Until all of its pages are there its quotas wait."""
+        if not self._to_migrate:
             return None
-        return OrderMigration(self._to_regroup.pop(), self.slots, self._orders, self._find_parent)
+        return OrderMigration(self._to_migrate.pop(), self.slots, self._orders, self._find_parent)
 
-    def regroup_again(self, namespace: int) -> None:
+    def migrate_again(self, namespace: int) -> None:
         """Not all of its pages were moved."""
         if self._orders.is_moving(namespace):  # else it was dropped
-            self._to_regroup.append(namespace)
+            self._to_migrate.append(namespace)
 
     def quota_of(self, namespace: int) -> int | None:
         """Most frames that a namespace's slots may take, where that is said for it or its tenant."""
         return self._evicting.quota_of(namespace)
 
     def set_durable(self, namespace: int) -> None:
-        """From now on this namespace's pages don't leave before a tier below has them: those that come, and those that
+        """From now on this namespace's pages don't leave before a lower tier has them: those that come, and those that
         are dirty now as soon as they are told to ``protect``."""
         if namespace not in self._durable and self.pages_of(namespace):
             self._unprotected.add(namespace)
@@ -392,7 +392,7 @@ class Catalog:
         self._orders.drop(namespace)
 
     def defer(self, slot: Slot) -> None:
-        """The tiers below would not take the page now: let the others of its namespace go first."""
+        """The lower tiers would not take the page now: let the others of its namespace go first."""
         if slot in self._dirty:
             namespace = self.slots.namespace[slot]
             self._dirty.remove(slot, namespace)
@@ -431,7 +431,7 @@ class Catalog:
             slots.apply(slot, Event.RETIRE_UNHELD)
             self._forget(slot)
 
-    # -- books -------------------------------------------------------------------------------------------------------
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
 
     def _order(self, slot: Slot, before: bool) -> None:
         """A slot that might leave before (or might not) has changed: put it into its order, or take it out."""

@@ -1,4 +1,7 @@
-"""Queues of slots that any of them can leave, at 8 bytes for each slot that there is."""
+"""The queue of dirty slots: namespaces take turns, and any slot can leave it at once.
+
+Linked lists in two columns, at 8 bytes for each slot that there is.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ _OUT = 0xFFFFFFFE
 
 
 class DirtyQueue:
-    """Slots of several who take turns; those of each are linked by numbers, in the order in which they came."""
+    """Dirty slots by namespace, in the order in which they came; the namespaces take turns."""
 
     def __init__(self) -> None:
         self._next = array("I")
         self._previous = array("I")
         self._ends: dict[int, list[int]] = {}
-        """Whose turn it is next first: the first and the last of his slots."""
+        """By namespace, the one whose turn is next first: the first and the last of its slots."""
         self._count = 0
 
     def copy(self) -> DirtyQueue:
         """The same slots in the same order."""
         other = DirtyQueue()
         other._next, other._previous, other._count = self._next[:], self._previous[:], self._count
-        other._ends = {whose: ends[:] for whose, ends in self._ends.items()}
+        other._ends = {namespace: ends[:] for namespace, ends in self._ends.items()}
         return other
 
     def __len__(self) -> int:
@@ -35,27 +38,27 @@ class DirtyQueue:
         return isinstance(slot, int) and slot < len(self._next) and self._next[slot] != _OUT
 
     def __iter__(self) -> Iterator[Slot]:
-        """All slots of each, his whose turn it is next first."""
+        """All slots of each namespace, the one whose turn is next first."""
         for slot, _ in self._ends.values():
             while slot != _END:
                 yield slot
                 slot = self._next[slot]
 
     @property
-    def parties(self) -> int:
-        """How many take turns."""
+    def namespaces(self) -> int:
+        """How many have dirty slots."""
         return len(self._ends)
 
-    def append(self, slot: Slot, whose: int) -> None:
-        """Put a slot at the end of somebody's, that is not here."""
+    def append(self, slot: Slot, namespace: int) -> None:
+        """Put a slot that is not here behind the others of its namespace."""
         assert slot not in self, f"slot {slot} is queued twice"
         more = slot + 1 - len(self._next)
         if more > 0:
             self._next.extend([_OUT] * more)
             self._previous.extend([_OUT] * more)
-        ends = self._ends.get(whose)
+        ends = self._ends.get(namespace)
         if ends is None:
-            self._ends[whose] = [slot, slot]
+            self._ends[namespace] = [slot, slot]
             self._previous[slot] = _END
         else:
             self._next[ends[1]], self._previous[slot] = slot, ends[1]
@@ -63,11 +66,11 @@ class DirtyQueue:
         self._next[slot] = _END
         self._count += 1
 
-    def remove(self, slot: Slot, whose: int) -> None:
-        """Take one of somebody's slots out, that is here."""
+    def remove(self, slot: Slot, namespace: int) -> None:
+        """Take a slot out that is here."""
         assert slot in self, f"slot {slot} is not queued"
         before, behind = self._previous[slot], self._next[slot]
-        ends = self._ends[whose]
+        ends = self._ends[namespace]
         if before != _END:
             self._next[before] = behind
         else:
@@ -77,12 +80,12 @@ class DirtyQueue:
         else:
             ends[1] = before
         if ends[0] == _END:
-            del self._ends[whose]
+            del self._ends[namespace]
         self._next[slot] = _OUT
         self._count -= 1
 
-    def end_turn(self, whose: int) -> None:
-        """All others come before him."""
-        ends = self._ends.pop(whose, None)
+    def end_turn(self, namespace: int) -> None:
+        """All other namespaces come before this one."""
+        ends = self._ends.pop(namespace, None)
         if ends is not None:
-            self._ends[whose] = ends
+            self._ends[namespace] = ends

@@ -1,4 +1,4 @@
-"""Which page leaves next: orders of eviction by slot size, one for each namespace with a quota and one for all others.
+"""Eviction orders: which page leaves next, by slot size; one for each namespace with a quota, one for all others.
 
 The pages of a namespace that gets its first quota move from the one to the other
 (:mod:`kvstore.catalog.order_migration`).
@@ -45,12 +45,7 @@ class _Order:
 
 
 class EvictionOrders:
-    """All orders of one arena.
-
-    Args:
-        new_policy: makes a policy.
-        slots: what is known of each slot; the columns ``rank`` and ``apart`` are changed here only.
-    """
+    """All orders of one arena. The columns ``rank`` and ``apart`` of the slot table are changed here only."""
 
     def __init__(self, new_policy: Callable[[], EvictionPolicy], slots: SlotTable) -> None:
         self._new_policy = new_policy

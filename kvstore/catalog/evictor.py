@@ -1,4 +1,5 @@
-"""Who leaves for whom: namespaces and tenants at their quotas let their own pages go, a full arena the coldest."""
+"""The evictor: which pages leave for one that comes. Namespaces and tenants at their quotas give up their own pages, a
+full arena the coldest."""
 
 from __future__ import annotations
 
@@ -25,21 +26,14 @@ class Evicted:
     left: list[int] = field(default_factory=list)
     """The first frame of each. Their headers must say that they are gone before anything else is written."""
     overrun: int = 0
-    """Of these: dirty ones, which no tier below has."""
+    """Of these: dirty ones, which no lower tier has."""
     keys: list[bytes] = field(default_factory=list, compare=False)
     """Of each that left."""
 
 
 class Evictor:
-    """Chooses the pages that leave. One lock outside of it (the store's) guards all calls.
-
-    Args:
-        slabs: where slots lie.
-        slots: what is known of each.
-        orders: which page leaves next.
-        frames_of: frames of a namespace's slots in use.
-        retire: takes a page out.
-    """
+    """Chooses the pages that leave, and has ``retire`` take them out. One lock outside of it (the store's) guards all
+    calls. ``frames_of`` says how many frames a namespace's slots in use take."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""From page keys to slots: a hash table of numbers over the columns of the slots, at 8 to 16 bytes a page.
+"""The key table: from page keys to slots, a hash table of numbers over the slots' columns, at 8 to 16 bytes a page.
 
 Open addressing with linear probing. A page that leaves moves those behind it back, so that nothing ever has to be
 rebuilt while the number of pages stays the same.
@@ -28,11 +28,7 @@ _WORDS = HASH_BYTES // 8
 
 
 class KeyTable:
-    """The slots of findable pages, by key. Each key is here once.
-
-    Args:
-        slots: where keys and their hashes are.
-    """
+    """The slots of findable pages, by key. Each key is here once."""
 
     def __init__(self, slots: SlotTable) -> None:
         self._slots = slots
@@ -128,9 +124,9 @@ class KeyTable:
             stops = key_hash.take(candidates, mode="clip") == wanted
             stops |= candidates < 0
             first = stops.argmax(axis=1)
-            lines = np.arange(len(pending))
-            found[pending] = candidates[lines, first]
-            going = (~stops[lines, first]).nonzero()[0]
+            rows = np.arange(len(pending))
+            found[pending] = candidates[rows, first]
+            going = (~stops[rows, first]).nonzero()[0]
             pending, wanted, windows = pending[going], wanted[going], windows[going] + np.uint32(len(_WINDOW))
         return found
 

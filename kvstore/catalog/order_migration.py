@@ -1,4 +1,4 @@
-"""A namespace's pages on their way from the common order of eviction into one of their own.
+"""Order migration: a namespace's pages move from the common order of eviction into one of their own, step by step.
 
 A namespace may get its first quota while it has a million pages. To sort and to move these takes 10 to 50 µs each, so
 it is done in steps, none of which keeps the store's lock for long. Meanwhile its pages are in two orders: those that
@@ -26,13 +26,9 @@ _NO_PARENT = -1
 
 
 class OrderMigration:
-    """The move of one namespace, which has an order of its own already: for the pages that come.
+    """The move of one namespace, by its number; it has an order of its own already, for the pages that come.
 
-    Args:
-        namespace: its number.
-        slots: what is known of each slot.
-        orders: the orders of eviction.
-        find_parent: the resident slot of the page before a slot's in its chain.
+    ``find_parent`` says in which slot the page before a slot's in its chain is resident.
     """
 
     def __init__(

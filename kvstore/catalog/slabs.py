@@ -1,7 +1,7 @@
-"""Where slots lie in the arena: units, given in runs to page sizes as slabs, each cut into slots of one size.
+"""The slab allocator: where slots lie in the arena. A slab is a run of units, cut into slots of one page size.
 
 Pure bookkeeping: no memory is touched here. A slab whose slots are all free goes back to the free units when another
-page size needs room; giving away a slab that is in use is the catalog's decision (its pages must leave first).
+page size needs them; giving away a slab that is in use is the catalog's decision (its pages must leave first).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Slabs:
         self._owner: list[Slab | None] = [None] * units
         self._by_size: dict[int, dict[int, Slab]] = {}
         """Slot size in frames → first unit → slab."""
-        self._with_room: dict[int, dict[int, Slab]] = {}
+        self._with_free_slots: dict[int, dict[int, Slab]] = {}
         """The same, slabs with a free slot only."""
         self._empty: dict[int, Slab] = {}
         self._free_units = units
@@ -71,14 +71,14 @@ class Slabs:
 
     def allocate(self, slot_frames: int) -> int | None:
         """A free slot of this size (its first frame), or None: then something has to leave first."""
-        with_room = self._with_room.setdefault(slot_frames, {})
-        if not with_room and not self._grow(slot_frames):
+        with_free_slots = self._with_free_slots.setdefault(slot_frames, {})
+        if not with_free_slots and not self._grow(slot_frames):
             return None
-        slab = next(iter(with_room.values()))
+        slab = next(iter(with_free_slots.values()))
         self._empty.pop(slab.first_unit, None)
         frame = slab.free.popleft()
         if not slab.free:
-            del with_room[slab.first_unit]
+            del with_free_slots[slab.first_unit]
         return frame
 
     def free(self, frame: int) -> None:
@@ -86,7 +86,7 @@ class Slabs:
         slab = self.slab_of(frame)
         slab.free.append(frame)
         slab.note(frame, -1)
-        self._with_room[slab.slot_frames][slab.first_unit] = slab
+        self._with_free_slots[slab.slot_frames][slab.first_unit] = slab
         if slab.empty:
             self._empty[slab.first_unit] = slab
 
@@ -120,7 +120,7 @@ class Slabs:
         return best
 
     def windows(self, slot_frames: int) -> Iterator[list[Slab]]:
-        """Ways to make room for one more slab of this size: each a set of slabs that would have to be emptied."""
+        """Ways to have one more slab of this size: each a set of slabs that would have to be emptied."""
         need = self.shape(slot_frames)
         for start in range(self.units - need + 1):
             yield list({id(slab): slab for slab in self._owner[start : start + need] if slab is not None}.values())
@@ -130,7 +130,7 @@ class Slabs:
         if not slab.empty:
             raise AssertionError("a slab in use can't be released")
         del self._by_size[slab.slot_frames][slab.first_unit]
-        self._with_room[slab.slot_frames].pop(slab.first_unit, None)
+        self._with_free_slots[slab.slot_frames].pop(slab.first_unit, None)
         del self._empty[slab.first_unit]
         self.changed = True
         self._free_units += slab.units
@@ -144,7 +144,7 @@ class Slabs:
         if not slab.empty:
             del self._empty[first_unit]
         if not slab.free:
-            del self._with_room[slot_frames][first_unit]
+            del self._with_free_slots[slot_frames][first_unit]
 
     def unit_table(self) -> list[tuple[int, int]]:
         """For each unit its slab's first unit and slot size in frames; ``(0, 0)`` for a free one."""
@@ -168,8 +168,8 @@ class Slabs:
                 assert (frame in free) != (used.get(frame) == slab.slot_frames), f"slot {frame} is free and in use"
                 seen.add(frame)
             assert slab.empty == (slab.first_unit in self._empty), "an empty slab is not known"
-            has_room = slab.first_unit in self._with_room.get(slab.slot_frames, {})
-            assert has_room == bool(slab.free), "a slab's room is not known"
+            is_listed = slab.first_unit in self._with_free_slots.get(slab.slot_frames, {})
+            assert is_listed == bool(slab.free), "a slab's free slots are not known"
         assert self._free_units == sum(slab is None for slab in self._owner), "free units are miscounted"
         assert set(used) <= seen, "a slot in use lies in no slab"
 
@@ -194,7 +194,7 @@ class Slabs:
         slots = units * self.unit_frames // slot_frames
         slab = Slab(first_unit, units, slot_frames, first_frame, slots)
         self._by_size.setdefault(slot_frames, {})[first_unit] = slab
-        self._with_room.setdefault(slot_frames, {})[first_unit] = slab
+        self._with_free_slots.setdefault(slot_frames, {})[first_unit] = slab
         self._empty[first_unit] = slab
         self._free_units -= units
         self.changed = True

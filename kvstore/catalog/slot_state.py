@@ -1,4 +1,4 @@
-"""A slot of the arena: its states, as a table of what may happen to it.
+"""The states of a slot of the arena, as a table of what may happen to it.
 
 A page is absent, or in a slot that went through these states::
 

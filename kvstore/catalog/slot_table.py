@@ -1,4 +1,4 @@
-"""What is known of every slot in use, in columns: a million pages at rest must not be a million objects.
+"""The slot table: what is known of every slot in use, in columns, so that a million pages are not a million objects.
 
 A slot is a number, and the number is its place in each column. It is another slot's as soon as this one is free; who
 keeps a slot in mind without a hold on it keeps its *stamp*, which tells the one page in it from the next.
@@ -45,10 +45,10 @@ class SlotTable:
         self.used = array("Q")
         """When it was used last, on the catalog's clock."""
         self.dirty = array("B")
-        """Whether no tier below has the page, where there is one. 0 or 1, as in the next two."""
+        """Whether no lower tier has the page, where there is one. 0 or 1, as in the next two."""
         self.pinned = array("B")
         self.at_risk = array("B")
-        """Whether it must not leave before a tier below has it: it is written for, or dirty in, a durable namespace."""
+        """Whether it must not leave before a lower tier has it: it is written for, or dirty in, a durable namespace."""
         self.key_hash = array("I")
         """A hash of its key that differs from process to process, so that nobody chooses keys which collide."""
         self.rank = array("I")

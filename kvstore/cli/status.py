@@ -19,7 +19,7 @@ from rich.text import Text
 from kvstore.cli.connect import add_url_to, connect_to_node
 from kvstore.cli.tables import print_table, shown
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
-from kvstore.limits import TIER_NAMES
+from kvstore.page_codes import TIER_NAMES
 from kvstore.status import NamespaceStatus, Status, TierStatus
 from kvstore.units import format_duration, format_size, parse_duration
 

@@ -17,7 +17,8 @@ from kvstore.client.paths.path import Control, Path
 from kvstore.client.paths.results import Lookup
 from kvstore.errors import InvalidRequestError
 from kvstore.layout import Layout
-from kvstore.limits import EVICTED, MOST_LOOKUP_PAGES, TIER_NAMES
+from kvstore.limits import MOST_LOOKUP_PAGES
+from kvstore.page_codes import TIER_NAMES, Explanation
 from kvstore.status import Status
 
 Bytes = npt.NDArray[np.uint8]
@@ -122,7 +123,8 @@ class Client:
         """
         checked_hashes(hashes, MOST_LOOKUP_PAGES)
         tiers, why = self._session.control.explain(fingerprint, hashes, self.timeout)
-        return [(TIER_NAMES[tier], reason == EVICTED) for tier, reason in zip(tiers, why, strict=True)]
+        evicted = Explanation.EVICTED
+        return [(TIER_NAMES[tier], reason == evicted) for tier, reason in zip(tiers, why, strict=True)]
 
     @property
     def arena(self) -> Bytes | None:

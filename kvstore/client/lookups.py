@@ -8,7 +8,8 @@ from kvstore.client.handle import REOPENINGS, Handle, Session
 from kvstore.client.paths.deadline import time_left
 from kvstore.client.paths.results import Lookup
 from kvstore.errors import LimitExceededError, NotAttachedError, UnknownNamespaceError
-from kvstore.limits import ABSENT, MOST_LOOKUP_PAGES
+from kvstore.limits import MOST_LOOKUP_PAGES
+from kvstore.page_codes import PageTier
 from kvstore.wire.messages import join_hashes
 
 Queries = Sequence[tuple[Handle, Sequence[bytes]]]
@@ -57,18 +58,19 @@ def _look_up(
     answers: list[bytes] = []
     asked: list[tuple[bytes, Sequence[bytes]]] = []
     open_answers: list[int] = []
+    nowhere = PageTier.ABSENT
     for (handle, hashes), keys in zip(queries, joined, strict=True):
         opened, path = handle.now(deadline)
         here, complete = (path.find(opened, keys) if mapped else None) or (bytes(len(hashes)), False)
         if not complete and hashes:
             open_answers.append(len(answers))
-            absent = [each for each, tier in zip(hashes, here, strict=True) if tier == ABSENT]
+            absent = [each for each, tier in zip(hashes, here, strict=True) if tier == nowhere]
             asked.append((handle.fingerprint, absent))
         answers.append(here)
     if asked:
         told = session.control.lookup(asked, time_left(deadline))
         for place, rest in zip(open_answers, map(iter, told), strict=True):
-            answers[place] = bytes(tier or next(rest, ABSENT) for tier in answers[place])
+            answers[place] = bytes(tier or next(rest, nowhere) for tier in answers[place])
     return [Lookup.of(tiers) for tiers in answers]
 
 

@@ -17,17 +17,13 @@ from kvstore.client.paths.results import StoreResult
 from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import DeadlineError, KVStoreError, NotAttachedError, UnavailableError, UnknownNamespaceError
 from kvstore.host.uninterrupted import uninterrupted
-from kvstore.limits import (
-    ABSENT,
-    ARENA,
-    MOST_LOOKUP_PAGES,
-    TIER_NAMES,
-)
+from kvstore.limits import MOST_LOOKUP_PAGES
+from kvstore.page_codes import TIER_NAMES, PageTier
 from kvstore.wire.messages import split_hashes
 
 _Begun = tuple[Transfer, Callable[[], StoreResult]]
 """A batch whose store was begun, and what waits for its end."""
-_ARENA = TIER_NAMES[ARENA] or ""
+_ARENA = TIER_NAMES[PageTier.ARENA] or ""
 
 
 def store(handle: Handle, transfer: Transfer) -> StoreResult:
@@ -149,7 +145,7 @@ def _settled(handle: Handle, transfer: Transfer, result: StoreResult) -> StoreRe
             return result
         asked = [(handle.fingerprint, split_hashes(transfer.hashes))]
         tiers = handle.control(lambda control, left: control.lookup(asked, left)[0], deadline)
-        here = pages - tiers.count(ABSENT)
+        here = pages - tiers.count(PageTier.ABSENT)
     except (UnavailableError, DeadlineError):
         return result  # as it was confirmed batch by batch
     lost = max(0, result.stored + result.present - here)
@@ -164,7 +160,7 @@ def _found_here(handle: Handle, transfer: Transfer) -> bool:
         found = path.find(opened, transfer.hashes)
     except NotAttachedError:
         return False
-    return found is not None and ABSENT not in found[0] and path.touch_later(opened, transfer.hashes)
+    return found is not None and PageTier.ABSENT not in found[0] and path.touch_later(opened, transfer.hashes)
 
 
 def _touch_loaded(handle: Handle, transfer: Transfer) -> None:

@@ -1,7 +1,7 @@
-"""Which pages an operator wants in the arena, and until when. A hold is short, for a copy; a pin is long, a policy.
+"""The pin table: which pages an operator wants in the arena, and until when.
 
-A pin is kept by key: a page that left by somebody's wish and comes again is pinned again. Pins are written down beside
-the arena's files or the disk tier's, so that they survive the node.
+A hold is short, for a copy; a pin is long, a policy. It is kept by key: a page that left by somebody's wish and comes
+again is pinned again. Pins are written down beside the arena's files or the disk tier's, so that they survive the node.
 """
 
 from __future__ import annotations

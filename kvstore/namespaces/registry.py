@@ -1,4 +1,4 @@
-"""Which namespaces a node knows: layouts, their fingerprints, and the short numbers that headers name them by."""
+"""The register of namespaces: which a node knows, their layouts, and the short numbers that headers name them by."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_NAMESPACES = 1024
 REGISTER_NAME, REGISTER_VERSION = "namespaces.json", 1
 """The register's file in a folder, and the newest format that is read; what a version adds keeps the older keys."""
 TENANT_SHARE = 4
-"""One tenant has at most this part of them, so that others find room."""
+"""One tenant has at most this part of them, so that others find some left."""
 MOST_OPENED = 4096
 """Most new namespaces that one tenant opens while a node runs: the numbers of those that went are not used again."""
 _LAST_NUMBER = 0xFFFF
@@ -130,15 +130,15 @@ class NamespaceRegistry:
         """The namespace with this fingerprint."""
         return self._by_fingerprint.get(fingerprint)
 
-    def grant_all(self, grant: Callable[[KnownNamespace], None]) -> None:
-        """Call ``grant`` with every namespace: none of them is dropped, and none is opened, while it is. One that is
-        opened from now on was granted to by what counts now."""
-        with self._lock:  # who opens one now may have asked what it is granted before that changed: behind that
+    def apply_to_all(self, apply_rules: Callable[[KnownNamespace], None]) -> None:
+        """Call ``apply_rules`` with every namespace: none of them is dropped, and none is opened, while it is. To one
+        that is opened from now on, the rules of now were applied."""
+        with self._lock:  # who opens one now may have read the rules before they changed: behind that
             pass
         for known in self.known():
             with self._lock:
                 if (current := self._by_number.get(known.number)) is not None:
-                    grant(current)
+                    apply_rules(current)
 
     def note_use(self, known: KnownNamespace) -> None:
         """Somebody uses it now."""
@@ -156,7 +156,7 @@ class NamespaceRegistry:
         self,
         layout: Layout,
         durability: str = "",
-        grant: Callable[[KnownNamespace], None] = lambda known: None,
+        apply_rules: Callable[[KnownNamespace], None] = lambda known: None,
         *,
         of_tenant: bool = False,
     ) -> KnownNamespace:
@@ -166,7 +166,7 @@ class NamespaceRegistry:
         Args:
             layout: of its pages.
             durability: from now on, where it is not empty.
-            grant: called with one that is new, or durable from now on, before anybody can find it.
+            apply_rules: called with one that is new, or durable from now on, before anybody can find it.
             of_tenant: whether a tenant asks, whose share of the namespaces is limited also where layouts name none.
 
         Raises:
@@ -182,12 +182,13 @@ class NamespaceRegistry:
                 if layout.tenant or of_tenant:
                     self._check_tenant(layout.tenant)
                 known = self._add(
-                    KnownNamespace(self._take_number(), layout, layout.fingerprint, durability, time.time()), grant
+                    KnownNamespace(self._take_number(), layout, layout.fingerprint, durability, time.time()),
+                    apply_rules,
                 )
                 self._leaving.pop(known.fingerprint, None)
                 self._save()
             elif durability not in ("", known.durability) and known.fingerprint == layout.fingerprint:
-                known = self._add(replace(known, durability=durability), grant)
+                known = self._add(replace(known, durability=durability), apply_rules)
                 self._save()
             self.note_use(known)
         if known.fingerprint != layout.fingerprint:
@@ -311,9 +312,9 @@ class NamespaceRegistry:
         self._used[known.number] = time.monotonic() - entry.idle
 
     def _add(
-        self, known: KnownNamespace, grant: Callable[[KnownNamespace], None] = lambda known: None
+        self, known: KnownNamespace, apply_rules: Callable[[KnownNamespace], None] = lambda known: None
     ) -> KnownNamespace:
-        grant(known)
+        apply_rules(known)
         self._by_fingerprint[known.fingerprint] = known
         self._by_identity[known.layout.identity] = known
         self._by_number[known.number] = known

@@ -1,6 +1,6 @@
-"""What a tenant's quotas leave for each of its namespaces. Decides; does no I/O.
+"""Tenant quotas: what a tenant's limits leave for each of its namespaces. Decides; does no I/O.
 
-In the arena the catalog keeps the sum over all of a tenant's namespaces. The tiers below know quotas of one namespace
+In the arena the catalog keeps the sum over all of a tenant's namespaces. The lower tiers know quotas of one namespace
 alone, so there a tenant's quota is divided evenly: the sum is never more, and less where some of them are idle.
 """
 
@@ -14,11 +14,7 @@ from kvstore.namespaces.registry import KnownNamespace
 
 
 class TenantQuotas:
-    """The rules of tenants, and which namespaces these have. Not safe for threads.
-
-    Args:
-        rules: one for a tenant at most.
-    """
+    """The rules of tenants, one for each at most, and which namespaces these have. Not safe for threads."""
 
     def __init__(self, rules: Iterable[TenantRule] = ()) -> None:
         self._namespaces: defaultdict[str, dict[bytes, KnownNamespace]] = defaultdict(dict)
@@ -29,7 +25,7 @@ class TenantQuotas:
         self._rules = {rule.name: rule for rule in rules}
 
     def add(self, known: KnownNamespace) -> list[KnownNamespace]:
-        """A namespace is there from now on. Returns all of its tenant's: what each may take below has changed."""
+        """A namespace is there from now on. Returns all of its tenant's: what each may take in lower tiers changed."""
         own = self._namespaces[known.layout.tenant]
         own[known.fingerprint] = known
         return list(own.values()) if known.layout.tenant in self._rules else [known]

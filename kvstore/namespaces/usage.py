@@ -1,4 +1,4 @@
-"""What was loaded and stored since the node started: by namespace, and which prefixes are loaded most."""
+"""Usage: what was loaded and stored since the node started, by namespace, and which prefixes are loaded most."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from kvstore.limits import ARENA, DISK, REDIS
+from kvstore.page_codes import PageTier
 
 MOST_PREFIXES = 1024
 """Most prefixes that are counted at once. When there would be more, all counts are halved, and those of one load go."""
@@ -79,14 +79,15 @@ class Usage:
         Args:
             namespace: its number.
             keys: of the pages that were asked for.
-            tiers: for each page that was loaded, where it was (``ARENA``, ``DISK``, ``REDIS``).
+            tiers: one byte for each page that was loaded, the :class:`PageTier` where it was.
             missed: how many more were asked for.
             page_bytes: of each.
         """
+        arena, disk, redis = map(tiers.count, (PageTier.ARENA, PageTier.DISK, PageTier.REDIS))
         for counts in (self._counts(namespace), self.total):
-            counts.arena += tiers.count(ARENA)
-            counts.disk += tiers.count(DISK)
-            counts.redis += tiers.count(REDIS)
+            counts.arena += arena
+            counts.disk += disk
+            counts.redis += redis
             counts.missed += missed
         self.loaded_bytes += len(tiers) * page_bytes
         for depth in DEPTHS:
@@ -102,7 +103,7 @@ class Usage:
         self.stored_bytes += stored * page_bytes
 
     def hottest(self, most: int) -> list[HotPrefix]:
-        """The prefixes that brought most pages."""
+        """The prefixes by pages loaded, most first."""
         hottest = sorted(self._prefixes.items(), key=lambda each: each[1] * each[0][1], reverse=True)[:most]
         return [HotPrefix(key[:32], key[32:], depth, loads) for (key, depth), loads in hottest]
 

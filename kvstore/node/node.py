@@ -118,7 +118,7 @@ class Node:
         if registry is not None:
             registry.register(LimitsCollector(self.limits))
             registry.register(LeftOutCollector())
-            registry.register(TierTimesCollector(lambda: self.store.below.times.all()))
+            registry.register(TierTimesCollector(lambda: self.store.lower_tiers.times.all()))
             times = CallTimes(registry)
             gates.insert(0, times)  # around the gate: who is turned away is counted
         self._traces: TracerProvider | None = None
@@ -258,10 +258,10 @@ class Node:
         taken, left = plan_reload(self.config, config)
         tls = tls_of(self.config)
         tokens = read_tokens(self.config.token_file) if self.config.token_file is not None else None
-        below = self.store.below
-        if "redis_limit" in taken and below.shared is not None:
-            below.shared.check_limit(config.redis_limit)
-        for own in below.own if "disk_limit" in taken else ():
+        lower_tiers = self.store.lower_tiers
+        if "redis_limit" in taken and lower_tiers.shared is not None:
+            lower_tiers.shared.check_limit(config.redis_limit)
+        for own in lower_tiers.own if "disk_limit" in taken else ():
             own.check_limit(config.disk_limit)
         if self.publisher is not None:
             self.publisher.read_keys()
@@ -271,8 +271,8 @@ class Node:
         if self._tls is not None and tls is not None:
             self._tls.replace(tls)
         self.config = dataclasses.replace(self.config, **{key: getattr(config, key) for key in taken})
-        if "redis_limit" in taken and below.shared is not None:
-            below.shared.set_limit(config.redis_limit)
+        if "redis_limit" in taken and lower_tiers.shared is not None:
+            lower_tiers.shared.set_limit(config.redis_limit)
         # By a thread of its own: who stops the node does not wait for a disk that hangs.
         resizing = threading.Thread(target=self._resize_disk, args=(taken,), name="kvstore-resize", daemon=True)
         resizing.start()
@@ -283,7 +283,7 @@ class Node:
 
     def _resize_disk(self, taken: Sequence[str]) -> None:
         with self._resizing:  # nobody may wait for an earlier one; the last one reads what holds now
-            for own in self.store.below.own:
+            for own in self.store.lower_tiers.own:
                 if "disk_write_limit" in taken:
                     own.set_write_limit(self.config.disk_write_limit)
                 try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.hashing import HASH_BYTES
-from kvstore.limits import PRESENT, RESERVED
+from kvstore.page_codes import StoreOutcome
 from kvstore.service.page_calls import reserve
 from kvstore.service.receipts import Receipts
 from kvstore.store.leases import NODE
@@ -51,7 +51,7 @@ def incoming(store: Store, receipts: Receipts, request: pb.StorePages, cut: Call
     """
     at_once = request.HasField("request")
     with receipts.receiving(request.ticket, cut, new=at_once) as receipt:
-        ticket, outcomes = request.ticket, b""
+        ticket, outcomes, to_write = request.ticket, b"", StoreOutcome.RESERVED
         if at_once:
             page_bytes = _page_bytes(store, request.request.pages)
             reserved = reserve(store, NODE, request.request)
@@ -61,7 +61,7 @@ def incoming(store: Store, receipts: Receipts, request: pb.StorePages, cut: Call
         try:
             if at_once:
                 slots = iter(views or ())
-                wanted = [next(slots, None) if outcome == RESERVED else None for outcome in outcomes]
+                wanted = [next(slots, None) if outcome == to_write else None for outcome in outcomes]
                 arrival.pages = [np.empty(page_bytes, np.uint8) if slot is None else slot for slot in wanted]
             yield arrival
         finally:
@@ -69,10 +69,10 @@ def incoming(store: Store, receipts: Receipts, request: pb.StorePages, cut: Call
             done = Published(0, 0, 0)
             if views is not None:
                 if at_once and sums is not None:
-                    sums = [each for each, outcome in zip(sums, outcomes, strict=True) if outcome == RESERVED]
+                    sums = [each for each, outcome in zip(sums, outcomes, strict=True) if outcome == to_write]
                 done = store.complete_store(NODE, ticket, publish=sums is not None, checksums=sums)
             if at_once:
-                present = outcomes.count(PRESENT) if sums is not None else 0
+                present = outcomes.count(StoreOutcome.PRESENT) if sums is not None else 0
                 stored, present = done.stored, done.present + present
                 done = Published(stored, present, len(outcomes) - stored - present)
             if arrival.pages is not None:

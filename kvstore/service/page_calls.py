@@ -108,7 +108,7 @@ def reserve(store: Store, owner: int, request: pb.PrepareStoreRequest) -> pb.Pre
 
 def _reserved(reserved: Reserved) -> pb.PrepareStoreReply:
     return pb.PrepareStoreReply(
-        ticket=reserved.ticket,
+        ticket=reserved.lease,
         outcomes=reserved.outcomes,
         offsets=[frame * FRAME_BYTES for frame in reserved.frames],
     )
@@ -116,4 +116,4 @@ def _reserved(reserved: Reserved) -> pb.PrepareStoreReply:
 
 def _held(held: Held) -> pb.PrepareLoadReply:
     offsets = [frame * FRAME_BYTES for frame in held.frames]
-    return pb.PrepareLoadReply(ticket=held.ticket, tiers=held.tiers, offsets=offsets)
+    return pb.PrepareLoadReply(ticket=held.lease, tiers=held.tiers, offsets=offsets)

@@ -1,4 +1,4 @@
-"""Expiring: namespaces that nobody has used for long are dropped, so that a model that changed leaves nothing behind.
+"""Expiry: namespaces that nobody has used for long are dropped, so that a model that changed leaves nothing behind.
 
 A tier that nodes share knows when any of them used a namespace there last. What is in use there stays, and so does what
 it can't tell of; the namespace then stays known here, without pages, and is looked at again, unless too many are.
@@ -26,20 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 class Expiry:
-    """Drops what was not used for as long as its rule says. For one thread of the node.
+    """Drops what was not used for as long as its rule says; a namespace with pinned pages stays. For one thread of the
+    node."""
 
-    Args:
-        books: of the arena.
-        granting: knows the rules.
-        keeping: a namespace with pinned pages stays.
-        dropping: drops.
-    """
-
-    def __init__(self, state: StoreState, quotas: NamespaceQuotas, keeping: Pins, dropping: Removal) -> None:
-        self._state = state
+    def __init__(self, state: StoreState, quotas: NamespaceQuotas, pins: Pins, removal: Removal) -> None:
+        self._lock = state.lock
+        self._namespaces = state.namespaces
         self._quotas = quotas
-        self._pins = keeping
-        self._removal = dropping
+        self._pins = pins
+        self._removal = removal
         self._saved = time.monotonic()
         self._unsure: set[int] = set()
         """Numbers of namespaces of which the shared tier could not tell, when it was asked last."""
@@ -53,18 +48,17 @@ class Expiry:
     def expire(self, stop: threading.Event) -> int:
         """Drop what is overdue. Returns how many pages of this node that were; they are counted as ``expired``."""
         dropped = 0
-        namespaces = self._state.namespaces
-        self._unsure = {number for number in self._unsure if namespaces.is_open(number)}
-        for known in sorted(namespaces.known(), key=namespaces.idle_seconds, reverse=True):
+        self._unsure = {number for number in self._unsure if self._namespaces.is_open(number)}
+        for known in sorted(self._namespaces.known(), key=self._namespaces.idle_seconds, reverse=True):
             life = self._quotas.life_of(known)
-            idle = namespaces.idle_seconds(known)
+            idle = self._namespaces.idle_seconds(known)
             if stop.is_set() or not life or idle <= life:
                 continue
-            with self._state.lock:
+            with self._lock:
                 pinned = self._pins.pages_of(known.fingerprint)
             if pinned:
                 continue
-            crowded = namespaces.is_crowded(known.layout.tenant)
+            crowded = self._namespaces.is_crowded(known.layout.tenant)
             try:
                 done = self._removal.expire(known, life, stop, crowded=crowded)
             except UnknownNamespaceError:  # cleared just now
@@ -76,7 +70,7 @@ class Expiry:
             self._tell(known, idle, life, done, crowded=crowded)
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self._saved = time.monotonic()
-            namespaces.save()
+            self._namespaces.save()
         return dropped
 
     def _tell(self, known: KnownNamespace, idle: float, life: float, done: Expired, *, crowded: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a newer kvstore left behind: looked at before anything is opened, so that a refused start changes nothing.
+"""Format versions on disk: files of a newer kvstore are refused before anything is opened, so that nothing is changed.
 
 An older format is read. A newer one may mean something else by the same bytes, so a node does not start on it.
 """

@@ -1,4 +1,7 @@
-"""Reservations and holds that clients have open. Pure bookkeeping; the store's lock guards it."""
+"""Leases: slots reserved for a writer or held for a reader, until it is done or its time is over. Pure bookkeeping.
+
+The store's lock guards it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from kvstore.catalog.slot_state import Slot
 from kvstore.errors import InvalidRequestError
 
 NODE = 0
-"""The owner of tickets that the node's own threads carry out."""
+"""The owner of leases that the node's own threads write and read under, for clients that don't share the arena."""
 
 
 class Part(NamedTuple):
@@ -44,7 +47,7 @@ class StoreLease:
     """Slots that it had before these, and that were ended as parts of it."""
     lapsed: bool = False
     writer: int | None = None
-    """The thread of this process that writes the payloads and alone may end the ticket; None: whoever asks."""
+    """The thread of this process that writes the payloads and alone may end the lease; None: whoever asks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,10 +61,10 @@ class LoadLease:
 
 
 class Leases:
-    """The open tickets by number.
+    """The open leases by number.
 
-    Numbers are random, and a restarted node doesn't know the earlier one's: a ticket from before a restart is an
-    unknown ticket, never another one's.
+    Numbers are random, and a restarted node doesn't know the earlier one's: a number from before a restart is unknown,
+    never that of another lease.
     """
 
     def __init__(self) -> None:
@@ -79,15 +82,15 @@ class Leases:
         ahead: bool = False,
     ) -> StoreLease:
         """A new reservation."""
-        ticket = StoreLease(self._next(), owner, slots, deadline, direct, batch, ahead)
-        self.stores[ticket.number] = ticket
-        return ticket
+        lease = StoreLease(self._next(), owner, slots, deadline, direct, batch, ahead)
+        self.stores[lease.number] = lease
+        return lease
 
     def open_load(self, owner: int, slots: list[Slot], deadline: float) -> LoadLease:
         """A new hold."""
-        ticket = LoadLease(self._next(), owner, slots, deadline)
-        self.loads[ticket.number] = ticket
-        return ticket
+        lease = LoadLease(self._next(), owner, slots, deadline)
+        self.loads[lease.number] = lease
+        return lease
 
     def take_store(self, number: int, owner: int, part: Part | None = None) -> StoreLease | None:
         """End a reservation, or a part of it; None when this owner has none of this number, or another thread is
@@ -96,38 +99,38 @@ class Leases:
         Raises:
             InvalidRequestError: it has no such part. All of it stays as it was.
         """
-        ticket = self.stores.get(number)
-        if ticket is None or ticket.owner != owner or ticket.writer not in (None, threading.get_ident()):
+        lease = self.stores.get(number)
+        if lease is None or lease.owner != owner or lease.writer not in (None, threading.get_ident()):
             return None
-        if part is not None and part.at != ticket.parted:
-            raise InvalidRequestError(f"a part from slot {part.at} on of a reservation that goes on at {ticket.parted}")
+        if part is not None and part.at != lease.parted:
+            raise InvalidRequestError(f"a part from slot {part.at} on of a reservation that goes on at {lease.parted}")
         if part is None or not part.slots:
             return self.stores.pop(number)
-        if part.slots >= len(ticket.slots):
-            raise InvalidRequestError(f"a part of {part.slots} slots leaves none of the {len(ticket.slots)} there are")
-        taken = replace(ticket, slots=ticket.slots[: part.slots])
-        del ticket.slots[: part.slots]
-        ticket.parted += part.slots
+        if part.slots >= len(lease.slots):
+            raise InvalidRequestError(f"a part of {part.slots} slots leaves none of the {len(lease.slots)} there are")
+        taken = replace(lease, slots=lease.slots[: part.slots])
+        del lease.slots[: part.slots]
+        lease.parted += part.slots
         return taken
 
     def take_load(self, number: int, owner: int) -> LoadLease | None:
         """End a hold; None when this owner has none of this number."""
-        ticket = self.loads.get(number)
-        return self.loads.pop(number) if ticket is not None and ticket.owner == owner else None
+        lease = self.loads.get(number)
+        return self.loads.pop(number) if lease is not None and lease.owner == owner else None
 
     def slots_of(self, owner: int) -> Iterator[Slot]:
         """The slots that one owner has reserved or holds: one twice that it holds twice."""
         leases: Iterator[StoreLease | LoadLease] = chain(self.stores.values(), self.loads.values())
-        return chain.from_iterable(ticket.slots for ticket in leases if ticket.owner == owner)
+        return chain.from_iterable(lease.slots for lease in leases if lease.owner == owner)
 
     def written_here(self) -> bool:
         """Whether a thread of this process may be writing into a reserved slot."""
-        return any(ticket.direct and ticket.owner == NODE for ticket in self.stores.values())
+        return any(lease.direct and lease.owner == NODE for lease in self.stores.values())
 
     def overdue(self, now: float) -> tuple[list[StoreLease], list[LoadLease]]:
-        """Tickets past their deadline, lapsed reservations left out."""
-        stores = [ticket for ticket in self.stores.values() if ticket.deadline < now and not ticket.lapsed]
-        loads = [ticket for ticket in self.loads.values() if ticket.deadline < now]
+        """Leases past their deadline, lapsed reservations left out."""
+        stores = [lease for lease in self.stores.values() if lease.deadline < now and not lease.lapsed]
+        loads = [lease for lease in self.loads.values() if lease.deadline < now]
         return stores, loads
 
     def _next(self) -> int:

@@ -1,4 +1,4 @@
-"""Loading: pages are brought up and held, the caller copies, then the hold ends."""
+"""Loads: pages are promoted into the arena and held there, the caller copies, then the hold ends."""
 
 from __future__ import annotations
 
@@ -9,59 +9,40 @@ from collections.abc import Container, Generator, Sequence
 from kvstore.arena.format import frames_for
 from kvstore.catalog.slot_state import Slot
 from kvstore.hashing import checksum_of
-from kvstore.limits import LONGEST_TICKET
+from kvstore.limits import LONGEST_LEASE
 from kvstore.namespaces.registry import KnownNamespace
 from kvstore.store.promotion import Run
 from kvstore.store.results import Held
 from kvstore.store.state import StoreState
 from kvstore.store.write_back import WriteBack
-from kvstore.tiers.lower_tiers import LOOKS, LowerTiers, left_meanwhile
+from kvstore.tiers.lower_tiers import LOOKS, left_meanwhile
 
 FIRST_PART_BYTES = 1 << 20
-"""What a load in parts reads first from below, unless it is one page."""
+"""What a load in parts reads first from lower tiers, unless it is one page."""
 
 
 class Loads:
-    """The holds of a store. Safe for threads.
+    """The holds of a store. Safe for threads."""
 
-    Args:
-        books: of the arena.
-        below: asked for what the arena lacks.
-        write_behind: told of what is used.
-    """
-
-    def __init__(self, state: StoreState, below: LowerTiers, write_back: WriteBack) -> None:
+    def __init__(self, state: StoreState, write_back: WriteBack) -> None:
         self._state = state
-        self._below = below
-        self._write_behind = write_back
+        self._lock = state.lock
+        self._catalog = state.catalog
+        self._residency = state.residency
+        self._leases = state.leases
+        self._promotions = state.promotions
+        self._lower_tiers = state.lower_tiers
+        self._write_back = write_back
 
     def prepare_load(self, owner: int, fingerprint: bytes, hashes: Sequence[bytes], ttl: float) -> Held:
-        """Bring the leading pages up into the arena and hold them there. Blocks on I/O of the tiers below.
-
-        The answer is shorter than ``hashes`` from the first page that is nowhere, is damaged below, or finds no room,
-        and where it would pass half of the arena in this owner's hands.
-
-        Raises:
-            UnknownNamespaceError: the namespace was not opened, or was cleared.
-            InvalidRequestError: a hash that has not 32 bytes.
-            LimitExceededError: more than ``batch_pages`` pages.
-        """
+        """Promote the leading pages and hold them."""
         [(held, _)] = self._load(owner, fingerprint, hashes, ttl, math.inf)
         return held
 
     def load_parts(
         self, owner: int, fingerprint: bytes, hashes: Sequence[bytes], ttl: float
     ) -> Generator[tuple[Held, bool]]:
-        """:meth:`prepare_load`, told in parts as pages come up, under one ticket: first those that are in the arena,
-        then the first one below, or ``FIRST_PART_BYTES`` of them, then as many again as were read, until all are.
-
-        Yields:
-            A part, and whether it is the last one, which may have no pages. Whoever closes the iterator before its end
-            gives up all of them.
-
-        Raises:
-            Exception: as :meth:`prepare_load`, before the first part.
-        """
+        """The same in parts as pages arrive, under one lease."""
         return self._load(owner, fingerprint, hashes, ttl, FIRST_PART_BYTES)
 
     def _load(
@@ -69,18 +50,19 @@ class Loads:
     ) -> Generator[tuple[Held, bool]]:
         known = self._state.known(fingerprint)
         keys = self._state.batch_keys(known, hashes)
-        deadline = time.monotonic() + min(ttl, LONGEST_TICKET)
-        promotions = self._state.promotions
+        deadline = time.monotonic() + min(ttl, LONGEST_LEASE)
         for look in range(1, LOOKS + 1):
             before = self._state.are_here(keys)
-            (below,) = self._below.find([keys], self._state.are_here)
-            with self._state.lock:
+            (lower,) = self._lower_tiers.find([keys], self._state.are_here)
+            with self._lock:
                 self._state.check_open()
-                now = (self._state.catalog.find_all(keys) >= 0).tolist()
-                if look < LOOKS and left_meanwhile(before, now, below):
+                now = (self._catalog.find_all(keys) >= 0).tolist()
+                if look < LOOKS and left_meanwhile(before, now, lower):
                     continue
-                room = max(0, self._state.room_of(owner, known))
-                run = promotions.begin(owner, known, keys[: room // frames_for(known.layout.page_bytes)], below)
+                allowance = max(0, self._state.allowance(owner, known))
+                run = self._promotions.begin(
+                    owner, known, keys[: allowance // frames_for(known.layout.page_bytes)], lower
+                )
                 break
         number = 0
         try:
@@ -89,29 +71,29 @@ class Loads:
             size = max(1.0, first_bytes / known.layout.page_bytes)
             while parts or run.own:
                 if parts:
-                    with self._state.lock:
-                        part = self._hand_out(promotions.leading(run), run, owner, number, deadline)
-                    number = part.ticket
+                    with self._lock:
+                        part = self._hand_out(self._promotions.leading(run), run, owner, number, deadline)
+                    number = part.lease
                     if part.frames:
                         yield part, False
                 if not run.own:
                     break
                 self._read(known, run, list(run.own)[: int(min(size, len(run.own)))], readable)
                 size = max(size, run.ended)
-            promotions.wait(run, deadline)
-            with self._state.lock:
-                last = promotions.end(run)
+            self._promotions.wait(run, deadline)
+            with self._lock:
+                last = self._promotions.end(run)
                 self._state.count_loaded(known, keys, bytes(run.tiers[: run.told]), len(keys) - run.told)
-                self._write_behind.note_use([slot for slot in run.slots if slot is not None])
+                self._write_back.note_use([slot for slot in run.slots if slot is not None])
                 part = self._hand_out(last, run, owner, number, deadline)
             yield part, True
         except BaseException:
-            with self._state.lock:
-                promotions.publish(run, list(run.own), {})
-                promotions.give_up(run)
-                found = self._state.leases.take_load(number, owner)
+            with self._lock:
+                self._promotions.publish(run, list(run.own), {})
+                self._promotions.give_up(run)
+                found = self._leases.take_load(number, owner)
                 if found is not None:
-                    self._state.end_holds(found)
+                    self._catalog.release(found.slots)
                 self._state.give_arena_up()
             raise
 
@@ -119,54 +101,54 @@ class Loads:
         """Read these places' pages and publish them; where that fails, their slots are free again."""
         sums: dict[int, int] = {}
         try:
-            sums = self._state.promotions.read(run, [place for place in places if place in readable])
+            sums = self._promotions.read(run, [place for place in places if place in readable])
         finally:
-            with self._state.lock:
+            with self._lock:
                 if not self._state.namespaces.is_open(known.number):  # cleared meanwhile
                     sums = {}
-                self._state.promotions.publish(run, places, sums)
+                self._promotions.publish(run, places, sums)
                 self._state.give_arena_up()
 
     def _hand_out(self, slots: list[Slot], run: Run, owner: int, number: int, deadline: float) -> Held:
         """Give the last of a run's leading pages into an owner's hold; the caller holds the store's lock."""
-        ticket = self._state.leases.loads.get(number)
-        if ticket is not None:
-            ticket.slots += slots
+        lease = self._leases.loads.get(number)
+        if lease is not None:
+            lease.slots += slots
         elif not number and slots:
-            ticket = self._state.leases.open_load(owner, slots, deadline)
+            lease = self._leases.open_load(owner, slots, deadline)
         else:  # none, or the hold is over
-            self._state.catalog.release(slots)
+            self._catalog.release(slots)
             return Held(number, b"", [])
-        return Held(ticket.number, bytes(run.tiers[run.told - len(slots) : run.told]), self._state.frames(slots))
+        return Held(lease.number, bytes(run.tiers[run.told - len(slots) : run.told]), self._state.frames(slots))
 
-    def complete_load(self, owner: int, ticket: int) -> bool:
-        """End a hold. False: it had lapsed, and the bytes may have changed while they were copied."""
-        with self._state.lock:
-            found = self._state.leases.take_load(ticket, owner)
+    def complete_load(self, owner: int, lease: int) -> bool:
+        """End a hold. False: it had lapsed."""
+        with self._lock:
+            found = self._leases.take_load(lease, owner)
             if found is None:
                 return False
-            self._state.end_holds(found)
+            self._catalog.release(found.slots)
             return True
 
-    def still_held(self, owner: int, ticket: int) -> bool:
-        """Whether everything copied so far under this hold is good."""
-        with self._state.lock:
-            found = self._state.leases.loads.get(ticket)
+    def still_held(self, owner: int, lease: int) -> bool:
+        """Whether a hold has not lapsed."""
+        with self._lock:
+            found = self._leases.loads.get(lease)
             return found is not None and found.owner == owner
 
-    def checksums(self, owner: int, ticket: int) -> list[int] | None:
-        """xxh3_64 of the pages that a ticket holds, made now where no one has yet. None: the hold has lapsed."""
-        with self._state.lock:
-            found = self._state.leases.loads.get(ticket)
+    def checksums(self, owner: int, lease: int) -> list[int] | None:
+        """Of the held pages, made now where no one has yet. None: the hold has lapsed."""
+        with self._lock:
+            found = self._leases.loads.get(lease)
             if found is None or found.owner != owner:
                 return None
             slots = found.slots
-            pages = [(self._state.residency.checksum(slot), self._state.residency.view(slot)) for slot in slots]
+            pages = [(self._residency.checksum(slot), self._residency.view(slot)) for slot in slots]
         sums = [checksum if checksum is not None else checksum_of(view) for checksum, view in pages]
-        with self._state.lock:
-            if ticket not in self._state.leases.loads:
+        with self._lock:
+            if lease not in self._leases.loads:
                 return None
-            self._state.residency.note_checksums(slots, sums)
+            self._residency.note_checksums(slots, sums)
         return sums
 
     def _places_unread(self, run: Run) -> list[int]:

@@ -1,5 +1,5 @@
-"""The node's own threads: writing dirty pages below, sharing new ones, ending what is overdue, verifying an arena that
-was taken over."""
+"""Maintenance: a store's background threads write pages back, share new ones, end what is overdue, and verify an arena
+that was taken over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Maintenance:
             self._start("write-back", self._write_back)
             self._start("sweep", self._sweep)
             self._start("expire", self._expire)
-            if store.below.shared is not None:
+            if store.lower_tiers.shared is not None:
                 self._start("share", self._share)
             if store.kept_pages:
                 self._start("verify", self._verify)
@@ -71,7 +71,7 @@ class Maintenance:
         while not self._stop.wait(self._store.expiry.wait_seconds):
             _keep_going(self._store.orphans.drop, self._stop)
             _keep_going(self._store.expiry.expire, self._stop)
-            _keep_going(self._store.regroup, self._stop)
+            _keep_going(self._store.migrate_orders, self._stop)
 
     def _verify(self) -> None:
         damaged = self._store.verify(self._stop)  # tries again by itself

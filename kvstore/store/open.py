@@ -1,4 +1,4 @@
-"""From a configuration to an open store."""
+"""Opening: the arena, the lower tiers and the register that a configuration describes, as one store."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def open_store(
             own.append(disk)
             directories.append(config.disk)
             small_files = AtomicFiles(config.disk, disk.leave_room)
-            room = shutil.disk_usage(config.disk).free + disk.statistics().used_bytes
-            if room < config.disk_limit:
+            available = shutil.disk_usage(config.disk).free + disk.statistics().used_bytes
+            if available < config.disk_limit:
                 _log.warning(
                     "%s: the disk limit is %s, but there is room for %s only: the tier will stay that small; lower"
                     " --disk-limit, or make room",
                     config.disk,
                     format_size(config.disk_limit),
-                    format_size(room),
+                    format_size(available),
                 )
         if config.redis:
             from kvstore.tiers.redis import RedisTier  # an engine's side is without redis and lz4

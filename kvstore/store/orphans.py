@@ -1,4 +1,4 @@
-"""Leftovers: what earlier nodes left behind of namespaces that are no more, or that nobody asks for.
+"""Orphans: pages that earlier nodes left in lower tiers, of namespaces that were dropped or that no register knows.
 
 A node may be killed while it drops a namespace: the next one brings that to its end. And a tier may hold pages of a
 namespace that no register knows, since that could not be read: they are kept for a while, as an engine that opens the
@@ -20,7 +20,6 @@ from kvstore.namespaces.registry import Leaving
 from kvstore.store.pins import Pins
 from kvstore.store.removal import Removal
 from kvstore.store.state import StoreState
-from kvstore.tiers.lower_tiers import LowerTiers
 from kvstore.units import format_size
 
 UNCLAIMED_SECONDS = 3600.0
@@ -31,27 +30,24 @@ _log = logging.getLogger(__name__)
 class Orphans:
     """What is to leave that was there before this node. Made before it serves; then for one thread.
 
-    Args:
-        books: of the arena, from which such pages are gone already.
-        below: what is this node's own there is looked through at once, so that nobody finds what was dropped.
-        keeping: pinned pages wait for their namespace as long as they are pinned.
-        dropping: drops.
+    They are gone from the arena already. The node's own tiers are looked through at once, so that nobody finds what was
+    dropped; pinned pages wait for their namespace as long as they are pinned.
     """
 
-    def __init__(self, state: StoreState, below: LowerTiers, keeping: Pins, dropping: Removal) -> None:
-        self._state = state
+    def __init__(self, state: StoreState, pins: Pins, removal: Removal) -> None:
+        self._lock = state.lock
         self._namespaces = state.namespaces
-        self._below = below
-        self._pins = keeping
-        self._removal = dropping
+        self._lower_tiers = state.lower_tiers
+        self._pins = pins
+        self._removal = removal
         self._unfinished = self._namespaces.leaving()
         self._started = time.monotonic()
         for leaving in self._unfinished:
-            pages = dropping.drop_own(leaving.fingerprint, threading.Event())
+            pages = removal.drop_own(leaving.fingerprint, threading.Event())
             _log.info(
                 "namespace %r was being dropped when the node ended: %d pages of it left now", leaving.name, pages
             )
-        here = {fingerprint for tier in below.own for fingerprint in tier.fingerprints()}
+        here = {fingerprint for tier in state.lower_tiers.own for fingerprint in tier.fingerprints()}
         self._unclaimed = {fingerprint for fingerprint in here if self._namespaces.get(fingerprint) is None}
         for fingerprint in self._unclaimed:
             _log.warning(
@@ -79,7 +75,7 @@ class Orphans:
             for fingerprint in list(self._unclaimed):
                 if stop.is_set():
                     return
-                with self._state.lock:
+                with self._lock:
                     pinned = self._pins.pages_of(fingerprint)
                 if self._namespaces.get(fingerprint) is None:
                     if pinned:
@@ -103,4 +99,4 @@ class Orphans:
             )
 
     def _used_by(self, fingerprint: bytes) -> int:
-        return sum(tier.used_by(fingerprint) for tier in self._below.own)
+        return sum(tier.used_by(fingerprint) for tier in self._lower_tiers.own)

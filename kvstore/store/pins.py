@@ -1,4 +1,4 @@
-"""Keeping: pages that an operator wants in the arena."""
+"""Pins: pages that an operator keeps in the arena, in step with the catalog and written down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.errors import InvalidRequestError
-from kvstore.limits import LONGEST_TICKET
+from kvstore.limits import LONGEST_LEASE
 from kvstore.namespaces.pin_table import LONGEST_PIN, PINNED_SHARE, PinTable
 from kvstore.store.leases import NODE
 from kvstore.store.loads import Loads
@@ -23,42 +23,22 @@ _log = logging.getLogger(__name__)
 
 
 class Pins:
-    """The pins of a store, in step with the catalog and written down. Safe for threads.
+    """The pins of a store. Safe for threads; the store's lock guards ``table``."""
 
-    Args:
-        books: of the arena.
-        loading: brings pages up.
-        granting: knows quotas.
-        table: of pins; the books' lock guards it.
-    """
-
-    def __init__(self, state: StoreState, loading: Loads, quotas: NamespaceQuotas, table: PinTable) -> None:
+    def __init__(self, state: StoreState, loads: Loads, quotas: NamespaceQuotas, table: PinTable) -> None:
         self._state = state
-        self._loading = loading
+        self._lock = state.lock
+        self._catalog = state.catalog
+        self._namespaces = state.namespaces
+        self._loads = loads
         self._quotas = quotas
         self._table = table
         self._saving = threading.Lock()
-        """Held while the table is written, and taken before the books' lock."""
+        """Held while the table is written, and taken before the store's lock."""
         state.residency.pins = table
 
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: float) -> int:
-        """Bring the leading pages up and keep them in the arena, whatever else wants their room. Blocks on I/O.
-
-        Pinned pages take at most a quarter of the arena, and of their namespace's quota there. The pin outlives the
-        node, and a page that is dropped all the same (by ``evict``) loses it.
-
-        Args:
-            fingerprint: the namespace.
-            hashes: head of the prefix first.
-            seconds: how long, from now; a longer pin of the same page stays.
-
-        Returns:
-            How many leading pages are pinned: fewer than asked for when one is nowhere, or the quota is full.
-
-        Raises:
-            UnknownNamespaceError: the namespace was not opened, or was cleared.
-            InvalidRequestError: a hash that has not 32 bytes, or a time that is not above 0 and at most 366 days.
-        """
+        """Promote the leading pages and keep them in the arena. Returns how many are pinned."""
         known = self._state.known(fingerprint)
         if not 0 < seconds <= LONGEST_PIN:
             raise InvalidRequestError(
@@ -72,17 +52,15 @@ class Pins:
         most = quota // FRAME_BYTES // PINNED_SHARE // frames
         while pinned < len(keys):
             batch = hashes[pinned : pinned + size]
-            held = self._loading.prepare_load(NODE, fingerprint, batch, LONGEST_TICKET)
-            with self._state.lock:
+            held = self._loads.prepare_load(NODE, fingerprint, batch, LONGEST_LEASE)
+            with self._lock:
                 here = keys[pinned : pinned + len(held.frames)]
                 # A pin of what is cleared meanwhile would stay for nothing.
-                taken = (
-                    self._table.add(here, until, frames, most) if self._state.namespaces.is_open(known.number) else 0
-                )
-                for slot in self._state.catalog.find_here(here[:taken]):
-                    self._state.catalog.pin(slot)
-            if held.ticket:
-                self._loading.complete_load(NODE, held.ticket)
+                taken = self._table.add(here, until, frames, most) if self._namespaces.is_open(known.number) else 0
+                for slot in self._catalog.find_here(here[:taken]):
+                    self._catalog.pin(slot)
+            if held.lease:
+                self._loads.complete_load(NODE, held.lease)
             pinned += taken
             if taken < len(batch):
                 break
@@ -101,21 +79,21 @@ class Pins:
         for at in range(0, len(keys), PAGES_A_STEP):
             if at:
                 time.sleep(PAUSE_SECONDS)
-            with self._state.lock:
+            with self._lock:
                 ended = self._table.remove(keys[at : at + PAGES_A_STEP], until)
-                for slot in self._state.catalog.find_here(ended):  # they may leave again
-                    self._state.catalog.unpin(slot)
+                for slot in self._catalog.find_here(ended):  # they may leave again
+                    self._catalog.unpin(slot)
             number += len(ended)
         return number
 
     def end_overdue(self) -> bool:
         """End the pins whose time is over, and log it. Whether there were any: then ``save`` comes behind it."""
         now = time.monotonic()
-        with self._state.lock:
+        with self._lock:
             overdue = self._table.overdue(now)
         ended = self.end(overdue, now)
         for fingerprint, pages in Counter(key[:FINGERPRINT_BYTES] for key in overdue).items():
-            known = self._state.namespaces.get(fingerprint)
+            known = self._namespaces.get(fingerprint)
             name = known.layout.name if known is not None else fingerprint.hex()[:12]
             _log.info("namespace %r: the time of %d pins is over", name, pages)
         return bool(ended)
@@ -131,7 +109,7 @@ class Pins:
     def save(self) -> None:
         """Write the table down, unless the store is being closed."""
         with self._saving:
-            with self._state.lock:
+            with self._lock:
                 table = None if self._state.closed else self._table.copy()
             if table is not None:
                 self._table.save(table, time.time() - time.monotonic())

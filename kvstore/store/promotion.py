@@ -1,4 +1,4 @@
-"""Bringing pages up from the tiers below: decided under the store's lock, read outside of it.
+"""Promotion: pages of lower tiers are read into the arena; decided under the store's lock, read outside of it.
 
 A page is read by one call at a time; others that want it wait for that one. Every call publishes what it read before it
 waits for anybody, so calls that want each other's pages don't wait forever.
@@ -16,21 +16,21 @@ from kvstore.arena.arena import Arena
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.catalog.slot_state import Slot
 from kvstore.fairness import Shares
-from kvstore.limits import ARENA, REDIS
 from kvstore.namespaces.registry import KnownNamespace
+from kvstore.page_codes import PageTier
 from kvstore.store.leases import NODE
 from kvstore.store.residency import Residency
 from kvstore.tiers.lower_tiers import LowerTiers
 from kvstore.tiers.tier import READER, Tier
 
 MOST_RUNS = 64
-"""Most calls that read from below or wait for it; half of them for one engine. What is in the arena is answered while a
-disk hangs, too."""
+"""Most calls that read from lower tiers or wait for one that does; half of them for one engine. What is in the arena is
+answered while a disk hangs, too."""
 
 
 @dataclass(slots=True, eq=False)
 class _Coming:
-    """One page on its way up."""
+    """One page that is being promoted."""
 
     slot: Slot
     done: threading.Event = field(default_factory=threading.Event)
@@ -41,10 +41,10 @@ class Run:
     """The leading pages of one ``prepare_load``, each held, on its way, or missing."""
 
     who: Hashable
-    """Whose call it is, of those who share the tiers below."""
+    """Whose call it is, of those who share the lower tiers."""
     keys: list[bytes]
     tiers: bytearray
-    """Where each page was: ``ARENA``, ``DISK`` or ``REDIS``."""
+    """The :class:`PageTier` where each page was."""
     slots: list[Slot | None]
     """Held slots; None: not here, at least not yet."""
     own: dict[int, _Coming] = field(default_factory=dict)
@@ -62,14 +62,14 @@ class Run:
 class Promotions:
     """The pages on their way into one arena. The store's lock guards all methods but ``read`` and ``wait``."""
 
-    def __init__(self, arena: Arena, residency: Residency, below: LowerTiers) -> None:
+    def __init__(self, arena: Arena, residency: Residency, lower_tiers: LowerTiers) -> None:
         self._arena = arena
         self._residency = residency
         self._catalog = residency.catalog
         self._slots = residency.slots
-        self._tiers = below.own
-        self._shared = shared = below.shared
-        self._times = below.times
+        self._tiers = lower_tiers.own
+        self._shared = shared = lower_tiers.shared
+        self._times = lower_tiers.times
         self._readers = None if shared is None else ThreadPoolExecutor(MOST_RUNS, "kvstore-shared-read")
         self._coming: dict[bytes, _Coming] = {}
         self.reserved = 0
@@ -78,22 +78,23 @@ class Promotions:
         """Of pages on their way: half of the arena for one engine alone."""
         self._runs = Shares(MOST_RUNS)
 
-    def begin(self, owner: int, known: KnownNamespace, keys: list[bytes], below: bytes) -> Run:
-        """Hold what is in the arena, and reserve slots for what must come up, up to the first page that is nowhere, or
-        that is not within the owner's share.
+    def begin(self, owner: int, known: KnownNamespace, keys: list[bytes], lower: bytes) -> Run:
+        """Hold what is in the arena, and reserve slots for what must be promoted, up to the first page that is nowhere,
+        or that is not within the owner's share.
 
         Args:
-            owner: who asks. Clients from afar are one owner, and share by tenant.
+            owner: who asks. Clients that don't share the arena are one owner, and share by tenant.
             known: the namespace.
             keys: of the pages, head of the prefix first.
-            below: where below the arena each page was a moment ago.
+            lower: one byte a page, in which lower tier it was a moment ago.
         """
         run = Run((owner, known.layout.tenant if owner == NODE else ""), keys, bytearray(), [])
-        for slot, under in zip(self._catalog.find_all(keys).tolist(), below, strict=False):
-            if slot < 0 and not under:
+        arena = PageTier.ARENA
+        for slot, tier in zip(self._catalog.find_all(keys).tolist(), lower, strict=False):
+            if slot < 0 and not tier:
                 break
             run.slots.append(slot if slot >= 0 else None)
-            run.tiers.append(ARENA if slot >= 0 else under)
+            run.tiers.append(arena if slot >= 0 else tier)
         self._catalog.hold(slot for slot in run.slots if slot is not None)
         try:
             # Only now that the whole run is held: making room must not push out what comes further on in it.
@@ -115,8 +116,8 @@ class Promotions:
             if key in self._coming:
                 run.awaited[place] = self._coming[key]
             else:
-                has_room = self._has_room(run.who, known)
-                slot = self._reserve(known, run.keys, place, run.tiers[place]) if has_room else None
+                may_come = self._may_come(run.who, known)
+                slot = self._reserve(known, run.keys, place, run.tiers[place]) if may_come else None
                 if slot is None:
                     break
                 run.own[place] = self._coming[key] = _Coming(slot)
@@ -128,9 +129,9 @@ class Promotions:
 
     def _reserve(self, known: KnownNamespace, keys: Sequence[bytes], place: int, tier: int) -> Slot | None:
         parent = keys[place - 1] if place else b""
-        return self._residency.reserve(keys[place], known, NODE, parent, below=tier != REDIS)
+        return self._residency.reserve(keys[place], known, NODE, parent, clean=tier != PageTier.REDIS)
 
-    def _has_room(self, who: Hashable, known: KnownNamespace) -> bool:
+    def _may_come(self, who: Hashable, known: KnownNamespace) -> bool:
         frames = frames_for(known.layout.page_bytes)
         on_their_way = self._frames.taken + frames
         # A disk that hangs must not take all of the arena, however many wait for it.
@@ -142,25 +143,26 @@ class Promotions:
         Returns:
             The checksum of each place that could be read.
         """
-        own = [place for place in places if run.tiers[place] != REDIS]
-        others = [place for place in places if run.tiers[place] == REDIS]
+        redis = PageTier.REDIS
+        own = [place for place in places if run.tiers[place] != redis]
+        others = [place for place in places if run.tiers[place] == redis]
         if self._shared is None or self._readers is None:
-            return self._read_below(run, own)
+            return self._read_own(run, own)
         reading = self._readers.submit(self._read, self._shared, run, others) if others else None
         try:
-            sums = self._read_below(run, own) if own else {}
+            sums = self._read_own(run, own) if own else {}
         finally:
             if reading is not None:
                 wait([reading])  # it writes into this run's slots
         lost = [place for place in own if place not in sums]
-        if lost:  # damaged or gone below: the shared tier may have them
+        if lost:  # damaged or gone there: the shared tier may have them
             found = self._read(self._shared, run, lost)
             for place in found:  # so this node's own tiers don't have it any more
-                run.tiers[place] = REDIS
+                run.tiers[place] = redis
             sums |= found
         return sums | (reading.result() if reading is not None else {})
 
-    def _read_below(self, run: Run, places: Sequence[int]) -> dict[int, int]:
+    def _read_own(self, run: Run, places: Sequence[int]) -> dict[int, int]:
         sums: dict[int, int] = {}
         for tier in self._tiers:
             missing = [place for place in places if place not in sums]
@@ -197,9 +199,10 @@ class Promotions:
             else:
                 self._residency.free_written(coming.slot)
         # What came from other nodes goes to this node's own tiers as well: it is wanted here.
+        redis = PageTier.REDIS
         for places, dirty in (
-            ([place for place in came if run.tiers[place] != REDIS], False),
-            ([place for place in came if run.tiers[place] == REDIS], bool(self._tiers)),
+            ([place for place in came if run.tiers[place] != redis], False),
+            ([place for place in came if run.tiers[place] == redis], bool(self._tiers)),
         ):
             slots = [ended[place].slot for place in places]
             self._residency.publish(slots, [sums[place] for place in places], [dirty] * len(slots))

@@ -1,4 +1,4 @@
-"""Dropping: pages leave every tier by somebody's wish."""
+"""Removal: pages, or a whole namespace with them, leave the arena and every lower tier because somebody says so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from kvstore.store.pins import Pins
 from kvstore.store.quotas import NamespaceQuotas
 from kvstore.store.state import PAGES_A_STEP, PAUSE_SECONDS, StoreState
 from kvstore.store.write_back import WriteBack
-from kvstore.tiers.lower_tiers import LowerTiers
 from kvstore.tiers.tier import Tier
 
 _KEYS_AT_ONCE = 16_384
@@ -32,45 +31,30 @@ class Expired(NamedTuple):
 
 
 class Removal:
-    """What of a store is dropped, here and below. Safe for threads.
+    """Drops pages. Safe for threads; the locks of ``write_back`` keep lower tiers from getting them meanwhile."""
 
-    Args:
-        books: of the arena.
-        below: dropped from, too.
-        write_behind: its locks keep pages from being written below while they are dropped.
-        keeping: pins go with their pages.
-        granting: opens a namespace again that could not be dropped wholly.
-    """
-
-    def __init__(
-        self, state: StoreState, below: LowerTiers, write_back: WriteBack, keeping: Pins, quotas: NamespaceQuotas
-    ) -> None:
+    def __init__(self, state: StoreState, write_back: WriteBack, pins: Pins, quotas: NamespaceQuotas) -> None:
         self._state = state
-        self._below = below
-        self._write_behind = write_back
-        self._pins = keeping
+        self._lock = state.lock
+        self._catalog = state.catalog
+        self._namespaces = state.namespaces
+        self._lower_tiers = state.lower_tiers
+        self._write_back = write_back
+        self._pins = pins
         self._quotas = quotas
 
     def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
-        """Drop pages from every tier. Returns how many were somewhere.
-
-        Raises:
-            ResourceError: a tier could not be reached, and may still have some. All others are gone.
-        """
+        """Drop pages from every tier. Returns how many were somewhere."""
         self._state.check_open()
         keys = self._state.keys(self._state.known(fingerprint), hashes)
         if self._pins.end(keys):
             self._pins.save()
-        return self._drop(keys, self._below.all())
+        return self._drop(keys, self._lower_tiers.all())
 
     def clear(self, fingerprint: bytes) -> int:
-        """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere.
-
-        Raises:
-            ResourceError: a tier could not be reached, and may still have some. The namespace stays, for a second try.
-        """
+        """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere."""
         self._state.check_open()
-        return self._clear(self._state.known(fingerprint), self._below.all())
+        return self._clear(self._state.known(fingerprint), self._lower_tiers.all())
 
     def expire(self, known: KnownNamespace, seconds: float, stop: threading.Event, *, crowded: bool = False) -> Expired:
         """Drop a namespace that this node has not used for so long: from what is its own, and from the shared tier
@@ -86,31 +70,31 @@ class Removal:
         self._state.check_open()
         shared: int | None = 0
         why = ""
-        if self._below.shared is not None:
+        if self._lower_tiers.shared is not None:
             try:
-                with self._write_behind.sharing:
-                    shared = self._below.shared.expire(known.fingerprint, seconds, stop)
+                with self._write_back.sharing:
+                    shared = self._lower_tiers.shared.expire(known.fingerprint, seconds, stop)
             except ResourceError as error:
                 shared, why = None, str(error)
         if shared is None and not crowded:
-            keys, _ = self._keys_of(known, self._below.own)
-            pages = self._drop(sorted(keys), self._below.own)
+            keys, _ = self._keys_of(known, self._lower_tiers.own)
+            pages = self._drop(sorted(keys), self._lower_tiers.own)
         else:
-            pages = self._clear(known, self._below.own)
-        with self._state.lock:
-            self._state.count("expired", pages)
+            pages = self._clear(known, self._lower_tiers.own)
+        with self._lock:
+            self._state.arena.count("expired", pages)
         return Expired(pages, shared, why)
 
     def drop_own(self, fingerprint: bytes, stop: threading.Event) -> int:
         """Drop every page of a namespace that is not known from this node's own tiers, and its pins, until ``stop`` is
         set. Returns how many pages that were."""
         self._end_pins(fingerprint)
-        keys = sorted({key for tier in self._below.own for key in tier.keys(fingerprint)})
+        keys = sorted({key for tier in self._lower_tiers.own for key in tier.keys(fingerprint)})
         pages = 0
         for at in range(0, len(keys), _KEYS_AT_ONCE):
             if stop.is_set():
                 break
-            pages += self._drop(keys[at : at + _KEYS_AT_ONCE], self._below.own)
+            pages += self._drop(keys[at : at + _KEYS_AT_ONCE], self._lower_tiers.own)
         return pages
 
     def drop_shared(self, fingerprint: bytes, seconds: float, stop: threading.Event) -> int | None:
@@ -127,15 +111,15 @@ class Removal:
         Raises:
             ResourceError: the tier could not be reached, and may still have some.
         """
-        if self._below.shared is None:
+        if self._lower_tiers.shared is None:
             return 0
-        with self._write_behind.sharing:  # what this node stores of one that is opened now gets there afterwards
-            if self._state.namespaces.get(fingerprint) is not None:
+        with self._write_back.sharing:  # what this node stores of one that is opened now gets there afterwards
+            if self._namespaces.get(fingerprint) is not None:
                 return None
-            return self._below.shared.expire(fingerprint, seconds, stop)
+            return self._lower_tiers.shared.expire(fingerprint, seconds, stop)
 
     def _end_pins(self, fingerprint: bytes) -> None:
-        with self._state.lock:
+        with self._lock:
             pinned = self._pins.keys(fingerprint)
         if self._pins.end(pinned):
             self._pins.save()
@@ -144,7 +128,7 @@ class Removal:
         """The keys of a namespace's pages here and in these tiers, and why some of them are not known."""
         keys: set[bytes] = set()
         for stamps in self._state.pages_here(known.number):
-            with self._state.lock:
+            with self._lock:
                 keys.update(map(self._state.slots.key, self._state.still_here(stamps)))
         failed: ResourceError | None = None
         for tier in tiers:
@@ -155,7 +139,7 @@ class Removal:
         return keys, failed
 
     def _clear(self, known: KnownNamespace, tiers: Sequence[Tier]) -> int:
-        leaving = self._state.namespaces.forget(known, shared=self._below.shared in tiers)
+        leaving = self._namespaces.forget(known, shared=self._lower_tiers.shared in tiers)
         self._state.arena.new_edition()
         self._end_pins(known.fingerprint)  # first: a node that is killed from here on leaves none behind
         keys, failed = self._keys_of(known, tiers)
@@ -168,7 +152,7 @@ class Removal:
         if failed is not None:
             self._quotas.open_namespace(known.layout, known.durability)  # to be cleared once more
             raise failed
-        self._state.namespaces.has_left(leaving)
+        self._namespaces.has_left(leaving)
         return dropped
 
     def _drop(self, keys: Sequence[bytes], tiers: Sequence[Tier]) -> int:
@@ -180,15 +164,15 @@ class Removal:
         dropped = self._drop_here(keys)
         removed = 0
         failed: ResourceError | None = None
-        # Not while pages are being written below, which may be some of these.
+        # Not while pages are being written there, which may be some of these.
         for tier in tiers:
-            with self._write_behind.sharing if tier is self._below.shared else self._write_behind.writing:
+            with self._write_back.sharing if tier is self._lower_tiers.shared else self._write_back.writing:
                 dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
                 try:
                     removed = max(removed, tier.remove(keys))
                 except ResourceError as error:
                     failed = error
-        if tiers:  # until now, pages could come up from there
+        if tiers:  # until now, pages could be promoted from there
             dropped |= self._drop_here(keys)
         if failed is not None:
             raise failed
@@ -200,10 +184,10 @@ class Removal:
             if at:
                 time.sleep(PAUSE_SECONDS)
             some = keys[at : at + PAGES_A_STEP]
-            with self._state.lock:
+            with self._lock:
                 self._state.check_open()
                 self._state.promotions.drop(some)
-                for key, slot in zip(some, self._state.catalog.find_all(some).tolist(), strict=True):
+                for key, slot in zip(some, self._catalog.find_all(some).tolist(), strict=True):
                     if slot >= 0 and key not in dropped:  # whoever names a page twice
                         self._state.residency.drop(slot)
                         dropped.add(key)

@@ -1,4 +1,4 @@
-"""A store's statistics as the status of its node."""
+"""The status of a node, as ``kvstore status`` and the console show it, made of its store's statistics."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory
         statistics.arena_pages,
         statistics.counters | {"dirty": statistics.dirty_pages},
     )
-    below = []
-    for name, tier in statistics.below.items():
+    lower = []
+    for name, tier in statistics.lower_tiers.items():
         counters = dataclasses.asdict(tier)
         used, limit, pages = (counters.pop(gauge) for gauge in ("used_bytes", "limit_bytes", "pages"))
-        below.append(TierStatus(name, used, limit, pages, counters))
+        lower.append(TierStatus(name, used, limit, pages, counters))
     return Status(
         version=kvstore_version(),
         instance=instance,
         pid=os.getpid(),
         uptime_seconds=uptime_seconds,
-        tiers=(arena, *below),
+        tiers=(arena, *lower),
         namespaces=tuple(
             NamespaceStatus(
                 each.layout.name,

@@ -1,4 +1,4 @@
-"""Catalog and headers kept in step: every change to what is in the arena that must also be written down in it.
+"""Residency: which pages are in the arena, changed in the catalog and in the arena's headers at once.
 
 The order of the writes is what makes the arena readable after a kill at any instruction: what leaves is counted first
 and its header turned odd before its slot is written by anyone; what comes has its header turned even last.
@@ -48,12 +48,12 @@ class Residency:
         owner: int,
         parent: bytes = b"",
         *,
-        below: bool = False,
+        clean: bool = False,
         evict: bool = True,
     ) -> Slot | None:
         """A slot for a page that ``owner`` is going to write; None when nothing can, or may, leave for it."""
         slot, removal = self.catalog.reserve(
-            key, known.number, known.layout.page_bytes, owner, parent, below=below, evict=evict
+            key, known.number, known.layout.page_bytes, owner, parent, clean=clean, evict=evict
         )
         self._write_down(removal)
         if slot is not None:
@@ -68,7 +68,7 @@ class Residency:
         Args:
             slots: reserved ones.
             checksums: of each, where it was made.
-            dirty: of each, whether a tier below is to have it and has not.
+            dirty: of each, whether a lower tier is to have it and has not.
 
         Returns:
             How many: of those that are here already, the other copy is kept.
@@ -154,7 +154,7 @@ class Residency:
         self,
         namespaces: NamespaceRegistry,
         clients: Clients,
-        is_below: Callable[[Sequence[bytes]], bytes],
+        find_lower: Callable[[Sequence[bytes]], bytes],
         now: float,
         *,
         tiers: bool,
@@ -164,9 +164,9 @@ class Residency:
         Args:
             namespaces: what the numbers in the headers stand for; pages of others are dropped.
             clients: those of the earlier node that still live, or have left.
-            is_below: for each key whether a tier below has the page.
+            find_lower: for each key not 0 where a lower tier has the page.
             now: on the clock of ``time.monotonic``.
-            tiers: whether there are tiers below at all.
+            tiers: whether there are lower tiers at all.
 
         Returns:
             How many pages were kept.
@@ -200,8 +200,8 @@ class Residency:
             )
             for each in quarantined
         }
-        for (key, each), under in zip(pages.items(), is_below(list(pages)), strict=True):
-            slot = self.catalog.adopt(each.frame, key, each.namespace, each.length, dirty=tiers and not under)
+        for (key, each), tier in zip(pages.items(), find_lower(list(pages)), strict=True):
+            slot = self.catalog.adopt(each.frame, key, each.namespace, each.length, dirty=tiers and not tier)
             if key in self.pins:
                 self.catalog.pin(slot)
         return len(self.catalog)

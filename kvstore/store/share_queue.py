@@ -1,4 +1,4 @@
-"""New pages on their way to the tier that several nodes share."""
+"""The queue of new pages that are to be offered to the shared tier, oldest first."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ from kvstore.catalog.slot_table import SlotTable
 
 
 class ShareQueue:
-    """Pages that are to be offered to the shared tier, oldest first. The store's lock guards it.
-
-    Args:
-        slots: what is known of each slot.
-        most_pages: longest queue. Beyond it the oldest pages are passed over: the newest are the likeliest to be asked
-            for by other nodes.
-    """
+    """The store's lock guards it. Beyond ``most_pages`` the oldest are passed over: the newest are the likeliest to be
+    asked for by other nodes."""
 
     def __init__(self, slots: SlotTable, most_pages: int) -> None:
         self._slots = slots

@@ -1,8 +1,9 @@
-"""What a node knows of its arena, under one lock: pages, tickets, namespaces, clients, readers.
+"""The state of a store, with one owner and one lock over it: pages, leases, namespaces, clients, readers.
 
-The lock guards the catalog, the tickets, the headers and the pins. It is held for decisions only: payload copies,
-checksums and all I/O of the tiers happen outside of it. Some locks are held over I/O and taken before it, never behind
-it: ``WriteBehind.writing`` and ``sharing``, and the one of :class:`kvstore.store.pins.Pins`.
+:class:`StoreState` makes the objects that the parts of a store share; each part binds those that it needs, and none is
+ever replaced. The lock guards the catalog, the leases, the headers and the pins. It is held for decisions only: payload
+copies, checksums and all I/O of the tiers happen outside of it. Some locks are held over I/O and taken before it, never
+behind it: ``WriteBack.writing`` and ``sharing``, and the one of :class:`kvstore.store.pins.Pins`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from kvstore.namespaces.usage import Usage
 from kvstore.store.leases import (
     NODE,
     Leases,
-    LoadLease,
     StoreLease,
 )
 from kvstore.store.promotion import Promotions
@@ -51,42 +51,40 @@ LONGEST_WAIT_FOR_READERS = 0.1
 
 
 class StoreState:
-    """What the parts of a store share. Methods that say so want the lock held by their caller.
+    """What the parts of a store share, and what several of them ask of it. Methods that say so want the lock held by
+    their caller.
 
-    Args:
-        arena: opened for this process; closed when the last thread of it that may write into a slot is done.
-        namespaces: the register; closed with the arena.
-        below: the tiers below.
-        small_files: what the registers are written with; closed with the arena.
+    The arena is closed when the last thread of this process that may write into a slot is done; ``namespaces`` and
+    ``small_files``, which the registers are written with, are closed with it.
     """
 
     def __init__(
-        self, arena: Arena, namespaces: NamespaceRegistry, below: LowerTiers, small_files: AtomicFiles
+        self, arena: Arena, namespaces: NamespaceRegistry, lower_tiers: LowerTiers, small_files: AtomicFiles
     ) -> None:
         self.arena = arena
         self.namespaces = namespaces
-        self.below = below
+        self.lower_tiers = lower_tiers
         self._small_files = small_files
         self.lock = threading.Lock()
         self.clients = Clients(arena.directory / "clients")
         self.readers = ReaderEpochs(arena.lines, self.clients)
         self.events = EventRing()
         self.residency = Residency(arena, self.events)
-        for tier in below.all():
+        for tier in lower_tiers.all():
             tier.tell(self.events)
         self.catalog = self.residency.catalog
         self.slots = self.residency.slots
         self.leases = Leases()
         self.usage = Usage()
-        self.promotions = Promotions(arena, self.residency, below)
+        self.promotions = Promotions(arena, self.residency, lower_tiers)
         self.half_frames = arena.arena_bytes // FRAME_BYTES // 2
-        """As much as one owner may have in hand."""
+        """Most frames that one owner may reserve and hold."""
         self.closed = False
         """Nothing new is begun."""
-        self.all_below = False
-        """At the end: everything that was stored is in the tiers below, for good."""
+        self.all_written_back = False
+        """At the end: everything that was stored is in lower tiers, for good."""
         self._ended = False
-        """What is under way is waited for, and then the arena is another node's."""
+        """Once the last writer is done, the arena is another node's."""
         self._inherited = False
         tell_children(self)
 
@@ -196,7 +194,7 @@ class StoreState:
         slots = map(self.slots.find_stamp, stamps)
         return [slot for slot in slots if slot is not None and self.slots.is_resident(slot)]
 
-    # -- what tickets hold -------------------------------------------------------------------------------------------
+    # -- what leases hold --------------------------------------------------------------------------------------------
 
     def frames(self, slots: Sequence[Slot]) -> list[int]:
         """Where slots lie: the first frame of each."""
@@ -207,29 +205,25 @@ class StoreState:
         frames = self.slots.frames
         return sum(frames[slot] for slot in self.leases.slots_of(owner))
 
-    def room_of(self, owner: int, known: KnownNamespace) -> int:
-        """Frames that an owner may take in hand for pages of a namespace; the caller holds the lock.
+    def allowance(self, owner: int, known: KnownNamespace) -> int:
+        """Frames that an owner may reserve or hold now for pages of a namespace; the caller holds the lock.
 
-        Clients from afar are one owner. Of its half of the arena a tenant gets half of what all others leave: so there
-        is always some left, and nobody's stores and loads are refused for what others reserve and hold.
+        Clients that don't share the arena are one owner. Of its half of the arena a tenant gets half of what all others
+        leave: so there is always some left, and nobody's stores and loads are refused for what others reserve and hold.
         """
-        in_hand = self.frames_of(owner)
+        leased = self.frames_of(owner)
         tenant = known.layout.tenant
         if owner != NODE or not tenant:
-            return self.half_frames - in_hand
+            return self.half_frames - leased
         numbers = {each.number for each in self.namespaces.known() if each.layout.tenant == tenant}
         slots = self.slots
         own = sum(slots.frames[slot] for slot in self.leases.slots_of(NODE) if slots.namespace[slot] in numbers)
-        return (self.half_frames - (in_hand - own)) // 2 - own
+        return (self.half_frames - (leased - own)) // 2 - own
 
-    def give_up(self, ticket: StoreLease) -> None:
-        """Free a ticket's slots: nobody writes into them any more. The caller holds the lock."""
-        for slot in ticket.slots:
+    def give_up(self, lease: StoreLease) -> None:
+        """Free a lease's slots: nobody writes into them any more. The caller holds the lock."""
+        for slot in lease.slots:
             self.residency.free_written(slot)
-
-    def end_holds(self, ticket: LoadLease) -> None:
-        """Let a ticket's pages go. The caller holds the lock."""
-        self.catalog.release(ticket.slots)
 
     def retired_at(self, slot: Slot) -> int:
         """The epoch at which a page left a reserved slot last."""
@@ -242,17 +236,30 @@ class StoreState:
         epoch = max(map(self.retired_at, slots), default=0)
         return self.readers.wait(epoch, LONGEST_WAIT_FOR_READERS)
 
-    def count(self, counter: str, pages: int = 1) -> None:
-        """Add to a counter of pages; the caller holds the lock."""
-        self.arena.count(counter, pages)
-
     def count_loaded(self, known: KnownNamespace, keys: Sequence[bytes], tiers: bytes, missed: int) -> None:
         """Count a load: the first of ``keys`` were found, each in its tier; the caller holds the lock."""
-        self.count("asked", len(tiers) + missed)
-        self.count("hit", len(tiers))
-        self.count("missed", missed)
+        count = self.arena.count
+        count("asked", len(tiers) + missed)
+        count("hit", len(tiers))
+        count("missed", missed)
         if self.namespaces.is_open(known.number):
             self.usage.loaded(known.number, keys, tiers, missed, known.layout.page_bytes)
+
+    # -- checking ----------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Compare catalog, leases and index with each other."""
+        with self.lock:
+            holders = [slot for lease in self.leases.loads.values() for slot in lease.slots]
+            writers = [slot for lease in self.leases.stores.values() for slot in lease.slots]
+            slots = self.slots
+            self.catalog.check_integrity(holders, [*writers, *self.residency.quarantined])
+            self.arena.check_index(
+                [
+                    (slots.frame[slot], slots.namespace[slot], slots.block_hash(slot), slots.length[slot])
+                    for slot in self.catalog.resident()
+                ]
+            )
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -273,4 +280,5 @@ class StoreState:
             self.clients.close()
             self.namespaces.close()
             self._small_files.close()
-            self.arena.close(needed=bool(self.below.own) and (self.catalog.dirty_pages > 0 or not self.all_below))
+            unwritten = self.catalog.dirty_pages > 0 or not self.all_written_back
+            self.arena.close(needed=bool(self.lower_tiers.own) and unwritten)

@@ -1,4 +1,4 @@
-"""Verifying: the pages of an arena that was taken over are compared with their checksums, in the background."""
+"""Verification: the pages of an arena that was taken over are compared with their checksums, in the background."""
 
 from __future__ import annotations
 
@@ -18,27 +18,20 @@ _log = logging.getLogger(__name__)
 
 
 class Verification:
-    """Looks once through all pages that have a checksum. Safe for threads.
-
-    Args:
-        books: of the arena.
-    """
+    """Looks once through all pages that have a checksum. Safe for threads."""
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
+        self._lock = state.lock
+        self._catalog = state.catalog
+        self._residency = state.residency
 
     def verify(self, stop: threading.Event) -> int:
-        """Check every page that was taken over against its checksum, and drop those that are damaged.
+        """Check every page against its checksum, and drop those that are damaged.
 
         One that can't be checked holds the others up no longer than it takes to fail. It is tried again behind them,
         ``TRIES`` times in all; then it is counted as ``unverified`` and stays: that nobody could look says nothing
         against its bytes.
-
-        Args:
-            stop: once it is set, the rest is left as it is.
-
-        Returns:
-            How many pages were damaged.
         """
         damaged = 0
         left: list[int] | None = None
@@ -72,30 +65,29 @@ class Verification:
 
     def _give_up(self, left: list[int] | None, why: Exception) -> None:
         """No more tries; ``left`` is None where the walk did not come to its end."""
-        with self._state.lock:
-            self._state.count("unverified", len(self._state.still_here(left or [])))
+        with self._lock:
+            self._state.arena.count("unverified", len(self._state.still_here(left or [])))
         _log.error("%s could not be verified in %d tries, and stay as they are", _name(left), TRIES, exc_info=why)
 
     def _drop_if_damaged(self, stamp: int) -> bool:
         """Whether the page is damaged; it is gone then."""
-        state = self._state
-        with state.lock:
-            slots = state.still_here([stamp])
-            checksum = state.residency.checksum(slots[0]) if slots else None
+        with self._lock:
+            slots = self._state.still_here([stamp])
+            checksum = self._residency.checksum(slots[0]) if slots else None
             if checksum is None:
                 return False
-            view = state.residency.view(slots[0])
-            state.catalog.hold(slots)
+            view = self._residency.view(slots[0])
+            self._catalog.hold(slots)
         right = True
         try:
             right = checksum_of(view) == checksum
         finally:
-            with state.lock:
-                damaged = not right and state.slots.is_resident(slots[0])
+            with self._lock:
+                damaged = not right and self._catalog.slots.is_resident(slots[0])
                 if damaged:
-                    state.count("corrupt")
-                    state.residency.drop(slots[0])
-                state.catalog.release(slots)
+                    self._state.arena.count("corrupt")
+                    self._residency.drop(slots[0])
+                self._catalog.release(slots)
         return damaged
 
 

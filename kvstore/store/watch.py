@@ -1,4 +1,4 @@
-"""A stream of what is in which tier: what is there now, then every change, and all of it anew behind a gap.
+"""A stream of which pages are in which tier: those that are there now, then every change, and all anew behind a gap.
 
 What is there is read piece by piece while it changes. Changes are read from the moment on when that began, so whoever
 puts them on top of it has what is there, whichever of both a page was in.
@@ -37,11 +37,8 @@ Told = Start | Complete | Sequence[PageEvent]
 def follow(state: StoreState, visible: Callable[[bytes], bool]) -> Iterator[Told]:
     """What is in the arena and on disk, and every change of it and, where this node brings it about, of Redis.
 
-    What is in Redis at the start is not told: only a walk over all of Redis could.
-
-    Args:
-        books: of the store.
-        visible: which namespaces, by fingerprint, are told of.
+    What is in Redis at the start is not told: only a walk over all of Redis could. ``visible`` says which namespaces,
+    by fingerprint, are told of.
     """
     reader = state.events.reader()
     missed = 0
@@ -66,13 +63,11 @@ def contents(state: StoreState) -> Iterator[list[PageEvent]]:
     slots = state.slots
     for first in range(0, len(slots), EVENT_PAGES):
         with state.lock:
-            here = [
-                slot for slot in range(first, min(first + EVENT_PAGES, len(slots))) if state.slots.is_resident(slot)
-            ]
+            here = [slot for slot in range(first, min(first + EVENT_PAGES, len(slots))) if slots.is_resident(slot)]
             pages = [(slots.key(slot), slots.parent(slot)) for slot in here]
         yield chains("arena", pages)
         time.sleep(0)  # whoever waits for the lock goes first
-    for tier in state.below.own:
+    for tier in state.lower_tiers.own:
         for known in state.namespaces.known():
             keys = tier.keys(known.fingerprint)
             for at in range(0, len(keys), EVENT_PAGES):

@@ -1,4 +1,4 @@
-"""What the tiers below learn from the arena: its new pages, and which of its pages are used.
+"""Write-back: lower tiers get the new pages of the arena, and are told which of its pages are used.
 
 A new page goes to the node's own tiers until it is clean. To the shared one it is offered once, and again when it is
 used and the shared tier has it no longer.
@@ -14,18 +14,16 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import groupby, islice
 
-from kvstore.arena.arena import Arena
 from kvstore.catalog.slot_state import Slot
 from kvstore.errors import ResourceError
 from kvstore.hashing import checksum_of
-from kvstore.limits import DISK
-from kvstore.store.residency import Residency
+from kvstore.page_codes import PageTier
 from kvstore.store.share_queue import ShareQueue
-from kvstore.tiers.lower_tiers import LowerTiers
+from kvstore.store.state import StoreState
 from kvstore.tiers.tier import FINGERPRINT_BYTES, PageWrite
 
 _WRITE_BYTES = 8 << 20
-"""Most bytes that are held for one write to the tiers below, unless it is one page."""
+"""Most bytes that are held for one write to the node's own lower tiers, unless it is one page."""
 _WRITE_PAGES = 512
 _SHARE_BYTES = 32 << 20
 """Most bytes that are held for one write to the shared tier, unless it is one page."""
@@ -37,27 +35,20 @@ MOST_UNSHARED_PAGES = 1 << 16
 
 
 class WriteBack:
-    """Writes pages below. Safe for threads.
+    """Writes pages to lower tiers. Safe for threads."""
 
-    Args:
-        arena: where the pages are.
-        residency: its pages; ``lock`` guards it.
-        below: where they go.
-        lock: the store's.
-    """
-
-    def __init__(self, arena: Arena, residency: Residency, below: LowerTiers, lock: threading.Lock) -> None:
-        self._arena = arena
-        self._residency = residency
-        self._catalog = residency.catalog
-        self._slots = residency.slots
-        self._below = below
-        self._to_share = ShareQueue(residency.slots, MOST_UNSHARED_PAGES)
+    def __init__(self, state: StoreState) -> None:
+        self._arena = state.arena
+        self._residency = state.residency
+        self._catalog = state.catalog
+        self._slots = state.slots
+        self._lower_tiers = state.lower_tiers
+        self._to_share = ShareQueue(state.slots, MOST_UNSHARED_PAGES)
         self._used_for_own: dict[bytes, None] = {}
         self._used_for_shared: dict[bytes, None] = {}
-        self._lock = lock
-        self._dirtied = threading.Condition(lock)
-        self._published = threading.Condition(lock)
+        self._lock = state.lock
+        self._dirtied = threading.Condition(state.lock)
+        self._published = threading.Condition(state.lock)
         self.writing = threading.Lock()
         """Held over each write to the node's own tiers, and taken before the store's lock."""
         self.sharing = threading.Lock()
@@ -65,41 +56,41 @@ class WriteBack:
 
     def add(self, slots: Sequence[Slot]) -> None:
         """Pages were published. The caller holds the store's lock."""
-        if self._catalog.dirty_pages:  # a thread that is woken for nothing costs a store more than its books
+        if self._catalog.dirty_pages:  # a thread woken for nothing would cost more than the store does
             self._dirtied.notify_all()
-        if self._below.shared is not None:
+        if self._lower_tiers.shared is not None:
             self._arena.count("unshared", self._to_share.add(slots))
             self._published.notify_all()
 
     def note_use(self, slots: Sequence[Slot]) -> None:
         """Pages were used in the arena. The caller holds the store's lock."""
-        if self._below.own and len(self._used_for_own) < _MOST_USED:
+        if self._lower_tiers.own and len(self._used_for_own) < _MOST_USED:
             self._used_for_own.update((self._slots.key(slot), None) for slot in slots)
-        if self._below.shared is not None and len(self._used_for_shared) < _MOST_USED:
+        if self._lower_tiers.shared is not None and len(self._used_for_shared) < _MOST_USED:
             self._used_for_shared.update((self._slots.key(slot), None) for slot in slots)
 
     def tell_own(self) -> None:
         """Tell the node's own tiers what was used since the last call. No I/O."""
         with self._lock:
             used, self._used_for_own = list(self._used_for_own), {}
-        for tier in self._below.own if used else ():
+        for tier in self._lower_tiers.own if used else ():
             tier.touch(used)
 
     def tell_shared(self) -> None:
         """Tell the shared tier the same, and offer it again what it has no longer. May block until its deadline."""
-        if self._below.shared is None:
+        if self._lower_tiers.shared is None:
             return
         with self.sharing:  # or what is being written to it would not be there yet, and in the queue no more
             with self._lock:
                 used, self._used_for_shared = list(self._used_for_shared), {}
             if not used:
                 return
-            there = self._below.shared.touch(used)
+            there = self._lower_tiers.shared.touch(used)
             with self._lock:
                 self.add(self._catalog.find_here([key for key, here in zip(used, there, strict=True) if not here]))
 
     def wait_for_dirty(self, timeout: float) -> bool:
-        """Wait until some page must be written below. False: none within ``timeout`` seconds."""
+        """Wait until some page is dirty. False: none within ``timeout`` seconds."""
         with self._dirtied:
             if not self._catalog.dirty_pages:
                 self._dirtied.wait(timeout)
@@ -124,7 +115,7 @@ class WriteBack:
         A page that has left the arena meanwhile is counted as unshared, and so is one that the tier does not take:
         there is no second try, since what comes behind is as good.
         """
-        if self._below.shared is None:
+        if self._lower_tiers.shared is None:
             return 0
         with self.sharing:
             with self._lock:
@@ -136,8 +127,8 @@ class WriteBack:
             try:
                 pages, sums = self._writes_of(batch)
                 if pages:
-                    with self._below.times.measured(self._below.shared.name, "write"):
-                        shared = sum(self._below.shared.write(pages))
+                    with self._lower_tiers.times.measured(self._lower_tiers.shared.name, "write"):
+                        shared = sum(self._lower_tiers.shared.write(pages))
             finally:
                 with self._lock:
                     self._residency.note_checksums(batch, sums)
@@ -148,7 +139,7 @@ class WriteBack:
 
     def share_all(self, deadline: float) -> None:
         """Offer everything that waits now to the shared tier, until ``deadline`` (``time.monotonic``)."""
-        if self._below.shared is None:
+        if self._lower_tiers.shared is None:
             return
         with self._lock:
             left = len(self._to_share)
@@ -160,8 +151,8 @@ class WriteBack:
                 left -= max(before - len(self._to_share), 1)
 
     def write_back(self) -> int:
-        """Write one batch of dirty pages to the tiers below: those of the namespace whose turn it is, oldest first; of
-        the next ones, too, while they fit. Where none of it is taken it is the next one's turn at once.
+        """Write one batch of dirty pages to the node's own lower tiers: those of the namespace whose turn it is, oldest
+        first; of the next ones, too, while they fit. Where none of it is taken it is the next one's turn at once.
 
         Returns:
             How many pages are clean now; 0: no namespace's are taken.
@@ -184,7 +175,7 @@ class WriteBack:
         so.
 
         Raises:
-            ResourceError: some are not, since the tiers below would not take them, or not before ``deadline``.
+            ResourceError: some are not, since the lower tiers would not take them, or not before ``deadline``.
         """
         with self._lock:
             dirty = self._catalog.dirty_stamps()
@@ -207,7 +198,7 @@ class WriteBack:
                 self._write(batch)
             if first + seen < end:
                 turns.append((first + seen, end))
-        for tier in self._below.own:
+        for tier in self._lower_tiers.own:
             tier.flush()
         left = 0
         for at in range(0, len(todo), _WRITE_PAGES):
@@ -215,7 +206,7 @@ class WriteBack:
                 left += sum(slot is not None for slot in self._still_dirty(todo[at : at + _WRITE_PAGES]))
         if left:
             raise ResourceError(f"{left} of {len(todo)} pages are not on disk: no tier below would take them (in time)")
-        return self._below.find_own([key for _, key in todo]).count(DISK)
+        return self._lower_tiers.find_own([key for _, key in todo]).count(PageTier.DISK)
 
     def _still_dirty(self, pages: Sequence[tuple[int, bytes]]) -> list[Slot | None]:
         """The slots of (stamp, key); None for a page that is clean, or gone."""
@@ -242,13 +233,13 @@ class WriteBack:
         return batch, seen
 
     def _write(self, batch: Sequence[Slot]) -> int:
-        """Write held pages to the tiers below, and end the holds. Returns how many are clean now."""
+        """Write held pages to the node's own lower tiers, and end the holds. Returns how many are clean now."""
         written: list[bool] = [False] * len(batch)
         sums: list[int | None] = [None] * len(batch)
         try:
             pages, sums = self._writes_of(batch)
-            for tier in self._below.own:
-                with self._below.times.measured(tier.name, "write"):
+            for tier in self._lower_tiers.own:
+                with self._lower_tiers.times.measured(tier.name, "write"):
                     taken = tier.write(pages)
                 written = [a or b for a, b in zip(written, taken, strict=True)]
         finally:

@@ -1,10 +1,10 @@
-"""The tiers below the arena, asked as one: which of them has a page, and what all of them are told."""
+"""The lower tiers asked as one: the node's own below the arena (disk), and the one that several nodes share (Redis)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvstore.limits import ABSENT, DISK, REDIS
+from kvstore.page_codes import PageTier
 from kvstore.tiers.latencies import TierLatencies
 from kvstore.tiers.tier import OwnTier, SharedTier, Tier
 
@@ -27,35 +27,39 @@ class LowerTiers:
         return self.own if self.shared is None else (*self.own, self.shared)
 
     def find_own(self, keys: Sequence[bytes]) -> bytes:
-        """For each key ``DISK`` where a tier of this node has it, else ``ABSENT``. No I/O."""
+        """For each key ``PageTier.DISK`` where a tier of this node has it, else ``PageTier.ABSENT``. No I/O."""
         found = bytearray(len(keys))
+        disk = PageTier.DISK
         for tier in self.own:
             for place, here in enumerate(tier.contains(keys)):
                 if here:
-                    found[place] = DISK
+                    found[place] = disk
         return bytes(found)
 
-    def find(self, asked: Sequence[Sequence[bytes]], above: Callable[[Sequence[bytes]], Sequence[bool]]) -> list[bytes]:
+    def find(
+        self, asked: Sequence[Sequence[bytes]], in_arena: Callable[[Sequence[bytes]], Sequence[bool]]
+    ) -> list[bytes]:
         """For each list of keys, where each page is. The shared tier is asked once, for all that is nowhere else, and
         may block until its deadline.
 
         Args:
             asked: lists of keys.
-            above: which pages the arena has: the shared tier isn't asked for them. Not called where there is none.
+            in_arena: which pages the arena has: the shared tier isn't asked for them. Not called where there is none.
         """
         answers = [bytearray(self.find_own(keys)) for keys in asked]
         if self.shared is not None:
             nowhere = [
                 (answer, place, key)
                 for keys, answer in zip(asked, answers, strict=True)
-                for place, (key, here) in enumerate(zip(keys, above(keys), strict=True))
-                if answer[place] == ABSENT and not here
+                for place, (key, here) in enumerate(zip(keys, in_arena(keys), strict=True))
+                if not answer[place] and not here
             ]
             nowhere.sort(key=_place)  # heads first, whichever list: the tier may not get to the end in time
             there = self._look_up(self.shared, [key for _, _, key in nowhere]) if nowhere else []
+            redis = PageTier.REDIS
             for (answer, place, _), here in zip(nowhere, there, strict=True):
                 if here:
-                    answer[place] = REDIS
+                    answer[place] = redis
         return list(map(bytes, answers))
 
     def _look_up(self, shared: Tier, keys: Sequence[bytes]) -> list[bool]:
@@ -64,18 +68,19 @@ class LowerTiers:
 
 
 LOOKS = 3
-"""How often it is looked for a page at most that leaves the arena meanwhile."""
+"""Most looks for a page that leaves the arena meanwhile."""
 
 
-def left_meanwhile(before: Sequence[bool], now: Sequence[bool], below: bytes) -> bool:
-    """Whether a page is found nowhere though it was in the arena a moment ago: it may have gone below behind the look.
+def left_meanwhile(before: Sequence[bool], now: Sequence[bool], lower: bytes) -> bool:
+    """Whether a page is found nowhere though it was in the arena a moment ago: it may have been written to a lower tier
+    behind the look there.
 
     Args:
-        before: which pages the arena had before the tiers below were asked.
+        before: which pages the arena had before the lower tiers were asked.
         now: which it has behind that.
-        below: where the tiers below had each page.
+        lower: one byte a page, where the lower tiers had it.
     """
-    return any(was and not here and under == ABSENT for was, here, under in zip(before, now, below, strict=True))
+    return any(was and not here and not tier for was, here, tier in zip(before, now, lower, strict=True))
 
 
 def _place(missing: tuple[bytearray, int, bytes]) -> int:

@@ -45,7 +45,14 @@ FLOORS = (
     ("kvstore/arena", "kvstore/segments", "kvstore/tracing.py", "kvstore/wire"),
     ("kvstore/events", "kvstore/host", "kvstore/logs.py", "kvstore/status.py"),
     ("gpu", "kvstore/hashing.py", "kvstore/layout.py", "kvstore/security", "kvstore/units.py"),
-    ("kvstore/breaker.py", "kvstore/errors.py", "kvstore/fairness.py", "kvstore/limits.py", "kvstore/v1"),
+    (
+        "kvstore/breaker.py",
+        "kvstore/errors.py",
+        "kvstore/fairness.py",
+        "kvstore/limits.py",
+        "kvstore/page_codes.py",
+        "kvstore/v1",
+    ),
 )
 
 # Who imports a package that is not the project's, by the names above: all of them, and nobody else.

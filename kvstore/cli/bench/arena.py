@@ -134,7 +134,7 @@ def measure(pages: int, progress: Callable[[int], None]) -> Costs:
             known = store.open_namespace(prompt_layout())
 
             def load(hashes: list[bytes]) -> None:
-                store.complete_load(NODE, store.prepare_load(NODE, known.fingerprint, hashes, 60.0).ticket)
+                store.complete_load(NODE, store.prepare_load(NODE, known.fingerprint, hashes, 60.0).lease)
 
             def times_of(call: Callable[[list[bytes]], object], first: int) -> float:
                 """Processor microseconds a page of a call with prompts of the last ``_ROUNDS`` from ``first`` on."""
@@ -178,7 +178,7 @@ def _store(store: Store, known: KnownNamespace, hashes: list[bytes]) -> int:
 
     start = time.process_time_ns()
     reserved = store.prepare_store(NODE, known.fingerprint, hashes, 60.0, direct=True)
-    published = store.complete_store(NODE, reserved.ticket, publish=True)
+    published = store.complete_store(NODE, reserved.lease, publish=True)
     spent = time.process_time_ns() - start
     assert published.stored == len(hashes), "every page was new, and fits"
     return spent

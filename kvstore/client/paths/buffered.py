@@ -10,7 +10,7 @@ import numpy.typing as npt
 from kvstore.client.paths.path import OpenedNamespace, Path
 from kvstore.client.paths.pending import PendingLoad
 from kvstore.client.paths.transfer import Transfer
-from kvstore.limits import RESERVED
+from kvstore.page_codes import StoreOutcome
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -30,10 +30,12 @@ class BufferedPath(Path):
 def pages_to_fill(outcomes: bytes, page_bytes: int) -> tuple[list[Bytes | None], list[Bytes]]:
     """For each outcome of a reservation a page to be filled and sent, or None where nothing is reserved; and these
     pages alone."""
-    pages = [np.empty(page_bytes, np.uint8) if outcome == RESERVED else None for outcome in outcomes]
+    reserved = StoreOutcome.RESERVED
+    pages = [np.empty(page_bytes, np.uint8) if outcome == reserved else None for outcome in outcomes]
     return pages, [page for page in pages if page is not None]
 
 
 def pages_to_send(pages: Sequence[Bytes], outcomes: bytes) -> list[Bytes]:
     """Those of a store's pages for which slots are reserved."""
-    return [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == RESERVED]
+    reserved = StoreOutcome.RESERVED
+    return [page for page, outcome in zip(pages, outcomes, strict=True) if outcome == reserved]

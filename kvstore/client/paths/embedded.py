@@ -26,7 +26,7 @@ from kvstore.errors import UnavailableError
 from kvstore.host.forking import tell_children
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
-from kvstore.limits import RESERVED, TIER_NAMES
+from kvstore.page_codes import TIER_NAMES, StoreOutcome
 from kvstore.status import Status
 from kvstore.store.leases import NODE
 from kvstore.store.maintenance import Maintenance
@@ -149,12 +149,12 @@ class EmbeddedStore(Path):
             reserved = self._store.prepare_store(
                 NODE, namespace.fingerprint, hashes, time_left(transfer.deadline), direct=True, parent=transfer.parent
             )
-        frames = iter(reserved.frames)
+        frames, to_write = iter(reserved.frames), StoreOutcome.RESERVED
         pages = [
-            self._store.arena.view(next(frames), namespace.layout.page_bytes) if outcome == RESERVED else None
+            self._store.arena.view(next(frames), namespace.layout.page_bytes) if outcome == to_write else None
             for outcome in reserved.outcomes
         ]
-        return PendingStore(pages, reserved.outcomes, partial(self._finish_store, reserved.ticket))
+        return PendingStore(pages, reserved.outcomes, partial(self._finish_store, reserved.lease))
 
     @uninterrupted
     def prepare_load(self, namespace: OpenedNamespace, transfer: Transfer) -> PendingLoad:
@@ -166,7 +166,7 @@ class EmbeddedStore(Path):
         for page in pages:
             page.flags.writeable = False
         tiers = [TIER_NAMES[tier] or "" for tier in held.tiers]
-        return PendingLoad(pages, tiers, lambda: len(pages) * self._finish_load(held.ticket))
+        return PendingLoad(pages, tiers, lambda: len(pages) * self._finish_load(held.lease))
 
     @uninterrupted
     def store(self, namespace: OpenedNamespace, transfer: Transfer) -> StoreResult:

@@ -23,7 +23,8 @@ from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.hashing import checksum_of
 from kvstore.host.uninterrupted import uninterrupted
-from kvstore.limits import LONGEST_TICKET, MOST_LOOKUP_PAGES, TIER_NAMES
+from kvstore.limits import LONGEST_LEASE, MOST_LOOKUP_PAGES
+from kvstore.page_codes import TIER_NAMES
 from kvstore.v1 import bulk_pb2
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire.messages import AT_ONCE_BYTES, fill, raw_messages
@@ -110,7 +111,7 @@ class GrpcPath(BufferedPath):
         try:
             with self._connection.errors():
                 messages = self._connection.load(
-                    request, timeout=min(timeout, LONGEST_TICKET), metadata=self._connection.metadata
+                    request, timeout=min(timeout, LONGEST_LEASE), metadata=self._connection.metadata
                 )
                 while _receive_run(messages, into[len(tiers) :], tiers):
                     pass
@@ -143,7 +144,7 @@ class GrpcPath(BufferedPath):
 
     def _send(self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float) -> pb.StoreCounts:
         """Send payloads, and wait for what became of them."""
-        timeout = min(time_left(deadline), LONGEST_TICKET)
+        timeout = min(time_left(deadline), LONGEST_LEASE)
         messages = _store_messages(request, pages)
         return self._connection.store(messages, timeout=timeout, metadata=self._connection.metadata)
 
@@ -153,7 +154,7 @@ class GrpcPath(BufferedPath):
         """Send payloads. What it returns waits for what became of them."""
         sent = threading.Event()
         messages = _store_messages(request, pages, sent.set)
-        timeout = min(time_left(deadline), LONGEST_TICKET)
+        timeout = min(time_left(deadline), LONGEST_LEASE)
         with self._connection.errors():
             call = self._connection.store.future(messages, timeout=timeout, metadata=self._connection.metadata)
         call.add_done_callback(lambda call: sent.set())
@@ -206,7 +207,7 @@ def store_request(namespace: OpenedNamespace, transfer: Transfer) -> pb.PrepareS
     """What reserves slots for a transfer's pages until its deadline."""
     return pb.PrepareStoreRequest(
         pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes),
-        ttl_ms=math.ceil(min(time_left(transfer.deadline), LONGEST_TICKET) * 1000),
+        ttl_ms=math.ceil(min(time_left(transfer.deadline), LONGEST_LEASE) * 1000),
         parent=transfer.parent,
     )
 

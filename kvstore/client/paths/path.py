@@ -107,11 +107,11 @@ class Control(Protocol):
         ...
 
     def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:
-        """For each (fingerprint, hashes) one byte a page: see :mod:`kvstore.limits`."""
+        """For each (fingerprint, hashes) one byte a page: see :class:`kvstore.page_codes.PageTier`."""
         ...
 
     def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
-        """One byte a page, twice: as :meth:`lookup` says it; and why it is absent (:data:`kvstore.limits.HERE` …)."""
+        """One byte a page, twice: as :meth:`lookup` says it; and a :class:`kvstore.page_codes.Explanation`."""
         ...
 
     def touch(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvstore.client.paths.results import StoreResult
 from kvstore.errors import UnavailableError
-from kvstore.limits import PRESENT, REFUSED
+from kvstore.page_codes import StoreOutcome
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -28,7 +28,9 @@ class PendingStore:
 
     def __init__(self, pages: Sequence[Bytes | None], outcomes: bytes, finish: Callable[[bool], StoreResult]) -> None:
         self.pages = list(pages)
-        self._before = StoreResult(present=outcomes.count(PRESENT), refused=outcomes.count(REFUSED))
+        self._before = StoreResult(
+            present=outcomes.count(StoreOutcome.PRESENT), refused=outcomes.count(StoreOutcome.REFUSED)
+        )
         self._finish: Callable[[bool], StoreResult] | None = finish
         self._observer: Callable[[StoreResult], None] = lambda result: None
         self._process = os.getpid()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvstore.limits import ABSENT, ARENA, TIER_NAMES
+from kvstore.page_codes import TIER_NAMES, PageTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,10 @@ class Lookup:
     @classmethod
     def of(cls, tiers: bytes) -> Lookup:
         """From one byte a page, as the store answers."""
-        if tiers.count(ARENA) == len(tiers):  # the usual answer of a prefix that is here, many times faster
-            return cls(len(tiers), (True,) * len(tiers), (TIER_NAMES[ARENA],) * len(tiers))
-        absent = tiers.find(ABSENT)
+        arena = PageTier.ARENA
+        if tiers.count(arena) == len(tiers):  # the usual answer of a prefix that is here, many times faster
+            return cls(len(tiers), (True,) * len(tiers), (TIER_NAMES[arena],) * len(tiers))
+        absent = tiers.find(PageTier.ABSENT)
         return cls(
             prefix=absent if absent >= 0 else len(tiers),
             present=tuple(map(bool, tiers)),

@@ -10,8 +10,8 @@ import grpc
 
 from kvstore.errors import KVStoreError, LimitExceededError
 from kvstore.events.ring import Change, PageEvent
-from kvstore.limits import TIER_NAMES
 from kvstore.namespaces.registry import MOST_NAMESPACES
+from kvstore.page_codes import TIER_NAMES
 from kvstore.security.grants import READ
 from kvstore.service.access.gate import Access
 from kvstore.service.calls import Places, abort

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
 from kvstore.hashing import HASH_BYTES
-from kvstore.limits import LONGEST_TICKET, MOST_LOOKUP_PAGES
+from kvstore.limits import LONGEST_LEASE, MOST_LOOKUP_PAGES
 from kvstore.security.grants import WRITE
 from kvstore.service.access.gate import Access
 from kvstore.service.calls import Places, abort
@@ -86,21 +86,21 @@ class PagesHandler(grpc.GenericRpcHandler):
         for start in range(0, len(joined), batch * HASH_BYTES):
             asked = split_hashes(joined[start : start + batch * HASH_BYTES])
             held = self._store.prepare_load(NODE, fingerprint, asked, seconds)
-            if not held.ticket:
+            if not held.lease:
                 return
             try:
-                checksums = self._store.checksums(NODE, held.ticket)
+                checksums = self._store.checksums(NODE, held.lease)
                 if checksums is None:
                     raise DeadlineError("reading the pages took longer than they can be held")
                 yield pb.PageRun(tiers=held.tiers, checksums=checksums).SerializeToString()
                 views = [self._store.arena.view(frame, known.layout.page_bytes) for frame in held.frames]
                 for message in raw_messages(views):
                     # The message is a copy: good if the hold lasted until it was made.
-                    if not self._store.still_held(NODE, held.ticket):
+                    if not self._store.still_held(NODE, held.lease):
                         raise DeadlineError("the reader was slower than pages can be held")
                     yield message
             finally:
-                self._store.complete_load(NODE, held.ticket)
+                self._store.complete_load(NODE, held.lease)
             if len(held.frames) < len(asked):
                 return
 
@@ -187,7 +187,7 @@ def _seconds(context: grpc.ServicerContext) -> float:
         InvalidRequestError: it has no deadline, or one too far away.
     """
     seconds = context.time_remaining()
-    if seconds is None or int(seconds) > LONGEST_TICKET:  # gRPC rounds up on the way
+    if seconds is None or int(seconds) > LONGEST_LEASE:  # gRPC rounds up on the way
         got = "none" if seconds is None or seconds > 1e9 else f"one of {seconds:.0f} s"
-        raise InvalidRequestError(f"a payload stream needs a deadline of at most {LONGEST_TICKET:.0f} s, it has {got}")
+        raise InvalidRequestError(f"a payload stream needs a deadline of at most {LONGEST_LEASE:.0f} s, it has {got}")
     return seconds

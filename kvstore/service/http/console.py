@@ -98,7 +98,7 @@ class ConsolePages:
             return Answer("text/plain; charset=utf-8", b"since is no number\n", HTTPStatus.BAD_REQUEST)
         status, activity = self._status(), self._store.activity(MOST_PREFIXES)
         names = {each.fingerprint: each.name for each in status.namespaces}
-        shared = self._store.below.shared
+        shared = self._store.lower_tiers.shared
         content = {
             "node": {
                 "host": socket.gethostname(),

@@ -28,7 +28,7 @@ from kvstore.errors import (
     UnknownNamespaceError,
 )
 from kvstore.hashing import HASH_BYTES
-from kvstore.limits import LONGEST_TICKET
+from kvstore.limits import LONGEST_LEASE
 from kvstore.security.grants import READ, WRITE, Grant
 from kvstore.service.access.gate import Access, Tls
 from kvstore.service.access.one_time_tokens import TOKEN_BYTES, OneTimeTokens
@@ -299,7 +299,7 @@ class BulkServer:
             self._channels[channel] = True
         try:
             message = channel.receive_message(header)
-            deadline = start + min(header.milliseconds / 1000, LONGEST_TICKET)
+            deadline = start + min(header.milliseconds / 1000, LONGEST_LEASE)
             grant = self._grant(channel, holder)
             try:
                 if header.kind is Kind.LOAD:
@@ -366,11 +366,11 @@ class BulkServer:
             self._refuse(channel, Kind.LOAD, error)
             return
         channel.deadline = deadline
-        if not held.ticket:
+        if not held.lease:
             channel.send(Kind.RUN, pb.PageRun().SerializeToString())
             return
         try:
-            checksums = self._store.checksums(NODE, held.ticket)
+            checksums = self._store.checksums(NODE, held.lease)
             if checksums is None:
                 raise DeadlineError("reading the pages took longer than they can be held")
             page_bytes = known.layout.page_bytes
@@ -383,10 +383,10 @@ class BulkServer:
             )
             views = [self._store.arena.view(frame, page_bytes) for frame in held.frames]
             for _ in channel.send_pages(views, checksums, head=head):
-                if not self._store.still_held(NODE, held.ticket):
+                if not self._store.still_held(NODE, held.lease):
                     raise DeadlineError("the reader was slower than pages can be held")
         finally:
-            self._store.complete_load(NODE, held.ticket)
+            self._store.complete_load(NODE, held.lease)
 
     def _put(self, channel: Channel, grant: Grant, request: pb.StorePages, payload: int, deadline: float) -> None:
         channel.deadline = deadline

@@ -7,10 +7,9 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from local_clients import ChildClient, LocalClient
 
 from kvstore.arena import clients
 from kvstore.arena.clients import Clients
@@ -27,9 +26,9 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in (folder / "clients").iterdir()}
 
 
-def test_a_client_gets_a_number_and_its_file_that_name(folder: Path, kv: SimpleNamespace) -> None:
+def test_a_client_gets_a_number_and_its_file_that_name(folder: Path) -> None:
     attached = Clients(folder / "clients")
-    one, other = kv.LocalClient(folder), kv.LocalClient(folder)
+    one, other = LocalClient(folder), LocalClient(folder)
     assert [attached.attach(one.name), attached.attach(other.name)] == [1, 2]
     assert names(folder) == {"1", "2"}
     assert len(attached) == 2
@@ -44,7 +43,7 @@ def test_a_client_gets_a_number_and_its_file_that_name(folder: Path, kv: SimpleN
     other.die()
 
 
-def test_a_killed_process_is_dead(folder: Path, child_client: Callable[[Path], Any]) -> None:
+def test_a_killed_process_is_dead(folder: Path, child_client: Callable[[Path], ChildClient]) -> None:
     attached = Clients(folder / "clients")
     client = child_client(folder)
     number = attached.attach(client.name)
@@ -59,9 +58,9 @@ def test_what_is_no_lock_files_name_is_refused(folder: Path, name: str) -> None:
         Clients(folder / "clients").attach(name)
 
 
-def test_a_file_that_nobody_holds_is_refused(folder: Path, kv: SimpleNamespace) -> None:
+def test_a_file_that_nobody_holds_is_refused(folder: Path) -> None:
     attached = Clients(folder / "clients")
-    client = kv.LocalClient(folder)
+    client = LocalClient(folder)
     client.die()
     with pytest.raises(InvalidRequestError, match="not a locked file"):
         attached.attach(client.name)
@@ -69,10 +68,10 @@ def test_a_file_that_nobody_holds_is_refused(folder: Path, kv: SimpleNamespace) 
         attached.attach("new-" + "0" * 32)
 
 
-def test_there_are_not_more_than_the_limit(folder: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_not_more_than_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "MOST_CLIENTS", 2)
     attached = Clients(folder / "clients")
-    here = [kv.LocalClient(folder) for _ in range(3)]
+    here = [LocalClient(folder) for _ in range(3)]
     attached.attach(here[0].name)
     attached.attach(here[1].name)
     with pytest.raises(LimitExceededError, match="2 clients are attached, the limit is 2"):
@@ -84,12 +83,10 @@ def test_there_are_not_more_than_the_limit(folder: Path, kv: SimpleNamespace, mo
         client.die()
 
 
-def test_a_number_comes_again_only_behind_all_others(
-    folder: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_comes_again_only_behind_all_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "_LAST_NUMBER", 3)
     attached = Clients(folder / "clients")
-    here = [kv.LocalClient(folder) for _ in range(5)]
+    here = [LocalClient(folder) for _ in range(5)]
     assert [attached.attach(client.name) for client in here[:3]] == [1, 2, 3]
     for number in (1, 3):
         attached.forget(number)
@@ -98,14 +95,14 @@ def test_a_number_comes_again_only_behind_all_others(
         client.die()
 
 
-def test_a_new_node_knows_who_still_lives(folder: Path, kv: SimpleNamespace) -> None:
+def test_a_new_node_knows_who_still_lives(folder: Path) -> None:
     before = Clients(folder / "clients")
-    here = [kv.LocalClient(folder) for _ in range(3)]
+    here = [LocalClient(folder) for _ in range(3)]
     for client in here:
         before.attach(client.name)
     here[1].die()
     (folder / "clients" / "rubbish").touch()
-    attaching, gone = kv.LocalClient(folder), kv.LocalClient(folder)
+    attaching, gone = LocalClient(folder), LocalClient(folder)
     gone.die()
     after = Clients(folder / "clients")
     assert [number in after for number in (1, 2, 3)] == [True, False, True]
@@ -115,10 +112,10 @@ def test_a_new_node_knows_who_still_lives(folder: Path, kv: SimpleNamespace) -> 
         client.die()
 
 
-def test_in_doubt_a_client_lives(folder: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_doubt_a_client_lives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that can't ask the kernel must not give the slots of its clients away."""
     attached = Clients(folder / "clients")
-    client = kv.LocalClient(folder)
+    client = LocalClient(folder)
     number = attached.attach(client.name)
     client.die()
 
@@ -132,9 +129,9 @@ def test_in_doubt_a_client_lives(folder: Path, kv: SimpleNamespace, monkeypatch:
     assert attached.dead() == [number]
 
 
-def test_a_client_whose_file_was_deleted_lives(folder: Path, kv: SimpleNamespace) -> None:
+def test_a_client_whose_file_was_deleted_lives(folder: Path) -> None:
     attached = Clients(folder / "clients")
-    client = kv.LocalClient(folder)
+    client = LocalClient(folder)
     number = attached.attach(client.name)
     (folder / "clients" / str(number)).unlink()
     assert attached.dead() == []
@@ -143,10 +140,10 @@ def test_a_client_whose_file_was_deleted_lives(folder: Path, kv: SimpleNamespace
     attached.forget(number)
 
 
-def test_files_of_clients_that_died_before_they_attached_are_removed(folder: Path, kv: SimpleNamespace) -> None:
+def test_files_of_clients_that_died_before_they_attached_are_removed(folder: Path) -> None:
     """Not of those that may just be about to lock theirs."""
     attached = Clients(folder / "clients")
-    living, young, old = (kv.LocalClient(folder) for _ in range(3))
+    living, young, old = (LocalClient(folder) for _ in range(3))
     young.die()
     old.die()
     for client in (living, old):
@@ -156,10 +153,10 @@ def test_files_of_clients_that_died_before_they_attached_are_removed(folder: Pat
     living.die()
 
 
-def test_a_folder_that_was_given_up_is_not_touched(folder: Path, kv: SimpleNamespace) -> None:
+def test_a_folder_that_was_given_up_is_not_touched(folder: Path) -> None:
     """It may be another node's by now, and this number another client's."""
     attached = Clients(folder / "clients")
-    client, other = kv.LocalClient(folder), kv.LocalClient(folder)
+    client, other = LocalClient(folder), LocalClient(folder)
     number = attached.attach(client.name)
     attached.close()
     with pytest.raises(UnavailableError):
@@ -183,10 +180,10 @@ def test_a_pipe_in_the_folder_is_not_waited_at(folder: Path) -> None:
 
 
 def test_what_is_no_lock_file_keeps_no_node_from_starting(
-    folder: Path, kv: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Members of the group may put anything there."""
-    client = kv.LocalClient(folder)
+    client = LocalClient(folder)
     assert Clients(folder / "clients").attach(client.name) == 1
     monkeypatch.chdir(folder / "clients")  # the path of a socket is short
     with socket.socket(socket.AF_UNIX) as listener:
@@ -206,7 +203,7 @@ def test_what_is_no_lock_file_keeps_no_node_from_starting(
         "new-folder",
     ]
 
-    other, third = kv.LocalClient(folder), kv.LocalClient(folder)
+    other, third = LocalClient(folder), LocalClient(folder)
     with pytest.raises(UnavailableError, match="can't be taken in"):
         attached.attach(other.name)
     assert attached.attach(third.name) == 3, "the folder is in the way once"
@@ -217,9 +214,9 @@ def test_what_is_no_lock_file_keeps_no_node_from_starting(
 
 
 def test_what_can_not_be_opened_for_lack_of_descriptors_is_not_given_up(
-    folder: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = kv.LocalClient(folder)
+    client = LocalClient(folder)
     Clients(folder / "clients").attach(client.name)
 
     def refuse(*_: object) -> int:

@@ -9,6 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_clock import FakeClock
+from local_clients import LocalClient
+from memory_tier import MemoryTier
+from tiny_stores import fill_reserved, kill_store, layout_of, load_pages, page_hashes, put_pages
 
 from kvstore.arena import epochs as readers_module
 from kvstore.arena.arena import Arena
@@ -20,7 +24,7 @@ from kvstore.arena.epochs import (
     ReaderEpochs,
     ReadingLine,
 )
-from kvstore.limits import REFUSED, RESERVED
+from kvstore.page_codes import StoreOutcome
 from kvstore.store import state as books_module
 from kvstore.store.leases import NODE
 from kvstore.store.residency import QUARANTINE_SECONDS
@@ -32,9 +36,9 @@ FRAME = 4096
 class Lines:
     """The file of lines, the node's epoch, and clients that this process plays."""
 
-    def __init__(self, folder: Path, kv: SimpleNamespace) -> None:
+    def __init__(self, folder: Path) -> None:
         (folder / "clients").mkdir()
-        self._folder, self._kv = folder, kv
+        self._folder = folder
         self.words = memoryview(bytearray(READERS_BYTES)).cast("Q")
         self.epoch = memoryview(bytearray(8)).cast("Q")
         self.epoch[0] = 1
@@ -42,15 +46,15 @@ class Lines:
         self.node = ReaderEpochs(self.words, self.clients)
 
     def attach(self) -> tuple[Any, ReadingLine]:
-        client = self._kv.LocalClient(self._folder)
+        client = LocalClient(self._folder)
         number = self.clients.attach(client.name)
         start = number % MOST_CLIENTS * LINE_WORDS
         return client, ReadingLine(self.words[start : start + LINE_WORDS], self.epoch)
 
 
 @pytest.fixture
-def lines(shm: Path, kv: SimpleNamespace) -> Lines:
-    return Lines(shm, kv)
+def lines(shm: Path) -> Lines:
+    return Lines(shm)
 
 
 @pytest.fixture
@@ -159,14 +163,14 @@ def test_no_two_clients_share_a_line(lines: Lines, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def full(open_store: Callable[..., Store], kv: SimpleNamespace, shm: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def full(open_store: Callable[..., Store], shm: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A store whose arena is full of pages 0 to 15, and a client with its line."""
     monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 0.01)
     store = open_store(16)
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     for number in range(16):
-        kv.put(store, known, [number])
-    client = kv.LocalClient(shm / "arena")
+        put_pages(store, known, [number])
+    client = LocalClient(shm / "arena")
     number = store.attach(client.name) & 0xFFFF
     start = number % MOST_CLIENTS * LINE_WORDS
     line = ReadingLine(store.arena.lines[start : start + LINE_WORDS], store.arena._epoch)
@@ -174,33 +178,31 @@ def full(open_store: Callable[..., Store], kv: SimpleNamespace, shm: Path, monke
     client.die()
 
 
-def test_a_slot_that_somebody_reads_is_not_lent_and_the_refusal_is_counted(full: Any, kv: SimpleNamespace) -> None:
+def test_a_slot_that_somebody_reads_is_not_lent_and_the_refusal_is_counted(full: Any) -> None:
     before = full.store.statistics().counters["refused"]
     read = full.line.begin(time.monotonic() + 30)
-    reserved = full.store.prepare_store(NODE, full.known.fingerprint, kv.hashes_of([100, 101]), 9.0, direct=True)
-    assert reserved == (0, bytes([REFUSED, REFUSED]), [])
+    reserved = full.store.prepare_store(NODE, full.known.fingerprint, page_hashes([100, 101]), 9.0, direct=True)
+    assert reserved == (0, bytes([StoreOutcome.REFUSED, StoreOutcome.REFUSED]), [])
     assert full.store.statistics().counters["refused"] == before + 2
     full.store.check_integrity()
     full.line.end(read)
-    assert kv.put(full.store, full.known, [100, 101]) == (2, 0, 0)
+    assert put_pages(full.store, full.known, [100, 101]) == (2, 0, 0)
     full.store.check_integrity()
 
 
-def test_a_slot_that_was_free_before_the_reader_came_is_lent(full: Any, kv: SimpleNamespace) -> None:
+def test_a_slot_that_was_free_before_the_reader_came_is_lent(full: Any) -> None:
     """What comes behind the first slot that is being read is refused with it."""
-    full.store.evict(full.known.fingerprint, kv.hashes_of([3]))
+    full.store.evict(full.known.fingerprint, page_hashes([3]))
     full.line.begin(time.monotonic() + 30)
-    reserved = full.store.prepare_store(NODE, full.known.fingerprint, kv.hashes_of([100, 101]), 9.0, direct=True)
-    assert list(reserved.outcomes) == [RESERVED, REFUSED]
+    reserved = full.store.prepare_store(NODE, full.known.fingerprint, page_hashes([100, 101]), 9.0, direct=True)
+    assert list(reserved.outcomes) == [StoreOutcome.RESERVED, StoreOutcome.REFUSED]
     assert len(reserved.frames) == 1
-    kv.fill(full.store, full.known, kv.hashes_of([100, 101]), reserved)
-    assert full.store.complete_store(NODE, reserved.ticket, publish=True) == (1, 0, 0)
+    fill_reserved(full.store, full.known, page_hashes([100, 101]), reserved)
+    assert full.store.complete_store(NODE, reserved.lease, publish=True) == (1, 0, 0)
     full.store.check_integrity()
 
 
-def test_a_reservation_waits_for_a_reader_that_is_nearly_done(
-    full: Any, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reservation_waits_for_a_reader_that_is_nearly_done(full: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 30.0)
     read = full.line.begin(time.monotonic() + 30)
     looks: list[float] = []
@@ -212,35 +214,33 @@ def test_a_reservation_waits_for_a_reader_that_is_nearly_done(
 
     clock = SimpleNamespace(monotonic=time.monotonic, monotonic_ns=time.monotonic_ns, sleep=sleep)
     monkeypatch.setattr(readers_module, "time", clock)
-    assert kv.put(full.store, full.known, [100]) == (1, 0, 0)
+    assert put_pages(full.store, full.known, [100]) == (1, 0, 0)
     assert len(looks) == 3
 
 
 def test_pages_from_below_do_not_come_up_over_what_somebody_reads(
-    open_store: Callable[..., Store], kv: SimpleNamespace, shm: Path, tier: Any, monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[..., Store], shm: Path, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 0.01)
     store = open_store(16, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     for number in range(20):
-        kv.put(store, known, [number])
+        put_pages(store, known, [number])
         store.write_back.write_back()
-    client = kv.LocalClient(shm / "arena")
+    client = LocalClient(shm / "arena")
     number = store.attach(client.name) & 0xFFFF
     line = ReadingLine(store.arena.lines[number * LINE_WORDS :][:LINE_WORDS], store.arena._epoch)
     read = line.begin(time.monotonic() + 30)
-    assert kv.get(store, known, [0]) == 0, "a miss, not a wait"
+    assert load_pages(store, known, [0]) == 0, "a miss, not a wait"
     store.check_integrity()
     line.end(read)
-    assert kv.get(store, known, [0]) == 1
+    assert load_pages(store, known, [0]) == 1
     client.die()
 
 
-def test_a_dead_client_that_was_to_be_refused_leaves_nothing(
-    full: Any, kv: SimpleNamespace, shm: Path, clock: Any
-) -> None:
+def test_a_dead_client_that_was_to_be_refused_leaves_nothing(full: Any, shm: Path, clock: FakeClock) -> None:
     """It dies while its reservation waits for a reader, and is swept away."""
-    writer = kv.LocalClient(shm / "arena")
+    writer = LocalClient(shm / "arena")
     owner = full.store.attach(writer.name) & 0xFFFF
     full.line.begin(time.monotonic() + 30)
     wait = full.store._state.readers.wait
@@ -251,8 +251,8 @@ def test_a_dead_client_that_was_to_be_refused_leaves_nothing(
         return bool(wait(epoch, seconds))
 
     full.store._state.readers.wait = sweep_first
-    reserved = full.store.prepare_store(owner, full.known.fingerprint, kv.hashes_of([100]), 9.0, direct=True)
-    assert reserved == (0, bytes([REFUSED]), [])
+    reserved = full.store.prepare_store(owner, full.known.fingerprint, page_hashes([100]), 9.0, direct=True)
+    assert reserved == (0, bytes([StoreOutcome.REFUSED]), [])
     full.store.check_integrity()
     clock.now += QUARANTINE_SECONDS
     full.store.sweep()
@@ -260,16 +260,14 @@ def test_a_dead_client_that_was_to_be_refused_leaves_nothing(
     assert full.store.statistics().arena_used_bytes == 15 * FRAME
 
 
-def test_what_was_free_waits_for_the_readers_that_an_earlier_node_left(
-    full: Any, kv: SimpleNamespace, shm: Path
-) -> None:
-    full.store.evict(full.known.fingerprint, kv.hashes_of(range(16)))
+def test_what_was_free_waits_for_the_readers_that_an_earlier_node_left(full: Any, shm: Path) -> None:
+    full.store.evict(full.known.fingerprint, page_hashes(range(16)))
     epoch = full.store.arena._epoch[0]
     read = full.line.begin(time.monotonic() + 30)
-    kv.kill(full.store)
+    kill_store(full.store)
     again = Store(Arena(shm / "arena", 16 * FRAME), [], [shm / "arena"])
     assert again.arena._epoch[0] > epoch
-    assert kv.put(again, again.open_namespace(full.known.layout), [100])[2] == 1
+    assert put_pages(again, again.open_namespace(full.known.layout), [100])[2] == 1
     full.line.end(read)
-    assert kv.put(again, again.open_namespace(full.known.layout), [100])[0] == 1
-    kv.kill(again)
+    assert put_pages(again, again.open_namespace(full.known.layout), [100])[0] == 1
+    kill_store(again)

@@ -13,40 +13,55 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_clock import FakeClock
+from local_clients import ChildClient, LocalClient
+from memory_tier import MemoryTier
+from tiny_stores import (
+    fill_reserved,
+    found_pages,
+    hold_pages,
+    kill_store,
+    layout_of,
+    load_pages,
+    page_hash,
+    page_hashes,
+    payload_of,
+    put_pages,
+)
 
 from kvstore.arena import format as fmt
 from kvstore.arena.arena import Arena
 from kvstore.errors import NotAttachedError
-from kvstore.limits import DISK
+from kvstore.page_codes import PageTier
 from kvstore.store.leases import NODE
 from kvstore.store.residency import QUARANTINE_SECONDS
 from kvstore.store.store import Store
 
 FRAME = 4096
 OpenStore = Callable[..., Store]
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def header(store: Store, frame: int) -> Any:
     return store.arena._headers[frame]
 
 
-def frame_of(store: Store, known: Any, kv: SimpleNamespace, number: int) -> int:
-    held = kv.hold(store, known, [number])
-    assert store.complete_load(NODE, held.ticket)
+def frame_of(store: Store, known: Any, number: int) -> int:
+    held = hold_pages(store, known, [number])
+    assert store.complete_load(NODE, held.lease)
     return int(held.frames[0])
 
 
-def test_every_published_page_is_found_again(open_store: OpenStore, kv: SimpleNamespace) -> None:
+def test_every_published_page_is_found_again(open_store: OpenStore) -> None:
     store = open_store(256)
-    spaces = [store.open_namespace(kv.layout(f"m{size}", size)) for size in (100, FRAME, 3 * FRAME - 1, 20 * FRAME)]
+    spaces = [store.open_namespace(layout_of(f"m{size}", size)) for size in (100, FRAME, 3 * FRAME - 1, 20 * FRAME)]
     for known in spaces:
         for number in range(3):
-            assert kv.put(store, known, [number]) == (1, 0, 0)
-    held = kv.hold(store, spaces[0], [0, 1])
-    sums = store.checksums(NODE, held.ticket)
+            assert put_pages(store, known, [number]) == (1, 0, 0)
+    held = hold_pages(store, spaces[0], [0, 1])
+    sums = store.checksums(NODE, held.lease)
     before = store.statistics()
-    kv.kill(store)
+    kill_store(store)
 
     again = open_store(256)
     again.check_integrity()
@@ -57,68 +72,68 @@ def test_every_published_page_is_found_again(open_store: OpenStore, kv: SimpleNa
     assert after.namespaces == before.namespaces
     for known in spaces:
         assert again.open_namespace(known.layout) == known
-        assert kv.get(again, known, [0, 1, 2]) == 3
-    held = kv.hold(again, spaces[0], [0, 1])
-    assert again.checksums(NODE, held.ticket) == sums
+        assert load_pages(again, known, [0, 1, 2]) == 3
+    held = hold_pages(again, spaces[0], [0, 1])
+    assert again.checksums(NODE, held.lease) == sums
 
 
-def test_tickets_of_the_earlier_node_are_unknown(open_store: OpenStore, kv: SimpleNamespace) -> None:
+def test_tickets_of_the_earlier_node_are_unknown(open_store: OpenStore) -> None:
     store = open_store()
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [1])
-    held = kv.hold(store, known, [1])
-    reserved = store.prepare_store(NODE, known.fingerprint, kv.hashes_of([2]), 9.0, direct=True)
-    kv.kill(store)
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [1])
+    held = hold_pages(store, known, [1])
+    reserved = store.prepare_store(NODE, known.fingerprint, page_hashes([2]), 9.0, direct=True)
+    kill_store(store)
     again = open_store()
-    assert not again.complete_load(NODE, held.ticket)
-    assert again.complete_store(NODE, reserved.ticket, publish=True) == (0, 0, 0)
-    assert kv.found(again, known, [1, 2]) == [1]
+    assert not again.complete_load(NODE, held.lease)
+    assert again.complete_store(NODE, reserved.lease, publish=True) == (0, 0, 0)
+    assert found_pages(again, known, [1, 2]) == [1]
     assert again.statistics().arena_used_bytes == FRAME, "nobody holds, and nobody writes"
 
 
-def test_the_order_of_leaving_is_kept(open_store: OpenStore, kv: SimpleNamespace) -> None:
+def test_the_order_of_leaving_is_kept(open_store: OpenStore) -> None:
     """The oldest batch first, and its tail before its head."""
     store = open_store(16)
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     for batch in ([3, 1, 2], [6, 5, 4], [9, 8, 7]):
-        kv.put(store, known, batch)
-    kv.kill(store)
+        put_pages(store, known, batch)
+    kill_store(store)
     again = open_store(16)
     left: list[int] = []
     for number in range(100, 116):
-        kv.put(again, known, [number])
-        left += [each for each in range(1, 10) if each not in [*kv.found(again, known, list(range(1, 10))), *left]]
+        put_pages(again, known, [number])
+        left += [each for each in range(1, 10) if each not in [*found_pages(again, known, list(range(1, 10))), *left]]
     assert left == [2, 1, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_pages_that_no_tier_has_are_dirty_again(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+def test_pages_that_no_tier_has_are_dirty_again(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(16, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [1, 2])
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [1, 2])
     assert store.write_back.write_back() == 2
-    kv.put(store, known, [3, 4])
-    kv.kill(store)
+    put_pages(store, known, [3, 4])
+    kill_store(store)
     again = open_store(16, [tier])
     assert again.statistics().dirty_pages == 2
     assert again.flush() == 2
     assert len(tier.pages) == 4
-    kv.kill(again)
+    kill_store(again)
     assert open_store(16).statistics().dirty_pages == 0, "without a tier below no page waits for one"
 
 
 def test_a_slot_that_a_living_client_may_write_stays_in_quarantine(
-    open_store: OpenStore, kv: SimpleNamespace, shm: Path, child_client: Callable[[Path], Any], clock: Any
+    open_store: OpenStore, shm: Path, child_client: Callable[[Path], ChildClient], clock: FakeClock
 ) -> None:
     store = open_store(16)
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     client, other = child_client(shm / "arena"), child_client(shm / "arena")
     name, dying = store.attach(client.name), store.attach(other.name)
-    reserved = store.prepare_store(store.owner_of(name), known.fingerprint, kv.hashes_of([1, 2]), 9.0, direct=True)
-    gone = store.prepare_store(store.owner_of(dying), known.fingerprint, kv.hashes_of([3]), 9.0, direct=True)
-    own = store.prepare_store(NODE, known.fingerprint, kv.hashes_of([4]), 9.0, direct=True)
-    kv.put(store, known, [5])
+    reserved = store.prepare_store(store.owner_of(name), known.fingerprint, page_hashes([1, 2]), 9.0, direct=True)
+    gone = store.prepare_store(store.owner_of(dying), known.fingerprint, page_hashes([3]), 9.0, direct=True)
+    own = store.prepare_store(NODE, known.fingerprint, page_hashes([4]), 9.0, direct=True)
+    put_pages(store, known, [5])
     other.die()
-    kv.kill(store)
+    kill_store(store)
 
     again = open_store(16)
     again.check_integrity()
@@ -129,13 +144,13 @@ def test_a_slot_that_a_living_client_may_write_stays_in_quarantine(
 
     def fill(writing: list[int], pages: int) -> None:
         for number in range(100, 130):
-            kv.put(again, known, [number])
+            put_pages(again, known, [number])
             for frame in writing:
                 again.arena.view(frame, FRAME)[:] = 0xFF
             again.sweep()
-        found = kv.found(again, known, list(range(130)))
+        found = found_pages(again, known, list(range(130)))
         assert len(found) == pages
-        assert all(kv.get(again, known, [number]) == 1 for number in found)
+        assert all(load_pages(again, known, [number]) == 1 for number in found)
         again.check_integrity()
 
     clock.now += QUARANTINE_SECONDS - 0.1
@@ -144,7 +159,7 @@ def test_a_slot_that_a_living_client_may_write_stays_in_quarantine(
     fill(reserved.frames, 14)
 
     # A third node, over the quarantine of the second one.
-    kv.kill(again)
+    kill_store(again)
     third = open_store(16)
     assert third.statistics().arena_used_bytes == 16 * FRAME
     third.check_integrity()
@@ -155,20 +170,20 @@ def test_a_slot_that_a_living_client_may_write_stays_in_quarantine(
     third.sweep()
     third.check_integrity()
     assert third.statistics().arena_used_bytes == 14 * FRAME
-    kv.put(third, known, [200, 201])
+    put_pages(third, known, [200, 201])
     assert third.statistics().arena_pages == 16
     assert {*gone.frames, *own.frames}.isdisjoint(reserved.frames)
 
 
-def test_a_lapsed_slot_is_in_quarantine_too(open_store: OpenStore, kv: SimpleNamespace, shm: Path, clock: Any) -> None:
+def test_a_lapsed_slot_is_in_quarantine_too(open_store: OpenStore, shm: Path, clock: FakeClock) -> None:
     store = open_store(16)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    client = kv.LocalClient(shm / "arena")
+    known = store.open_namespace(layout_of("a", FRAME))
+    client = LocalClient(shm / "arena")
     owner = store.owner_of(store.attach(client.name))
-    store.prepare_store(owner, known.fingerprint, kv.hashes_of([1]), 9.0, direct=True)
+    store.prepare_store(owner, known.fingerprint, page_hashes([1]), 9.0, direct=True)
     clock.now += 9.1
     store.sweep()
-    kv.kill(store)
+    kill_store(store)
     again = open_store(16)
     assert again.statistics().arena_used_bytes == FRAME
     client.leave()
@@ -177,19 +192,19 @@ def test_a_lapsed_slot_is_in_quarantine_too(open_store: OpenStore, kv: SimpleNam
 
 
 def test_the_quarantine_of_a_dead_clients_slots_outlives_the_node(
-    open_store: OpenStore, kv: SimpleNamespace, shm: Path, clock: Any
+    open_store: OpenStore, shm: Path, clock: FakeClock
 ) -> None:
     """The node is killed in the middle of it, when it has forgotten the client already."""
     store = open_store(16)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    client = kv.LocalClient(shm / "arena")
+    known = store.open_namespace(layout_of("a", FRAME))
+    client = LocalClient(shm / "arena")
     owner = store.owner_of(store.attach(client.name))
-    store.prepare_store(owner, known.fingerprint, kv.hashes_of([1]), 9.0, direct=True)
+    store.prepare_store(owner, known.fingerprint, page_hashes([1]), 9.0, direct=True)
     client.die()
     store.sweep()
     assert store.statistics().clients == 0
     clock.now += 1.0
-    kv.kill(store)
+    kill_store(store)
     again = open_store(16)
     again.sweep()
     assert again.statistics().arena_used_bytes == FRAME, "a device may still be copying"
@@ -199,15 +214,13 @@ def test_the_quarantine_of_a_dead_clients_slots_outlives_the_node(
     again.check_integrity()
 
 
-def test_slots_of_a_client_that_left_while_no_node_was_there_are_free_at_once(
-    open_store: OpenStore, kv: SimpleNamespace, shm: Path
-) -> None:
+def test_slots_of_a_client_that_left_while_no_node_was_there_are_free_at_once(open_store: OpenStore, shm: Path) -> None:
     store = open_store(16)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    client = kv.LocalClient(shm / "arena")
+    known = store.open_namespace(layout_of("a", FRAME))
+    client = LocalClient(shm / "arena")
     owner = store.owner_of(store.attach(client.name))
-    store.prepare_store(owner, known.fingerprint, kv.hashes_of([1]), 9.0, direct=True)
-    kv.kill(store)
+    store.prepare_store(owner, known.fingerprint, page_hashes([1]), 9.0, direct=True)
+    kill_store(store)
     client.leave()
     again = open_store(16)
     assert again.statistics().arena_used_bytes == 0, "it has said that it had stopped"
@@ -215,16 +228,14 @@ def test_slots_of_a_client_that_left_while_no_node_was_there_are_free_at_once(
     again.check_integrity()
 
 
-def test_a_sweep_that_ends_behind_the_store_frees_no_slot(
-    open_store: OpenStore, kv: SimpleNamespace, shm: Path
-) -> None:
+def test_a_sweep_that_ends_behind_the_store_frees_no_slot(open_store: OpenStore, shm: Path) -> None:
     """The headers are another node's to write by then."""
     store = open_store(16)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    client = kv.LocalClient(shm / "arena")
+    known = store.open_namespace(layout_of("a", FRAME))
+    client = LocalClient(shm / "arena")
     owner = store.owner_of(store.attach(client.name))
-    [frame] = store.prepare_store(owner, known.fingerprint, kv.hashes_of([1]), 9.0, direct=True).frames
-    kv.kill(store)
+    [frame] = store.prepare_store(owner, known.fingerprint, page_hashes([1]), 9.0, direct=True).frames
+    kill_store(store)
     again = open_store(16)
     again._state.clients.remove_abandoned = again.close  # type: ignore[method-assign]
     again.sweep()
@@ -232,128 +243,126 @@ def test_a_sweep_that_ends_behind_the_store_frees_no_slot(
     client.die()
 
 
-def test_a_page_that_was_dropped_does_not_come_back(open_store: OpenStore, kv: SimpleNamespace) -> None:
+def test_a_page_that_was_dropped_does_not_come_back(open_store: OpenStore) -> None:
     store = open_store(16)
-    known, other = (store.open_namespace(kv.layout(model, FRAME)) for model in "ab")
-    kv.put(store, known, [1, 2])
-    kv.put(store, other, [1, 2])
-    held = kv.hold(store, known, [1])
-    store.evict(known.fingerprint, kv.hashes_of([1]))
+    known, other = (store.open_namespace(layout_of(model, FRAME)) for model in "ab")
+    put_pages(store, known, [1, 2])
+    put_pages(store, other, [1, 2])
+    held = hold_pages(store, known, [1])
+    store.evict(known.fingerprint, page_hashes([1]))
     store.clear(other.fingerprint)
-    assert held.ticket
-    kv.kill(store)
+    assert held.lease
+    kill_store(store)
     again = open_store(16)
-    assert kv.found(again, known, [1, 2]) == [2]
-    assert kv.found(again, again.open_namespace(kv.layout("b", FRAME)), [1, 2]) == []
+    assert found_pages(again, known, [1, 2]) == [2]
+    assert found_pages(again, again.open_namespace(layout_of("b", FRAME)), [1, 2]) == []
     assert again.statistics().arena_used_bytes == FRAME
 
 
-def test_units_that_went_from_size_to_size_have_no_ghosts(open_store: OpenStore, kv: SimpleNamespace) -> None:
+def test_units_that_went_from_size_to_size_have_no_ghosts(open_store: OpenStore) -> None:
     """Headers of slots that were there before, when their frames belonged to other slots, say nothing any more."""
     store = open_store(256)
-    small, large = store.open_namespace(kv.layout("s", FRAME)), store.open_namespace(kv.layout("l", 3 * FRAME))
+    small, large = store.open_namespace(layout_of("s", FRAME)), store.open_namespace(layout_of("l", 3 * FRAME))
     for number in range(256):
-        kv.put(store, small, [number])
+        put_pages(store, small, [number])
     for number in range(300):
-        kv.put(store, large, [number])
-    assert store.evict(large.fingerprint, kv.hashes_of(range(300))) > 60
-    kv.put(store, small, [1000, 1001])
-    here = kv.found(store, small, list(range(1002)))
-    kv.kill(store)
+        put_pages(store, large, [number])
+    assert store.evict(large.fingerprint, page_hashes(range(300))) > 60
+    put_pages(store, small, [1000, 1001])
+    here = found_pages(store, small, list(range(1002)))
+    kill_store(store)
     again = open_store(256)
-    assert kv.found(again, small, list(range(1002))) == here
-    assert all(kv.get(again, small, [number]) == 1 for number in here)
+    assert found_pages(again, small, list(range(1002))) == here
+    assert all(load_pages(again, small, [number]) == 1 for number in here)
 
 
-def test_pages_of_a_namespace_that_is_not_known_are_dropped(
-    open_store: OpenStore, kv: SimpleNamespace, shm: Path
-) -> None:
+def test_pages_of_a_namespace_that_is_not_known_are_dropped(open_store: OpenStore, shm: Path) -> None:
     store = open_store(16)
-    known, other = (store.open_namespace(kv.layout(model, FRAME)) for model in "ab")
-    kv.put(store, known, [1])
-    kv.put(store, other, [1])
-    kv.kill(store)
+    known, other = (store.open_namespace(layout_of(model, FRAME)) for model in "ab")
+    put_pages(store, known, [1])
+    put_pages(store, other, [1])
+    kill_store(store)
     register = shm / "arena" / "namespaces.json"
     entries = json.loads(register.read_text())
     del entries["namespaces"][0]
     register.write_text(json.dumps(entries))
     again = open_store(16)
     again.check_integrity()
-    assert kv.get(again, other, [1]) == 1
+    assert load_pages(again, other, [1]) == 1
     assert again.kept_pages == 1
     # Whoever gets that number next must not find them, in this node or in the next one.
-    fresh = again.open_namespace(kv.layout("c", FRAME))
-    assert kv.found(again, fresh, [1]) == []
-    kv.kill(again)
+    fresh = again.open_namespace(layout_of("c", FRAME))
+    assert found_pages(again, fresh, [1]) == []
+    kill_store(again)
     assert open_store(16).kept_pages == 1
 
 
 def test_a_lost_register_never_gives_a_namespace_the_pages_of_another(
-    open_store: OpenStore, kv: SimpleNamespace, shm: Path, tier: Any
+    open_store: OpenStore, shm: Path, tier: MemoryTier
 ) -> None:
     """The disk's register is there still, but it counts the namespaces anew."""
     (shm / "disk").mkdir()
     store = open_store(16, [tier], also=[shm / "disk"])
-    cleared, known, other = (store.open_namespace(kv.layout(model, FRAME)) for model in "abc")
-    kv.put(store, known, [1])
-    kv.put(store, other, [2])
+    cleared, known, other = (store.open_namespace(layout_of(model, FRAME)) for model in "abc")
+    put_pages(store, known, [1])
+    put_pages(store, other, [2])
     store.clear(cleared.fingerprint)
-    kv.kill(store)
+    kill_store(store)
     (shm / "arena" / "namespaces.json").unlink()
     again = open_store(16, [tier], also=[shm / "disk"])
     for space in (known, other):
         for number in (1, 2):
-            assert kv.get(again, again.open_namespace(space.layout), [number]) == 0
+            assert load_pages(again, again.open_namespace(space.layout), [number]) == 0
     again.check_integrity()
 
 
 def test_pages_stored_in_a_namespace_that_came_from_the_disk_are_found(
-    open_store: OpenStore, kv: SimpleNamespace, shm: Path, tier: Any
+    open_store: OpenStore, shm: Path, tier: MemoryTier
 ) -> None:
     """A new arena beside an old disk: the namespace is known before anybody opens it."""
     (shm / "disk").mkdir()
     store = open_store(16, [tier], also=[shm / "disk"])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.kill(store)
+    known = store.open_namespace(layout_of("a", FRAME))
+    kill_store(store)
     resized = open_store(32, [tier], also=[shm / "disk"])
-    kv.put(resized, known, [1])
-    kv.kill(resized)
+    put_pages(resized, known, [1])
+    kill_store(resized)
     again = open_store(32, [tier], also=[shm / "disk"])
     assert again.kept_pages == 1
-    assert kv.get(again, known, [1]) == 1
+    assert load_pages(again, known, [1]) == 1
 
 
-def test_headers_that_make_no_sense_are_no_pages(open_store: OpenStore, kv: SimpleNamespace) -> None:
+def test_headers_that_make_no_sense_are_no_pages(open_store: OpenStore) -> None:
     store = open_store(64)
-    known = store.open_namespace(kv.layout("a", 2 * FRAME))
-    kv.put(store, known, [1, 2, 3, 4])
-    frames = [frame_of(store, known, kv, number) for number in (1, 2, 3, 4)]
+    known = store.open_namespace(layout_of("a", 2 * FRAME))
+    put_pages(store, known, [1, 2, 3, 4])
+    frames = [frame_of(store, known, number) for number in (1, 2, 3, 4)]
     header(store, frames[0])["length"] = 2 * FRAME - 1
     header(store, frames[1])["namespace"] = 77
     header(store, frames[2])["hash"] = header(store, frames[3])["hash"]
     store.arena.view(frames[2], 2 * FRAME)[:] = store.arena.view(frames[3], 2 * FRAME)
-    kv.kill(store)
+    kill_store(store)
     again = open_store(64)
     again.check_integrity()
     assert again.kept_pages == 1, "of two copies of one page, one"
-    assert kv.found(again, known, [1, 2, 3, 4]) == [4]
-    assert kv.get(again, known, [4]) == 1
-    assert again.evict(known.fingerprint, kv.hashes_of([4])) == 1
+    assert found_pages(again, known, [1, 2, 3, 4]) == [4]
+    assert load_pages(again, known, [4]) == 1
+    assert again.evict(known.fingerprint, page_hashes([4])) == 1
     again.check_integrity()
-    kv.kill(again)
+    kill_store(again)
     assert open_store(64).kept_pages == 0
 
 
 @pytest.mark.parametrize("frames", [32, 8])
 def test_another_size_starts_anew_and_keeps_what_is_below(
-    open_store: OpenStore, kv: SimpleNamespace, shm: Path, tier: Any, frames: int
+    open_store: OpenStore, shm: Path, tier: MemoryTier, frames: int
 ) -> None:
     (shm / "disk").mkdir()
     store = open_store(16, [tier], also=[shm / "disk"])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    client = kv.LocalClient(shm / "arena")
+    known = store.open_namespace(layout_of("a", FRAME))
+    client = LocalClient(shm / "arena")
     name = store.attach(client.name)
-    kv.put(store, known, [1])
+    put_pages(store, known, [1])
     store.flush()
     store.close()
     tier.closed = False
@@ -364,9 +373,9 @@ def test_another_size_starts_anew_and_keeps_what_is_below(
     assert block.retired == 1
     with pytest.raises(NotAttachedError):
         again.owner_of(name)
-    [tiers] = again.lookup([(known.fingerprint, kv.hashes_of([1]))])
-    assert list(tiers) == [DISK]
-    assert kv.get(again, known, [1]) == 1
+    [tiers] = again.lookup([(known.fingerprint, page_hashes([1]))])
+    assert list(tiers) == [PageTier.DISK]
+    assert load_pages(again, known, [1]) == 1
     client.die()
 
 
@@ -441,13 +450,11 @@ BODY = fmt.HEADER_BODY
 class Life:
     """One node's life: stores and drops of two page sizes in an arena that is far too small."""
 
-    def __init__(self, kv: SimpleNamespace) -> None:
-        self.kv = kv
+    def __init__(self) -> None:
         self.acknowledged: set[tuple[str, int]] = set()
         self.dropped: set[tuple[str, int]] = set()
 
     def run(self, store: Store) -> None:
-        kv = self.kv
         small, large = self.open(store)
         self.put(store, small, [1, 2, 3])
         store.write_back.write_back()
@@ -457,10 +464,10 @@ class Life:
         store.write_back.write_back()
         self.drop(store, small, [2, 5])
         self.put(store, large, [3])
-        reserved = store.prepare_store(NODE, small.fingerprint, kv.hashes_of([7]), 9.0, direct=True)
+        reserved = store.prepare_store(NODE, small.fingerprint, page_hashes([7]), 9.0, direct=True)
         self.put(store, small, [8, 9])
-        store.complete_store(NODE, reserved.ticket, publish=False)
-        kv.get(store, small, [1, 3])
+        store.complete_store(NODE, reserved.lease, publish=False)
+        load_pages(store, small, [1, 3])
         self.put(store, large, [4])
         self.put(store, large, [5])
         for number in range(10, 16):
@@ -470,29 +477,29 @@ class Life:
         for number in range(6, 10):
             self.put(store, large, [number])
             self.put(store, small, [number + 10])
-        kv.get(store, large, [6])
+        load_pages(store, large, [6])
 
     def open(self, store: Store) -> tuple[Any, Any]:
-        return tuple(store.open_namespace(self.kv.layout(name, size)) for name, size in (("s", 4000), ("l", 12_000)))  # type: ignore[return-value]
+        return tuple(store.open_namespace(layout_of(name, size)) for name, size in (("s", 4000), ("l", 12_000)))  # type: ignore[return-value]
 
     def put(self, store: Store, known: Any, numbers: list[int]) -> None:
-        hashes = self.kv.hashes_of(numbers)
+        hashes = page_hashes(numbers)
         reserved = store.prepare_store(NODE, known.fingerprint, hashes, 9.0, direct=True)
-        self.kv.fill(store, known, hashes, reserved)
-        done = store.complete_store(NODE, reserved.ticket, publish=True)
+        fill_reserved(store, known, hashes, reserved)
+        done = store.complete_store(NODE, reserved.lease, publish=True)
         if not done.refused and 2 not in reserved.outcomes:
             self.acknowledged |= {(known.layout.model, number) for number in numbers}
 
     def drop(self, store: Store, known: Any, numbers: list[int]) -> None:
         self.dropped |= {(known.layout.model, number) for number in numbers}
-        store.evict(known.fingerprint, self.kv.hashes_of(numbers))
+        store.evict(known.fingerprint, page_hashes(numbers))
 
     def check(self, store: Store) -> None:
         """What the next node must find."""
         store.check_integrity()
         here = set()
         for known in self.open(store):
-            for number in self.kv.found(store, known, list(range(20))):
+            for number in found_pages(store, known, list(range(20))):
                 here.add((known.layout.model, number))
         missing = self.acknowledged - self.dropped - here
         counters = store.statistics().counters
@@ -500,13 +507,13 @@ class Life:
         for known in self.open(store):
             for number in range(20):
                 if (known.layout.model, number) in here:
-                    self.kv.get(store, known, [number])  # exact bytes, or it pushed itself out
+                    load_pages(store, known, [number])  # exact bytes, or it pushed itself out
 
 
-def killed_at(step: int, shm: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> bool:
+def killed_at(step: int, shm: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Live, be killed at this step, be taken over. False: life ended before."""
     folder = shm / str(step)
-    tier, life, steps = kv.MemoryTier(), Life(kv), Steps(step)
+    tier, life, steps = MemoryTier(), Life(), Steps(step)
     store = Store(Arena(folder, 16 * FRAME), [tier], [folder])
     arena: Any = store.arena
     arena._words = SteppingWords(arena._words, steps)
@@ -521,18 +528,18 @@ def killed_at(step: int, shm: Path, kv: SimpleNamespace, monkeypatch: pytest.Mon
             ended = True
         except Killed:
             ended = False
-    kv.kill(store)
+    kill_store(store)
     again = Store(Arena(folder, 16 * FRAME), [tier], [folder])
     life.check(again)
-    Life(kv).run(again)  # it works on
+    Life().run(again)  # it works on
     again.check_integrity()
-    kv.kill(again)
+    kill_store(again)
     return not ended
 
 
-def test_killed_at_any_step_of_any_change(shm: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_any_step_of_any_change(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = 0
-    while killed_at(step, shm, kv, monkeypatch):
+    while killed_at(step, shm, monkeypatch):
         step += 1
     assert step > 200, "the node was not killed in the middle of much"
 
@@ -540,33 +547,33 @@ def test_killed_at_any_step_of_any_change(shm: Path, kv: SimpleNamespace, monkey
 # -- killed for good -----------------------------------------------------------------------------------------------
 
 _STORE_UNTIL_KILLED = """
-import importlib.util, os, random, sys
+import os, random, sys
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("tools", sys.argv[1])
-tools = importlib.util.module_from_spec(spec)
-sys.modules["tools"] = tools
-spec.loader.exec_module(tools)
+sys.path.append(sys.argv[1])
+from tiny_stores import layout_of, put_pages
+from kvstore.arena.arena import Arena
+from kvstore.store.store import Store
 folder, seed = Path(sys.argv[2]), int(sys.argv[3])
-store = tools.Store(tools.Arena(folder, 256 * 4096), [], [folder])
-spaces = [store.open_namespace(tools.layout(name, size)) for name, size in (("s", 4000), ("l", 50_000))]
+store = Store(Arena(folder, 256 * 4096), [], [folder])
+spaces = [store.open_namespace(layout_of(name, size)) for name, size in (("s", 4000), ("l", 50_000))]
 draw = random.Random(seed)
 while True:
     known = draw.choice(spaces)
     first = draw.randrange(1000)
     numbers = range(first, first + draw.randint(1, 4))
-    if tools.put(store, known, numbers).refused == 0:
+    if put_pages(store, known, numbers).refused == 0:
         line = known.layout.model + " " + " ".join(map(str, numbers))
         os.write(1, line.encode() + b"\\n")
 """
 
 
-def test_a_killed_process_loses_nothing_that_it_acknowledged(shm: Path, kv: SimpleNamespace) -> None:
+def test_a_killed_process_loses_nothing_that_it_acknowledged(shm: Path) -> None:
     folder = shm / "arena"
     draw = random.Random(7)
     acknowledged: set[tuple[str, int]] = set()
     for life in range(4):
         child = subprocess.Popen(
-            [sys.executable, "-c", _STORE_UNTIL_KILLED, str(CONFTEST), str(folder), str(life)], stdout=subprocess.PIPE
+            [sys.executable, "-c", _STORE_UNTIL_KILLED, str(FIXTURES), str(folder), str(life)], stdout=subprocess.PIPE
         )
         assert child.stdout is not None
         with child:
@@ -584,29 +591,29 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(shm: Path, kv: Simp
         counters = store.statistics().counters
         found = set()
         for name, size in (("s", 4000), ("l", 50_000)):
-            known = store.open_namespace(kv.layout(name, size))
-            here = kv.found(store, known, list(range(1004)))
+            known = store.open_namespace(layout_of(name, size))
+            here = found_pages(store, known, list(range(1004)))
             found |= {(name, number) for number in here}
-            assert all(kv.get(store, known, [number]) == 1 for number in here)
+            assert all(load_pages(store, known, [number]) == 1 for number in here)
         assert len(found) == store.kept_pages
         assert len(acknowledged - found) <= counters["evicted"]
         assert counters["stored"] <= len(found) + counters["evicted"], "more is counted than was there"
-        kv.kill(store)
+        kill_store(store)
 
 
-def test_a_flipped_byte_in_an_arena_taken_over_is_found(open_store: OpenStore, kv: SimpleNamespace) -> None:
+def test_a_flipped_byte_in_an_arena_taken_over_is_found(open_store: OpenStore) -> None:
     """Any byte of any page that had its checksum."""
     store = open_store(64)
-    known = store.open_namespace(kv.layout("a", 9000))
-    kv.put(store, known, [1, 2, 3, 4, 5])
-    held = kv.hold(store, known, [1, 2, 3, 4])
-    store.checksums(NODE, held.ticket)
+    known = store.open_namespace(layout_of("a", 9000))
+    put_pages(store, known, [1, 2, 3, 4, 5])
+    held = hold_pages(store, known, [1, 2, 3, 4])
+    store.checksums(NODE, held.lease)
     for frame, byte in zip(held.frames[:3], (0, 4500, 8999), strict=True):
         store.arena.view(frame, 9000)[byte] ^= 0x10
-    kv.kill(store)
+    kill_store(store)
     again = open_store(64)
     assert again.verify(SimpleNamespace(is_set=lambda: False)) == 3  # type: ignore[arg-type]
-    assert kv.found(again, known, [1, 2, 3, 4, 5]) == [4, 5]
+    assert found_pages(again, known, [1, 2, 3, 4, 5]) == [4, 5]
     assert again.statistics().counters["corrupt"] == 3
     again.check_integrity()
-    assert np.array_equal(again.arena.view(frame_of(again, known, kv, 4), 9000), kv.payload_of(known, kv.hash_of(4)))
+    assert np.array_equal(again.arena.view(frame_of(again, known, 4), 9000), payload_of(known, page_hash(4)))

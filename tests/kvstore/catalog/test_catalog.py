@@ -1,4 +1,4 @@
-"""States of slots, who leaves for whom, and what is counted."""
+"""The catalog: states of slots, which page leaves for which, and what is counted."""
 
 import itertools
 from collections.abc import Callable, Iterator

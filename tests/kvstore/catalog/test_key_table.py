@@ -75,26 +75,26 @@ def test_keys_come_and_go(steps: list[tuple[str, int, int, int]], bits: int, wra
 def test_a_queue_is_a_list_for_each_in_turns(steps: list[tuple[str, int]]) -> None:
     queue, model = DirtyQueue(), dict[int, list[int]]()
     for what, slot in steps:
-        whose = slot % 3
-        mine = model.get(whose, [])
+        namespace = slot % 3
+        mine = model.get(namespace, [])
         if what == "end turn":
-            queue.end_turn(whose)
+            queue.end_turn(namespace)
             if mine:
-                model[whose] = model.pop(whose)
+                model[namespace] = model.pop(namespace)
         elif what == "append" and slot not in mine:
-            queue.append(slot, whose)
-            model.setdefault(whose, []).append(slot)
+            queue.append(slot, namespace)
+            model.setdefault(namespace, []).append(slot)
         elif what != "append" and slot in mine:
-            queue.remove(slot, whose)
+            queue.remove(slot, namespace)
             mine.remove(slot)
             if not mine:
-                del model[whose]
+                del model[namespace]
             if what == "again":
-                queue.append(slot, whose)
-                model.setdefault(whose, []).append(slot)
+                queue.append(slot, namespace)
+                model.setdefault(namespace, []).append(slot)
         expected = [each for some in model.values() for each in some]
         assert list(queue) == list(queue.copy()) == expected
-        assert (len(queue), queue.parties) == (len(expected), len(model))
+        assert (len(queue), queue.namespaces) == (len(expected), len(model))
         assert [each in queue for each in range(14)] == [each in expected for each in range(14)]
 
 

@@ -245,7 +245,7 @@ class TestHangup:
         node = start_node(redis="redis://127.0.0.1:1", redis_limit=64 << 20)
         with pytest.raises(ConfigError, match="two of its segments"):
             node.reload(replace(node.config, redis_limit=32 << 20, disk_limit=1 << 20))
-        assert node.store.statistics().below["redis"].limit_bytes == 64 << 20
+        assert node.store.statistics().lower_tiers["redis"].limit_bytes == 64 << 20
         assert node.config.redis_limit == 64 << 20
 
 

@@ -15,7 +15,7 @@ from kvstore.arena.epochs import LINE_WORDS
 from kvstore.client.paths.control import Connection
 from kvstore.client.paths.shm.connection import SocketConnection
 from kvstore.client.paths.shm.path import ShmPath
-from kvstore.store.results import StoreStatistics
+from kvstore.store.statistics import StoreStatistics
 from kvstore.store.store import Store
 
 TIMEOUT = 30.0

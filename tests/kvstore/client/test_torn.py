@@ -336,7 +336,7 @@ def test_slots_asked_for_by_an_interrupted_store_go_back(near, hashes, payload, 
         path._preallocation.ask(connection, attachment, pages._handle.current[0], 4, 0)  # and never posted
     path._connections.give_back(connection)
     assert len(path._preallocation._coming) == 2
-    monkeypatch.setattr("kvstore.client.paths.shm.preallocation.LONGEST_TICKET", 0.0)
+    monkeypatch.setattr("kvstore.client.paths.shm.preallocation.LONGEST_LEASE", 0.0)
     path._preallocation._give_back_idle()
     assert not path._preallocation._coming
     assert attachment.is_over, "what the node keeps for them is unknown"

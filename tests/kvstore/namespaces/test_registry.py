@@ -306,20 +306,20 @@ def test_many_threads_open_one_layout_once(arena: Path) -> None:
 def test_what_counts_for_all_counts_for_one_that_is_being_opened(arena: Path) -> None:
     known = NamespaceRegistry([arena])
     counts = "before"
-    granted: dict[str, str] = {}
+    applied: dict[str, str] = {}
 
-    def grant(to: KnownNamespace) -> None:
-        granted[to.layout.model] = counts
+    def apply(to: KnownNamespace) -> None:
+        applied[to.layout.model] = counts
 
-    everyone = threading.Thread(target=known.grant_all, args=(grant,), daemon=True)
+    everyone = threading.Thread(target=known.apply_to_all, args=(apply,), daemon=True)
 
-    def grant_while_that_changes(to: KnownNamespace) -> None:
+    def apply_while_that_changes(to: KnownNamespace) -> None:
         nonlocal counts
-        grant(to)
+        apply(to)
         counts = "behind"
         everyone.start()
         everyone.join(0.2)  # it has to wait, and must not be over
 
-    known.open(layout("a"), grant=grant_while_that_changes)
+    known.open(layout("a"), apply_rules=apply_while_that_changes)
     everyone.join(60)
-    assert granted == {"a": "behind"}
+    assert applied == {"a": "behind"}

@@ -117,6 +117,6 @@ def test_a_disk_that_stands_still_does_not_keep_a_node_and_what_is_left_is_said(
     with_them = Node(load_config(flags=flags_of_next))
     try:
         assert with_them.store.kept_pages == PAGES
-        assert with_them.store.flush() + with_them.store.statistics().below["disk"].stored >= PAGES
+        assert with_them.store.flush() + with_them.store.statistics().lower_tiers["disk"].stored >= PAGES
     finally:
         assert with_them.stop()

@@ -61,7 +61,7 @@ def test_a_child_does_nothing_to_its_parents_node(start_node, short_folder, shm_
                 call()
         store.close()
         assert node.stop()
-        for tier in store.below.own:
+        for tier in store.lower_tiers.own:
             tier.close()
             tier.remove([known.fingerprint + HASHES[0]])
         return len(calls)

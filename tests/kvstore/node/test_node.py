@@ -232,7 +232,7 @@ class TestStopping:
         with kvstore.connect(url_of(node)) as client:
             client.namespace(LAYOUT).store(hashes_of(4), payload_of(4))
             node.store.flush()
-        monkeypatch.setattr(node.store.below.own[0], "flush", lambda: hang.wait(SECONDS))
+        monkeypatch.setattr(node.store.lower_tiers.own[0], "flush", lambda: hang.wait(SECONDS))
         assert not node.stop(), "it says that not everything is safe"
         hang.set()
         for thread in threading.enumerate():
@@ -276,7 +276,7 @@ def test_a_socket_of_some_other_program_is_left_alone(start_node, short_folder):
 def test_a_stop_that_could_not_write_everything_back_says_so(start_node, monkeypatch: pytest.MonkeyPatch):
     node = start_node()
     known = node.store.open_namespace(kvstore.Layout(model="m", block_size=16, page_bytes=64))
-    monkeypatch.setattr(node.store.below.own[0], "write", lambda pages: [False] * len(pages))
+    monkeypatch.setattr(node.store.lower_tiers.own[0], "write", lambda pages: [False] * len(pages))
     reserved = node.store.prepare_store(0, known.fingerprint, [b"h" * 32], 10.0, direct=True)
-    assert node.store.complete_store(0, reserved.ticket, publish=True).stored == 1
+    assert node.store.complete_store(0, reserved.lease, publish=True).stored == 1
     assert not node.stop()

@@ -12,7 +12,7 @@ import pytest
 from kvstore.hashing import checksum_of
 from kvstore.layout import Layout
 from kvstore.node.node import Node
-from kvstore.store.results import StoreStatistics
+from kvstore.store.statistics import StoreStatistics
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import CacheStub
 

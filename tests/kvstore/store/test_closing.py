@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from memory_tier import MemoryTier
+from tiny_stores import OpenStore, fill_reserved, hold_pages, layout_of, load_pages, page_hashes, put_in_tier, put_pages
 
 from kvstore.arena.arena import Arena
 from kvstore.errors import (
@@ -17,19 +16,17 @@ from kvstore.errors import (
     UnavailableError,
 )
 from kvstore.store.leases import NODE
-from kvstore.store.store import Store
 
 FRAME = 4096
-OpenStore = Callable[..., Store]
 PATIENCE = 60.0
 
 
 def test_a_closed_store_has_written_back_and_given_up_everything(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any, shm: Path
+    open_store: OpenStore, tier: MemoryTier, shm: Path
 ) -> None:
     with open_store(32, [tier]) as store:
-        known = store.open_namespace(kv.layout("a", FRAME))
-        kv.put(store, known, [1])
+        known = store.open_namespace(layout_of("a", FRAME))
+        put_pages(store, known, [1])
     assert (len(tier.pages), tier.flushes, tier.closed) == (1, 1, True)
     store.close()
     Arena(shm / "arena", 32 * FRAME).close()
@@ -40,7 +37,7 @@ def test_a_closed_store_has_written_back_and_given_up_everything(
         lambda: store.clear(known.fingerprint),
         store.flush,
         lambda: store.attach("new-" + "0" * 32),
-        lambda: store.open_namespace(kv.layout("a", FRAME)),
+        lambda: store.open_namespace(layout_of("a", FRAME)),
     ):
         with pytest.raises(UnavailableError, match="stopping"):
             call()
@@ -48,7 +45,7 @@ def test_a_closed_store_has_written_back_and_given_up_everything(
 
 
 def test_closing_gives_everything_up_also_when_the_disk_fails(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any, shm: Path
+    open_store: OpenStore, tier: MemoryTier, shm: Path
 ) -> None:
     store = open_store(32, [tier])
     tier.flush_error = ResourceError("no")
@@ -59,34 +56,34 @@ def test_closing_gives_everything_up_also_when_the_disk_fails(
 
 
 def test_the_arena_is_not_given_up_while_this_process_writes_into_it(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any, shm: Path
+    open_store: OpenStore, tier: MemoryTier, shm: Path
 ) -> None:
     """A next node would give the slot to somebody else while a thread of this one still fills it."""
     store = open_store(32, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [9])
-    hashes = kv.hashes_of([1])
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [9])
+    hashes = page_hashes([1])
     reserved = store.prepare_store(NODE, known.fingerprint, hashes, 10.0, direct=True)
-    held = kv.hold(store, known, [9])
+    held = hold_pages(store, known, [9])
     store.close()
     with pytest.raises(InUseError):
         Arena(shm / "arena", 32 * FRAME)
-    kv.fill(store, known, hashes, reserved)
-    assert store.complete_store(NODE, reserved.ticket, publish=True) == (1, 0, 0)
-    assert not store.complete_load(NODE, held.ticket), "from now on the bytes are another node's to change"
+    fill_reserved(store, known, hashes, reserved)
+    assert store.complete_store(NODE, reserved.lease, publish=True) == (1, 0, 0)
+    assert not store.complete_load(NODE, held.lease), "from now on the bytes are another node's to change"
     again = open_store(32, [])
     assert again.kept_pages == 2
-    assert kv.get(again, known, [1]) == 1
+    assert load_pages(again, known, [1]) == 1
 
 
-def test_the_arena_is_not_given_up_while_pages_come_up_into_it(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any, shm: Path, threads: ThreadPoolExecutor
+def test_the_arena_is_not_given_up_while_pages_are_promoted_into_it(
+    open_store: OpenStore, tier: MemoryTier, shm: Path, threads: ThreadPoolExecutor
 ) -> None:
     store = open_store(32, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put_below(store, known, tier, [1])
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_in_tier(store, known, tier, [1])
     tier.read_gate.close()
-    loading = threads.submit(kv.get, store, known, [1])
+    loading = threads.submit(load_pages, store, known, [1])
     tier.read_gate.wait_reached()
     store.close()
     with pytest.raises(InUseError):
@@ -96,11 +93,11 @@ def test_the_arena_is_not_given_up_while_pages_come_up_into_it(
     Arena(shm / "arena", 32 * FRAME).close()
 
 
-def test_statistics_say_what_is_where(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+def test_statistics_say_what_is_where(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(64, [tier])
-    one, other = store.open_namespace(kv.layout("a", FRAME)), store.open_namespace(kv.layout("b", 5000))
-    kv.put(store, one, [1, 2])
-    kv.put(store, other, [1])
+    one, other = store.open_namespace(layout_of("a", FRAME)), store.open_namespace(layout_of("b", 5000))
+    put_pages(store, one, [1, 2])
+    put_pages(store, other, [1])
     statistics = store.statistics()
     assert statistics.arena_used_bytes == 4 * FRAME
     assert statistics.arena_limit_bytes == 64 * FRAME

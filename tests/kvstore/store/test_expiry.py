@@ -6,11 +6,13 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_clock import FakeClock
+from memory_tier import MemoryTier
+from tiny_stores import OpenStore, counters_of, found_pages, layout_of, load_pages, page_hashes, put_pages
 
 import kvstore
 import kvstore.namespaces.registry
@@ -20,13 +22,12 @@ from kvstore.store.store import Store
 
 FRAME = 4096
 DAY = 86400.0
-OpenStore = Callable[..., Store]
 NEVER = threading.Event()
 
 
 @pytest.fixture
-def clock(kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
-    clock = kv.FakeClock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    clock = FakeClock()
     monkeypatch.setattr(kvstore.namespaces.registry, "time", clock)
     return clock
 
@@ -36,32 +37,32 @@ def names(store: Store) -> list[str]:
 
 
 def test_only_what_nobody_uses_is_dropped_from_arena_and_disk(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any, clock: Any
+    open_store: OpenStore, tier: MemoryTier, clock: FakeClock
 ) -> None:
     store = open_store(64, [tier], life=30 * DAY)
-    old, used = (store.open_namespace(kv.layout(name, FRAME)) for name in ("old", "used"))
-    kv.put(store, old, [1, 2])
-    kv.put(store, used, [1])
+    old, used = (store.open_namespace(layout_of(name, FRAME)) for name in ("old", "used"))
+    put_pages(store, old, [1, 2])
+    put_pages(store, used, [1])
     while store.write_back.write_back():
         pass
     clock.now += 29 * DAY
     assert store.expiry.expire(NEVER) == 0
-    kv.get(store, used, [1])
+    load_pages(store, used, [1])
     clock.now += 2 * DAY
     assert store.expiry.expire(NEVER) == 2
     assert names(store) == ["used"]
     assert [key[:32] for key in tier.pages] == [used.fingerprint], "it left the disk as well"
-    assert kv.counts(store, "expired") == (2,)
+    assert counters_of(store, "expired") == (2,)
     store.check_integrity()
     clock.now += 31 * DAY
     assert store.expiry.expire(NEVER) == 1
-    again = store.open_namespace(kv.layout("old", FRAME))
-    assert kv.found(store, again, [1, 2]) == []
+    again = store.open_namespace(layout_of("old", FRAME))
+    assert found_pages(store, again, [1, 2]) == []
 
 
-def test_reads_without_a_call_count_as_use(open_store: OpenStore, kv: SimpleNamespace, clock: Any) -> None:
+def test_reads_without_a_call_count_as_use(open_store: OpenStore, clock: FakeClock) -> None:
     store = open_store(64, [], life=DAY)
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     clock.now += 0.9 * DAY
     store.note_use(known.fingerprint, [], read=True, missed=1)
     clock.now += 0.9 * DAY
@@ -69,11 +70,11 @@ def test_reads_without_a_call_count_as_use(open_store: OpenStore, kv: SimpleName
     assert names(store) == ["a"]
 
 
-def test_a_rule_says_more_than_the_nodes_default(open_store: OpenStore, kv: SimpleNamespace, clock: Any) -> None:
+def test_a_rule_says_more_than_the_nodes_default(open_store: OpenStore, clock: FakeClock) -> None:
     rules = parse_rules([{"match": "short*", "expire": "1h"}, {"match": "kept*", "expire": 0}])
     store = open_store(64, [], rules=rules, life=DAY)
     for name in ("short", "kept", "other"):
-        store.open_namespace(kv.layout(name, FRAME))
+        store.open_namespace(layout_of(name, FRAME))
     clock.now += 3601
     store.expiry.expire(NEVER)
     assert names(store) == ["kept", "other"]
@@ -85,23 +86,23 @@ def test_a_rule_says_more_than_the_nodes_default(open_store: OpenStore, kv: Simp
     assert names(store) == []
 
 
-def test_what_is_pinned_stays(open_store: OpenStore, kv: SimpleNamespace, clock: Any) -> None:
+def test_what_is_pinned_stays(open_store: OpenStore, clock: FakeClock) -> None:
     store = open_store(64, [], life=DAY)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [1])
-    assert store.pin(known.fingerprint, kv.hashes_of([1]), 1000.0) == 1
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [1])
+    assert store.pin(known.fingerprint, page_hashes([1]), 1000.0) == 1
     clock.now += 2 * DAY
     assert store.expiry.expire(NEVER) == 0
-    store.unpin(known.fingerprint, kv.hashes_of([1]))
+    store.unpin(known.fingerprint, page_hashes([1]))
     clock.now += 2 * DAY
     assert store.expiry.expire(NEVER) == 1
 
 
 def test_ages_outlive_the_node_but_not_time_in_which_none_ran(
-    open_store: OpenStore, kv: SimpleNamespace, clock: Any, shm: Path
+    open_store: OpenStore, clock: FakeClock, shm: Path
 ) -> None:
     store = open_store(64, [])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     clock.now += 3 * DAY
     store.close()
     clock.now += 300 * DAY  # a machine that was off, or a clock that was set
@@ -116,9 +117,9 @@ def test_ages_outlive_the_node_but_not_time_in_which_none_ran(
     assert names(again) == []
 
 
-def test_a_register_of_an_older_version_is_read_as_new(open_store: OpenStore, kv: SimpleNamespace, shm: Path) -> None:
+def test_a_register_of_an_older_version_is_read_as_new(open_store: OpenStore, shm: Path) -> None:
     store = open_store(64, [])
-    store.open_namespace(kv.layout("a", FRAME))
+    store.open_namespace(layout_of("a", FRAME))
     store.close()
     register = shm / "arena" / "namespaces.json"
     table = json.loads(register.read_text())

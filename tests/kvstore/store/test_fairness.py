@@ -221,7 +221,7 @@ def test_one_that_floods_a_slow_disk_with_stores_keeps_the_pages_of_the_other_wa
     """Each write to the disk waits here until it is let go, and takes an eighth of the arena at most: 32 pages."""
     node = start_node()
     url = f"unix://{node.config.socket}"
-    [disk] = node.store.below.own
+    [disk] = node.store.lower_tiers.own
     turns, ended = threading.Semaphore(0), threading.Event()
     writes: list[list[bytes]] = []
     write = disk.write
@@ -259,7 +259,7 @@ def test_one_that_floods_a_slow_disk_keeps_the_other_waiting_for_a_turn_and_no_l
     """The flood asks for 80 pages, each read of which waits here until it is let go."""
     node = start_node()
     url = f"unix://{node.config.socket}"
-    books, [disk] = node.store._state, node.store.below.own
+    state, [disk] = node.store._state, node.store.lower_tiers.own
     assert isinstance(disk, DiskTier)
     threads = disk._device.reading.patience.threads
     monkeypatch.setattr(disk._reads, "_patience", Patience(threads, 10 * TIMEOUT))
@@ -269,10 +269,10 @@ def test_one_that_floods_a_slow_disk_keeps_the_other_waiting_for_a_turn_and_no_l
         flooded = client.namespace(replace(layout("flood"), page_bytes=4096))
         flooded.store(hashes(*range(80)), np.ones((80, 4096), np.uint8))
         client.flush()
-    for stamps in books.pages_here():
-        with books.lock:
-            for slot in books.still_here(stamps):
-                books.residency.drop(slot)
+    for stamps in state.pages_here():
+        with state.lock:
+            for slot in state.still_here(stamps):
+                state.residency.drop(slot)
     slow = {each.fingerprint for each in node.store.namespaces.known() if each.layout.model == "flood"}
     turns, ended = threading.Semaphore(0), threading.Event()
     reads: list[bytes] = []
@@ -290,7 +290,7 @@ def test_one_that_floods_a_slow_disk_keeps_the_other_waiting_for_a_turn_and_no_l
     try:
         assert flood.stdout is not None
         assert flood.stdout.readline() == "began\n"
-        wait_for(lambda: books.promotions._runs.taken == MOST_RUNS // 2 and len(reads) == READS_AT_ONCE)
+        wait_for(lambda: state.promotions._runs.taken == MOST_RUNS // 2 and len(reads) == READS_AT_ONCE)
         loading = own.begin("load", (0, 1))
         wait_for(lambda: len(threads._turns._waiting) == 2)
         turns.release(2)  # the flood had its turn before, so it may have one more

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from array import array
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
+
+from tiny_stores import OpenStore, hold_pages, layout_of, load_pages, page_hashes, put_pages
 
 from kvstore.config.rules import parse_rules
 from kvstore.store.store import Store
@@ -37,25 +38,23 @@ def entries(store: Store) -> dict[str, int]:
     return found
 
 
-def test_what_was_stored_used_and_cleared_leaves_nothing(
-    open_store: Callable[..., Store], kv: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_what_was_stored_used_and_cleared_leaves_nothing(open_store: OpenStore, tmp_path: Path) -> None:
     rules = parse_rules([{"match": "quota*", "arena": "128KiB", "disk": "1MiB"}])
     disk = DiskTier(tmp_path / "disk", 16 << 20)
     store = open_store(64, [disk], rules=rules)
 
     def live(turn: int) -> None:
         """A namespace from its opening to its end, with more pages than there is room for."""
-        known = store.open_namespace(kv.layout(f"{'quota' if turn % 2 else 'model'} {turn}", FRAME))
+        known = store.open_namespace(layout_of(f"{'quota' if turn % 2 else 'model'} {turn}", FRAME))
         for start in range(0, 96, 8):
-            kv.put(store, known, range(start, start + 8))
+            put_pages(store, known, range(start, start + 8))
             while store.write_back.write_back():
                 pass
-        assert kv.get(store, known, range(8)) == 8
-        assert store.pin(known.fingerprint, kv.hashes_of([1]), 1000.0) == 1
-        held = kv.hold(store, known, [1, 2])
+        assert load_pages(store, known, range(8)) == 8
+        assert store.pin(known.fingerprint, page_hashes([1]), 1000.0) == 1
+        held = hold_pages(store, known, [1, 2])
         store.clear(known.fingerprint)
-        store.complete_load(0, held.ticket)
+        store.complete_load(0, held.lease)
         store.sweep()
         store.statistics()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_clock import FakeClock
+from memory_tier import MemoryTier
+from tiny_stores import OpenStore, found_pages, hold_pages, kill_store, layout_of, put_pages
 
 from kvstore.store import maintenance
 from kvstore.store.maintenance import Maintenance
@@ -16,7 +18,6 @@ from kvstore.store.store import Store
 
 FRAME = 4096
 PATIENCE = 60.0
-OpenStore = Callable[..., Store]
 
 
 class Watched:
@@ -65,16 +66,16 @@ def keep_up() -> Iterator[Callable[[Store], Maintenance]]:
         each.stop()
 
 
-def test_dirty_pages_are_written_below(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any, keep_up: Callable[[Store], Maintenance]
+def test_dirty_pages_are_written_back(
+    open_store: OpenStore, tier: MemoryTier, keep_up: Callable[[Store], Maintenance]
 ) -> None:
     store = open_store(64, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     written = watch(store.write_back, "write_back")
     keep_up(store)
-    kv.put(store, known, [1, 2])
+    put_pages(store, known, [1, 2])
     written.wait_for(1)
-    kv.put(store, known, [3])
+    put_pages(store, known, [3])
     written.wait_for(2)
     assert len(tier.pages) == 3
     assert store.statistics().dirty_pages == 0
@@ -82,20 +83,19 @@ def test_dirty_pages_are_written_below(
 
 def test_a_tier_that_fails_is_tried_again(
     open_store: OpenStore,
-    kv: SimpleNamespace,
-    tier: Any,
+    tier: MemoryTier,
     keep_up: Callable[[Store], Maintenance],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = open_store(64, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     tier.write_gate.error = RuntimeError("broken")
     landed = threading.Event()
     tier.refuse = lambda key: landed.set() is not None
     written = watch(store.write_back, "write_back")
     with caplog.at_level(logging.ERROR):
         running = keep_up(store)
-        kv.put(store, known, [1])
+        put_pages(store, known, [1])
         written.wait_for(3)
         tier.write_gate.error = None
         assert landed.wait(PATIENCE)
@@ -106,19 +106,19 @@ def test_a_tier_that_fails_is_tried_again(
 
 
 def test_what_is_overdue_is_ended(
-    open_store: OpenStore, kv: SimpleNamespace, clock: Any, keep_up: Callable[[Store], Maintenance]
+    open_store: OpenStore, clock: FakeClock, keep_up: Callable[[Store], Maintenance]
 ) -> None:
     store = open_store()
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [1])
-    held = kv.hold(store, known, [1], ttl=5.0)
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [1])
+    held = hold_pages(store, known, [1], ttl=5.0)
     swept = watch(store, "sweep")
     keep_up(store)
     swept.wait_for(2)
-    assert store.still_held(0, held.ticket)
+    assert store.still_held(0, held.lease)
     clock.now += 5.1
     swept.wait_for(swept.calls + 2)
-    assert not store.still_held(0, held.ticket)
+    assert not store.still_held(0, held.lease)
 
 
 def test_a_sweep_that_fails_is_not_the_last(
@@ -134,32 +134,31 @@ def test_a_sweep_that_fails_is_not_the_last(
 
 def test_an_arena_taken_over_is_verified(
     open_store: OpenStore,
-    kv: SimpleNamespace,
     keep_up: Callable[[Store], Maintenance],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = open_store()
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [1, 2])
-    held = kv.hold(store, known, [1, 2])
-    store.checksums(0, held.ticket)
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [1, 2])
+    held = hold_pages(store, known, [1, 2])
+    store.checksums(0, held.lease)
     store.arena.view(held.frames[1], FRAME)[7] ^= 1
-    kv.kill(store)
+    kill_store(store)
     again = open_store()
     verified = watch(again, "verify")
     with caplog.at_level(logging.WARNING):
         running = keep_up(again)
         verified.wait_for(1)
         running.stop()
-    assert kv.found(again, known, [1, 2]) == [1]
+    assert found_pages(again, known, [1, 2]) == [1]
     assert "1 pages of the arena that was taken over were damaged" in caplog.text
 
 
-def test_stopping_ends_all_threads(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+def test_stopping_ends_all_threads(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(64, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [1])
-    kv.kill(store)
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [1])
+    kill_store(store)
     before = set(threading.enumerate())  # others' clients may have threads that end later
     running = Maintenance(open_store(64, [tier]))
     threads = set(threading.enumerate()) - before

@@ -10,13 +10,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_clock import FakeClock
+from memory_tier import MemoryTier
+from tiny_stores import OpenStore, found_pages, kill_store, layout_of, page_hashes, put_pages
 
 from kvstore.arena.arena import Arena
 from kvstore.errors import ResourceError
+from kvstore.namespaces.registry import KnownNamespace
 from kvstore.store import orphans
 from kvstore.store.store import Store
 from kvstore.tiers.disk import DiskTier
@@ -24,7 +27,6 @@ from kvstore.tiers.disk import DiskTier
 FRAME = 4096
 LIMIT = 8 << 20
 NEVER = threading.Event()
-OpenStore = Callable[..., Store]
 
 CHILD = """
 import signal, sys
@@ -45,7 +47,7 @@ for model in ("cleared", "kept"):
     reserved = store.prepare_store(NODE, known.fingerprint, hashes, 10.0, direct=True)
     for frame in reserved.frames:
         store.arena.view(frame, 4096)[:] = 7
-    assert store.complete_store(NODE, reserved.ticket, publish=True).stored == 3
+    assert store.complete_store(NODE, reserved.lease, publish=True).stored == 3
 assert store.flush() == 6
 
 def killed_over_it(keys):
@@ -59,7 +61,7 @@ store.clear(Layout(model="cleared", block_size=16, page_bytes=4096).fingerprint)
 
 @pytest.mark.parametrize("arena_survives", [True, False])
 def test_a_node_killed_while_it_clears_does_not_bring_the_pages_back(
-    shm: Path, tmp_path: Path, kv: SimpleNamespace, arena_survives: bool
+    shm: Path, tmp_path: Path, arena_survives: bool
 ) -> None:
     arena, disk = shm / "arena", tmp_path / "disk"
     command = [sys.executable, "-c", CHILD, str(arena), str(disk)]
@@ -74,16 +76,16 @@ def test_a_node_killed_while_it_clears_does_not_bring_the_pages_back(
     tier = DiskTier(disk, LIMIT)
     with Store(Arena(arena, 64 * FRAME), [tier], [arena, disk]) as store:
         assert [each.layout.model for each in store.namespaces.known()] == ["kept"]
-        cleared, kept = (store.open_namespace(kv.layout(model, FRAME)) for model in ("cleared", "kept"))
-        assert kv.found(store, cleared, [1, 2, 3]) == []
-        assert kv.found(store, kept, [1, 2, 3]) == [1, 2, 3]
+        cleared, kept = (store.open_namespace(layout_of(model, FRAME)) for model in ("cleared", "kept"))
+        assert found_pages(store, cleared, [1, 2, 3]) == []
+        assert found_pages(store, kept, [1, 2, 3]) == [1, 2, 3]
         assert tier.fingerprints() == [kept.fingerprint]
         store.orphans.drop(NEVER)
         assert store.namespaces.leaving() == []
-        kv.put(store, cleared, [1])
+        put_pages(store, cleared, [1])
         store.flush()
     with Store(Arena(arena, 64 * FRAME), [DiskTier(disk, LIMIT)], [arena, disk]) as store:
-        assert kv.found(store, cleared, [1, 2]) == [1], "it came to its end, and does not go on for ever"
+        assert found_pages(store, cleared, [1, 2]) == [1], "it came to its end, and does not go on for ever"
 
 
 class Killed(BaseException):
@@ -97,9 +99,9 @@ def die(*arguments: Any) -> Any:
 class Nodes:
     """One node after the other over the same arena, disk and Redis, all of which outlive them."""
 
-    def __init__(self, folder: Path, kv: SimpleNamespace) -> None:
-        self.folder, self.kv = folder, kv
-        self.disk, self.redis = kv.MemoryTier(), kv.MemoryTier(name="redis")
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disk, self.redis = MemoryTier(), MemoryTier(name="redis")
         self.asked: list[bytes] = []
         self.answer: Callable[[bytes], int | None] = self.forget
         self.redis.expire = self.expire
@@ -124,12 +126,12 @@ class Nodes:
         return self.stores[-1]
 
     def fill(self, store: Store, model: str, numbers: Sequence[int]) -> Any:
-        known = store.open_namespace(self.kv.layout(model, FRAME))
-        assert self.kv.put(store, known, numbers).refused == 0
+        known = store.open_namespace(layout_of(model, FRAME))
+        assert put_pages(store, known, numbers).refused == 0
         store.flush()
         return known
 
-    def kill_while_it_clears(self, store: Store, *known: Any) -> None:
+    def kill_while_it_clears(self, store: Store, *known: KnownNamespace) -> None:
         remove = self.redis.remove
         self.redis.remove = self.disk.remove = die
         for each in known:
@@ -137,15 +139,15 @@ class Nodes:
                 store.clear(each.fingerprint)
         self.redis.remove = remove
         del self.disk.remove
-        self.kv.kill(store)
+        kill_store(store)
 
 
 @pytest.fixture
-def nodes(shm: Path, kv: SimpleNamespace) -> Iterator[Nodes]:
-    made = Nodes(shm, kv)
+def nodes(shm: Path) -> Iterator[Nodes]:
+    made = Nodes(shm)
     yield made
     for store in made.stores:
-        kv.kill(store)
+        kill_store(store)
 
 
 def test_what_the_shared_tier_has_leaves_once_that_answers(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +164,7 @@ def test_what_the_shared_tier_has_leaves_once_that_answers(nodes: Nodes, caplog:
         assert "was being dropped when the node ended: redis is away" in caplog.text
         assert len(nodes.redis.pages) == 2
         assert len(store.namespaces.leaving()) == 1
-        nodes.kv.kill(store)
+        kill_store(store)
     store = nodes.start()
     nodes.answer = nodes.forget
     store.orphans.drop(NEVER)
@@ -171,7 +173,6 @@ def test_what_the_shared_tier_has_leaves_once_that_answers(nodes: Nodes, caplog:
 
 
 def test_what_is_stored_once_it_was_opened_again_stays_everywhere(nodes: Nodes) -> None:
-    kv = nodes.kv
     store = nodes.start()
     nodes.kill_while_it_clears(store, nodes.fill(store, "a", [1, 2]))
     nodes.answer = nodes.away
@@ -184,18 +185,20 @@ def test_what_is_stored_once_it_was_opened_again_stays_everywhere(nodes: Nodes) 
     nodes.answer = nodes.forget
     store.orphans.drop(NEVER)
     assert (len(store.statistics().namespaces), store.statistics().arena_pages) == arena == (1, 2)
-    assert kv.found(store, known, [1, 2, 3, 4]) == [1, 2, 3, 4], "what is left in Redis of the old ones is right, too"
-    kv.kill(store)
+    assert found_pages(store, known, [1, 2, 3, 4]) == [1, 2, 3, 4], (
+        "what is left in Redis of the old ones is right, too"
+    )
+    kill_store(store)
     store = nodes.start()
     store.orphans.drop(NEVER)
     assert store.statistics().arena_pages == len(nodes.disk.pages) == 2
-    assert kv.found(store, known, [3, 4]) == [3, 4]
+    assert found_pages(store, known, [3, 4]) == [3, 4]
 
 
 def test_a_register_that_has_a_namespace_both_ways_means_that_it_was_opened_again(nodes: Nodes) -> None:
     store = nodes.start()
     known = nodes.fill(store, "a", [1])
-    nodes.kv.kill(store)
+    kill_store(store)
     path = nodes.folder / "arena" / "namespaces.json"
     register = json.loads(path.read_text())
     register["leaving"] = [{"fingerprint": known.fingerprint.hex(), "name": "a", "shared": True}]
@@ -236,10 +239,9 @@ def test_a_node_that_stops_asks_the_shared_tier_no_more(nodes: Nodes) -> None:
 
 
 def test_pins_of_what_was_being_dropped_end_with_it(nodes: Nodes) -> None:
-    kv = nodes.kv
     store = nodes.start()
     known = nodes.fill(store, "a", [1, 2])
-    assert store.pin(known.fingerprint, kv.hashes_of([1, 2]), 1000.0) == 2
+    assert store.pin(known.fingerprint, page_hashes([1, 2]), 1000.0) == 2
     pins = nodes.folder / "arena" / "pins"
     pinned = pins.read_bytes()
     nodes.kill_while_it_clears(store, known)
@@ -247,19 +249,18 @@ def test_pins_of_what_was_being_dropped_end_with_it(nodes: Nodes) -> None:
     pins.write_bytes(pinned)  # as if it had been killed just before that
     for _ in range(2):
         store = nodes.start()
-        known = store.open_namespace(kv.layout("a", FRAME))
+        known = store.open_namespace(layout_of("a", FRAME))
         assert store.statistics().namespaces[0].pinned_pages == 0
-        kv.kill(store)
+        kill_store(store)
 
 
 def test_pages_that_no_register_knows_stay_while_they_are_pinned(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    kv = nodes.kv
     store = nodes.start()
     known = nodes.fill(store, "a", [1])
-    store.pin(known.fingerprint, kv.hashes_of([1]), 1e6)
-    kv.kill(store)
+    store.pin(known.fingerprint, page_hashes([1]), 1e6)
+    kill_store(store)
     (nodes.folder / "arena" / "namespaces.json").write_text("{damaged")
-    clock = kv.FakeClock()
+    clock = FakeClock()
     monkeypatch.setattr(orphans, "time", clock)
     store = nodes.start()
     clock.now += orphans.UNCLAIMED_SECONDS + 1
@@ -272,29 +273,28 @@ def test_pages_that_no_register_knows_stay_while_they_are_pinned(nodes: Nodes, m
 
 def test_pages_that_no_register_knows_leave_unless_somebody_opens_their_namespace(
     open_store: OpenStore,
-    kv: SimpleNamespace,
-    tier: Any,
+    tier: MemoryTier,
     shm: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = open_store(64, [tier])
-    gone, wanted = (store.open_namespace(kv.layout(model, FRAME)) for model in ("gone", "wanted"))
-    kv.put(store, gone, [1, 2])
-    kv.put(store, wanted, [1])
+    gone, wanted = (store.open_namespace(layout_of(model, FRAME)) for model in ("gone", "wanted"))
+    put_pages(store, gone, [1, 2])
+    put_pages(store, wanted, [1])
     store.close()
     (shm / "arena" / "namespaces.json").write_text("{damaged")
-    clock = kv.FakeClock()
+    clock = FakeClock()
     monkeypatch.setattr(orphans, "time", clock)
     with caplog.at_level(logging.WARNING):
         store = open_store(64, [tier])
     assert f"8 KiB on disk belong to namespace {gone.fingerprint.hex()[:12]}" in caplog.text
-    again = store.open_namespace(kv.layout("wanted", FRAME))
+    again = store.open_namespace(layout_of("wanted", FRAME))
     clock.now += orphans.UNCLAIMED_SECONDS
     store.orphans.drop(NEVER)
     assert len(tier.pages) == 3
     clock.now += 1
     store.orphans.drop(NEVER)
     assert tier.fingerprints() == [wanted.fingerprint]
-    assert kv.found(store, again, [1]) == [1]
+    assert found_pages(store, again, [1]) == [1]
     assert f"nobody opened namespace {gone.fingerprint.hex()[:12]}: dropped, with 2 pages" in caplog.text

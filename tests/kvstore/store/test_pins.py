@@ -4,70 +4,69 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
+from fake_clock import FakeClock
+from memory_tier import MemoryTier
+from tiny_stores import OpenStore, kill_store, layout_of, page_hashes, put_pages
 
 from kvstore.errors import InvalidRequestError
-from kvstore.limits import ARENA
 from kvstore.namespaces.pin_table import LONGEST_PIN, PinTable
+from kvstore.namespaces.registry import KnownNamespace
+from kvstore.page_codes import PageTier
 from kvstore.store.store import Store
 
 FRAME = 4096
-OpenStore = Callable[..., Store]
 
 
-def arena_pages(store: Store, known: Any, kv: SimpleNamespace, numbers: Any) -> list[int]:
-    [tiers] = store.lookup([(known.fingerprint, kv.hashes_of(numbers))])
-    return [number for number, tier in zip(numbers, tiers, strict=True) if tier == ARENA]
+def arena_pages(store: Store, known: KnownNamespace, numbers: Any) -> list[int]:
+    [tiers] = store.lookup([(known.fingerprint, page_hashes(numbers))])
+    return [number for number, tier in zip(numbers, tiers, strict=True) if tier == PageTier.ARENA]
 
 
-def put_all(store: Store, known: Any, kv: SimpleNamespace, numbers: Any) -> None:
+def put_all(store: Store, known: KnownNamespace, numbers: Any) -> None:
     for number in numbers:
-        assert kv.put(store, known, [number]).stored == 1
+        assert put_pages(store, known, [number]).stored == 1
 
 
-def burst(store: Store, known: Any, kv: SimpleNamespace, first: int = 1000, frames: int = 256) -> None:
+def burst(store: Store, known: KnownNamespace, first: int = 1000, frames: int = 256) -> None:
     """Four times the arena."""
-    put_all(store, known, kv, range(first, first + frames))
+    put_all(store, known, range(first, first + frames))
 
 
-def test_what_is_pinned_outlasts_a_burst_until_its_time_is_over(
-    open_store: OpenStore, kv: SimpleNamespace, clock: Any
-) -> None:
+def test_what_is_pinned_outlasts_a_burst_until_its_time_is_over(open_store: OpenStore, clock: FakeClock) -> None:
     store = open_store(64)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, range(8))
-    assert store.pin(known.fingerprint, kv.hashes_of(range(4)), 60.0) == 4
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, range(8))
+    assert store.pin(known.fingerprint, page_hashes(range(4)), 60.0) == 4
     assert store.statistics().namespaces[0].pinned_pages == 4
-    burst(store, known, kv)
+    burst(store, known)
     store.check_integrity()
-    assert arena_pages(store, known, kv, range(8)) == [0, 1, 2, 3]
+    assert arena_pages(store, known, range(8)) == [0, 1, 2, 3]
     clock.now += 61.0
     store.sweep()
     store.check_integrity()
-    burst(store, known, kv)
-    assert arena_pages(store, known, kv, range(8)) == []
+    burst(store, known)
+    assert arena_pages(store, known, range(8)) == []
     assert store.statistics().namespaces[0].pinned_pages == 0
 
 
 def test_a_clock_that_is_set_ends_no_pin_and_what_ends_is_said(
-    open_store: OpenStore, kv: SimpleNamespace, clock: Any, shm: Path, caplog: pytest.LogCaptureFixture
+    open_store: OpenStore, clock: FakeClock, shm: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store(64)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, range(4))
-    store.pin(known.fingerprint, kv.hashes_of(range(4)), 1000.0)
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, range(4))
+    store.pin(known.fingerprint, page_hashes(range(4)), 1000.0)
     ahead = 3 * 86400.0
     clock.time = lambda: clock.now + ahead
     store.sweep()
     assert store.statistics().namespaces[0].pinned_pages == 4
-    store.pin(known.fingerprint, kv.hashes_of([0]), 2000.0)  # it is written down
-    kv.kill(store)
+    store.pin(known.fingerprint, page_hashes([0]), 2000.0)  # it is written down
+    kill_store(store)
     again = open_store(64)
     clock.now += 1001.0
     with caplog.at_level(logging.INFO):
@@ -76,31 +75,31 @@ def test_a_clock_that_is_set_ends_no_pin_and_what_ends_is_said(
     assert "'a · block 16 · group 0': the time of 3 pins is over" in caplog.text
 
 
-def test_a_later_end_wins_and_unpin_ends_all(open_store: OpenStore, kv: SimpleNamespace, clock: Any) -> None:
+def test_a_later_end_wins_and_unpin_ends_all(open_store: OpenStore, clock: FakeClock) -> None:
     store = open_store(64)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, range(4))
-    store.pin(known.fingerprint, kv.hashes_of([0, 1]), 100.0)
-    store.pin(known.fingerprint, kv.hashes_of([1, 2]), 10.0)
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, range(4))
+    store.pin(known.fingerprint, page_hashes([0, 1]), 100.0)
+    store.pin(known.fingerprint, page_hashes([1, 2]), 10.0)
     clock.now += 50.0
     store.sweep()
-    burst(store, known, kv)
-    assert arena_pages(store, known, kv, range(4)) == [0, 1]
-    assert store.unpin(known.fingerprint, kv.hashes_of([0, 1, 2])) == 2
-    burst(store, known, kv)
-    assert arena_pages(store, known, kv, range(4)) == []
+    burst(store, known)
+    assert arena_pages(store, known, range(4)) == [0, 1]
+    assert store.unpin(known.fingerprint, page_hashes([0, 1, 2])) == 2
+    burst(store, known)
+    assert arena_pages(store, known, range(4)) == []
     store.check_integrity()
 
 
-def test_pins_take_a_quarter_of_the_arena_at_most(open_store: OpenStore, kv: SimpleNamespace) -> None:
+def test_pins_take_a_quarter_of_the_arena_at_most(open_store: OpenStore) -> None:
     store = open_store(64)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    put_all(store, known, kv, range(40))
-    assert store.pin(known.fingerprint, kv.hashes_of(range(40)), 60.0) == 16
-    assert store.pin(known.fingerprint, kv.hashes_of(range(16)), 60.0) == 16, "these are pinned already"
-    assert store.pin(known.fingerprint, kv.hashes_of([20]), 60.0) == 0
-    store.unpin(known.fingerprint, kv.hashes_of([3]))
-    assert store.pin(known.fingerprint, kv.hashes_of([20]), 60.0) == 1
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_all(store, known, range(40))
+    assert store.pin(known.fingerprint, page_hashes(range(40)), 60.0) == 16
+    assert store.pin(known.fingerprint, page_hashes(range(16)), 60.0) == 16, "these are pinned already"
+    assert store.pin(known.fingerprint, page_hashes([20]), 60.0) == 0
+    store.unpin(known.fingerprint, page_hashes([3]))
+    assert store.pin(known.fingerprint, page_hashes([20]), 60.0) == 1
     store.check_integrity()
 
 
@@ -113,64 +112,60 @@ def test_so_many_pages_may_be_pinned_in_all(tmp_path: Path, monkeypatch: pytest.
     assert len(pins) == 3
 
 
-def test_a_pin_brings_pages_up_and_stops_at_the_first_that_is_nowhere(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any
-) -> None:
+def test_a_pin_brings_pages_up_and_stops_at_the_first_that_is_nowhere(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(64, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, range(6))
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, range(6))
     store.flush()
-    put_all(store, known, kv, range(100, 164))
-    assert arena_pages(store, known, kv, range(6)) == []
-    assert store.pin(known.fingerprint, kv.hashes_of([0, 1, 2, 77, 3]), 60.0) == 3
-    assert arena_pages(store, known, kv, range(6)) == [0, 1, 2]
+    put_all(store, known, range(100, 164))
+    assert arena_pages(store, known, range(6)) == []
+    assert store.pin(known.fingerprint, page_hashes([0, 1, 2, 77, 3]), 60.0) == 3
+    assert arena_pages(store, known, range(6)) == [0, 1, 2]
 
 
-def test_pins_outlive_the_node_and_take_hold_when_the_page_comes_back(
-    open_store: OpenStore, kv: SimpleNamespace, clock: Any
-) -> None:
+def test_pins_outlive_the_node_and_take_hold_when_the_page_comes_back(open_store: OpenStore, clock: FakeClock) -> None:
     store = open_store(64)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, range(4))
-    store.pin(known.fingerprint, kv.hashes_of(range(4)), 1000.0)
-    kv.kill(store)
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, range(4))
+    store.pin(known.fingerprint, page_hashes(range(4)), 1000.0)
+    kill_store(store)
     again = open_store(64)
-    known = again.open_namespace(kv.layout("a", FRAME))
+    known = again.open_namespace(layout_of("a", FRAME))
     again.check_integrity()
-    burst(again, known, kv)
-    assert arena_pages(again, known, kv, range(4)) == [0, 1, 2, 3]
+    burst(again, known)
+    assert arena_pages(again, known, range(4)) == [0, 1, 2, 3]
     again.close()
     clock.now += 1001.0
     late = open_store(64)
-    known = late.open_namespace(kv.layout("a", FRAME))
-    burst(late, known, kv)
-    assert arena_pages(late, known, kv, range(4)) == []
+    known = late.open_namespace(layout_of("a", FRAME))
+    burst(late, known)
+    assert arena_pages(late, known, range(4)) == []
 
 
-def test_who_drops_a_page_ends_its_pin(open_store: OpenStore, kv: SimpleNamespace) -> None:
+def test_who_drops_a_page_ends_its_pin(open_store: OpenStore) -> None:
     store = open_store(64)
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, range(4))
-    store.pin(known.fingerprint, kv.hashes_of(range(4)), 1000.0)
-    assert store.evict(known.fingerprint, kv.hashes_of([0, 1])) == 2
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, range(4))
+    store.pin(known.fingerprint, page_hashes(range(4)), 1000.0)
+    assert store.evict(known.fingerprint, page_hashes([0, 1])) == 2
     assert store.statistics().namespaces[0].pinned_pages == 2
-    kv.put(store, known, [0])
-    burst(store, known, kv)
-    assert arena_pages(store, known, kv, range(4)) == [2, 3]
+    put_pages(store, known, [0])
+    burst(store, known)
+    assert arena_pages(store, known, range(4)) == [2, 3]
     assert store.clear(known.fingerprint) > 0
     store.check_integrity()
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     assert store.statistics().namespaces[0].pinned_pages == 0
 
 
 @pytest.mark.parametrize("seconds", [0, -1, LONGEST_PIN + 1, float("nan")])
-def test_a_time_out_of_range_is_named(open_store: OpenStore, kv: SimpleNamespace, seconds: float) -> None:
+def test_a_time_out_of_range_is_named(open_store: OpenStore, seconds: float) -> None:
     store = open_store(64)
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     with pytest.raises(InvalidRequestError, match="366 days"):
-        store.pin(known.fingerprint, kv.hashes_of([1]), seconds)
-    kv.put(store, known, [1])
-    assert store.pin(known.fingerprint, kv.hashes_of([1]), LONGEST_PIN) == 1
+        store.pin(known.fingerprint, page_hashes([1]), seconds)
+    put_pages(store, known, [1])
+    assert store.pin(known.fingerprint, page_hashes([1]), LONGEST_PIN) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", msgpack.packb([1]), msgpack.packb({"version": 1, "pins": [[1]]})])

@@ -14,11 +14,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
+from fake_clock import FakeClock
 from faulty_files import FaultyFiles
 from faulty_proxy import Proxy
 from faulty_store import ARENAS, DISKS, NUMBERS, REDIS, SIZES, TTL, FaultyStore, payload
@@ -33,6 +32,7 @@ from hypothesis.stateful import (
 )
 from redis_servers import RedisServer
 from store_promises import Promises
+from tiny_stores import page_hashes
 
 from kvstore.errors import ResourceError
 from kvstore.hashing import checksum_of
@@ -53,9 +53,9 @@ some_numbers = st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=5, unique
 class FaultsMachine(Promises, RuleBasedStateMachine):
     """What may happen, in any order."""
 
-    def __init__(self, kv: SimpleNamespace, clock: Any, files: FaultyFiles, redis: RedisServer | None) -> None:
+    def __init__(self, clock: FakeClock, files: FaultyFiles, redis: RedisServer | None) -> None:
         RuleBasedStateMachine.__init__(self)
-        FaultyStore.__init__(self, kv, clock, files, redis)
+        FaultyStore.__init__(self, clock, files, redis)
 
     @initialize(arena=st.sampled_from(ARENAS), disk=st.sampled_from(DISKS), never_overrun=st.booleans())
     def start(self, arena: int, disk: int, never_overrun: bool) -> None:
@@ -111,10 +111,10 @@ class FaultsMachine(Promises, RuleBasedStateMachine):
     def hold(self, name: str, first: int, pages: int) -> None:
         known = self.spaces[name]
         numbers = list(NUMBERS[first : first + pages])[: self.store.batch_pages(known)]
-        held = self.store.prepare_load(NODE, known.fingerprint, self.kv.hashes_of(numbers), TTL)
+        held = self.store.prepare_load(NODE, known.fingerprint, page_hashes(numbers), TTL)
         assert len(held.frames) == len(held.tiers) <= len(numbers)
-        if held.ticket:
-            self.readings.append(self.opened(name, numbers[: len(held.frames)], held.ticket, held.frames))
+        if held.lease:
+            self.readings.append(self.opened(name, numbers[: len(held.frames)], held.lease, held.frames))
             self.check_bytes(self.readings[-1])
 
     @rule(which=any_of_them)
@@ -123,7 +123,7 @@ class FaultsMachine(Promises, RuleBasedStateMachine):
             return
         reading = self.readings.pop(which % len(self.readings))
         before = [self.store.arena.view(frame, SIZES[reading.name]).tobytes() for frame in reading.frames]
-        good = self.store.complete_load(NODE, reading.ticket)
+        good = self.store.complete_load(NODE, reading.lease)
         assert good or reading.deadline < self.clock.now
         for number, content in zip(reading.numbers, before if good else [], strict=bool(good)):
             assert content in self.contents((reading.name, number), ever=True), "wrong bytes, said to be good"
@@ -134,12 +134,12 @@ class FaultsMachine(Promises, RuleBasedStateMachine):
         here, numbers = self.here(), self.some_here(name, which)
         pages = {(name, number) for number in numbers}
         if touch:
-            touched = self.store.touch(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
+            touched = self.store.touch(self.spaces[name].fingerprint, page_hashes(numbers))
             assert touched == len(pages & self.in_arena())
             return
-        drop = self.dropping(pages)
+        drop = self.removal_of(pages)
         try:
-            dropped = self.store.evict(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
+            dropped = self.store.evict(self.spaces[name].fingerprint, page_hashes(numbers))
             assert len(pages & here) <= dropped or self.disk_rests()
         except ResourceError:
             assert self.proxy is not None, "only what others share can't be reached"
@@ -151,10 +151,10 @@ class FaultsMachine(Promises, RuleBasedStateMachine):
         numbers = self.some_here(name, which)
         pages = [(name, number) for number in numbers]
         if not seconds:
-            unpinned = self.store.unpin(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
+            unpinned = self.store.unpin(self.spaces[name].fingerprint, page_hashes(numbers))
             assert unpinned >= sum(page in self.pinned for page in pages)
         else:
-            pages = pages[: self.store.pin(self.spaces[name].fingerprint, self.kv.hashes_of(numbers), seconds)]
+            pages = pages[: self.store.pin(self.spaces[name].fingerprint, page_hashes(numbers), seconds)]
         for page in pages:
             end = self.pinned.pop(page, 0.0)
             if seconds:
@@ -162,7 +162,7 @@ class FaultsMachine(Promises, RuleBasedStateMachine):
 
     @rule(name=names)
     def clear(self, name: str) -> None:
-        drop = self.dropping({(name, number) for number in NUMBERS})
+        drop = self.removal_of({(name, number) for number in NUMBERS})
         self.clears[name] += 1
         try:
             self.store.clear(self.spaces[name].fingerprint)
@@ -286,7 +286,7 @@ class FaultsMachine(Promises, RuleBasedStateMachine):
     @rule(arena=st.sampled_from([None, *ARENAS]), disk=st.sampled_from([None, *DISKS]))
     def stop(self, arena: int | None, disk: int | None) -> None:
         for writing in self.writings:
-            self.store.complete_store(NODE, writing.ticket, publish=False)
+            self.store.complete_store(NODE, writing.lease, publish=False)
         self.writings = []
 
         def close() -> None:
@@ -323,12 +323,10 @@ def run(machine: Callable[[], FaultsMachine], examples: int, steps: int) -> None
 
 
 @pytest.mark.hypothesis
-def test_arena_and_disk_with_faults(kv: SimpleNamespace, clock: Any, files: FaultyFiles) -> None:
-    run(lambda: FaultsMachine(kv, clock, files, None), examples=50, steps=50)
+def test_arena_and_disk_with_faults(clock: FakeClock, files: FaultyFiles) -> None:
+    run(lambda: FaultsMachine(clock, files, None), examples=50, steps=50)
 
 
 @pytest.mark.hypothesis
-def test_arena_disk_and_redis_with_faults(
-    kv: SimpleNamespace, clock: Any, files: FaultyFiles, redis: RedisServer
-) -> None:
-    run(lambda: FaultsMachine(kv, clock, files, redis), examples=20, steps=40)
+def test_arena_disk_and_redis_with_faults(clock: FakeClock, files: FaultyFiles, redis: RedisServer) -> None:
+    run(lambda: FaultsMachine(clock, files, redis), examples=20, steps=40)

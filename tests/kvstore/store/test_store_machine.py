@@ -6,11 +6,11 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_clock import FakeClock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,9 +21,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from local_clients import LocalClient
+from memory_tier import MemoryTier
+from tiny_stores import found_pages, kill_store, layout_of, page_hash, page_hashes, payload_of
 
 from kvstore.arena.arena import Arena
-from kvstore.limits import ARENA, PRESENT, RESERVED
+from kvstore.namespaces.registry import KnownNamespace
+from kvstore.page_codes import PageTier, StoreOutcome
 from kvstore.store.leases import NODE
 from kvstore.store.store import Store
 
@@ -48,7 +52,7 @@ class Writing:
     name: str
     numbers: list[int]
     """Of the pages reserved."""
-    ticket: int
+    lease: int
     frames: list[int]
     deadline: float
     direct: bool
@@ -65,16 +69,16 @@ class Reading:
     owner: int
     name: str
     contents: list[bytes]
-    ticket: int
+    lease: int
     frames: list[int]
 
 
 class StoreMachine(RuleBasedStateMachine):
-    def __init__(self, kv: SimpleNamespace, clock: Any) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         super().__init__()
-        self.kv, self.clock = kv, clock
+        self.clock = clock
         self.folder = Path(tempfile.mkdtemp(prefix="kvstore-test-", dir="/dev/shm"))
-        self.tier = kv.MemoryTier()
+        self.tier = MemoryTier()
         self.versions: dict[Page, int] = {}
         """Raised when a page is dropped: what comes back from before has other bytes."""
         self.stored: set[Page] = set()
@@ -96,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             if hasattr(self, "store"):
                 self.every_page_has_its_bytes()
-                self.kv.kill(self.store)
+                kill_store(self.store)
             if self.client is not None:
                 self.client.die()
         finally:
@@ -110,15 +114,13 @@ class StoreMachine(RuleBasedStateMachine):
         numbers = numbers[: self.store.batch_pages(known)]
         owner = self.owner() if who == "client" else NODE
         here = self.found(name)
-        reserved = self.store.prepare_store(
-            owner, known.fingerprint, self.kv.hashes_of(numbers), TTL, direct=who != "remote"
-        )
+        reserved = self.store.prepare_store(owner, known.fingerprint, page_hashes(numbers), TTL, direct=who != "remote")
         outcomes = list(reserved.outcomes)
         assert len(outcomes) == len(numbers)
-        assert [outcome == PRESENT for outcome in outcomes] == [number in here for number in numbers]
-        wanted = [number for number, outcome in zip(numbers, outcomes, strict=True) if outcome == RESERVED]
+        assert [outcome == StoreOutcome.PRESENT for outcome in outcomes] == [number in here for number in numbers]
+        wanted = [number for number, outcome in zip(numbers, outcomes, strict=True) if outcome == StoreOutcome.RESERVED]
         assert len(wanted) == len(reserved.frames)
-        assert bool(wanted) == bool(reserved.ticket)
+        assert bool(wanted) == bool(reserved.lease)
         assert {number for number in numbers if number in here} <= set(self.found(name)), "it pushed out its own"
         self.check_frames_are_nobodys(known, reserved.frames)
         if wanted:
@@ -127,7 +129,7 @@ class StoreMachine(RuleBasedStateMachine):
                     owner,
                     name,
                     wanted,
-                    reserved.ticket,
+                    reserved.lease,
                     reserved.frames,
                     self.clock.now + TTL,
                     who != "remote",
@@ -140,12 +142,12 @@ class StoreMachine(RuleBasedStateMachine):
         """All at once, page after page: what makes an arena full."""
         known = self.spaces[name]
         for number in range(first, min(first + pages, len(NUMBERS))):
-            hashes = [self.kv.hash_of(number)]
+            hashes = [page_hash(number)]
             reserved = self.store.prepare_store(NODE, known.fingerprint, hashes, TTL, direct=True)
-            if reserved.ticket:
+            if reserved.lease:
                 content = np.frombuffer(self.payload((name, number)), np.uint8)
                 self.store.arena.view(reserved.frames[0], len(content))[:] = content
-                assert self.store.complete_store(NODE, reserved.ticket, publish=True) == (1, 0, 0)
+                assert self.store.complete_store(NODE, reserved.lease, publish=True) == (1, 0, 0)
                 self.stored.add((name, number))
 
     @rule(name=names, first=st.sampled_from(NUMBERS), pages=st.integers(4, 12))
@@ -164,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
             for page, frame in zip(pages, writing.frames, strict=True):
                 self.store.arena.view(frame, known.layout.page_bytes)[:] = np.frombuffer(self.payload(page), np.uint8)
         here = set(self.arena_pages())
-        done = self.store.complete_store(writing.owner, writing.ticket, publish=publish)
+        done = self.store.complete_store(writing.owner, writing.lease, publish=publish)
         if writing.over:
             assert done.stored == done.present == 0
         elif not publish or writing.epoch != self.epochs[writing.name]:
@@ -188,13 +190,13 @@ class StoreMachine(RuleBasedStateMachine):
         known = self.spaces[name]
         numbers = numbers[: self.store.batch_pages(known)]
         owner = self.owner() if mine else NODE
-        held = self.store.prepare_load(owner, known.fingerprint, self.kv.hashes_of(numbers), TTL)
+        held = self.store.prepare_load(owner, known.fingerprint, page_hashes(numbers), TTL)
         assert len(held.frames) == len(held.tiers) <= len(numbers)
-        assert bool(held.ticket) == bool(held.frames)
+        assert bool(held.lease) == bool(held.frames)
         contents = [self.payload((name, number)) for number in numbers[: len(held.frames)]]
         assert all((name, number) in self.stored for number in numbers[: len(held.frames)])
-        if held.ticket:
-            self.readings.append(Reading(owner, name, contents, held.ticket, held.frames))
+        if held.lease:
+            self.readings.append(Reading(owner, name, contents, held.lease, held.frames))
             self.check_contents(self.readings[-1])
 
     @precondition(lambda self: self.readings)
@@ -203,14 +205,14 @@ class StoreMachine(RuleBasedStateMachine):
         reading = data.draw(st.sampled_from(self.readings))
         self.readings.remove(reading)
         copies = [self.store.arena.view(frame, SIZES[reading.name]).tobytes() for frame in reading.frames]
-        if self.store.complete_load(reading.owner, reading.ticket):
+        if self.store.complete_load(reading.owner, reading.lease):
             assert copies == reading.contents, "wrong bytes, and said to be good"
 
     @precondition(lambda self: self.readings)
     @rule(data=st.data())
     def make_checksums(self, data: st.DataObject) -> None:
         reading = data.draw(st.sampled_from(self.readings))
-        self.store.checksums(reading.owner, reading.ticket)
+        self.store.checksums(reading.owner, reading.lease)
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]))
     def time_goes_by(self, seconds: float) -> None:
@@ -237,7 +239,7 @@ class StoreMachine(RuleBasedStateMachine):
         pages = {(name, number) for number in numbers}
         here = pages & {(name, number) for number in self.found(name)}
         self.drops(pages)
-        assert self.store.evict(self.spaces[name].fingerprint, self.kv.hashes_of(numbers)) == len(here)
+        assert self.store.evict(self.spaces[name].fingerprint, page_hashes(numbers)) == len(here)
 
     @rule(name=names)
     def clear(self, name: str) -> None:
@@ -245,12 +247,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.drops({(name, number) for number in NUMBERS})
         self.epochs[name] += 1
         assert self.store.clear(self.spaces[name].fingerprint) == len(here)
-        self.spaces[name] = self.store.open_namespace(self.kv.layout(name, SIZES[name]))
+        self.spaces[name] = self.store.open_namespace(layout_of(name, SIZES[name]))
 
     @rule(name=names, numbers=batches)
     def touch(self, name: str, numbers: list[int]) -> None:
         here = {number for each, number in self.arena_pages() if each == name}
-        touched = self.store.touch(self.spaces[name].fingerprint, self.kv.hashes_of(numbers))
+        touched = self.store.touch(self.spaces[name].fingerprint, page_hashes(numbers))
         assert touched == sum(number in here for number in numbers)
 
     @precondition(lambda self: self.has_tier)
@@ -283,16 +285,16 @@ class StoreMachine(RuleBasedStateMachine):
         """The embedded writers and the handlers die with the node; the client lives on, and may be writing."""
         if graceful:
             for writing in [writing for writing in self.writings if writing.owner == NODE]:
-                self.store.complete_store(NODE, writing.ticket, publish=False)
+                self.store.complete_store(NODE, writing.lease, publish=False)
                 self.writings.remove(writing)
             self.store.close()
         else:
-            self.kv.kill(self.store)
+            kill_store(self.store)
         self.writings = [writing for writing in self.writings if writing.owner != NODE]
         for writing in self.writings:
             writing.over = True
         for reading in self.readings:
-            assert not graceful or not self.store.complete_load(reading.owner, reading.ticket)
+            assert not graceful or not self.store.complete_load(reading.owner, reading.lease)
         self.readings = []
         resident = self.arena_pages()
         self.open()
@@ -337,25 +339,25 @@ class StoreMachine(RuleBasedStateMachine):
     def open(self) -> None:
         tiers = [self.tier] if self.has_tier else []
         self.store = Store(Arena(self.folder, FRAMES * FRAME), tiers, [self.folder])
-        self.spaces = {name: self.store.open_namespace(self.kv.layout(name, size)) for name, size in SIZES.items()}
+        self.spaces = {name: self.store.open_namespace(layout_of(name, size)) for name, size in SIZES.items()}
 
     def load_one(self, name: str, number: int) -> bool:
-        held = self.store.prepare_load(77, self.spaces[name].fingerprint, [self.kv.hash_of(number)], TTL)
+        held = self.store.prepare_load(77, self.spaces[name].fingerprint, [page_hash(number)], TTL)
         for frame in held.frames:
             content = self.store.arena.view(frame, SIZES[name]).tobytes()
             assert content == self.payload((name, number)), "wrong bytes"
-        assert self.store.complete_load(77, held.ticket) == bool(held.ticket)
-        return bool(held.ticket)
+        assert self.store.complete_load(77, held.lease) == bool(held.lease)
+        return bool(held.lease)
 
     def owner(self) -> int:
         if self.client is None:
-            self.client = self.kv.LocalClient(self.folder)
+            self.client = LocalClient(self.folder)
             self.client_name = self.store.attach(self.client.name)
         return self.store.owner_of(self.client_name)
 
     def payload(self, page: Page) -> bytes:
         name, number = page
-        return bytes(self.kv.payload_of(self.spaces[name], self.kv.hash_of(number), self.versions.get(page, 0) % 256))
+        return bytes(payload_of(self.spaces[name], page_hash(number), self.versions.get(page, 0) % 256))
 
     def drops(self, pages: set[Page]) -> None:
         self.dropped_here += len(pages & set(self.arena_pages()))
@@ -364,20 +366,20 @@ class StoreMachine(RuleBasedStateMachine):
             self.versions[page] = self.versions.get(page, 0) + 1
 
     def found(self, name: str) -> list[int]:
-        return list(self.kv.found(self.store, self.spaces[name], list(NUMBERS)))
+        return list(found_pages(self.store, self.spaces[name], list(NUMBERS)))
 
     def arena_pages(self) -> list[Page]:
         pages = []
         for name, known in self.spaces.items():
-            [tiers] = self.store.lookup([(known.fingerprint, self.kv.hashes_of(NUMBERS))])
-            pages += [(name, number) for number, tier in zip(NUMBERS, tiers, strict=True) if tier == ARENA]
+            [tiers] = self.store.lookup([(known.fingerprint, page_hashes(NUMBERS))])
+            pages += [(name, number) for number, tier in zip(NUMBERS, tiers, strict=True) if tier == PageTier.ARENA]
         return pages
 
     def check_contents(self, reading: Reading) -> None:
         for frame, content in zip(reading.frames, reading.contents, strict=True):
             assert self.store.arena.view(frame, SIZES[reading.name]).tobytes() == content, "wrong bytes"
 
-    def check_frames_are_nobodys(self, known: Any, frames: list[int]) -> None:
+    def check_frames_are_nobodys(self, known: KnownNamespace, frames: list[int]) -> None:
         """What was reserved lies over nothing that another writer may still write, and not over itself."""
         width = -(-known.layout.page_bytes // FRAME)
         mine = [each for frame in frames for each in range(frame, frame + width)]
@@ -391,9 +393,9 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis
-def test_a_store_against_a_model(kv: SimpleNamespace, clock: Any) -> None:
+def test_a_store_against_a_model(clock: FakeClock) -> None:
     run_state_machine_as_test(
-        lambda: StoreMachine(kv, clock),
+        lambda: StoreMachine(clock),
         settings=settings(
             max_examples=150,
             stateful_step_count=50,

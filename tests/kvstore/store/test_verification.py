@@ -6,12 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_stores import OpenStore, counters_of, found_pages, hold_pages, kill_store, layout_of, page_hashes, put_pages
 
 from kvstore.hashing import checksum_of
 from kvstore.store import verification as verifying
@@ -22,7 +22,6 @@ from kvstore.store.verification import TRIES
 
 FRAME = 4096
 NUMBERS = range(1, 9)
-OpenStore = Callable[..., Store]
 
 
 class Faults:
@@ -57,13 +56,13 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     return faults
 
 
-def fill(store: Store, kv: SimpleNamespace) -> tuple[Any, dict[int, int]]:
+def fill(store: Store) -> tuple[Any, dict[int, int]]:
     """Pages that have their checksums, and where each lies."""
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, NUMBERS)
-    held = kv.hold(store, known, NUMBERS)
-    assert store.checksums(0, held.ticket) is not None
-    store.complete_load(0, held.ticket)
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, NUMBERS)
+    held = hold_pages(store, known, NUMBERS)
+    assert store.checksums(0, held.lease) is not None
+    store.complete_load(0, held.lease)
     return known, dict(zip(NUMBERS, held.frames, strict=True))
 
 
@@ -76,7 +75,6 @@ def fill(store: Store, kv: SimpleNamespace) -> tuple[Any, dict[int, int]]:
 )
 def test_every_page_is_looked_at_as_often_as_it_takes_and_no_more(
     open_store: OpenStore,
-    kv: SimpleNamespace,
     faults: Faults,
     monkeypatch: pytest.MonkeyPatch,
     faulty: dict[int, int],
@@ -87,21 +85,21 @@ def test_every_page_is_looked_at_as_often_as_it_takes_and_no_more(
     """Whatever fails how often, and whichever pages leave while they are looked at."""
     store = open_store()
     try:
-        known, frames = fill(store, kv)
-        before = kv.counts(store, "corrupt", "unverified")
+        known, frames = fill(store)
+        before = counters_of(store, "corrupt", "unverified")
         places = {number: address(store.arena.view(frame, FRAME)) for number, frame in frames.items()}
         for number in damaged:
             store.arena.view(frames[number], FRAME)[number] ^= 1
         faults.looks = {}
         faults.left = {places[number]: times for number, times in faulty.items()}
         faults.leaves = {
-            places[number]: partial(store.evict, known.fingerprint, kv.hashes_of([number])) for number in leaving
+            places[number]: partial(store.evict, known.fingerprint, page_hashes([number])) for number in leaving
         }
         failing = iter([True] * walks)
         whole = StoreState.pages_here
 
-        def pages_here(books: StoreState) -> Iterator[list[int]]:
-            yield from whole(books)
+        def pages_here(state: StoreState) -> Iterator[list[int]]:
+            yield from whole(state)
             if next(failing, False):
                 raise MemoryError
 
@@ -112,24 +110,22 @@ def test_every_page_is_looked_at_as_often_as_it_takes_and_no_more(
         seen = {number for number in damaged & stay if faulty.get(number, 0) < TRIES}
         never = {number for number in stay if faulty.get(number, 0) >= TRIES}
         assert found == len(seen)
-        assert kv.found(store, known, NUMBERS) == sorted(stay - seen)
+        assert found_pages(store, known, NUMBERS) == sorted(stay - seen)
         assert set(places.values()) == faults.looks.keys(), "one that fails holds none up"
         assert max(faults.looks.values()) <= TRIES
-        counted = [now - then for now, then in zip(kv.counts(store, "corrupt", "unverified"), before, strict=True)]
+        counted = [now - then for now, then in zip(counters_of(store, "corrupt", "unverified"), before, strict=True)]
         assert counted == [found, len(never) if walks < TRIES else 0]
         store.check_integrity()
-        store.evict(known.fingerprint, kv.hashes_of(NUMBERS))
+        store.evict(known.fingerprint, page_hashes(NUMBERS))
         assert store.statistics().arena_used_bytes == 0, "nothing is held for ever"
     finally:
-        kv.kill(store)
+        kill_store(store)
 
 
-def test_what_is_said_is_what_is_done(
-    open_store: OpenStore, kv: SimpleNamespace, faults: Faults, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_said_is_what_is_done(open_store: OpenStore, faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     store = open_store()
-    known, frames = fill(store, kv)
-    kv.kill(store)
+    known, frames = fill(store)
+    kill_store(store)
     again = open_store()
     assert again.kept_pages == len(NUMBERS)
     places = {number: address(again.arena.view(frame, FRAME)) for number, frame in frames.items()}
@@ -142,16 +138,16 @@ def test_what_is_said_is_what_is_done(
     assert second.startswith("2 pages of the arena that was taken over could not be verified, and are tried again")
     assert last == "2 pages of the arena that was taken over could not be verified in 3 tries, and stay as they are"
     assert again.statistics().counters["unverified"] == 2
-    assert kv.found(again, known, NUMBERS) == [1, 2, 3, 5, 6, 7, 8]
+    assert found_pages(again, known, NUMBERS) == [1, 2, 3, 5, 6, 7, 8]
 
 
 def test_a_node_that_stops_waits_for_no_other_try(
-    open_store: OpenStore, kv: SimpleNamespace, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifying, "PAUSE_SECONDS", 3600.0)
     store = open_store()
-    fill(store, kv)
-    kv.kill(store)
+    fill(store)
+    kill_store(store)
     again = open_store()
     failed = threading.Event()
 

@@ -5,25 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from counting_lock import CountingLock, replace_lock
+from memory_tier import MemoryTier
+from tiny_stores import OpenStore, layout_of, load_pages, page_hashes, put_pages
 
 from kvstore.catalog.catalog import Catalog
 from kvstore.catalog.slot_table import SlotTable
 from kvstore.hashing import checksum_of
 from kvstore.store import (
-    pins as keeping,
-)
-from kvstore.store import (
-    removal as dropping,
-)
-from kvstore.store import (
-    state as books,
-)
-from kvstore.store import (
+    pins,
+    removal,
+    state,
     write_back,
 )
 from kvstore.store.residency import Residency
@@ -35,64 +31,60 @@ from kvstore.tiers.tier import PageWrite
 FRAME = 4096
 PAGES = 100
 STEP = 4
-OpenStore = Callable[..., Store]
 
 
 @pytest.fixture(autouse=True)
 def _short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books, "SLOTS_A_LOOK", 32)
-    for module in (books, dropping, keeping, disk_pages):
+    monkeypatch.setattr(state, "SLOTS_A_LOOK", 32)
+    for module in (state, removal, pins, disk_pages):
         monkeypatch.setattr(module, "PAGES_A_STEP", STEP)
     monkeypatch.setattr(write_back, "_WRITE_PAGES", STEP)
 
 
-def clear(store: Store, fingerprint: bytes, kv: SimpleNamespace) -> None:
+def clear(store: Store, fingerprint: bytes) -> None:
     assert store.clear(fingerprint) == PAGES
 
 
-def evict(store: Store, fingerprint: bytes, kv: SimpleNamespace) -> None:
-    assert store.evict(fingerprint, kv.hashes_of(range(PAGES))) == PAGES
+def evict(store: Store, fingerprint: bytes) -> None:
+    assert store.evict(fingerprint, page_hashes(range(PAGES))) == PAGES
 
 
-def unpin(store: Store, fingerprint: bytes, kv: SimpleNamespace) -> None:
-    assert store.unpin(fingerprint, kv.hashes_of(range(PAGES))) == PAGES
+def unpin(store: Store, fingerprint: bytes) -> None:
+    assert store.unpin(fingerprint, page_hashes(range(PAGES))) == PAGES
 
 
-def make_durable(store: Store, fingerprint: bytes, kv: SimpleNamespace) -> None:
+def make_durable(store: Store, fingerprint: bytes) -> None:
     known = store.namespaces.get(fingerprint)
     assert known is not None
     store.open_namespace(known.layout, "disk")
     assert store._catalog._durable_frames == PAGES
 
 
-def flush(store: Store, fingerprint: bytes, kv: SimpleNamespace) -> None:
+def flush(store: Store, fingerprint: bytes) -> None:
     assert store.flush() == PAGES + 8
 
 
-def verify(store: Store, fingerprint: bytes, kv: SimpleNamespace) -> None:
+def verify(store: Store, fingerprint: bytes) -> None:
     assert store.verify(threading.Event()) == 0
 
 
 @pytest.mark.parametrize("walk", [clear, evict, unpin, make_durable, flush, verify])
 def test_no_hold_of_the_stores_lock_treats_more_than_a_few_pages(
     open_store: OpenStore,
-    kv: SimpleNamespace,
-    tier: Any,
+    tier: MemoryTier,
     monkeypatch: pytest.MonkeyPatch,
-    walk: Callable[[Store, bytes, SimpleNamespace], None],
+    walk: Callable[[Store, bytes], None],
 ) -> None:
     store = open_store(512, [tier])
-    one, other = (store.open_namespace(kv.layout(name, FRAME)) for name in ("one", "other"))
-    kv.put(store, one, range(PAGES))
-    kv.put(store, other, range(8))
+    one, other = (store.open_namespace(layout_of(name, FRAME)) for name in ("one", "other"))
+    put_pages(store, one, range(PAGES))
+    put_pages(store, other, range(8))
     if walk in (unpin, clear):
-        store.pin(one.fingerprint, kv.hashes_of(range(PAGES)), 1000)
+        store.pin(one.fingerprint, page_hashes(range(PAGES)), 1000)
     if walk is clear:
         store.flush()
-    holds = kv.Holds(store._state.lock)
     with monkeypatch.context() as patched:
-        patched.setattr(store._state, "lock", holds)
-        patched.setattr(store.write_back, "_lock", holds)
+        holds = replace_lock(store, patched)
         for owner, name in (
             (SlotTable, "key"),
             (SlotTable, "find_stamp"),
@@ -103,7 +95,7 @@ def test_no_hold_of_the_stores_lock_treats_more_than_a_few_pages(
             (Residency, "checksum"),
         ):
             patched.setattr(owner, name, holds.counted(name, getattr(owner, name)))
-        walk(store, one.fingerprint, kv)
+        walk(store, one.fingerprint)
     treated = {
         clear: "drop",
         evict: "drop",
@@ -116,19 +108,19 @@ def test_no_hold_of_the_stores_lock_treats_more_than_a_few_pages(
     for done in holds.done:
         assert max(done.values(), default=0) <= 3 * STEP, done
     store.check_integrity()
-    assert kv.get(store, other, range(8)) == 8
+    assert load_pages(store, other, range(8)) == 8
 
 
 def test_no_hold_of_the_disk_tiers_lock_treats_more_than_a_few_pages(
-    tmp_path: Path, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = DiskTier(tmp_path, 8 << 20)
     try:
         payload = np.zeros(FRAME, np.uint8)
         checksum = checksum_of(payload)
-        pages = [PageWrite(bytes(32) + block_hash, checksum, payload) for block_hash in kv.hashes_of(range(PAGES))]
+        pages = [PageWrite(bytes(32) + block_hash, checksum, payload) for block_hash in page_hashes(range(PAGES))]
         assert all(tier.write(pages))
-        holds = kv.Holds(tier._pages._lock)
+        holds = CountingLock(tier._pages._lock)
         monkeypatch.setattr(tier._pages, "_lock", holds)
         index = tier._pages._index
 

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_stores import OpenStore, fill_reserved, layout_of, load_pages, page_hash, put_pages
 
 from kvstore.events.ring import Change, EventRing, PageEvent
+from kvstore.store.store import Store
 from kvstore.store.watch import Complete, Start, Told
 from kvstore.tiers.disk import DiskTier
 
@@ -41,7 +43,7 @@ def is_told(stream: Iterator[Told], knowledge: Knowledge) -> None:
             return
 
 
-def truth(store, tier) -> set[tuple[str, bytes, bytes]]:
+def truth(store: Store, tier: DiskTier) -> set[tuple[str, bytes, bytes]]:
     slots = store._state.slots
     keys = [("arena", slots.key(slot)) for slot in store._state.catalog.resident()]
     keys += [("disk", key) for known in store.namespaces.known() for key in tier.keys(known.fingerprint)]
@@ -54,21 +56,21 @@ def disk(tmp_path: Path) -> DiskTier:
 
 
 @pytest.fixture
-def store(open_store, disk):
+def store(open_store: OpenStore, disk: DiskTier) -> Iterator[Store]:
     store = open_store(frames=64, tiers=[disk])
     yield store
     disk.close()
 
 
-def test_a_stored_page_is_told_with_its_parent_and_again_by_the_disk(store, disk, kv):
-    known = store.open_namespace(kv.layout("m", PAGE))
+def test_a_stored_page_is_told_with_its_parent_and_again_by_the_disk(store: Store, disk: DiskTier) -> None:
+    known = store.open_namespace(layout_of("m", PAGE))
     stream = store.follow()
     knowledge = Knowledge()
     is_told(stream, knowledge)
-    kv.put(store, known, [1, 2])
+    put_pages(store, known, [1, 2])
     store.flush()
     events = next(stream)
-    fingerprint, pages = known.fingerprint, (kv.hash_of(1), kv.hash_of(2))
+    fingerprint, pages = known.fingerprint, (page_hash(1), page_hash(2))
     assert [event for event in events if event.tier == "arena"] == [
         PageEvent(Change.STORED, "arena", fingerprint, pages, b"")
     ]
@@ -76,19 +78,19 @@ def test_a_stored_page_is_told_with_its_parent_and_again_by_the_disk(store, disk
         PageEvent(Change.STORED, "disk", fingerprint, pages[:1], b""),
         PageEvent(Change.STORED, "disk", fingerprint, pages[1:], pages[0]),
     ]
-    reserved = store.prepare_store(0, fingerprint, [kv.hash_of(3)], 10.0, direct=True, parent=kv.hash_of(2))
-    kv.fill(store, known, [kv.hash_of(3)], reserved)
-    store.complete_store(0, reserved.ticket, publish=True)
-    assert next(stream) == [PageEvent(Change.STORED, "arena", fingerprint, (kv.hash_of(3),), kv.hash_of(2))]
+    reserved = store.prepare_store(0, fingerprint, [page_hash(3)], 10.0, direct=True, parent=page_hash(2))
+    fill_reserved(store, known, [page_hash(3)], reserved)
+    store.complete_store(0, reserved.lease, publish=True)
+    assert next(stream) == [PageEvent(Change.STORED, "arena", fingerprint, (page_hash(3),), page_hash(2))]
     stream.close()
     assert not store._state.events.wanted, "a stream that was closed still costs"
 
 
-def test_whoever_comes_later_is_told_what_is_there(store, disk, kv):
-    known = store.open_namespace(kv.layout("m", PAGE))
-    kv.put(store, known, [1, 2, 3])
+def test_whoever_comes_later_is_told_what_is_there(store: Store, disk: DiskTier) -> None:
+    known = store.open_namespace(layout_of("m", PAGE))
+    put_pages(store, known, [1, 2, 3])
     store.flush()
-    store.evict(known.fingerprint, [kv.hash_of(2)])
+    store.evict(known.fingerprint, [page_hash(2)])
     stream = store.follow()
     told = [next(stream)]
     while not isinstance(told[-1], Complete):
@@ -101,32 +103,32 @@ def test_whoever_comes_later_is_told_what_is_there(store, disk, kv):
     stream.close()
 
 
-def test_others_namespaces_are_not_told(store, kv):
-    mine, other = (store.open_namespace(kv.layout(name, PAGE)) for name in "mo")
-    kv.put(store, other, [1])
+def test_others_namespaces_are_not_told(store: Store) -> None:
+    mine, other = (store.open_namespace(layout_of(name, PAGE)) for name in "mo")
+    put_pages(store, other, [1])
     stream = store.follow(lambda fingerprint: fingerprint == mine.fingerprint)
     knowledge = Knowledge()
     is_told(stream, knowledge)
-    kv.put(store, mine, [2])
-    kv.put(store, other, [3])
+    put_pages(store, mine, [2])
+    put_pages(store, other, [3])
     store.flush()
     is_told(stream, knowledge)
     assert {(fingerprint, block_hash) for _, fingerprint, block_hash in knowledge.pages} == {
-        (mine.fingerprint, kv.hash_of(2))
+        (mine.fingerprint, page_hash(2))
     }
     stream.close()
 
 
-def test_who_misses_something_begins_anew(store, disk, kv, monkeypatch):
+def test_who_misses_something_begins_anew(store: Store, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     store._state.events = ring = EventRing(most_pages=4)
     store._state.residency._events = ring
     disk.tell(ring)
-    known = store.open_namespace(kv.layout("m", PAGE))
+    known = store.open_namespace(layout_of("m", PAGE))
     knowledge = Knowledge()
     stream = store.follow()
     is_told(stream, knowledge)
     for number in range(20):
-        kv.put(store, known, [number])
+        put_pages(store, known, [number])
     is_told(stream, knowledge)
     assert knowledge.starts == [0, 24]
     assert knowledge.pages == truth(store, disk)
@@ -134,11 +136,13 @@ def test_who_misses_something_begins_anew(store, disk, kv, monkeypatch):
 
 
 @pytest.mark.parametrize("life", range(3))
-def test_a_reader_that_believes_everything_knows_what_is_there(store, disk, kv, seed, life):
+def test_a_reader_that_believes_everything_knows_what_is_there(
+    store: Store, disk: DiskTier, seed: int, life: int
+) -> None:
     """Stores, evictions by tiny tiers, drops and clears, while a stream is read by another thread."""
     rng = random.Random(f"{seed} {life}")
     names = ["a", "b"]
-    spaces = {name: store.open_namespace(kv.layout(name, PAGE)) for name in names}
+    spaces = {name: store.open_namespace(layout_of(name, PAGE)) for name in names}
     knowledge, quiet, done = Knowledge(), threading.Event(), threading.Event()
 
     def read() -> None:
@@ -149,7 +153,7 @@ def test_a_reader_that_believes_everything_knows_what_is_there(store, disk, kv, 
         quiet.set()
 
     for number in range(5):
-        kv.put(store, spaces["a"], [number])
+        put_pages(store, spaces["a"], [number])
     stream = store.follow()
     next(stream)  # the first piece of what is there is read while it changes
     reader = threading.Thread(target=read)
@@ -158,17 +162,17 @@ def test_a_reader_that_believes_everything_knows_what_is_there(store, disk, kv, 
         known = spaces[rng.choice(names)]
         match rng.randrange(8):
             case 0:
-                store.evict(known.fingerprint, [kv.hash_of(rng.randrange(300))])
+                store.evict(known.fingerprint, [page_hash(rng.randrange(300))])
             case 1 | 2:
                 store.flush()
             case 3:
-                kv.get(store, known, [rng.randrange(300)])
+                load_pages(store, known, [rng.randrange(300)])
             case 4 if rng.random() < 0.1:
                 store.clear(known.fingerprint)
                 spaces[known.layout.model] = store.open_namespace(known.layout)
             case _:
                 first = rng.randrange(300)
-                kv.put(store, known, range(first, first + rng.randrange(1, 4)))
+                put_pages(store, known, range(first, first + rng.randrange(1, 4)))
     done.set()
     assert quiet.wait(60.0)
     reader.join()

@@ -1,55 +1,62 @@
-"""What the tiers below learn: new pages, which page comes before, which are used."""
+"""Write-back: what lower tiers learn: new pages, which page comes before, which are used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_clock import FakeClock
+from memory_tier import MemoryTier
+from tiny_stores import (
+    OpenStore,
+    fill_reserved,
+    found_pages,
+    layout_of,
+    load_pages,
+    page_hash,
+    page_hashes,
+    put_pages,
+    result_of,
+)
 
 from kvstore.arena.arena import Arena
 from kvstore.errors import (
     InvalidRequestError,
     ResourceError,
 )
+from kvstore.namespaces.registry import KnownNamespace
 from kvstore.store.leases import NODE
 from kvstore.store.store import Store
 
 FRAME = 4096
-OpenStore = Callable[..., Store]
 PATIENCE = 60.0
 
 
-def test_dirty_pages_are_written_oldest_first_in_bounded_batches(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any
-) -> None:
+def test_dirty_pages_are_written_oldest_first_in_bounded_batches(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(32, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     for number in range(10):
-        kv.put(store, known, [number])
-    keys = [known.fingerprint + kv.hash_of(number) for number in range(10)]
+        put_pages(store, known, [number])
+    keys = [known.fingerprint + page_hash(number) for number in range(10)]
     assert [store.write_back.write_back() for _ in range(4)] == [4, 4, 2, 0]
     assert [key for batch in tier.writes for key in batch] == keys
     assert store.statistics().dirty_pages == 0
     store.check_integrity()
 
 
-def test_namespaces_take_turns_and_fill_each_write_together(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any
-) -> None:
+def test_namespaces_take_turns_and_fill_each_write_together(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(64, [tier])
-    flood, own = (store.open_namespace(kv.layout(name, FRAME)) for name in ("flood", "own"))
+    flood, own = (store.open_namespace(layout_of(name, FRAME)) for name in ("flood", "own"))
     for number in range(30):
-        kv.put(store, flood, [number])
+        put_pages(store, flood, [number])
     assert store.write_back.write_back() == 8
-    kv.put(store, own, [0, 1])
+    put_pages(store, own, [0, 1])
     assert [store.write_back.write_back() for _ in range(4)] == [8, 8, 8, 0]
 
-    def keys(known: Any, numbers: range) -> list[bytes]:
-        return [known.fingerprint + kv.hash_of(number) for number in numbers]
+    def keys(known: KnownNamespace, numbers: range) -> list[bytes]:
+        return [known.fingerprint + page_hash(number) for number in numbers]
 
     assert tier.writes == [
         keys(flood, range(8)),
@@ -61,13 +68,13 @@ def test_namespaces_take_turns_and_fill_each_write_together(
 
 
 def test_a_namespace_whose_pages_are_refused_for_good_does_not_keep_the_others_waiting(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any
+    open_store: OpenStore, tier: MemoryTier
 ) -> None:
     store = open_store(64, [tier])
-    refused, own = (store.open_namespace(kv.layout(name, FRAME)) for name in ("refused", "own"))
+    refused, own = (store.open_namespace(layout_of(name, FRAME)) for name in ("refused", "own"))
     for known in (refused, own):
-        kv.put(store, known, range(10))
-        kv.put(store, known, range(10, 20))
+        put_pages(store, known, range(10))
+        put_pages(store, known, range(10, 20))
     tier.refuse = lambda key: key.startswith(refused.fingerprint)
     assert [store.write_back.write_back() for _ in range(4)] == [8, 8, 4, 0]
     assert store.statistics().dirty_pages == 20
@@ -75,23 +82,23 @@ def test_a_namespace_whose_pages_are_refused_for_good_does_not_keep_the_others_w
 
 
 def test_namespaces_that_are_refused_together_are_not_tried_again_at_once(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any
+    open_store: OpenStore, tier: MemoryTier
 ) -> None:
     store = open_store(64, [tier])
     for name in "abcdefgh":
-        kv.put(store, store.open_namespace(kv.layout(name, FRAME)), [1])
+        put_pages(store, store.open_namespace(layout_of(name, FRAME)), [1])
     tier.refuse = lambda key: True
     assert store.write_back.write_back() == 0
     assert [len(batch) for batch in tier.writes] == [8]
     store.check_integrity()
 
 
-def test_namespaces_take_turns_in_a_flush(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+def test_namespaces_take_turns_in_a_flush(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(64, [tier])
-    flood, own = (store.open_namespace(kv.layout(name, FRAME)) for name in ("flood", "own"))
+    flood, own = (store.open_namespace(layout_of(name, FRAME)) for name in ("flood", "own"))
     for number in range(20):
-        kv.put(store, flood, [number])
-    kv.put(store, own, [0, 1])
+        put_pages(store, flood, [number])
+    put_pages(store, own, [0, 1])
     assert store.flush() == 22
     assert [{key[:32] for key in keys} for keys in tier.writes] == [
         {flood.fingerprint},
@@ -101,13 +108,11 @@ def test_namespaces_take_turns_in_a_flush(open_store: OpenStore, kv: SimpleNames
     ]
 
 
-def test_pages_that_a_tier_refuses_stay_dirty_and_let_others_go_first(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any
-) -> None:
+def test_pages_that_a_tier_refuses_stay_dirty_and_let_others_go_first(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(32, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     for number in range(6):
-        kv.put(store, known, [number])
+        put_pages(store, known, [number])
     tier.refuse = lambda key: key[-1] < 4
     assert store.write_back.write_back() == 0
     assert store.write_back.write_back() == 2
@@ -117,12 +122,10 @@ def test_pages_that_a_tier_refuses_stay_dirty_and_let_others_go_first(
     store.check_integrity()
 
 
-def test_a_tier_that_raises_while_writing_changes_nothing(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any
-) -> None:
+def test_a_tier_that_raises_while_writing_changes_nothing(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(32, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [1])
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [1])
     tier.write_gate.error = RuntimeError("broken")
     with pytest.raises(RuntimeError):
         store.write_back.write_back()
@@ -132,39 +135,39 @@ def test_a_tier_that_raises_while_writing_changes_nothing(
     assert store.write_back.write_back() == 1
 
 
-def test_pages_being_written_below_do_not_leave(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any, threads: ThreadPoolExecutor
+def test_pages_being_written_back_do_not_leave(
+    open_store: OpenStore, tier: MemoryTier, threads: ThreadPoolExecutor
 ) -> None:
     store = open_store(16, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [1])
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [1])
     tier.write_gate.close()
     writing = threads.submit(store.write_back.write_back)
     tier.write_gate.wait_reached()
     for number in range(100, 120):
-        kv.put(store, known, [number])
-    assert kv.found(store, known, [1]) == [1]
+        put_pages(store, known, [number])
+    assert found_pages(store, known, [1]) == [1]
     tier.write_gate.open()
-    assert kv.result(writing) == 1, "its checksum was right to the end"
+    assert result_of(writing) == 1, "its checksum was right to the end"
     store.check_integrity()
 
 
-def test_flush_returns_what_became_durable(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+def test_flush_returns_what_became_durable(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(32, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     for number in range(9):
-        kv.put(store, known, [number])
+        put_pages(store, known, [number])
     assert store.flush() == 9
     assert (len(tier.pages), tier.flushes) == (9, 1)
     assert store.flush() == 0
 
 
-def test_flush_writes_everything_that_can_be_written(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+def test_flush_writes_everything_that_can_be_written(open_store: OpenStore, tier: MemoryTier) -> None:
     """A whole batch that is refused is no reason to leave the others."""
     store = open_store(32, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     for number in range(12):
-        kv.put(store, known, [number])
+        put_pages(store, known, [number])
     tier.refuse = lambda key: key[-1] < 8
     with pytest.raises(ResourceError, match="8 of 12 pages are not on disk"):
         store.flush()
@@ -172,11 +175,11 @@ def test_flush_writes_everything_that_can_be_written(open_store: OpenStore, kv: 
     assert len(tier.writes) == 3, "each page is tried once"
 
 
-def test_flush_stops_at_its_deadline(open_store: OpenStore, kv: SimpleNamespace, tier: Any, clock: Any) -> None:
+def test_flush_stops_at_its_deadline(open_store: OpenStore, tier: MemoryTier, clock: FakeClock) -> None:
     store = open_store(32, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     for number in range(12):
-        kv.put(store, known, [number])
+        put_pages(store, known, [number])
     write = tier.write
 
     def slow(pages: Any) -> Any:
@@ -189,32 +192,28 @@ def test_flush_stops_at_its_deadline(open_store: OpenStore, kv: SimpleNamespace,
     assert len(tier.pages) == 8
 
 
-def test_what_the_system_does_not_make_durable_is_an_error(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any
-) -> None:
+def test_what_the_system_does_not_make_durable_is_an_error(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(32, [tier])
-    kv.put(store, store.open_namespace(kv.layout("a", FRAME)), [1])
+    put_pages(store, store.open_namespace(layout_of("a", FRAME)), [1])
     tier.flush_error = ResourceError("no")
     with pytest.raises(ResourceError):
         store.flush()
     store.check_integrity()
 
 
-def test_waiting_for_dirty_pages(
-    open_store: OpenStore, kv: SimpleNamespace, tier: Any, threads: ThreadPoolExecutor
-) -> None:
+def test_waiting_for_dirty_pages(open_store: OpenStore, tier: MemoryTier, threads: ThreadPoolExecutor) -> None:
     store = open_store(32, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     assert not store.write_back.wait_for_dirty(0.0)
     waiting = threads.submit(store.write_back.wait_for_dirty, PATIENCE)
-    kv.put(store, known, [1])
-    assert kv.result(waiting)
+    put_pages(store, known, [1])
+    assert result_of(waiting)
     assert store.write_back.wait_for_dirty(PATIENCE)
 
 
-def test_tiers_learn_which_page_comes_before(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+def test_tiers_learn_which_page_comes_before(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(64, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
+    known = store.open_namespace(layout_of("a", FRAME))
     came: dict[bytes, bytes] = {}
     write = tier.write
 
@@ -223,44 +222,44 @@ def test_tiers_learn_which_page_comes_before(open_store: OpenStore, kv: SimpleNa
         return write(pages)
 
     tier.write = note
-    kv.put(store, known, [1, 2])
-    hashes = kv.hashes_of([2, 3, 4])  # a step later, with what was there before
-    reserved = store.prepare_store(NODE, known.fingerprint, hashes, 10.0, direct=True, parent=kv.hashes_of([1])[0])
-    kv.fill(store, known, hashes, reserved)
-    store.complete_store(NODE, reserved.ticket, publish=True)
+    put_pages(store, known, [1, 2])
+    hashes = page_hashes([2, 3, 4])  # a step later, with what was there before
+    reserved = store.prepare_store(NODE, known.fingerprint, hashes, 10.0, direct=True, parent=page_hashes([1])[0])
+    fill_reserved(store, known, hashes, reserved)
+    store.complete_store(NODE, reserved.lease, publish=True)
     store.flush()
-    keys = [known.fingerprint + each for each in kv.hashes_of([1, 2, 3])]
-    assert came == dict(zip(kv.hashes_of([1, 2, 3, 4]), [b"", *keys], strict=True))
+    keys = [known.fingerprint + each for each in page_hashes([1, 2, 3])]
+    assert came == dict(zip(page_hashes([1, 2, 3, 4]), [b"", *keys], strict=True))
     with pytest.raises(InvalidRequestError, match="32 bytes, got one of 3"):
         store.prepare_store(NODE, known.fingerprint, hashes, 10.0, direct=True, parent=b"abc")
 
 
-def test_tiers_below_are_told_what_is_used_above(open_store: OpenStore, kv: SimpleNamespace, tier: Any) -> None:
+def test_lower_tiers_are_told_what_is_used_in_the_arena(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(64, [tier])
-    known = store.open_namespace(kv.layout("a", FRAME))
-    kv.put(store, known, [1, 2, 3])
+    known = store.open_namespace(layout_of("a", FRAME))
+    put_pages(store, known, [1, 2, 3])
     told: list[bytes] = []
     tier.touch = lambda keys: told.extend(keys)
     store.sweep()
     assert told == []
-    kv.get(store, known, [1, 2])
-    store.touch(known.fingerprint, kv.hashes_of([2, 9]))
+    load_pages(store, known, [1, 2])
+    store.touch(known.fingerprint, page_hashes([2, 9]))
     store.sweep()
     store.sweep()
-    assert told == [known.fingerprint + each for each in kv.hashes_of([1, 2])]
+    assert told == [known.fingerprint + each for each in page_hashes([1, 2])]
 
 
-def test_what_the_shared_tier_lost_is_offered_again_when_it_is_used(shm: Path, kv: SimpleNamespace, tier: Any) -> None:
+def test_what_the_shared_tier_lost_is_offered_again_when_it_is_used(shm: Path, tier: MemoryTier) -> None:
     with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
-        known = store.open_namespace(kv.layout("a", FRAME))
-        kv.put(store, known, [1, 2, 3])
+        known = store.open_namespace(layout_of("a", FRAME))
+        put_pages(store, known, [1, 2, 3])
         assert store.write_back.share() == 3
-        del tier.pages[known.fingerprint + kv.hashes_of([2])[0]]
+        del tier.pages[known.fingerprint + page_hashes([2])[0]]
         store.write_back.tell_shared()
         assert not store.write_back.wait_for_unshared(0.0), "nothing was used"
-        kv.get(store, known, [1, 2])
-        kv.get(store, known, [1, 2])
+        load_pages(store, known, [1, 2])
+        load_pages(store, known, [1, 2])
         store.write_back.tell_shared()
         assert store.write_back.share() == 1
         assert len(tier.pages) == 3
-        assert tier.writes[-1] == [known.fingerprint + kv.hashes_of([2])[0]]
+        assert tier.writes[-1] == [known.fingerprint + page_hashes([2])[0]]

@@ -196,7 +196,7 @@ def test_an_arena_that_is_made_anew_begins_anew(start_node: Callable[..., Node])
 
     def told(node: Node) -> list[int]:
         statistics = node.store.statistics()
-        return [statistics.counters["stored"], statistics.below["disk"].stored]
+        return [statistics.counters["stored"], statistics.lower_tiers["disk"].stored]
 
     node = start_node()
     with kvstore.connect(f"unix://{node.config.socket}", timeout=30.0) as client:

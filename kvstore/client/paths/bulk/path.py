@@ -48,7 +48,7 @@ from kvstore.errors import (
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import tell_children
 from kvstore.host.uninterrupted import uninterrupted
-from kvstore.limits import RESERVED
+from kvstore.page_codes import StoreOutcome
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire.messages import AT_ONCE_BYTES
 
@@ -269,7 +269,7 @@ class BulkPath(BufferedPath):
         before its first one is another."""
         result = StoreResult()
         start = sent = 0
-        for reserved, run in groupby(outcomes, lambda outcome: outcome == RESERVED):
+        for reserved, run in groupby(outcomes, lambda outcome: outcome == StoreOutcome.RESERVED):
             count = len(list(run))
             end = start + count
             if reserved:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import FormatError
-from kvstore.limits import LONGEST_TICKET, TIER_NAMES
+from kvstore.limits import LONGEST_LEASE
+from kvstore.page_codes import TIER_NAMES
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire.channel import Channel
 from kvstore.wire.frame import (
@@ -131,7 +132,7 @@ class BulkRequests:
         """The beginning of a request. From now on its answer is awaited."""
         self.good = False
         self.channel.deadline = deadline
-        milliseconds = math.ceil(min(max(deadline - time.monotonic(), 0.0), LONGEST_TICKET) * 1000)
+        milliseconds = math.ceil(min(max(deadline - time.monotonic(), 0.0), LONGEST_LEASE) * 1000)
         payload = sum(payload_bytes(1, page.size) for page in pages)
         head = pack_frame(kind, message, payload=payload, milliseconds=milliseconds)
         self._number = number_of(head)

@@ -32,7 +32,7 @@ from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
 from kvstore.errors import NotAttachedError, ResourceError
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import tell_children
-from kvstore.limits import ABSENT
+from kvstore.page_codes import PageTier
 
 Bytes = npt.NDArray[np.uint8]
 _LOOK_SECONDS = 0.25
@@ -123,7 +123,7 @@ class MappedArena:
         elsewhere = self._elsewhere[0]
         frames = self._index.find(namespace.number, namespace.layout.page_bytes, hashes).frames
         here = (frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
-        return here, not elsewhere or ABSENT not in here
+        return here, not elsewhere or PageTier.ABSENT not in here
 
     def read(self, namespace: OpenedNamespace, hashes: bytes) -> MappedRead:
         """Look the leading pages up to read them; announced before."""

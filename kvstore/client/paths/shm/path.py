@@ -38,23 +38,19 @@ from kvstore.errors import (
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import renewed, tell_children
 from kvstore.host.uninterrupted import uninterrupted
-from kvstore.limits import (
-    ABSENT,
-    ARENA,
-    LONGEST_TICKET,
-    PRESENT,
-    RESERVED,
-    TIER_NAMES,
-)
+from kvstore.limits import LONGEST_LEASE
+from kvstore.page_codes import TIER_NAMES, PageTier, StoreOutcome
 from kvstore.v1 import cache_pb2 as pb
 
 Bytes = npt.NDArray[np.uint8]
 Pending = TypeVar("Pending")
-_ARENA = TIER_NAMES[ARENA] or ""
+_ARENA = TIER_NAMES[PageTier.ARENA] or ""
 _REPORT_TIMEOUT = 1.0
 _MOST_NOTED = 1024
 """Most pages that the next call takes along: with more it might be too long for its connection."""
-_OUTCOMES = bytes.maketrans(bytes([ABSENT, ARENA]), bytes([RESERVED, PRESENT]))
+_OUTCOMES = bytes.maketrans(
+    bytes([PageTier.ABSENT, PageTier.ARENA]), bytes([StoreOutcome.RESERVED, StoreOutcome.PRESENT])
+)
 """What the index says of a page → what a store does with it."""
 _STEP_BYTES = 16 << 20
 """Most bytes, unless it is one page, that are copied under one announcement: writers may be waiting."""
@@ -318,7 +314,7 @@ class ShmPath(Path):
             here, _ = arena.find(namespace, hashes)
         else:  # a prefix leaves its tail first: nothing of it is here, and if it is, its copies are in vain
             here = bytes(transfer.page_count)
-        wanted = here.count(ABSENT)
+        wanted = here.count(PageTier.ABSENT)
         slots = self._preallocation.take(attachment, namespace, wanted) if wanted else None
         if slots is None:
             return None
@@ -476,7 +472,7 @@ def _report_use(connection: Connection, report: pb.UseReport) -> None:
 
 
 def _ttl_ms(deadline: float) -> int:
-    return math.ceil(min(time_left(deadline), LONGEST_TICKET) * 1000)
+    return math.ceil(min(time_left(deadline), LONGEST_LEASE) * 1000)
 
 
 def _read_only(pages: list[Bytes]) -> list[Bytes]:

@@ -25,7 +25,7 @@ from kvstore.client.paths.shm.connection import (
 from kvstore.errors import DeadlineError, KVStoreError, UnavailableError
 from kvstore.host.forking import renewed, tell_children
 from kvstore.host.uninterrupted import uninterrupted
-from kvstore.limits import LONGEST_TICKET
+from kvstore.limits import LONGEST_LEASE
 from kvstore.v1 import cache_pb2 as pb
 
 LEAST_BYTES = 1 << 20
@@ -86,7 +86,7 @@ class Preallocation:
     def take(self, attachment: Attachment, namespace: OpenedNamespace, pages: int) -> PreallocatedSlots | None:
         """A reservation for at least so many pages; the caller has begun an operation of the attachment, and ends the
         reservation by a call."""
-        oldest = time.monotonic() - LONGEST_TICKET / 2
+        oldest = time.monotonic() - LONGEST_LEASE / 2
         with self._lock:
             slots = self._slots.get(namespace.fingerprint, [])
             for place, each in enumerate(slots):
@@ -132,7 +132,7 @@ class Preallocation:
             request = pb.PrepareStoreRequest(
                 pages=pb.PageList(fingerprint=fingerprint),
                 client=attachment.client,
-                ttl_ms=math.ceil(LONGEST_TICKET * 1000),
+                ttl_ms=math.ceil(LONGEST_LEASE * 1000),
                 ahead=following or pages,
                 ahead_evict=following > 0,
             )
@@ -177,7 +177,7 @@ class Preallocation:
         self._connections.settle_idle(time.monotonic() + _TIMEOUT)
         with self._lock:
             now = time.monotonic()
-            lost = [each for each in self._coming if each.made < now - LONGEST_TICKET]
+            lost = [each for each in self._coming if each.made < now - LONGEST_LEASE]
             self._coming = [each for each in self._coming if each not in lost]
             used = now - _IDLE_SECONDS
             leaving = [each for slots in self._slots.values() for each in slots if each.made < used]

@@ -15,7 +15,7 @@ from kvstore.client.paths.shm.connection import LocalConnection, Packed
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
 from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import KVStoreError
-from kvstore.limits import PRESENT, REFUSED, RESERVED
+from kvstore.page_codes import StoreOutcome
 from kvstore.v1 import cache_pb2 as pb
 
 Bytes = npt.NDArray[np.uint8]
@@ -58,19 +58,21 @@ class Reservation:
     @property
     def pages(self) -> int:
         """How many are to be written."""
-        return self.outcomes.count(RESERVED)
+        return self.outcomes.count(StoreOutcome.RESERVED)
 
     @property
     def before(self) -> StoreResult:
         """What became of the other pages."""
-        return StoreResult(present=self.outcomes.count(PRESENT), refused=self.outcomes.count(REFUSED))
+        return StoreResult(
+            present=self.outcomes.count(StoreOutcome.PRESENT), refused=self.outcomes.count(StoreOutcome.REFUSED)
+        )
 
     def views(self) -> list[Bytes | None]:
         """For each page of the batch where it goes, or None."""
-        offsets = iter(self._offsets)
+        offsets, reserved = iter(self._offsets), StoreOutcome.RESERVED
         length = self.namespace.layout.page_bytes
         return [
-            self.attachment.view(next(offsets), length) if outcome == RESERVED else None for outcome in self.outcomes
+            self.attachment.view(next(offsets), length) if outcome == reserved else None for outcome in self.outcomes
         ]
 
     def write(self, connection: LocalConnection, used: Used, before: Callable[[], None]) -> None:
@@ -82,7 +84,8 @@ class Reservation:
             DeadlineError: it did not take a part in time.
         """
         pages, deadline = self.transfer.pages, self.transfer.deadline
-        places = [place for place, outcome in enumerate(self.outcomes) if outcome == RESERVED]
+        reserved = StoreOutcome.RESERVED
+        places = [place for place, outcome in enumerate(self.outcomes) if outcome == reserved]
         length = self.namespace.layout.page_bytes
         starts = [0, *(part_ends(len(places), length) if connection.pipelined else [len(places)])]
         bounds = [0, *(places[end] for end in starts[1:-1]), len(self.outcomes)]

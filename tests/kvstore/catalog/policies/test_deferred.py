@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny_stores import counters_of, found_pages, layout_of, load_pages, page_hash, put_pages
 
+from kvstore.arena.format import FRAME_BYTES
 from kvstore.catalog.policies import ExpectedReuse, LeastRecentlyUsed
 from kvstore.catalog.policies.deferred import Deferred
 from kvstore.store.store import Store
@@ -166,11 +167,11 @@ def test_who_was_interrupted_tells_it_again() -> None:
 
 
 def test_a_store_goes_on_with_a_policy_that_fails_at_a_page_for_good(
-    open_store: Callable[..., Store], kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(16)
-    known = store.open_namespace(kv.layout("a", kv.FRAME))
-    wrong = {known.fingerprint + kv.hash_of(number) for number in (5, 50)}
+    known = store.open_namespace(layout_of("a", FRAME_BYTES))
+    wrong = {known.fingerprint + page_hash(number) for number in (5, 50)}
     insert = ExpectedReuse.insert
 
     def fail(self: Any, slot: int, key: bytes, parent: int | None = None) -> None:
@@ -181,8 +182,8 @@ def test_a_store_goes_on_with_a_policy_that_fails_at_a_page_for_good(
     monkeypatch.setattr(ExpectedReuse, "insert", fail)
     for first in range(0, 100, 4):
         numbers = range(first, first + 4)
-        assert kv.put(store, known, numbers).stored == 4
-        assert kv.get(store, known, numbers) == 4
+        assert put_pages(store, known, numbers).stored == 4
+        assert load_pages(store, known, numbers) == 4
         store.check_integrity()
-    assert kv.counts(store, "stored", "evicted") == (100, 84)
-    assert not kv.found(store, known, [5, 50])
+    assert counters_of(store, "stored", "evicted") == (100, 84)
+    assert not found_pages(store, known, [5, 50])

@@ -142,7 +142,7 @@ def test_a_store_closes_only_where_it_is_opened(url, short_folder, shm_folder) -
 
 def test_pages_that_cannot_be_written_back_keep_the_arena(url) -> None:
     client = kvstore.connect(url())
-    (tier,) = client._session.control._store.below.own
+    (tier,) = client._session.control._store.lower_tiers.own
     tier.write = lambda pages: [False] * len(pages)
     fill(client)
     with pytest.raises(ResourceError, match=f"{PAGES} of {PAGES} pages are not on disk"):
@@ -154,7 +154,7 @@ def test_pages_that_cannot_be_written_back_keep_the_arena(url) -> None:
 
 def test_pages_that_are_not_durable_keep_the_arena(url, monkeypatch) -> None:
     client = kvstore.connect(url())
-    (tier,) = client._session.control._store.below.own
+    (tier,) = client._session.control._store.lower_tiers.own
     fill(client)
 
     def refuse() -> None:
@@ -186,7 +186,7 @@ def test_an_interrupt_of_closing_leaves_nothing_open(url, monkeypatch) -> None:
 
 def test_a_folder_that_went_before_the_store_keeps_no_arena(url, folder) -> None:
     client = kvstore.connect(url())
-    (tier,) = client._session.control._store.below.own
+    (tier,) = client._session.control._store.lower_tiers.own
     tier.write = lambda pages: [False] * len(pages)
     fill(client)
     shutil.rmtree(folder)

@@ -139,7 +139,7 @@ def test_a_client_that_goes_in_the_middle_of_a_load_holds_nothing(
         with node.store._state.lock:
             for name in names(3)[1:]:
                 node.store._state.residency.drop(node.store._catalog.find(pages.fingerprint + name))
-        [tier] = node.store.below.own
+        [tier] = node.store.lower_tiers.own
         read, goes_on = tier.read, threading.Event()
         tier.read = lambda keys, into: goes_on.wait(PATIENCE) and read(keys, into)
         request = pb.PrepareLoadRequest(

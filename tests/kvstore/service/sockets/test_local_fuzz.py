@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_clients import LocalClient
 from local_peer import Peer, names
 
 import kvstore
@@ -50,11 +51,11 @@ def frame_of(request: Any) -> bytes:
 class Fuzzer:
     """A client gone mad. Every choice comes from one seed."""
 
-    def __init__(self, node: Any, kv: Any, choose: random.Random, fingerprint: bytes, victim: int, stolen: int) -> None:
+    def __init__(self, node: Any, choose: random.Random, fingerprint: bytes, victim: int, stolen: int) -> None:
         self.node = node
         self.choose = choose
         self.fingerprint = fingerprint
-        self.process = kv.LocalClient(node.store.arena.directory)
+        self.process = LocalClient(node.store.arena.directory)
         self.client = node.store.attach(self.process.name)
         self.victim = victim
         """Another client, in whose name it speaks, too."""
@@ -182,7 +183,7 @@ def resident_bytes() -> int:
 
 
 def test_the_node_outlives_whatever_is_sent_to_it(
-    start_node: Callable[..., Any], kv: Any, seed: int, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+    start_node: Callable[..., Any], seed: int, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
     monkeypatch.setattr(local, "MESSAGE_SECONDS", 5.0)
     node = start_node(disk_limit=0, arena=64 << 20)
@@ -195,7 +196,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(
         victim = client._session.path._attachment.client
         own = pages.prepare_store(names(3, 500))  # a stranger's word must not end it
         [stolen] = node.store._state.leases.stores
-        fuzzer = Fuzzer(node, kv, random.Random(seed), pages.fingerprint, victim, stolen)
+        fuzzer = Fuzzer(node, random.Random(seed), pages.fingerprint, victim, stolen)
         strikes = 0
         end = time.monotonic() + SECONDS
         try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_clock import FakeClock
 from made_pages import make_page_of, read_pages
+from tiny_stores import found_pages, kill_store, layout_of, load_pages, page_hashes, put_pages
 
 import kvstore.namespaces.registry
 import kvstore.store.orphans
@@ -208,37 +209,37 @@ def open_nodes(shm: Path, open_redis: Open) -> Iterator[Callable[[str], list[Sto
 
 @KINDS
 def test_a_node_that_is_idle_leaves_to_others_what_they_use(
-    servers: Any, open_nodes: Any, kv: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    servers: Any, open_nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, primaries = servers
-    clock = kv.FakeClock()
+    clock = FakeClock()
     monkeypatch.setattr(kvstore.namespaces.registry, "time", clock)
     a, b = open_nodes(url)
-    known, _ = [store.open_namespace(kv.layout("old", FRAME)) for store in (a, b)]
-    kv.put(a, known, range(8))
+    known, _ = [store.open_namespace(layout_of("old", FRAME)) for store in (a, b)]
+    put_pages(a, known, range(8))
     while a.write_back.share():
         pass
-    assert kv.get(b, known, range(8)) == 8
+    assert load_pages(b, known, range(8)) == 8
 
     def days(number: float) -> None:
         clock.now += number * DAY
         age(primaries, number * DAY)
 
     days(2)
-    assert kv.get(b, known, [0]) == 1  # in its arena: Redis learns of it behind that
+    assert load_pages(b, known, [0]) == 1  # in its arena: Redis learns of it behind that
     b.write_back.tell_shared()
     assert a.expiry.expire(NEVER) == 8, "what is its own goes"
     assert b.expiry.expire(NEVER) == 0
-    assert kv.found(b, known, range(8)) == list(range(8))
+    assert found_pages(b, known, range(8)) == list(range(8))
     assert len(a.namespaces.known()) == 1, "or it could not look again"
-    assert b.below.shared.contains([known.fingerprint + each for each in kv.hashes_of(range(8))]) == [True] * 8
+    assert b.lower_tiers.shared.contains([known.fingerprint + each for each in page_hashes(range(8))]) == [True] * 8
     days(0.9)
     assert a.expiry.expire(NEVER) == 0
     assert len(a.namespaces.known()) == 1
     days(0.2)
     assert a.expiry.expire(NEVER) == 0
     assert a.namespaces.known() == []
-    assert b.below.shared.contains([known.fingerprint + each for each in kv.hashes_of(range(8))]) == [False] * 8
+    assert b.lower_tiers.shared.contains([known.fingerprint + each for each in page_hashes(range(8))]) == [False] * 8
     assert b.expiry.expire(NEVER) == 8
     assert b.namespaces.known() == []
 
@@ -247,19 +248,18 @@ def test_months_without_redis_leave_room_for_new_namespaces(
     server: Any,
     start_proxy: Any,
     open_nodes: Any,
-    kv: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = kv.FakeClock()
+    clock = FakeClock()
     monkeypatch.setattr(kvstore.namespaces.registry, "time", clock)
     monkeypatch.setattr(kvstore.namespaces.registry, "MOST_NAMESPACES", 8)
     proxy = start_proxy(server.port)
     store, _ = open_nodes(proxy.url)
     proxy.refuse, proxy.cut_after = True, 0
     for number in range(20):
-        known = store.open_namespace(kv.layout(str(number), FRAME))
-        kv.put(store, known, range(2))
+        known = store.open_namespace(layout_of(str(number), FRAME))
+        put_pages(store, known, range(2))
         clock.now += DAY / 4
         store.expiry.expire(NEVER)
     assert [each.layout.model for each in store.namespaces.known()] == ["15", "16", "17", "18", "19"]
@@ -273,16 +273,15 @@ def test_what_could_not_be_asked_is_asked_again(
     server: Any,
     start_proxy: Any,
     open_nodes: Any,
-    kv: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = kv.FakeClock()
+    clock = FakeClock()
     monkeypatch.setattr(kvstore.namespaces.registry, "time", clock)
     proxy = start_proxy(server.port)
     store, _ = open_nodes(proxy.url)
-    known = store.open_namespace(kv.layout("old", FRAME))
-    kv.put(store, known, range(4))
+    known = store.open_namespace(layout_of("old", FRAME))
+    put_pages(store, known, range(4))
     while store.write_back.share():
         pass
     clock.now += 2 * DAY
@@ -305,29 +304,28 @@ def test_what_a_killed_node_was_clearing_leaves_unless_another_uses_it_since(
     open_nodes: Any,
     open_redis: Open,
     shm: Path,
-    kv: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
     used_since: bool,
 ) -> None:
     url, primaries = servers
-    clock = kv.FakeClock()
+    clock = FakeClock()
     monkeypatch.setattr(kvstore.store.orphans, "time", clock)
     a, b = open_nodes(url)
-    known, _ = [store.open_namespace(kv.layout("a", FRAME)) for store in (a, b)]
-    kv.put(a, known, range(8))
+    known, _ = [store.open_namespace(layout_of("a", FRAME)) for store in (a, b)]
+    put_pages(a, known, range(8))
     while a.write_back.share():
         pass
-    assert kv.get(b, known, range(8)) == 8
+    assert load_pages(b, known, range(8)) == 8
     b.write_back.tell_shared()
     a.namespaces.forget(known, shared=True)  # the first step of clear
-    kv.kill(a)
+    kill_store(a)
     with Store(Arena(shm / "a", 64 * FRAME), [], [shm / "a"], shared=open_redis(url, LIMIT, timeout=5.0)) as again:
         clock.now += 60
         age(primaries, 61)
         if used_since:
-            kv.get(b, known, [0])
+            load_pages(b, known, [0])
             b.write_back.tell_shared()
         again.orphans.drop(NEVER)
         assert again.namespaces.leaving() == []
-        keys = [known.fingerprint + each for each in kv.hashes_of(range(8))]
-        assert b.below.shared.contains(keys) == [used_since] * 8
+        keys = [known.fingerprint + each for each in page_hashes(range(8))]
+        assert b.lower_tiers.shared.contains(keys) == [used_since] * 8

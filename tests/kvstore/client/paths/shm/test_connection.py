@@ -140,7 +140,7 @@ def test_the_first_page_is_copied_while_the_last_is_still_read(start_node, space
         with node.store._state.lock:
             for each in hashes(5):
                 node.store._state.residency.drop(node.store._catalog.find(pages.fingerprint + each))
-        [tier] = node.store.below.own
+        [tier] = node.store.lower_tiers.own
         read, goes_on = tier.read, threading.Event()
 
         def slow(keys: list[bytes], into: list[np.ndarray]) -> list[int | None]:

@@ -343,12 +343,12 @@ class TestOvertaken:
             reserved = store.prepare_store(0, known.fingerprint, batch[:4], 9.0, direct=True)
             for frame, page in zip(reserved.frames, pages_of, strict=False):
                 store.arena.view(frame, PAGE)[:] = page
-            store.complete_store(0, reserved.ticket, publish=True)
+            store.complete_store(0, reserved.lease, publish=True)
             if count > 4:
                 reserved = store.prepare_store(0, known.fingerprint, batch[4:], 9.0, direct=True)
                 for frame, page in zip(reserved.frames, pages_of[4:], strict=False):
                     store.arena.view(frame, PAGE)[:] = page
-                store.complete_store(0, reserved.ticket, publish=True)
+                store.complete_store(0, reserved.lease, publish=True)
 
         for turn in range(1000 if count == 1 else 100):
             wanted = chain[turn * 8 : turn * 8 + count]
