@@ -1,10 +1,12 @@
-"""Whether the node is worth asking."""
+"""A circuit breaker for each kind of call to a node, and the line in the log that says that it failed."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
+
+from kvstore.breaker import Breaker
 
 BACKOFF = 1.0
 """Seconds for which a node that failed is left alone."""
@@ -19,7 +21,7 @@ class NodeHealth:
     """What one kind of call last experienced.
 
     A node that is dead or hangs must cost the engine one failure a second, not one a request; and its user one line a
-    minute, not one a request. After :data:`BACKOFF` the next call tries again: nothing needs a restart.
+    minute, not one a request. After :data:`BACKOFF` the next calls try again: nothing needs a restart.
 
     Thread-safe.
 
@@ -31,10 +33,14 @@ class NodeHealth:
     def __init__(self, what: str, clock: Callable[[], float]) -> None:
         self._what = what
         self._clock = clock
+        self._breaker = breaker = Breaker(1, BACKOFF, BACKOFF, single_trial=False, clock=clock)
+        self.available = breaker.allows
+        """Whether to ask: False for :data:`BACKOFF` after a failure. Who asks this need not call."""
+        self.succeeded = breaker.succeeded
+        """A call was answered."""
         self._lock = threading.Lock()
         self._failures = 0
         self._unreported = 0
-        self._retry_at: float | None = None
         self._log_at: float | None = None
 
     @property
@@ -42,23 +48,13 @@ class NodeHealth:
         """Calls that failed so far."""
         return self._failures
 
-    def available(self) -> bool:
-        """Whether to ask: False for :data:`BACKOFF` after a failure."""
-        with self._lock:
-            return self._retry_at is None or self._clock() >= self._retry_at
-
-    def succeeded(self) -> None:
-        """A call was answered."""
-        with self._lock:
-            self._retry_at = None
-
     def failed(self, error: Exception) -> None:
         """A call was not answered, or not in time."""
+        self._breaker.failed()
         with self._lock:
             now = self._clock()
             self._failures += 1
             self._unreported += 1
-            self._retry_at = now + BACKOFF
             if self._log_at is not None and now < self._log_at:
                 return
             self._log_at = now + LOG_INTERVAL

@@ -1,75 +1,110 @@
-"""A circuit breaker: after some failures in a row nothing is tried for a while, then one trial at a time.
+"""A circuit breaker: what failed several times in a row is left alone for a while, and then tried again.
 
-::
+=========  ========================  ===============================  ==========  ======================================
+state      entered                   ``allows()``                     succeeded   failed
+=========  ========================  ===============================  ==========  ======================================
+closed     at first; by a success    True                             closed      open, by the last of ``failures`` in a
+                                                                                  row; else closed
+open       by a failure              False                            closed      open, for twice as long
+half-open  when the pause is over    True, and open for as long       closed      open, for twice as long
+                                     again (``single_trial``)
+=========  ========================  ===============================  ==========  ======================================
 
-    closed ──failures in a row──▶ open ──pause over──▶ trying ──success──▶ closed
-                                    ▲                     │
-                                    └──failure, or silence┘   each time with twice the pause, up to the longest
-
-No I/O and no clock of its own: :meth:`Breaker.allows` before, one of the other two after.
+It decides and does no I/O: :meth:`Breaker.allows` is asked before a call, and told by :meth:`Breaker.succeeded` or
+:meth:`Breaker.failed` how it went. A trial that never tells is followed by the next one after another pause.
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
 from collections.abc import Callable
 
-MOST_FAILURES = 3
-"""Failures in a row that open it."""
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 2.0
+
+class State(enum.Enum):
+    """Of a breaker."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
 
 
 class Breaker:
-    """Safe for threads."""
+    """One of these for each thing that fails by itself: a server, reads of a disk. Safe for threads.
+
+    Args:
+        failures: so many in a row open it.
+        pause: seconds for which it is open, at first.
+        longest_pause: seconds, to which that doubles by further failures while it is not closed.
+        single_trial: half-open, it lets one caller through, and the others when that one has succeeded. False: it lets
+            everybody through until one fails, for callers who may ask and then not call.
+        clock: seconds that only grow.
+    """
 
     def __init__(
         self,
-        most_failures: int = MOST_FAILURES,
+        failures: int,
+        pause: float,
+        longest_pause: float,
+        *,
+        single_trial: bool = True,
         clock: Callable[[], float] = time.monotonic,
-        pause: float = FIRST_PAUSE,
     ) -> None:
-        self._most_failures = most_failures
-        self._clock = clock
+        self._most_failures = failures
         self._first_pause = pause
+        self._longest_pause = longest_pause
+        self._single_trial = single_trial
+        self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
+        """In a row."""
         self._pause = 0.0
-        self._until = 0.0
+        """0: it is closed."""
+        self._half_open_at = 0.0
 
     @property
-    def is_open(self) -> bool:
-        """Whether only trials are let through."""
-        return self._pause > 0
+    def state(self) -> State:
+        """What it is now. Who only asks this is no trial."""
+        if not self._pause:
+            return State.CLOSED
+        return State.OPEN if self._clock() < self._half_open_at else State.HALF_OPEN
 
     def allows(self) -> bool:
-        """Whether to try. While open, one caller after each pause is told to."""
+        """Whether to call now. Half-open, True makes this caller the trial."""
         if not self._pause:
             return True
         with self._lock:
             now = self._clock()
-            if self._pause and now < self._until:
+            if self._pause and now < self._half_open_at:
                 return False
-            # The next one waits for this trial's outcome, or for another pause if it has none.
-            self._until = now + self._pause
+            if self._single_trial:
+                self._half_open_at = now + self._pause
             return True
 
     def succeeded(self) -> None:
-        """What was tried went well."""
+        """A call went well."""
         if self._failures or self._pause:
             with self._lock:
                 self._failures = 0
                 self._pause = 0.0
 
-    def failed(self) -> None:
-        """What was tried went wrong."""
+    def failed(self, *, at_once: bool = False) -> None:
+        """A call went wrong.
+
+        Args:
+            at_once: open it, whatever the number of failures: each further one would cost too much.
+        """
         with self._lock:
             self._failures += 1
             if self._pause:
-                self._pause = min(LONGEST_PAUSE, 2 * self._pause)
-            elif self._failures >= self._most_failures:
+                self._pause = min(2 * self._pause, self._longest_pause)
+            elif self._failures >= self._most_failures or at_once:
                 self._pause = self._first_pause
             else:
                 return
-            self._until = self._clock() + self._pause
+            self._half_open_at = self._clock() + self._pause
+
+    def forked(self) -> None:
+        """In a child: another thread of the parent may have had the lock."""
+        self._lock = threading.Lock()

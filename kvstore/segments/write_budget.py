@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.segments.blockfile import Patience
-from kvstore.segments.health import RareLines
+from kvstore.segments.rare_lines import RareLines
 from kvstore.segments.record import BLOCK
 from kvstore.units import format_size
 

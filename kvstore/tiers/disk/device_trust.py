@@ -6,13 +6,18 @@ import logging
 import time
 from collections.abc import Callable
 
+from kvstore.breaker import Breaker, State
 from kvstore.segments.blockfile import Patience
-from kvstore.segments.health import Health, RareLines
 from kvstore.segments.io_threads import IoThreads, LateError
+from kvstore.segments.rare_lines import RareLines
 
 _log = logging.getLogger(__name__)
 
 READS_AT_ONCE = 4
+FAILURES = 4
+"""Failed calls in a row behind which the disk is left alone."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds for which it is."""
 RESTING = "the disk keeps failing, and is left alone for a while"
 
 
@@ -27,26 +32,26 @@ class Direction:
 
     def __init__(self, threads: int, deadline: float, clock: Callable[[], float]) -> None:
         self._threads = IoThreads(threads)
-        self._health = Health(clock)
+        self._breaker = Breaker(FAILURES, FIRST_PAUSE, LONGEST_PAUSE, clock=clock)
         self.patience = Patience(self._threads, deadline)
 
     @property
     def resting(self) -> bool:
         """Whether a call now would be answered without trying. Who only asks this is no trial, and need not say how it
         went: the next write, or read, is."""
-        return self._threads.all_hang or self._health.resting
+        return self._threads.all_hang or self._breaker.state is State.OPEN
 
     def may_try(self) -> bool:
         """Whether to try an I/O now."""
-        return not self._threads.all_hang and self._health.allows()
+        return not self._threads.all_hang and self._breaker.allows()
 
     def succeeded(self) -> None:
         """An I/O was done."""
-        self._health.succeeded()
+        self._breaker.succeeded()
 
     def failed(self, error: OSError) -> None:
-        """An I/O was refused, or late."""
-        self._health.failed(at_once=isinstance(error, LateError))
+        """An I/O was refused; or late, as each further one would be."""
+        self._breaker.failed(at_once=isinstance(error, LateError))
 
     def close(self) -> None:
         """Let the threads end."""

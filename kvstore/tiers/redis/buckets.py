@@ -1,4 +1,5 @@
-"""The buckets: how many there are, what each may hold, and the scripts that change them."""
+"""Buckets, of which each has a part of the chunks: how many there are, what each may hold, and the requests that
+change them."""
 
 from __future__ import annotations
 
@@ -15,17 +16,16 @@ from kvstore.tiers.redis.format.chunk import decode_header
 from kvstore.tiers.redis.format.entry import PageEntry
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.net import scripts
-from kvstore.tiers.redis.net.batches import runs
 from kvstore.tiers.redis.net.resp import Reply
-from kvstore.tiers.redis.net.server import Request
+from kvstore.tiers.redis.net.server import Request, runs
 from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.redis.quotas import FULL_CHUNK, Share, share_of
 
 _log = logging.getLogger(__name__)
 BUCKET_CHUNKS = 16
 """As many chunks of full size fit into every bucket."""
-LEAVE_AT_ONCE = 16
-"""Chunks that leave a bucket in one step where many are to: the server serves nobody else meanwhile."""
+EXPIRED_AT_ONCE = 16
+"""Chunks of a bucket that expire in one step: the server serves nobody else meanwhile."""
 _CLOCKS = 64
 """Buckets, about, that are asked what time it is."""
 
@@ -33,8 +33,8 @@ Pages = Mapping[tuple[int, bytes], int]
 """Numbers of pages by bucket and nonce of their chunks."""
 
 
-class Left(NamedTuple):
-    """A chunk that made room."""
+class Evicted(NamedTuple):
+    """A chunk that was evicted."""
 
     bucket: int
     nonce: bytes
@@ -43,7 +43,7 @@ class Left(NamedTuple):
 
     @property
     def keys(self) -> list[bytes]:
-        """Of its pages. None where nobody can say which: whoever reads an entry of one finds out."""
+        """Of its pages. Empty where nobody can say which: whoever reads an entry of one finds out."""
         try:
             header = decode_header(self.header)
         except FormatError:
@@ -55,35 +55,35 @@ class Buckets:
     """All buckets. Safe for threads.
 
     Args:
-        servers: where they are.
-        limit_bytes: most bytes in all of them together.
+        topology: the servers where they are.
+        limit_bytes: most bytes in all of them together; they stay as many when it changes.
         live_ms: milliseconds that values live, in digits.
     """
 
-    def __init__(self, servers: Topology, limit_bytes: int, live_ms: bytes) -> None:
-        self._servers = servers
-        self._limit_bytes = limit_bytes
-        self._live_ms = live_ms
+    def __init__(self, topology: Topology, limit_bytes: int, live_ms: bytes) -> None:
+        self._topology = topology
+        self.limit_bytes = limit_bytes
+        self.live_ms = live_ms
         self._own_number = max(1, min(key_names.MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * FULL_CHUNK)))
         self._number = self._own_number
         self._quotas: dict[bytes, int] = {}
         self.newer = 0
         """The format of what is in Redis, where it is newer than this version's: nothing may be changed then."""
-        self.books = BucketAccounting()
+        self.accounting = BucketAccounting()
 
     # -- what they may hold ------------------------------------------------------------------------------------------
 
     @property
     def budget(self) -> int:
         """Most bytes in one bucket."""
-        return self._limit_bytes // self._number
+        return self.limit_bytes // self._number
 
     def agreement(self) -> list[Request]:
         """Requests that say how many buckets there are, and of which format, unless somebody has, and ask for both.
 
         :meth:`agreed` takes the replies, or those of the last two requests, which only ask.
         """
-        slot, other = self._servers.slot(key_names.BUCKETS), self._servers.slot(key_names.FORMAT)
+        slot, other = self._topology.slot(key_names.BUCKETS), self._topology.slot(key_names.FORMAT)
         return [
             Request(slot, [b"SET", key_names.BUCKETS, b"%d" % self._own_number, b"NX"]),
             Request(other, [b"SET", key_names.FORMAT, b"%d" % key_names.FORMAT_VERSION, b"NX"]),
@@ -107,10 +107,6 @@ class Buckets:
         if isinstance(number, bytes) and number.isdigit() and 1 <= int(number) <= key_names.MOST_BUCKETS:
             self._number = int(number)
 
-    def set_limit(self, limit_bytes: int) -> None:
-        """Another limit; the buckets stay as many as there are."""
-        self._limit_bytes = limit_bytes
-
     def set_quota(self, namespace: bytes, limit_bytes: int) -> None:
         """See :meth:`kvstore.tiers.redis.RedisTier.set_quota`."""
         if len(namespace) != key_names.NAMESPACE_BYTES:
@@ -128,42 +124,42 @@ class Buckets:
         """Where a namespace's chunks may lie, and how much of them."""
         return share_of(namespace, self._quotas.get(namespace, 0), self._number)
 
-    def fitting(self, made: Iterable[NewChunk]) -> list[NewChunk]:
+    def fitting(self, chunks: Iterable[NewChunk]) -> list[NewChunk]:
         """Chunks of one call that fit into their namespaces' quotas together, from the first one on: what comes first
         in a prefix is wanted most."""
-        room: dict[tuple[int, bytes], int] = {}
+        left: dict[tuple[int, bytes], int] = {}
         fitting = []
-        for chunk in made:
+        for chunk in chunks:
             place = chunk.bucket, chunk.header.namespace
-            if place not in room:
+            if place not in left:
                 limit = self.share_of(chunk.header.namespace).limit_in(chunk.bucket)
-                room[place] = self._limit_bytes if limit is None else limit
-            if chunk.charge <= room[place]:
-                room[place] -= chunk.charge
+                left[place] = self.limit_bytes if limit is None else limit
+            if chunk.charge <= left[place]:
+                left[place] -= chunk.charge
                 fitting.append(chunk)
         return fitting
 
     # -- the scripts -------------------------------------------------------------------------------------------------
 
     def admission(self, chunk: NewChunk) -> Request:
-        """A request that makes a place for a chunk."""
+        """A request that admits a chunk: charges it, evicts others for it, and makes a place for its values."""
         quota = self.share_of(chunk.header.namespace).limit_in(chunk.bucket)
-        return self._script(chunk.bucket, scripts.ADMIT, *chunk.admission(self.budget, self._live_ms, quota))
+        return self._script(chunk.bucket, scripts.ADMIT, *chunk.admission(self.budget, self.live_ms, quota))
 
     def trims(self, namespaces: Iterable[bytes]) -> list[tuple[int, Request]]:
-        """Requests that let go what some namespaces have beyond their quotas, as far as is known, and the buckets."""
+        """Requests that evict what some namespaces have beyond their quotas, as far as is known, and the buckets."""
         found = []
         for namespace in namespaces:
             share = self.share_of(namespace)
-            for bucket, size in self.books.holding(namespace).items() if share.limit_bytes else ():
+            for bucket, size in self.accounting.buckets_of(namespace).items() if share.limit_bytes else ():
                 limit = share.limit_in(bucket)
                 if limit is not None and size > limit:
                     found.append((bucket, self._script(bucket, scripts.TRIM, namespace, b"%d" % limit)))
         return found
 
     def expiry(self, bucket: int, namespace: bytes, seconds: float) -> Request:
-        """A request that lets ``LEAVE_AT_ONCE`` chunks of a namespace go that were not used for so long."""
-        arguments = namespace, b"%d" % int(seconds * 1e6), b"%d" % LEAVE_AT_ONCE
+        """A request that drops ``EXPIRED_AT_ONCE`` chunks of a namespace that were not used for so long."""
+        arguments = namespace, b"%d" % int(seconds * 1e6), b"%d" % EXPIRED_AT_ONCE
         return self._script(bucket, scripts.EXPIRE, *arguments)
 
     def idle_seconds(self, namespace: bytes, timeout: float) -> Iterator[tuple[int, float]]:
@@ -174,7 +170,7 @@ class Buckets:
         """
         for batch in runs(range(self._number)):
             asked = [self._script(bucket, scripts.IDLE, namespace) for bucket in batch]
-            replies = self._servers.exchange(asked, time.monotonic() + timeout)
+            replies = self._topology.exchange(asked, time.monotonic() + timeout)
             for bucket, reply in zip(batch, replies, strict=True):
                 if not isinstance(reply, int):
                     raise ResourceError("redis: not every server said when it was used last")
@@ -184,15 +180,15 @@ class Buckets:
     def times(self, timeout: float) -> Iterator[tuple[int, float]]:
         """What time it is where some buckets are, seconds since 1970: enough of them to ask nearly every server."""
         some = range(0, self._number, max(1, self._number // _CLOCKS))
-        asked = [Request(self._servers.slot(key_names.bucket_names(bucket)[0]), [b"TIME"]) for bucket in some]
-        for bucket, reply in zip(some, self._servers.exchange(asked, time.monotonic() + timeout), strict=True):
+        asked = [Request(self._topology.slot(key_names.bucket_names(bucket)[0]), [b"TIME"]) for bucket in some]
+        for bucket, reply in zip(some, self._topology.exchange(asked, time.monotonic() + timeout), strict=True):
             match reply:
                 case [bytes() as seconds, bytes() as microseconds]:
                     yield bucket, int(seconds) + int(microseconds) / 1e6
 
     def touch(self, bucket: int, nonces: Collection[bytes]) -> Request:
         """A request that marks chunks as used, the first as the newest."""
-        return self._script(bucket, scripts.TOUCH, self._live_ms, *nonces)
+        return self._script(bucket, scripts.TOUCH, self.live_ms, *nonces)
 
     def touch_chunks_of(
         self, entries: Mapping[bytes, PageEntry], deadline: float
@@ -202,7 +198,7 @@ class Buckets:
         for key, entry in entries.items():
             chunks_of[entry.bucket][entry.nonce].append(key)
         requests = [self.touch(bucket, nonces) for bucket, nonces in chunks_of.items()]
-        for nonces, reply in zip(chunks_of.values(), self._servers.exchange(requests, deadline), strict=True):
+        for nonces, reply in zip(chunks_of.values(), self._topology.exchange(requests, deadline), strict=True):
             if isinstance(reply, list) and len(reply) == len(nonces):
                 for (nonce, keys), found in zip(nonces.items(), reply, strict=True):
                     yield nonce, keys, found
@@ -219,38 +215,38 @@ class Buckets:
     def change(
         self, requests: Sequence[Request], buckets: Collection[int], deadline: float, *, writing: bool = False
     ) -> list[Reply]:
-        """Send requests that change the books of buckets, and take down what the books say then."""
-        asked = [self._books_of(bucket) for bucket in buckets]
-        replies = self._servers.exchange([*requests, *asked], deadline, writing=writing)
+        """Send requests that change buckets, and account for what these hold then."""
+        asked = [self._sums_of(bucket) for bucket in buckets]
+        replies = self._topology.exchange([*requests, *asked], deadline, writing=writing)
         for bucket, reply in zip(buckets, replies[len(requests) :], strict=True):
-            self.books.said(bucket, reply)
+            self.accounting.update(bucket, reply)
         return replies[: len(requests)]
 
-    def look(self, timeout: float) -> None:
+    def refresh(self, timeout: float) -> None:
         """Ask all buckets what they hold: other nodes change them as well."""
         deadline = time.monotonic() + timeout
-        self.agreed(self._servers.exchange(self.agreement()[2:], deadline))
+        self.agreed(self._topology.exchange(self.agreement()[2:], deadline))
         number = self._number
-        asked = self.books.now
-        replies = self._servers.exchange([self._books_of(bucket) for bucket in range(number)], deadline)
-        self.books.forget_beyond(number)
+        since = self.accounting.updates
+        replies = self._topology.exchange([self._sums_of(bucket) for bucket in range(number)], deadline)
+        self.accounting.forget_beyond(number)
         for bucket, reply in enumerate(replies):
-            self.books.said(bucket, reply, asked)
+            self.accounting.update(bucket, reply, since)
 
     def _script(self, bucket: int, script: bytes, *arguments: bytes) -> Request:
         keys = key_names.bucket_names(bucket)
-        return Request(self._servers.slot(keys[0]), scripts.call(script, keys, *arguments))
+        return Request(self._topology.slot(keys[0]), scripts.call(script, keys, *arguments))
 
-    def _books_of(self, bucket: int) -> Request:
+    def _sums_of(self, bucket: int) -> Request:
         name = key_names.bucket_names(bucket)[2]
-        return Request(self._servers.slot(name), [b"HGETALL", name])
+        return Request(self._topology.slot(name), [b"HGETALL", name])
 
 
-def left_of(bucket: int, reply: Reply) -> list[Left]:
-    """The chunks that a script says have left."""
+def evicted_by(bucket: int, reply: Reply) -> list[Evicted]:
+    """The chunks that a script says it evicted."""
     out = []
     for chunk in reply if isinstance(reply, list) else []:
         match chunk:
             case [bytes() as nonce, int() as pages, bytes() as header]:
-                out.append(Left(bucket, nonce, pages, header))
+                out.append(Evicted(bucket, nonce, pages, header))
     return out

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvstore.tiers.redis.buckets import Buckets, Left
+from kvstore.tiers.redis.buckets import Buckets, Evicted
 from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.entry import PageEntry, decode, reference
 from kvstore.tiers.redis.format.new_chunk import NewChunk
@@ -42,15 +42,14 @@ class Entries:
     """All entries. Safe for threads.
 
     Args:
-        servers: where they are.
-        buckets: where their chunks are.
-        live_ms: milliseconds that entries live, in digits.
+        topology: the servers where they are.
+        buckets: where their chunks are. Entries live as long as these.
     """
 
-    def __init__(self, servers: Topology, buckets: Buckets, live_ms: bytes) -> None:
-        self._servers = servers
+    def __init__(self, topology: Topology, buckets: Buckets) -> None:
+        self._topology = topology
         self._buckets = buckets
-        self._live_ms = live_ms
+        self._live_ms = buckets.live_ms
 
     def seen(
         self, keys: Sequence[bytes], deadline: float, *also: Request, renew: bool = False
@@ -70,7 +69,7 @@ class Entries:
             some = [found[place] for place in places]
             command = scripts.call(scripts.RENEW, some, self._live_ms) if renew else [b"MGET", *some]
             requests.append(Request(slot, command))
-        replies = self._servers.exchange([*also, *requests], deadline)
+        replies = self._topology.exchange([*also, *requests], deadline)
         raw: list[Reply] = [NO_ANSWER] * len(keys)
         for (_, places), reply in zip(groups, replies[len(also) :], strict=True):
             if isinstance(reply, list) and len(reply) == len(places):
@@ -85,12 +84,12 @@ class Entries:
         raw, _ = self.seen(keys, deadline)
         return [decode(value) for value in raw], sum(isinstance(value, ServerError) for value in raw)
 
-    def placing(self, chunks: Sequence[NewChunk], useless: Mapping[bytes, bytes]) -> list[tuple[Request, list[Placed]]]:
+    def placing(self, chunks: Sequence[NewChunk], stale: Mapping[bytes, bytes]) -> list[tuple[Request, list[Placed]]]:
         """Requests that put the entries of chunks where none stand, and what each puts; see :func:`placed`.
 
         Args:
             chunks: are whole in Redis.
-            useless: what was seen under pages' names, and is of no use: it is replaced if it still stands there.
+            stale: what was seen under pages' names and leads to no page: it is replaced if it still stands there.
         """
         new = [
             (Placed(chunk, key, entry.length), entry.encode())
@@ -102,7 +101,7 @@ class Entries:
         for slot, places in self._groups(found):
             arguments: list[bytes] = [self._live_ms]
             for place in places:
-                arguments += [useless.get(new[place][0].key, _NOTHING), new[place][1]]
+                arguments += [stale.get(new[place][0].key, _NOTHING), new[place][1]]
             some = [found[place] for place in places]
             command = scripts.call(scripts.PLACE, some, *arguments)
             if len(places) == 1 and arguments[1] is _NOTHING:  # as mostly in a Cluster
@@ -114,32 +113,32 @@ class Entries:
         """Delete entries that still say the same, and take their pages off their chunks. Returns how many were."""
         groups: dict[tuple[int, bytes], list[tuple[bytes, PageEntry]]] = defaultdict(list)
         for key, entry in pages:
-            groups[self._servers.slot(key_names.page_name(key)), entry.reference].append((key, entry))
+            groups[self._topology.slot(key_names.page_name(key)), entry.reference].append((key, entry))
         requests = [
             Request(slot, scripts.call(scripts.FORGET, [key_names.page_name(key) for key, _ in group], same))
             for (slot, same), group in groups.items()
         ]
         gone: dict[tuple[int, bytes], int] = defaultdict(int)
-        for group, reply in zip(groups.values(), self._servers.exchange(requests, deadline), strict=True):
+        for group, reply in zip(groups.values(), self._topology.exchange(requests, deadline), strict=True):
             entry = group[0][1]
             gone[entry.bucket, entry.nonce] += reply.count(1) if isinstance(reply, list) else 0
         self._buckets.release(gone, deadline)
         return sum(gone.values())
 
-    def deletions(self, left: Iterable[Left]) -> Iterable[Request]:
-        """Requests that delete the entries of chunks that made room."""
-        for gone in left:
+    def deletions(self, evicted: Iterable[Evicted]) -> Iterable[Request]:
+        """Requests that delete the entries of chunks that were evicted."""
+        for gone in evicted:
             found = [key_names.page_name(key) for key in gone.keys]
             for slot, places in self._by_slot(found).items():
                 some = [found[place] for place in places]
                 yield Request(slot, scripts.call(scripts.FORGET, some, reference(gone.bucket, gone.nonce)))
 
-    def repoint(self, merged: NewChunk, pieces: Sequence[tuple[int, bytes]], deadline: float) -> None:
+    def repoint(self, merged: NewChunk, fragments: Sequence[tuple[int, bytes]], deadline: float) -> None:
         """Point pages from the chunks where they were to the one that has them all. What was removed stays removed.
 
         Args:
             merged: is whole in Redis.
-            pieces: for each of its pages the bucket and the nonce of the chunk where it was.
+            fragments: for each of its pages the bucket and the nonce of the chunk where it was.
             deadline: on the clock of ``time.monotonic``.
         """
         found = [key_names.page_name(key) for key in merged.keys]
@@ -149,16 +148,16 @@ class Entries:
         for slot, places in groups.items():
             arguments = [self._live_ms]
             for place in places:
-                arguments += [reference(*pieces[place]), entries[place].encode()]
+                arguments += [reference(*fragments[place]), entries[place].encode()]
             some = [found[place] for place in places]
             requests.append(Request(slot, scripts.call(scripts.REPOINT, some, *arguments)))
         gone: dict[tuple[int, bytes], int] = defaultdict(int)
-        replies = self._servers.exchange(requests, deadline, writing=True)
+        replies = self._topology.exchange(requests, deadline, writing=True)
         for places, reply in zip(groups.values(), replies, strict=True):
             if not isinstance(reply, list) or len(reply) != len(places):
                 continue  # nobody knows where they point now: both chunks stay until they are the oldest
             for place, done in zip(places, reply, strict=True):
-                gone[pieces[place] if done == 1 else (merged.bucket, merged.header.nonce)] += 1
+                gone[fragments[place] if done == 1 else (merged.bucket, merged.header.nonce)] += 1
         self._buckets.release(gone, deadline)
 
     def _groups(self, found: Sequence[bytes]) -> list[tuple[int, list[int]]]:
@@ -171,9 +170,9 @@ class Entries:
 
     def _by_slot(self, found: Sequence[bytes]) -> dict[int, list[int]]:
         """Which of some names are in each hash slot, by their places."""
-        if not self._servers.is_cluster:
+        if not self._topology.is_cluster:
             return {0: list(range(len(found)))} if found else {}
         groups: dict[int, list[int]] = defaultdict(list)
         for place, name in enumerate(found):
-            groups[self._servers.slot(name)].append(place)
+            groups[self._topology.slot(name)].append(place)
         return groups

@@ -1,31 +1,25 @@
-"""Removing: entries are deleted until none is found any more, or no server says so."""
+"""Removing pages: their entries are deleted until none is found any more, or no server says so."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from kvstore.errors import ResourceError
-from kvstore.tiers.redis.entries import Entries
+from kvstore.tiers.redis.context import Context
 from kvstore.tiers.redis.format.entry import decode
-from kvstore.tiers.redis.net.batches import runs
 from kvstore.tiers.redis.net.resp import ServerError
+from kvstore.tiers.redis.net.server import runs
 
 _LOOKS = 4
-"""How often a page is looked for: merging may point it elsewhere between a look and its deletion."""
+"""How often a page is looked for: compaction may point it elsewhere between a look and its deletion."""
 
 
 class Remover:
-    """Safe for threads.
+    """Safe for threads."""
 
-    Args:
-        entries: of pages.
-        timeout: seconds for each thousand pages, each time they are looked for.
-    """
-
-    def __init__(self, entries: Entries, timeout: float) -> None:
-        self._entries = entries
-        self._timeout = timeout
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._entries = context.entries
 
     def remove(self, keys: Sequence[bytes]) -> int:
         """See :meth:`kvstore.tiers.redis.RedisTier.remove`."""
@@ -50,13 +44,13 @@ class Remover:
         """How many pages were removed, of how many nobody knows, and whether any server answers."""
         removed = 0
         for _ in range(_LOOKS):
-            deadline = time.monotonic() + self._timeout
+            deadline = self._context.deadline()
             raw, _ = self._entries.seen(keys, deadline)
-            silent = [key for key, value in zip(keys, raw, strict=True) if isinstance(value, ServerError)]
-            if len(silent) == len(keys):
-                return removed, len(silent), False
+            unanswered = [key for key, value in zip(keys, raw, strict=True) if isinstance(value, ServerError)]
+            if len(unanswered) == len(keys):
+                return removed, len(unanswered), False
             found = [(key, entry) for key, value in zip(keys, raw, strict=True) if (entry := decode(value)) is not None]
-            keys = [key for key, _ in found] + silent
+            keys = [key for key, _ in found] + unanswered
             if not found:
                 break
             removed += self._entries.forget(found, deadline)

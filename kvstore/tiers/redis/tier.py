@@ -1,19 +1,19 @@
-"""The tier: its calls, put together from the parts of this package."""
+"""The tier of pages in Redis: lookups here, everything else by a part of this package; and a thread that refreshes."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from kvstore.breaker import FIRST_PAUSE
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
 from kvstore.tiers.counters import TierCounts
-from kvstore.tiers.redis.admission import Admission
-from kvstore.tiers.redis.buckets import Buckets, Left
-from kvstore.tiers.redis.chunk_builder import ChunkBuilder
+from kvstore.tiers.redis.buckets import Buckets, Evicted
+from kvstore.tiers.redis.chunk_writer import ChunkWriter
 from kvstore.tiers.redis.compaction import Compaction
+from kvstore.tiers.redis.context import Context
 from kvstore.tiers.redis.entries import Entries
 from kvstore.tiers.redis.expiry import Expirer
 from kvstore.tiers.redis.format import key_names
@@ -21,9 +21,8 @@ from kvstore.tiers.redis.format.chunk import CHUNK_BYTES
 from kvstore.tiers.redis.format.entry import decode
 from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.address import parse_address
-from kvstore.tiers.redis.net.batches import runs
-from kvstore.tiers.redis.net.periodic import Periodic
 from kvstore.tiers.redis.net.resp import ServerError
+from kvstore.tiers.redis.net.server import FIRST_PAUSE, runs
 from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.redis.reader import Reader
 from kvstore.tiers.redis.remover import Remover
@@ -31,12 +30,43 @@ from kvstore.tiers.redis.writer import Writer
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
 from kvstore.units import format_size
 
+_log = logging.getLogger(__name__)
 TIME_TO_LIVE = 7 * 86400.0
 """Seconds after which the server drops what it has, if nobody else did: only a safety net."""
 REFRESH_SECONDS = 5.0
 _SCAN_SECONDS = 30.0
 _SPARE = 2.0
 """A lookup goes on while as many times its longest request so far are left until its deadline."""
+
+
+class Periodic:
+    """Does some work on a thread of its own: at once, and then every so many seconds.
+
+    Args:
+        work: what it raises is logged, and it is tried again.
+        seconds: of rest between two times.
+        name: of the thread.
+    """
+
+    def __init__(self, work: Callable[[], None], seconds: float, name: str) -> None:
+        self._work = work
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for what is being done, and stop."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._work()
+            except Exception:  # noqa: BLE001 - what is learnt now and then must not be forgotten for good
+                _log.exception("%s: a round failed", self._thread.name)
+            self._stop.wait(self._seconds)
 
 
 class RedisTier:
@@ -75,26 +105,22 @@ class RedisTier:
         counts: TierCounts | None = None,
     ) -> None:
         _check_limit(limit_bytes)
-        self._limit_bytes = limit_bytes
-        self._timeout = timeout
         self._lookup_timeout = lookup_timeout
-        live_ms = str(int(time_to_live * 1000)).encode()
         self._counts = counts = counts or TierCounts()
         self._events = EventRing()  # nobody reads this one
-        self._servers = servers = Topology(parse_address(url), scripts.ALL, timeout, pause)
-        self._buckets = buckets = Buckets(servers, limit_bytes, live_ms)
-        self._entries = entries = Entries(servers, buckets, live_ms)
-        self._reader = reader = Reader(servers, entries, buckets, counts, timeout)
-        maker = ChunkBuilder(buckets)
-        admission = Admission(servers, buckets, maker, counts)
-        rows = Compaction(servers, entries, buckets, reader, maker, admission, timeout)
-        self._writer = Writer(servers, entries, buckets, maker, admission, rows, counts, timeout)
-        self._remover = Remover(entries, timeout)
-        self._expirer = Expirer(servers, buckets, entries, timeout)
-        self._look = Periodic(self._look_around, refresh, "kvstore-redis-books")
+        self._topology = topology = Topology(parse_address(url), scripts.ALL, timeout, pause)
+        self._buckets = buckets = Buckets(topology, limit_bytes, b"%d" % int(time_to_live * 1000))
+        self._entries = entries = Entries(topology, buckets)
+        self._context = context = Context(topology, buckets, entries, counts, timeout)
+        self._reader = Reader(context)
+        chunks = ChunkWriter(context)
+        self._writer = Writer(context, chunks, Compaction(context, self._reader, chunks))
+        self._remover = Remover(context)
+        self._expirer = Expirer(context)
+        self._refresher = Periodic(self._refresh, refresh, "kvstore-redis-refresh")
 
-    def _look_around(self) -> None:
-        self._buckets.look(self._timeout)
+    def _refresh(self) -> None:
+        self._buckets.refresh(self._context.timeout)
         self._expirer.look_at_clocks()
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -112,10 +138,10 @@ class RedisTier:
             began = time.monotonic()
             if here and began + _SPARE * longest >= deadline:
                 break
-            entries, silent = self._entries.find(batch, deadline)
+            entries, unanswered = self._entries.find(batch, deadline)
             here += [entry is not None for entry in entries]
-            late += silent
-            if silent == len(batch):
+            late += unanswered
+            if unanswered == len(batch):
                 break
             longest = max(longest, time.monotonic() - began)
         unasked = len(keys) - len(here)
@@ -131,10 +157,10 @@ class RedisTier:
         deadline = time.monotonic() + _SCAN_SECONDS
         arguments = [b"SCAN", b"MATCH", key_names.page_pattern(prefix), b"COUNT", b"1000"]
         found: set[bytes] = set()
-        cursors = dict.fromkeys(self._servers.primaries(deadline), b"0")
+        cursors = dict.fromkeys(self._topology.primaries(deadline), b"0")
         whole = bool(cursors)
         while cursors and time.monotonic() < deadline:
-            replies = self._servers.exchange_each(arguments, cursors, time.monotonic() + self._timeout)
+            replies = self._topology.exchange_each(arguments, cursors, self._context.deadline())
             cursors = {}
             for server, reply in replies.items():
                 match reply:
@@ -193,12 +219,12 @@ class RedisTier:
     def expire(self, prefix: bytes, seconds: float, stop: threading.Event) -> int | None:
         """Forget a namespace that no node has used for so long; see :class:`kvstore.tiers.tier.SharedTier`."""
         self._check_format()
-        gone: list[Left] = []
+        dropped: list[Evicted] = []
         try:
-            unused = self._expirer.expire(prefix, seconds, stop, gone)
+            unused = self._expirer.expire(prefix, seconds, stop, dropped)
         finally:
-            self._events.removed(self.name, [key for chunk in gone for key in chunk.keys])
-        return sum(chunk.pages for chunk in gone) if unused else None
+            self._events.removed(self.name, [key for chunk in dropped for key in chunk.keys])
+        return sum(chunk.pages for chunk in dropped) if unused else None
 
     def _check_format(self) -> None:
         if self._buckets.newer:
@@ -217,7 +243,7 @@ class RedisTier:
         """
         gone: set[bytes] = set()
         for batch in reversed(runs(keys)):
-            deadline = time.monotonic() + self._timeout
+            deadline = self._context.deadline()
             raw, _ = self._entries.seen(batch, deadline, renew=True)
             if all(isinstance(value, ServerError) for value in raw):
                 break
@@ -259,8 +285,7 @@ class RedisTier:
             ConfigError: too small a limit; nothing was changed.
         """
         _check_limit(limit_bytes)
-        self._limit_bytes = limit_bytes
-        self._buckets.set_limit(limit_bytes)
+        self._buckets.limit_bytes = limit_bytes
 
     def set_write_limit(self, limit_bytes: int) -> None:
         """Nothing wears out."""
@@ -274,11 +299,11 @@ class RedisTier:
 
     def used_by(self, prefix: bytes) -> int:
         """Bytes that a namespace's pages take here, those of all nodes, as of when the servers last said so."""
-        return self._buckets.books.used_by(prefix)
+        return self._buckets.accounting.used_by(prefix)
 
     def peers(self) -> list[Peer]:
         """The servers, by address where that is known. One of which nothing was asked yet counts as answering."""
-        return self._servers.peers()
+        return self._topology.peers()
 
     def statistics(self) -> TierStatistics:
         """A frozen view of the counters, without any I/O.
@@ -286,13 +311,15 @@ class RedisTier:
         ``used_bytes`` and ``pages`` are those of all nodes, as of when the servers last said so: at once behind what
         this node did, else every few seconds.
         """
-        used_bytes, pages = self._buckets.books.totals()
-        return TierStatistics(used_bytes=used_bytes, limit_bytes=self._limit_bytes, pages=pages, **self._counts.all())
+        buckets = self._buckets
+        used_bytes, pages = buckets.accounting.totals()
+        counts = self._counts.all()
+        return TierStatistics(used_bytes=used_bytes, limit_bytes=buckets.limit_bytes, pages=pages, **counts)
 
     def close(self) -> None:
         """Close all connections. No method may be called after it."""
-        self._look.close()
-        self._servers.close()
+        self._refresher.close()
+        self._topology.close()
         self._counts.detach()
 
 

@@ -3,9 +3,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from disk_tiers import Clock
 
-from kvstore.segments.health import Health, RareLines
 from kvstore.segments.io_threads import IoThreads, LateError
 
 
@@ -102,53 +100,6 @@ def test_where_no_thread_can_be_started_those_that_there_are_do_it(monkeypatch: 
     assert first.wait(60)
     assert second.wait(60) == 7
     threads.close()
-
-
-def test_a_breaker_opens_tries_and_closes() -> None:
-    clock = Clock()
-    health = Health(clock)
-    for _ in range(3):
-        health.failed()
-    health.succeeded()
-    for _ in range(4):
-        assert health.allows()
-        health.failed()
-    assert not health.allows()
-    assert health.resting
-    pause = 1.0
-    for _ in range(10):
-        clock.now += pause - 0.01
-        assert not health.allows()
-        clock.now += 0.02
-        assert not health.resting
-        assert health.allows()
-        assert not health.allows(), "one trial at a time"
-        health.failed()
-        pause = min(2 * pause, 60)
-    clock.now += 61
-    assert health.allows()
-    health.succeeded()
-    assert health.allows()
-    health.failed()
-    assert health.allows(), "the count begins anew"
-    health.failed(at_once=True)
-    assert not health.allows()
-
-
-def test_lines_are_rare_and_say_what_they_leave_out() -> None:
-    clock, said = Clock(), []
-    lines = RareLines(clock)
-
-    def log(text: str, *values: object) -> None:
-        said.append(text % values)
-
-    for number in range(5):
-        lines.say(log, "failed %d", number)
-    clock.now = 11
-    lines.say(log, "failed %d", 5)
-    clock.now = 30
-    lines.say(log, "failed %d", 6)
-    assert said == ["failed 0", "failed 5 (4 more such lines were held back)", "failed 6"]
 
 
 def test_those_who_wait_take_turns_and_so_do_the_calls_of_each() -> None:

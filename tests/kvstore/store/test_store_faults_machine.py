@@ -304,7 +304,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> FaultyFiles:
 
 @pytest.fixture
 def redis(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
-    monkeypatch.setattr("kvstore.breaker.LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr("kvstore.tiers.redis.net.server.LONGEST_PAUSE", 0.02)
     server = RedisServer(short_folder / "redis")
     yield server
     server.close()

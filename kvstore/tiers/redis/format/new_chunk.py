@@ -10,7 +10,6 @@ from kvstore.tiers.redis.format import chunk
 from kvstore.tiers.redis.format.chunk import VALUE_BYTES, ChunkHeader, part_sizes
 from kvstore.tiers.redis.format.entry import PageEntry
 from kvstore.tiers.redis.format.key_names import part_name
-from kvstore.tiers.redis.net.resp import Argument, Buffer
 
 
 @dataclass(frozen=True)
@@ -21,13 +20,18 @@ class NewChunk:
     header: ChunkHeader
     head: bytes
     """The header's bytes."""
-    payloads: Sequence[Buffer]
+    payloads: Sequence[bytes | memoryview]
     """Each page's stored bytes, straight from the arena where they are not compressed."""
 
     @cached_property
     def sizes(self) -> list[int]:
         """How long each of its values is."""
         return part_sizes(len(self.head), sum(self.header.stored))
+
+    @property
+    def names(self) -> list[bytes]:
+        """Under which each of its values goes."""
+        return [part_name(self.bucket, self.header.nonce, part) for part in range(len(self.sizes))]
 
     @cached_property
     def charge(self) -> int:
@@ -55,16 +59,9 @@ class NewChunk:
         most = b"" if quota is None else b"%d" % quota
         return [self.header.nonce, *(b"%d" % number for number in numbers), live_ms, self.header.namespace, most]
 
-    def commands(self) -> list[tuple[bytes, list[Argument]]]:
-        """For each value its name, and the command that puts it where the admission made a place for it."""
-        return [
-            (name, [b"SET", name, value, b"XX", b"KEEPTTL"])
-            for part, value in enumerate(self._values())
-            for name in [part_name(self.bucket, self.header.nonce, part)]
-        ]
-
-    def _values(self) -> list[list[Buffer]]:
-        values: list[list[Buffer]] = [[self.head]]
+    def values(self) -> list[list[bytes | memoryview]]:
+        """The bytes of each of its values, as buffers one behind the other: not copied."""
+        values: list[list[bytes | memoryview]] = [[self.head]]
         at = 0
         for payload in self.payloads:
             view = memoryview(payload)

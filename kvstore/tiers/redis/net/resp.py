@@ -73,7 +73,7 @@ def encode(commands: Sequence[Sequence[Argument]]) -> list[Buffer]:
     return out
 
 
-class Wire:
+class RespSocket:
     """One connected socket. After any exception it is out of step, and good for nothing but closing."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -96,7 +96,7 @@ class Wire:
         first = 0
         try:
             while first < len(views):
-                self._until(deadline, socket.SO_SNDTIMEO)
+                self._keep_deadline(deadline, socket.SO_SNDTIMEO)
                 if not self._plain:
                     self._socket.sendall(views[first])
                     first += 1
@@ -214,7 +214,7 @@ class Wire:
 
     def _receive(self, views: list[memoryview], deadline: float, flags: int) -> int:
         try:
-            self._until(deadline, socket.SO_RCVTIMEO)
+            self._keep_deadline(deadline, socket.SO_RCVTIMEO)
             count = self._socket.recvmsg_into(views, 0, flags)[0] if self._plain else self._socket.recv_into(views[0])
         except (TimeoutError, BlockingIOError) as error:
             raise DeadlineError("no reply in time") from error
@@ -224,7 +224,7 @@ class Wire:
             raise UnavailableError("the server closed the connection")
         return count
 
-    def _until(self, deadline: float, direction: int) -> None:
+    def _keep_deadline(self, deadline: float, direction: int) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError

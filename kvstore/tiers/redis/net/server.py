@@ -1,4 +1,4 @@
-"""One server: connections that are opened in the background, and the breakers that say when not to ask it.
+"""One server: a pool of connections that are opened in the background, and breakers that say when not to ask it.
 
 redis-py opens a connection (address, TLS, login, database); from then on requests and replies go over its socket by
 :mod:`kvstore.tiers.redis.net.resp`. Opening may take as long as it likes: it has a thread of its own, and whoever wants
@@ -11,10 +11,10 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -26,8 +26,8 @@ from kvstore.tiers.redis.net.resp import (
     Argument,
     Buffer,
     Reply,
+    RespSocket,
     ServerError,
-    Wire,
     encode,
 )
 from kvstore.tiers.redis.net.threads import ServerThreads
@@ -35,8 +35,16 @@ from kvstore.tiers.tier import READER
 
 _log = logging.getLogger(__name__)
 
-MOST_LINKS = 8
+MOST_CONNECTIONS = 8
 """Connections to one server; of more callers, readers take turns."""
+BATCH_BYTES = 32 << 20
+"""Bytes of pages that are sent, or asked for, under one deadline."""
+BATCH_PAGES = 1024
+"""Pages whose entries are asked for at once: some milliseconds of a server, which serves nobody else meanwhile."""
+FAILURES = 3
+"""Failures in a row behind which a server is left alone."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds for which it is."""
 FAIR_SECONDS = 0.02
 """A server that had less time than this is not blamed for being late: its caller came too late."""
 
@@ -48,6 +56,26 @@ _SICK = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH", "WRONGPASS"
 """Error replies of a server that serves nothing at all now."""
 _FULL = frozenset({"OOM", "READONLY", "NOREPLICAS", "MISCONF"})
 """Error replies of a server that takes no writes now."""
+_Item = TypeVar("_Item")
+
+
+def batches(items: Sequence[_Item], sizes: Sequence[int]) -> Iterable[list[_Item]]:
+    """Runs of items of up to ``BATCH_BYTES``, or of one item."""
+    batch: list[_Item] = []
+    total = 0
+    for item, size in zip(items, sizes, strict=True):
+        if batch and total + size > BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch
+
+
+def runs(items: Sequence[_Item]) -> list[Sequence[_Item]]:
+    """Runs of items of up to ``BATCH_PAGES``."""
+    return [items[at : at + BATCH_PAGES] for at in range(0, len(items), BATCH_PAGES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +86,23 @@ class Request:
     """The hash slot of its keys."""
     arguments: Sequence[Argument]
     into: Sequence[Buffer] = ()
-    """Where a bulk reply goes; see :meth:`kvstore.tiers.redis.net.resp.Wire.receive`."""
+    """Where a bulk reply goes; see :meth:`kvstore.tiers.redis.net.resp.RespSocket.receive`."""
     then: Callable[[], None] | None = None
     """Called when its reply is here, before the next one is received: while its bytes are still in the caches."""
     payload_bytes: int = 0
     """How many bytes of pages it carries."""
 
 
-class Link:
+class Connection:
     """One connection of redis-py, used by one caller at a time."""
 
     def __init__(self, pool: Any, scripts: Sequence[str], timeout: float) -> None:
         self._pool = pool
-        self._connection = pool.get_connection()
+        self._redis = pool.get_connection()
         try:
-            self._socket = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
+            self._socket = self._redis._sock  # noqa: SLF001 - redis-py has no public name for it
             tell_children(self)
-            self._wire = Wire(self._socket)
+            self._resp = RespSocket(self._socket)
             self._load(scripts, time.monotonic() + timeout)
         except BaseException:
             self.close()
@@ -87,7 +115,7 @@ class Link:
                 raise UnavailableError(f"a script is refused: {reply.message}")
 
     def roundtrip(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
-        """Send all requests, and receive all replies. After an exception the link is to be closed.
+        """Send all requests, and receive all replies. After an exception the connection is to be closed.
 
         Requests for large replies are sent only some ahead: the server keeps every reply in memory until it is sent,
         and memory that it used just now costs it half of what fresh memory does.
@@ -98,7 +126,7 @@ class Link:
         for place, request in enumerate(requests):
             if place == sent:
                 sent, ahead = self._ask(requests, sizes, sent, ahead, deadline)
-            replies.append(self._wire.receive(deadline, request.into))
+            replies.append(self._resp.receive(deadline, request.into))
             ahead -= sizes[place]
             if sent < len(requests):
                 sent, ahead = self._ask(requests, sizes, sent, ahead, deadline)
@@ -120,7 +148,7 @@ class Link:
             while end < sent and payload < _SENT_AT_ONCE:
                 payload += requests[end].payload_bytes
                 end += 1
-            self._wire.send(encode([request.arguments for request in requests[first:end]]), deadline)
+            self._resp.send(encode([request.arguments for request in requests[first:end]]), deadline)
             first = end
         return sent, ahead
 
@@ -134,8 +162,8 @@ class Link:
 
     def close(self) -> None:
         """Disconnect."""
-        self._connection.disconnect()
-        self._pool.release(self._connection)
+        self._redis.disconnect()
+        self._pool.release(self._redis)
 
     def forked(self) -> None:
         """In a child: the connection is the parent's, and ends with that."""
@@ -148,7 +176,7 @@ class _Waiter:
     """A caller that waits for a connection."""
 
     woken: threading.Condition
-    link: Link | None = None
+    connection: Connection | None = None
     """His from now on."""
 
 
@@ -160,27 +188,25 @@ class Server:
         pool: redis-py's pool of connections.
         scripts: loaded on each new connection.
         timeout: most seconds for the greeting of a new connection, by each of its steps.
-        breaker: makes a breaker.
+        pause: seconds for which the server is left alone after it failed, at first.
     """
 
-    def __init__(
-        self, name: str, pool: Any, scripts: Sequence[str], timeout: float, breaker: Callable[[], Breaker] = Breaker
-    ) -> None:
+    def __init__(self, name: str, pool: Any, scripts: Sequence[str], timeout: float, pause: float) -> None:
         self.name = name
         self._pool = pool
         self._scripts = scripts
         self._timeout = timeout
-        self.breaker = breaker()
+        self.breaker = Breaker(FAILURES, pause, LONGEST_PAUSE)
         """For everything."""
-        self.writes = breaker()
+        self.writes = Breaker(FAILURES, pause, LONGEST_PAUSE)
         """For writes alone: a server may be full, or read-only, and still answer reads."""
-        self.crew = ServerThreads(MOST_LINKS, f"kvstore-{name}")
+        self.threads = ServerThreads(MOST_CONNECTIONS, f"kvstore-{name}")
         self._lock = threading.Lock()
-        self._idle: list[Link] = []
+        self._idle: list[Connection] = []
         """Empty while somebody waits."""
         self._turns: Turns[_Waiter] = Turns()
         self._waiting: set[_Waiter] = set()
-        self._links = 0
+        self._connected = 0
         self._opening = 0
         self._refused = 0
         self._why = ""
@@ -200,7 +226,7 @@ class Server:
         if (writing and not self.writes.allows()) or not self.breaker.allows():
             raise UnavailableError(f"{self.name} is left alone for a while")
         try:
-            link = self._take(deadline)
+            connection = self._take(deadline)
         except DeadlineError:
             self._late(began, deadline)
             raise
@@ -210,22 +236,22 @@ class Server:
             self.breaker.failed()
             raise
         asked = time.monotonic()
-        if link is None or asked >= deadline:
-            if link is not None:
-                self._put_back(link)
+        if connection is None or asked >= deadline:
+            if connection is not None:
+                self._put_back(connection)
             raise DeadlineError(f"{self.name} was not asked: all connections were in use until the deadline")
         try:
-            replies = link.roundtrip(requests, deadline)
+            replies = connection.roundtrip(requests, deadline)
         except DeadlineError:
-            self._drop(link)
+            self._drop(connection)
             self._late(asked, deadline)
             raise
         except (FormatError, ValueError) as error:  # ValueError: redis-py closed the socket under it
-            self._drop(link)
+            self._drop(connection)
             self.breaker.failed()
             raise UnavailableError(f"{self.name}: {error}") from error
         except BaseException:
-            self._drop(link)
+            self._drop(connection)
             self.breaker.failed()
             raise
         kinds = {reply.kind for reply in replies if isinstance(reply, ServerError)}
@@ -238,10 +264,10 @@ class Server:
         elif writing and not kinds & _SICK:
             self.writes.succeeded()
         if kinds & {"READONLY", "NOSCRIPT", "NOAUTH"}:  # a new connection may lead to the new master, and has scripts
-            self._drop(link)
+            self._drop(connection)
             self._drop_idle()
         else:
-            self._put_back(link)
+            self._put_back(connection)
         return replies
 
     def close(self) -> None:
@@ -250,14 +276,14 @@ class Server:
             self._closed = True
             self._wake_all()
         self._drop_idle()
-        self.crew.close()
+        self.threads.close()
 
     def _late(self, asked: float, deadline: float) -> None:
         """No answer came between these two."""
         if deadline - asked >= FAIR_SECONDS:
             self.breaker.failed()
 
-    def _take(self, deadline: float) -> Link | None:
+    def _take(self, deadline: float) -> Connection | None:
         """A connection of one's own. None: others had all of them until ``deadline``.
 
         Raises:
@@ -265,64 +291,64 @@ class Server:
             DeadlineError: none could be opened in time.
             ResourceError: no thread can be started to open one.
         """
-        dead: list[Link] = []
+        dead: list[Connection] = []
         try:
             with self._lock:
                 if self._closed:
                     raise UnavailableError(f"{self.name} was closed")
                 while self._idle:  # so nobody waits
-                    link = self._idle.pop()
-                    if link.is_quiet():
-                        return link
-                    self._links -= 1
-                    dead.append(link)
+                    connection = self._idle.pop()
+                    if connection.is_quiet():
+                        return connection
+                    self._connected -= 1
+                    dead.append(connection)
                 waiter = _Waiter(threading.Condition(self._lock))
                 self._waiting.add(waiter)
                 try:
                     return self._wait(waiter, deadline, dead)
                 finally:
                     self._waiting.remove(waiter)
-                    if waiter.link is not None:
-                        self._hand_on(waiter.link)
+                    if waiter.connection is not None:
+                        self._hand_on(waiter.connection)
                     if not self._waiting:
                         self._turns = Turns()  # without those who gave up
         finally:
-            for link in dead:
-                link.close()
+            for connection in dead:
+                connection.close()
 
-    def _wait(self, waiter: _Waiter, deadline: float, dead: list[Link]) -> Link | None:
+    def _wait(self, waiter: _Waiter, deadline: float, dead: list[Connection]) -> Connection | None:
         """Wait for one's turn with a connection; see ``_take``. The caller holds the lock, and closes the dead ones."""
         refused = self._refused
         self._turns.add(READER.get(), [waiter])
         while True:
-            if waiter.link is not None:
-                link, waiter.link = waiter.link, None
-                if link.is_quiet():
-                    return link
-                self._links -= 1
-                dead.append(link)
+            if waiter.connection is not None:
+                connection, waiter.connection = waiter.connection, None
+                if connection.is_quiet():
+                    return connection
+                self._connected -= 1
+                dead.append(connection)
                 self._turns.add(READER.get(), [waiter])
             if self._closed:
                 raise UnavailableError(f"{self.name} was closed")
             if self._refused != refused:
                 raise UnavailableError(f"{self.name} can't be reached: {self._why}")
-            if not self._opening and self._links < MOST_LINKS:
+            if not self._opening and self._connected < MOST_CONNECTIONS:
                 self._start_opening()
             left = deadline - time.monotonic()
-            if (left <= 0 or not waiter.woken.wait(left)) and waiter.link is None:
-                if self._links >= MOST_LINKS:
+            if (left <= 0 or not waiter.woken.wait(left)) and waiter.connection is None:
+                if self._connected >= MOST_CONNECTIONS:
                     return None
                 raise DeadlineError(f"{self.name} gave no connection in time")
 
-    def _hand_on(self, link: Link) -> None:
+    def _hand_on(self, connection: Connection) -> None:
         """Give a connection to whoever's turn it is. The caller holds the lock."""
         while self._turns:
             waiter = self._turns.take()
             if waiter in self._waiting:  # else he gave up
-                waiter.link = link
+                waiter.connection = connection
                 waiter.woken.notify()
                 return
-        self._idle.append(link)
+        self._idle.append(connection)
 
     def _wake_all(self) -> None:
         """Those who wait look what has changed. The caller holds the lock."""
@@ -338,17 +364,17 @@ class Server:
             raise ResourceError(f"{self.name}: no thread for a connection: {error}") from error
 
     def _open(self) -> None:
-        link: Link | None = None
+        connection: Connection | None = None
         why = ""
         try:
-            link = Link(self._pool, self._scripts, self._timeout)
+            connection = Connection(self._pool, self._scripts, self._timeout)
         except (RedisError, KVStoreError, OSError) as error:
             why = str(error)
         except Exception as error:  # noqa: BLE001 - redis-py may raise anything at a peer that is no Redis
             why = repr(error)
         with self._lock:
             self._opening -= 1
-            if link is None:
+            if connection is None:
                 self._refused += 1
                 if why != self._why:
                     _log.warning("%s can't be reached: %s", self.name, why)
@@ -356,29 +382,29 @@ class Server:
             else:
                 self._why = ""
                 if not self._closed:
-                    self._links += 1
-                    self._hand_on(link)
-                    link = None
+                    self._connected += 1
+                    self._hand_on(connection)
+                    connection = None
             self._wake_all()
-        if link is not None:
-            link.close()
+        if connection is not None:
+            connection.close()
 
-    def _put_back(self, link: Link) -> None:
+    def _put_back(self, connection: Connection) -> None:
         with self._lock:
             if not self._closed:
-                self._hand_on(link)
+                self._hand_on(connection)
                 return
-        self._drop(link)
+        self._drop(connection)
 
-    def _drop(self, link: Link) -> None:
-        link.close()
+    def _drop(self, connection: Connection) -> None:
+        connection.close()
         with self._lock:
-            self._links -= 1
+            self._connected -= 1
             self._wake_all()
 
     def _drop_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-            self._links -= len(idle)
-        for link in idle:
-            link.close()
+            self._connected -= len(idle)
+        for connection in idle:
+            connection.close()

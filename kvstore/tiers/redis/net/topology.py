@@ -16,11 +16,11 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import RedisError
 from redis.sentinel import Sentinel
 
-from kvstore.breaker import Breaker
+from kvstore.breaker import Breaker, State
 from kvstore.errors import KVStoreError, UnavailableError
 from kvstore.tiers.redis.net.address import Address, Kind
 from kvstore.tiers.redis.net.resp import Reply, ServerError
-from kvstore.tiers.redis.net.server import Request, Server
+from kvstore.tiers.redis.net.server import LONGEST_PAUSE, Request, Server
 from kvstore.tiers.tier import Peer
 
 _log = logging.getLogger(__name__)
@@ -49,18 +49,18 @@ class Topology:
         self._pause = pause
         self._lock = threading.Lock()
         self._routed = threading.Condition(self._lock)
-        self._nodes: dict[str, Server] = {}
+        self._servers: dict[str, Server] = {}
         self._table: list[Server | None] = []
         self._clients: list[Any] = []
         self._cluster: RedisCluster | None = None
         self._refreshing = False
         self._rounds = 0
         self._asked = 0.0
-        self._discovery = Breaker(1, pause=pause)
+        self._discovery = Breaker(1, pause, LONGEST_PAUSE)
         self._closed = False
         self.is_cluster = address.kind is Kind.CLUSTER
         if not self.is_cluster:
-            self._table = [self._new_node("redis", self._single_pool())]
+            self._table = [self._new_server("redis", self._single_pool())]
 
     def slot(self, key: bytes) -> int:
         """The hash slot of a key; keys of one slot may stand in one command."""
@@ -91,11 +91,11 @@ class Topology:
         """Send a command, with a cursor behind its first word, to each server that ``cursors`` names."""
         out: dict[str, Reply] = {}
         for name, cursor in cursors.items():
-            node = self._nodes.get(name)
-            if node is not None:
+            server = self._servers.get(name)
+            if server is not None:
                 try:
                     command = [arguments[0], cursor, *arguments[1:]]
-                    out[name] = node.exchange([Request(0, command)], deadline, writing=False)[0]
+                    out[name] = server.exchange([Request(0, command)], deadline, writing=False)[0]
                 except KVStoreError as error:
                     _log.debug("%s", error)
         return out
@@ -104,24 +104,24 @@ class Topology:
         """The names of all servers that have slots."""
         if not self._table:
             self._refresh(deadline)
-        return sorted({node.name for node in self._table if node is not None})
+        return sorted({server.name for server in self._table if server is not None})
 
     def peers(self) -> list[Peer]:
         """Each server, and whether it is being asked or left alone since it failed."""
         with self._lock:
-            nodes = list(self._nodes.values())
+            servers = list(self._servers.values())
         single = "" if self.is_cluster else repr(self._address).strip("<>")
-        return [Peer(single or node.name, not node.breaker.is_open) for node in nodes]
+        return [Peer(single or server.name, server.breaker.state is State.CLOSED) for server in servers]
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
             self._closed = True
-            nodes = list(self._nodes.values())
+            servers = list(self._servers.values())
             clients, self._clients = self._clients, []
             self._routed.notify_all()
-        for node in nodes:
-            node.close()
+        for server in servers:
+            server.close()
         for client in clients:
             client.close()
 
@@ -134,15 +134,15 @@ class Topology:
             return replies
         groups: dict[Server, list[int]] = {}
         for place, request in enumerate(requests):
-            node = table[request.slot]
-            if node is not None:
-                groups.setdefault(node, []).append(place)
+            server = table[request.slot]
+            if server is not None:
+                groups.setdefault(server, []).append(place)
         if not groups:
             return replies
 
-        def ask(node: Server, places: list[int]) -> None:
+        def ask(server: Server, places: list[int]) -> None:
             try:
-                answers = node.exchange([requests[place] for place in places], deadline, writing=writing)
+                answers = server.exchange([requests[place] for place in places], deadline, writing=writing)
             except KVStoreError as error:
                 _log.debug("%s", error)
                 return
@@ -150,11 +150,12 @@ class Topology:
                 replies[place] = answer
 
         first, *others = groups.items()
-        waiting = [node.crew.start(partial(ask, node, places)) for node, places in others]
+        waiting = [server.threads.start(partial(ask, server, places)) for server, places in others]
         ask(*first)
         for task in waiting:
             task.end(deadline)
-        if any(node.breaker.is_open for node in groups) and time.monotonic() > self._asked + _REFRESH_SECONDS:
+        failing = any(server.breaker.state is not State.CLOSED for server in groups)
+        if failing and time.monotonic() > self._asked + _REFRESH_SECONDS:
             self._start_refresh()  # perhaps another server has its slots by now
         return replies
 
@@ -186,10 +187,10 @@ class Topology:
         self._clients += [master, *sentinel.sentinels]
         return master.connection_pool
 
-    def _new_node(self, name: str, pool: Any) -> Server:
-        node = Server(name, pool, self._scripts, self._timeout, lambda: Breaker(pause=self._pause))
-        self._nodes[name] = node
-        return node
+    def _new_server(self, name: str, pool: Any) -> Server:
+        server = Server(name, pool, self._scripts, self._timeout, self._pause)
+        self._servers[name] = server
+        return server
 
     def _refresh(self, deadline: float) -> None:
         """Ask the Cluster for its slots, in the background, and wait for that."""
@@ -218,9 +219,9 @@ class Topology:
         try:
             if self._cluster is None:
                 options = self._connection_options()
-                nodes = [ClusterNode(*host) for host in self._address.hosts]  # type: ignore[no-untyped-call]
+                servers = [ClusterNode(*host) for host in self._address.hosts]  # type: ignore[no-untyped-call]
                 options.pop("db", None)
-                cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+                cluster = RedisCluster(startup_nodes=servers, require_full_coverage=False, **options)
                 with self._lock:
                     self._cluster = cluster
                     self._clients.append(cluster)
@@ -250,12 +251,12 @@ class Topology:
         with self._lock:
             if self._closed:
                 raise UnavailableError("closed")
-            for slot, servers in slots.items():
-                name = servers[0].name
-                node = self._nodes.get(name)
-                table[slot] = node or self._new_node(name, cluster.get_redis_connection(servers[0]).connection_pool)
-            used = {node.name for node in table if node is not None}
-            leaving = [self._nodes.pop(name) for name in set(self._nodes) - used]
+            for slot, members in slots.items():
+                name = members[0].name
+                server = self._servers.get(name)
+                table[slot] = server or self._new_server(name, cluster.get_redis_connection(members[0]).connection_pool)
+            used = {server.name for server in table if server is not None}
+            leaving = [self._servers.pop(name) for name in set(self._servers) - used]
             self._table = table
-        for node in leaving:
-            node.close()
+        for server in leaving:
+            server.close()

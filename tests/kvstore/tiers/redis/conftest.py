@@ -131,7 +131,7 @@ def start_proxy() -> Iterator[Callable[[int], Proxy]]:
         proxy.close()
 
 
-class Books:
+class Recount:
     """What lies in Redis under our names, read without the tier, and recounted."""
 
     def __init__(self, clients: list[Redis], budget: int) -> None:
@@ -159,7 +159,7 @@ class Books:
             elif name.endswith(b":chunks"):
                 base = name[: -len(b"chunks")]
                 lines = client.hgetall(name)
-                books = client.hgetall(base + b"books")
+                sums = client.hgetall(base + b"books")
                 assert set(lines) == set(client.zrange(base + b"order", 0, -1))
                 charges = 0
                 pages = 0
@@ -174,17 +174,17 @@ class Books:
                     orders[namespace].add(nonce)
                     self.chunks[nonce] = live
                     expected |= {base + b"chunk:%b:%d" % (nonce, part) for part in range(count)}
-                sums = {b"bytes": charges, b"pages": pages} | {b"bytes:" + name: n for name, n in by_namespace.items()}
-                assert {field: int(value) for field, value in books.items()} == {
-                    field: value for field, value in sums.items() if value
-                }, "the books don't add up"
+                counted = {b"bytes": charges, b"pages": pages} | {b"bytes:" + key: n for key, n in by_namespace.items()}
+                assert {field: int(value) for field, value in sums.items()} == {
+                    field: value for field, value in counted.items() if value
+                }, "the sums are wrong"
                 for namespace, nonces in orders.items():
                     assert set(client.zrange(base + b"order:" + namespace, 0, -1)) == nonces
                 self.by_namespace += by_namespace
                 assert charges <= budget, "a bucket is over its budget"
                 self.used_bytes += charges
                 self.pages += pages
-        assert parts == expected, "a value that no book knows, or the other way round"
+        assert parts == expected, "a value that no bucket knows, or the other way round"
 
     def check_entries(self) -> None:
         """Every entry has its chunk, and every chunk as many entries as it says. Holds when nobody was killed."""
@@ -196,13 +196,13 @@ class Books:
 
 
 @pytest.fixture
-def books() -> Callable[..., Books]:
+def recount() -> Callable[..., Recount]:
     """Recount what lies in some servers."""
 
-    def recount(*servers: RedisServer, budget: int) -> Books:
-        return Books([server.client for server in servers], budget)
+    def count(*servers: RedisServer, budget: int) -> Recount:
+        return Recount([server.client for server in servers], budget)
 
-    return recount
+    return count
 
 
 @pytest.fixture

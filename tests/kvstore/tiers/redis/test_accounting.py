@@ -30,42 +30,42 @@ def chain(name: int, pages: range, length: int = 200_000) -> list[PageWrite]:
 
 
 def test_the_memory_that_the_server_takes_is_within_what_is_charged(
-    server: Any, open_redis: Callable[..., RedisTier], books: Any
+    server: Any, open_redis: Callable[..., RedisTier], recount: Any
 ) -> None:
     tier = open_redis(server.url, 256 * MIB)
     for number, length in enumerate([1, 100, 5000, 65_536, 200_000, MIB, 1_124_352, 2 * MIB, 3 * MIB + 1, 8 * MIB]):
         assert all(tier.write([make_page(number * 100 + n, length) for n in range(6)]))
-        found = books(server, budget=256 * MIB)
+        found = recount(server, budget=256 * MIB)
         assert found.memory <= found.used_bytes == tier.statistics().used_bytes, f"pages of {length} bytes"
         found.check_entries()
 
 
 @pytest.mark.parametrize("page_bytes", [65_536, 200_000, 2 * MIB])
 def test_a_full_chunk_wastes_little(
-    server: Any, open_redis: Callable[..., RedisTier], books: Any, page_bytes: int
+    server: Any, open_redis: Callable[..., RedisTier], recount: Any, page_bytes: int
 ) -> None:
     tier = open_redis(server.url, 256 * MIB)
     pages = [make_page(n, page_bytes) for n in range(16 * MIB // page_bytes)]
     assert all(tier.write(pages))
     payload = len(pages) * page_bytes
-    assert payload < books(server, budget=256 * MIB).used_bytes < 1.13 * payload
+    assert payload < recount(server, budget=256 * MIB).used_bytes < 1.13 * payload
 
 
-def test_overlapping_prompts_share_their_pages(server: Any, open_redis: Callable[..., RedisTier], books: Any) -> None:
+def test_overlapping_prompts_share_their_pages(server: Any, open_redis: Callable[..., RedisTier], recount: Any) -> None:
     tier, other = open_redis(server.url), open_redis(server.url)
     assert all(tier.write(chain(1, range(20))))
-    before = books(server, budget=64 * MIB)
+    before = recount(server, budget=64 * MIB)
     assert all(other.write(chain(2, range(20))))
-    assert books(server, budget=64 * MIB).chunks == before.chunks
+    assert recount(server, budget=64 * MIB).chunks == before.chunks
     assert all(other.write(chain(2, range(90, 110))))
     assert all(read_pages(tier, chain(2, range(20)) + chain(2, range(90, 110))))
-    found = books(server, budget=64 * MIB)
+    found = recount(server, budget=64 * MIB)
     assert found.pages == 40
     found.check_entries()
 
 
 def test_two_nodes_that_store_overlapping_prompts_at_once(
-    cluster: Any, open_redis: Callable[..., RedisTier], books: Any
+    cluster: Any, open_redis: Callable[..., RedisTier], recount: Any
 ) -> None:
     tiers = [open_redis(cluster.url, 256 * MIB) for _ in range(2)]
     with ThreadPoolExecutor(4) as threads:
@@ -81,13 +81,13 @@ def test_two_nodes_that_store_overlapping_prompts_at_once(
     every = [page for number in range(4) for page in chain(number, range(44 + number))]
     for tier in tiers:
         assert all(read_pages(tier, every))
-    found = books(*cluster.primaries(), budget=256 * MIB // 8)
+    found = recount(*cluster.primaries(), budget=256 * MIB // 8)
     found.check_entries()
     assert found.pages == len(found.entries) == 47
     assert sum(tier.statistics().stored for tier in tiers) == 47, "a page is stored once"
 
 
-def test_eviction_while_others_load(cluster: Any, open_redis: Callable[..., RedisTier], books: Any) -> None:
+def test_eviction_while_others_load(cluster: Any, open_redis: Callable[..., RedisTier], recount: Any) -> None:
     budget = 40 * MIB
     writer, reader = open_redis(cluster.url, budget), open_redis(cluster.url, budget)
     pages = [make_page(n, 300_000) for n in range(400)]
@@ -115,7 +115,7 @@ def test_eviction_while_others_load(cluster: Any, open_redis: Callable[..., Redi
             future.result()
     assert 0 < found[0] < found[1]
     assert reader.statistics().corrupt == 0
-    books(*cluster.primaries(), budget=budget)
+    recount(*cluster.primaries(), budget=budget)
     assert 0 < writer.statistics().evicted < 400
 
 
@@ -144,7 +144,7 @@ def test_the_head_of_a_prefix_outlives_its_tail(server: Any, open_redis: Callabl
 
 
 def test_the_number_of_buckets_is_what_the_first_node_said(
-    cluster: Any, open_redis: Callable[..., RedisTier], books: Any, eventually: Any
+    cluster: Any, open_redis: Callable[..., RedisTier], recount: Any, eventually: Any
 ) -> None:
     first, second = open_redis(cluster.url, 160 * MIB), open_redis(cluster.url, 16 * MIB)
     assert all(first.write([make_page(n, 100_000) for n in range(40)]))
@@ -154,11 +154,11 @@ def test_the_number_of_buckets_is_what_the_first_node_said(
     eventually(lambda: second.statistics().pages == 40)
     second.write([make_page(n, 100_000) for n in range(40, 90)])
     assert int(cluster.client.get("kvstore:buckets")) == number
-    books(*cluster.primaries(), budget=160 * MIB // number)
+    recount(*cluster.primaries(), budget=160 * MIB // number)
 
 
 def test_a_writer_that_dies_leaves_nothing_uncounted(
-    server: Any, open_redis: Callable[..., RedisTier], books: Any, start_proxy: Any
+    server: Any, open_redis: Callable[..., RedisTier], recount: Any, start_proxy: Any
 ) -> None:
     """Cut at every stage of a store: before, between and behind its requests."""
     tier = open_redis(server.url, 16 * MIB)
@@ -170,18 +170,18 @@ def test_a_writer_that_dies_leaves_nothing_uncounted(
         page = [make_page(cut * 10 + n, 200_000) for n in range(3)]
         answers = victim.write(page)
         assert answers == read_pages(tier, page)
-        books(server, budget=16 * MIB)
+        recount(server, budget=16 * MIB)
     for number in range(20):
         assert all(tier.write([make_page(number, MIB)]))
-    books(server, budget=16 * MIB).check_entries()
+    recount(server, budget=16 * MIB).check_entries()
 
 
 def test_a_chunk_that_leaves_before_its_bytes_come_does_not_come_back(
-    server: Any, open_redis: Callable[..., RedisTier], books: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, open_redis: Callable[..., RedisTier], recount: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer sleeps between admission and bytes; others fill its bucket meanwhile."""
     sleeper, other = open_redis(server.url, 9 * MIB), open_redis(server.url, 9 * MIB)
-    real = sleeper._servers.exchange
+    real = sleeper._topology.exchange
 
     def exchange(requests: Any, deadline: float, **options: Any) -> Any:
         if any(request.arguments[0] == b"SET" and b"XX" in request.arguments for request in requests):
@@ -190,13 +190,13 @@ def test_a_chunk_that_leaves_before_its_bytes_come_does_not_come_back(
             return first + real(requests[1:], deadline, **options)
         return real(requests, deadline, **options)
 
-    monkeypatch.setattr(sleeper._servers, "exchange", exchange)
+    monkeypatch.setattr(sleeper._topology, "exchange", exchange)
     assert sleeper.write([make_page(1, 300_000)]) == [False]
-    books(server, budget=9 * MIB).check_entries()
+    recount(server, budget=9 * MIB).check_entries()
 
 
-def test_what_the_server_drops_by_itself_leaves_the_books(
-    server: Any, open_redis: Callable[..., RedisTier], books: Any
+def test_what_the_server_drops_by_itself_leaves_the_sums(
+    server: Any, open_redis: Callable[..., RedisTier], recount: Any
 ) -> None:
     tier = open_redis(server.url, 16 * MIB)
     pages = [make_page(n, 500_000) for n in range(8)]
@@ -211,7 +211,7 @@ def test_what_the_server_drops_by_itself_leaves_the_books(
         server.client.delete(name)
     assert all(tier.write(pages))
     assert all(read_pages(tier, pages))
-    books(server, budget=16 * MIB).check_entries()
+    recount(server, budget=16 * MIB).check_entries()
 
 
 class Operations(RuleBasedStateMachine):
@@ -219,7 +219,7 @@ class Operations(RuleBasedStateMachine):
 
     server: Any
     tiers: list[RedisTier]
-    books: Any
+    recount: Any
     eventually: Any
     limit = 9 * MIB
 
@@ -266,8 +266,8 @@ class Operations(RuleBasedStateMachine):
             read_pages(tier, [self.page(number) for number in range(25)])
 
     @invariant()
-    def the_books_are_exact(self) -> None:
-        found = self.books(self.server, budget=self.limit)
+    def the_sums_are_exact(self) -> None:
+        found = self.recount(self.server, budget=self.limit)
         found.check_entries()
         assert found.used_bytes <= self.limit
         self.eventually(lambda: self.tiers[0].statistics().used_bytes == found.used_bytes)
@@ -275,14 +275,14 @@ class Operations(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis
 def test_any_order_of_operations(
-    server: Any, open_redis: Callable[..., RedisTier], books: Any, eventually: Any
+    server: Any, open_redis: Callable[..., RedisTier], recount: Any, eventually: Any
 ) -> None:
     tiers = [open_redis(server.url, Operations.limit, refresh=0.01) for _ in range(2)]
 
     class Machine(Operations):
         pass
 
-    Machine.server, Machine.tiers, Machine.books = server, tiers, staticmethod(books)
+    Machine.server, Machine.tiers, Machine.recount = server, tiers, staticmethod(recount)
     Machine.eventually = staticmethod(eventually)
     run_state_machine_as_test(
         Machine,

@@ -48,7 +48,7 @@ def budget(cluster: Any) -> int:
     "turns", [[4, 10], [1, 2, 3, 10], [13, 15, 20], [9, 10, 11, 20], [7, 27], [10, 20, 30], [3, 30]]
 )
 def test_a_row_that_is_filled_in_turns_is_one_chunk(
-    cluster: Any, open_redis: Open, books: Any, eventually: Any, turns: list[int]
+    cluster: Any, open_redis: Open, recount: Any, eventually: Any, turns: list[int]
 ) -> None:
     nodes = [open_redis(cluster.url, LIMIT) for _ in range(2)]
     start = 0
@@ -57,32 +57,32 @@ def test_a_row_that_is_filled_in_turns_is_one_chunk(
         start = end
         for node in nodes:
             assert all(read_pages(node, chain(1, range(end))))
-    found = books(*cluster.primaries(), budget=budget(cluster))
+    found = recount(*cluster.primaries(), budget=budget(cluster))
     found.check_entries()
     assert sorted(found.chunks.values()) == sorted([10] * (turns[-1] // 10) + [turns[-1] % 10] * (turns[-1] % 10 > 0))
     eventually(lambda: nodes[0].statistics().pages == turns[-1])
 
 
-def test_a_branch_does_not_take_the_trunk_away(cluster: Any, open_redis: Open, books: Any) -> None:
+def test_a_branch_does_not_take_the_trunk_away(cluster: Any, open_redis: Open, recount: Any) -> None:
     tier = open_redis(cluster.url, LIMIT)
     assert all(tier.write(chain(0, range(8))))
     assert all(tier.write(chain(1, range(5, 10), shared=5)))  # goes on in the middle of a chunk
     assert all(read_pages(tier, chain(0, range(8)) + chain(1, range(10), shared=5)))
-    found = books(*cluster.primaries(), budget=budget(cluster))
+    found = recount(*cluster.primaries(), budget=budget(cluster))
     found.check_entries()
     assert sorted(found.chunks.values()) == [5, 8]
 
 
-def test_a_tail_that_was_removed_stays_removed(cluster: Any, open_redis: Open, books: Any) -> None:
+def test_a_tail_that_was_removed_stays_removed(cluster: Any, open_redis: Open, recount: Any) -> None:
     tier = open_redis(cluster.url, LIMIT)
     assert all(tier.write(chain(1, range(4))))
     assert tier.remove([page.key for page in chain(1, range(1, 3))]) == 2
     assert all(tier.write(chain(1, range(4, 10))))
     assert read_pages(tier, chain(1, range(10))) == [True, False, False] + [True] * 7
-    books(*cluster.primaries(), budget=budget(cluster)).check_entries()
+    recount(*cluster.primaries(), budget=budget(cluster)).check_entries()
 
 
-def test_a_damaged_tail_is_not_merged(server: Any, open_redis: Open, books: Any) -> None:
+def test_a_damaged_tail_is_not_merged(server: Any, open_redis: Open, recount: Any) -> None:
     tier = open_redis(server.url, LIMIT)
     assert all(tier.write(chain(1, range(4))))
     [name] = server.client.scan_iter(match="kvstore:{*}:chunk:*:0")
@@ -91,10 +91,10 @@ def test_a_damaged_tail_is_not_merged(server: Any, open_redis: Open, books: Any)
     server.client.set(name, bytes(value))
     assert all(tier.write(chain(1, range(4, 10))))
     assert read_pages(tier, chain(1, range(10))) == [True] * 3 + [False] + [True] * 6
-    books(server, budget=LIMIT).check_entries()
+    recount(server, budget=LIMIT).check_entries()
 
 
-def test_a_tail_is_merged_while_others_read_it(cluster: Any, open_redis: Open, books: Any) -> None:
+def test_a_tail_is_merged_while_others_read_it(cluster: Any, open_redis: Open, recount: Any) -> None:
     """No reader ever has a wrong byte, nor a miss: what moved is found where it went."""
     writer, reader = open_redis(cluster.url, LIMIT), open_redis(cluster.url, LIMIT)
     stored = [0] * 4
@@ -120,12 +120,12 @@ def test_a_tail_is_merged_while_others_read_it(cluster: Any, open_redis: Open, b
         for future in loads:
             future.result()
     assert reads[0] > 100
-    found = books(*cluster.primaries(), budget=budget(cluster))
+    found = recount(*cluster.primaries(), budget=budget(cluster))
     found.check_entries()
     assert len(found.chunks) < 20
 
 
-def test_two_nodes_fill_the_same_row_at_once(cluster: Any, open_redis: Open, books: Any) -> None:
+def test_two_nodes_fill_the_same_row_at_once(cluster: Any, open_redis: Open, recount: Any) -> None:
     nodes = [open_redis(cluster.url, LIMIT) for _ in range(2)]
     for prompt in range(6):
         assert all(nodes[0].write(chain(prompt, range(6))))
@@ -140,17 +140,17 @@ def test_two_nodes_fill_the_same_row_at_once(cluster: Any, open_redis: Open, boo
             assert all(all(answers) for answers in threads.map(store, nodes))
         for node in nodes:
             assert all(read_pages(node, chain(prompt, range(10))))
-    books(*cluster.primaries(), budget=budget(cluster)).check_entries()
+    recount(*cluster.primaries(), budget=budget(cluster)).check_entries()
 
 
 def test_a_row_that_is_merged_while_another_node_writes_it(
-    cluster: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a node saw of entries is old when it replaces them: who points a page elsewhere meanwhile keeps it."""
     quick, slow = open_redis(cluster.url, LIMIT), open_redis(cluster.url, LIMIT)
     assert all(quick.write(chain(1, range(6))))
     assert all(quick.write(chain(1, range(6, 9))))
-    real = slow._servers.exchange
+    real = slow._topology.exchange
     calls = [0]
 
     def exchange(requests: Any, deadline: float, **options: Any) -> Any:
@@ -159,20 +159,20 @@ def test_a_row_that_is_merged_while_another_node_writes_it(
             assert all(quick.write(chain(1, range(6, 10))))
         return real(requests, deadline, **options)
 
-    monkeypatch.setattr(slow._servers, "exchange", exchange)
+    monkeypatch.setattr(slow._topology, "exchange", exchange)
     assert all(slow.write(chain(1, range(6, 10))))
     for node in (quick, slow):
         assert all(read_pages(node, chain(1, range(10))))
-    found = books(*cluster.primaries(), budget=budget(cluster))
+    found = recount(*cluster.primaries(), budget=budget(cluster))
     found.check_entries()
     assert list(found.chunks.values()) == [10]
 
 
-def test_merging_in_a_bucket_that_is_full(server: Any, open_redis: Open, books: Any) -> None:
+def test_merging_in_a_bucket_that_is_full(server: Any, open_redis: Open, recount: Any) -> None:
     tier = open_redis(server.url, 9 * MIB)
     for prompt in range(12):
         for at in range(0, 10, 2):
             pages = chain(prompt, range(at, at + 2))
             answers = tier.write(pages)
             assert answers == read_pages(tier, pages)
-            books(server, budget=9 * MIB).check_entries()
+            recount(server, budget=9 * MIB).check_entries()

@@ -15,7 +15,7 @@ from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format.chunk import ChunkHeader, pages_per_chunk
 from kvstore.tiers.redis.format.entry import PageEntry, decode
 from kvstore.tiers.redis.format.new_chunk import entries_of
-from kvstore.tiers.redis.loading import Load
+from kvstore.tiers.redis.reader import ChunkRead
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20
@@ -59,15 +59,15 @@ def test_no_flipped_bits_ask_for_more_than_a_chunk_has(entry: PageEntry, flips: 
     found = decode(bytes(data))
     if found is None:
         return
-    load = Load(found)
-    load.add(0, bytes(64), found, np.empty(min(found.length, 64 * MIB), np.uint8))
-    assert load.ranges()
-    assert len(load._header) <= 64 << 10
-    assert load.stored_bytes <= found.length
+    read = ChunkRead(found)
+    read.add(0, bytes(64), found, np.empty(min(found.length, 64 * MIB), np.uint8))
+    assert read.ranges()
+    assert len(read._header) <= 64 << 10
+    assert read.stored_bytes <= found.length
     assert found.offset + found.stored_bytes <= 2 * MIB or found.offset == 0
 
 
-def test_a_flipped_bit_of_any_field_is_a_miss_or_the_page(server: Any, open_redis: Open, books: Any) -> None:
+def test_a_flipped_bit_of_any_field_is_a_miss_or_the_page(server: Any, open_redis: Open, recount: Any) -> None:
     """Without memory for what it says, and what it names can be stored again."""
     tier = open_redis(server.url, LIMIT, refresh=1000.0)
     before, page, after = (make_page(number, 50_000) for number in range(3))
@@ -98,7 +98,7 @@ def test_a_flipped_bit_of_any_field_is_a_miss_or_the_page(server: Any, open_redi
     finally:
         tracemalloc.stop()
     assert not wrong
-    books(server, budget=LIMIT)
+    recount(server, budget=LIMIT)
 
 
 def test_a_page_behind_one_at_a_place_beyond_all_is_found(server: Any, open_redis: Open) -> None:

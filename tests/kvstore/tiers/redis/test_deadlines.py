@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from made_pages import make_page
+from redis_servers import servers_of, set_timeout
 
+from kvstore.breaker import State
 from kvstore.errors import DeadlineError, UnavailableError
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.net.server import MOST_LINKS, Request, Server
+from kvstore.tiers.redis.net.server import MOST_CONNECTIONS, Request, Server
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20
@@ -32,7 +34,7 @@ def absent(count: int) -> list[bytes]:
 
 
 def node_of(tier: RedisTier) -> Server:
-    [node] = tier._servers._nodes.values()
+    [node] = servers_of(tier)
     return node
 
 
@@ -44,15 +46,15 @@ def soon() -> float:
 def all_links_in_use(node: Server, server: Any) -> Iterator[None]:
     """All connections are open, and each waits for a reply."""
     asleep = [Request(0, [b"BLPOP", b"kvstore:nothing", b"0"])]
-    with ThreadPoolExecutor(MOST_LINKS) as threads:
-        calls = [threads.submit(node.exchange, asleep, soon(), writing=False) for _ in range(MOST_LINKS)]
+    with ThreadPoolExecutor(MOST_CONNECTIONS) as threads:
+        calls = [threads.submit(node.exchange, asleep, soon(), writing=False) for _ in range(MOST_CONNECTIONS)]
         try:
             end = soon()
-            while server.client.info("clients")["blocked_clients"] < MOST_LINKS:
+            while server.client.info("clients")["blocked_clients"] < MOST_CONNECTIONS:
                 assert time.monotonic() < end
             yield
         finally:
-            server.client.rpush("kvstore:nothing", *[b"x"] * MOST_LINKS)
+            server.client.rpush("kvstore:nothing", *[b"x"] * MOST_CONNECTIONS)
             for call in calls:
                 call.result()
 
@@ -89,7 +91,7 @@ def test_a_lookup_that_has_no_time_for_all_keeps_its_head(
         assert not any(found[2048:])
         assert asked[0] == 2, "a third batch would be late"
     assert tier.statistics().late == 4 * (43_000 - 2048)
-    assert not node_of(tier).breaker.is_open
+    assert node_of(tier).breaker.state is State.CLOSED
     assert tier.write(pages(4)) == [True] * 4
 
 
@@ -142,7 +144,7 @@ def test_a_touch_of_a_server_that_is_away_ends_soon(
     tier = open_redis(server.url, LIMIT, pause=1000.0)
     assert tier.touch(absent(1)) == [False]
     server.pause()
-    tier._timeout = 0.1
+    set_timeout(tier, 0.1)
     real = tier._entries.seen
     calls = []
 
@@ -174,7 +176,7 @@ def test_a_wait_for_our_own_connections_is_not_the_servers_failure(server: Any, 
         for _ in range(10):
             with pytest.raises(DeadlineError, match="in use"):
                 node.exchange(PING, time.monotonic() + 0.05, writing=False)
-        assert not node.breaker.is_open
+        assert node.breaker.state is State.CLOSED
     assert node.exchange(PING, soon(), writing=False) == [b"PONG"]
 
 
@@ -188,12 +190,12 @@ def test_a_server_that_had_no_time_is_not_blamed_and_one_that_had_is(
     for _ in range(10):
         with pytest.raises(DeadlineError):
             node.exchange(PING, time.monotonic() + 0.001, writing=False)
-    assert not node.breaker.is_open
+    assert node.breaker.state is State.CLOSED
 
     def blamed() -> bool:
         with pytest.raises((DeadlineError, UnavailableError)):  # or it is left alone already
             node.exchange(PING, time.monotonic() + 0.05, writing=False)
-        return node.breaker.is_open
+        return node.breaker.state is not State.CLOSED
 
     eventually(blamed)
     server.resume()

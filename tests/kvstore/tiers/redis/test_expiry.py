@@ -48,9 +48,9 @@ def age(servers: list[Any], seconds: float) -> None:
 
 @KINDS
 def test_what_any_node_has_used_stays_and_the_rest_leaves_whole(
-    servers: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+    servers: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.tiers.redis.buckets.LEAVE_AT_ONCE", 2)
+    monkeypatch.setattr("kvstore.tiers.redis.buckets.EXPIRED_AT_ONCE", 2)
     url, primaries = servers
     idle, busy = open_redis(url, LIMIT), open_redis(url, LIMIT)
     old = [make_page_of(1, number, 700_000) for number in range(40)]
@@ -65,7 +65,7 @@ def test_what_any_node_has_used_stays_and_the_rest_leaves_whole(
     age(primaries, 2 * DAY)
     assert idle.expire(namespace, DAY, NEVER) == 40
     assert busy.contains([page.key for page in old + other]) == [False] * 40 + [True] * 4
-    counted = books(*primaries, budget=LIMIT)
+    counted = recount(*primaries, budget=LIMIT)
     counted.check_entries()
     assert set(counted.by_namespace) == {other[0].key[:32]}
     assert not [name for one in primaries for name in one.client.scan_iter(match=b"kvstore:{*}:order:" + namespace)]
@@ -76,7 +76,7 @@ def test_what_any_node_has_used_stays_and_the_rest_leaves_whole(
 
 @KINDS
 def test_what_is_used_while_the_rest_leaves_stays(
-    servers: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+    servers: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, primaries = servers
     idle, busy = open_redis(url, LIMIT), open_redis(url, LIMIT)
@@ -95,18 +95,18 @@ def test_what_is_used_while_the_rest_leaves_stays(
     assert gone >= 36
     assert read_pages(busy, pages[:2]) == [True] * 2
     assert sum(busy.contains([page.key for page in pages])) == 40 - gone
-    books(*primaries, budget=LIMIT).check_entries()
+    recount(*primaries, budget=LIMIT).check_entries()
 
 
 @pytest.mark.parametrize(("script", "left"), [(scripts.IDLE, 40), (scripts.EXPIRE, 0)])
 def test_silence_of_one_server_is_told_and_the_next_time_finds_what_is_left(
-    cluster: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch, script: bytes, left: int
+    cluster: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch, script: bytes, left: int
 ) -> None:
     tier, other = open_redis(cluster.url, LIMIT), open_redis(cluster.url, LIMIT)
     pages = [make_page_of(1, number, 700_000) for number in range(40)]
     assert all(tier.write(pages))
     age(cluster.primaries(), 2 * DAY)
-    real = tier._servers.exchange
+    real = tier._topology.exchange
 
     def exchange(requests: Any, deadline: float, **options: Any) -> Any:
         replies = real(requests, deadline, **options)
@@ -116,19 +116,19 @@ def test_silence_of_one_server_is_told_and_the_next_time_finds_what_is_left(
         ]
 
     with monkeypatch.context() as silence:
-        silence.setattr(tier._servers, "exchange", exchange)
+        silence.setattr(tier._topology, "exchange", exchange)
         with pytest.raises(ResourceError, match="not every server"):
             tier.expire(pages[0].key[:32], DAY, NEVER)
     if script == scripts.IDLE:
         assert other.contains([page.key for page in pages]) == [True] * 40, "nobody knows, so nothing leaves"
     assert tier.expire(pages[0].key[:32], DAY, NEVER) == left
-    assert not books(*cluster.primaries(), budget=LIMIT).chunks
+    assert not recount(*cluster.primaries(), budget=LIMIT).chunks
 
 
 def test_a_node_that_stops_does_not_wait_until_all_of_it_has_left(
-    server: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.tiers.redis.buckets.LEAVE_AT_ONCE", 1)
+    monkeypatch.setattr("kvstore.tiers.redis.buckets.EXPIRED_AT_ONCE", 1)
     tier = open_redis(server.url, LIMIT)
     pages = [make_page_of(1, number, 700_000) for number in range(40)]
     assert all(tier.write(pages))
@@ -151,9 +151,9 @@ def test_a_node_that_stops_does_not_wait_until_all_of_it_has_left(
     gone = {page.key[32:] for page, there in zip(pages, here, strict=True) if not there}
     assert {block_hash for event in told for block_hash in event.hashes} == gone != set(), "also what left before"
     reader.close()
-    books(server, budget=LIMIT).check_entries()
+    recount(server, budget=LIMIT).check_entries()
     assert tier.expire(pages[0].key[:32], DAY, NEVER)
-    assert not books(server, budget=LIMIT).chunks
+    assert not recount(server, budget=LIMIT).chunks
 
 
 @KINDS

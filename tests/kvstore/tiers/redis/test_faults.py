@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from made_pages import make_page, read_pages
-from redis_servers import hurry
+from redis_servers import hurry, servers_of, set_timeout
 
+from kvstore.breaker import State
 from kvstore.errors import ResourceError
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format.chunk import decode_header
@@ -76,18 +77,17 @@ def test_a_server_that_hangs_costs_few_deadlines_and_then_none(
     server = start_server()
     tier = open_redis(server.url, LIMIT, pause=1000.0)
     assert all(tier.write(PAGES))
-    tier._look.close()  # it asks the server as well
-    [node] = tier._servers._nodes.values()
+    tier._refresher.close()  # it asks the server as well
+    [node] = servers_of(tier)
     server.pause()
     tier._lookup_timeout = 0.1
 
     def left_alone() -> bool:
         assert not any(tier.contains([page.key for page in PAGES]))
-        return node.breaker.is_open
+        return node.breaker.state is not State.CLOSED
 
     eventually(left_alone)
-    for part in (tier, tier._reader, tier._writer):
-        part._timeout = 1000.0  # who waits now waits for the test to fail
+    set_timeout(tier, 1000.0)  # who waits now waits for the test to fail
     tier._lookup_timeout = 1000.0
     nothing(tier, PAGES)
     server.resume()
@@ -106,7 +106,7 @@ def test_a_server_that_hangs_and_goes_on(start_server: Any, open_redis: Open, ev
 
 
 def test_a_full_server_refuses_writes_and_still_answers(
-    start_server: Any, open_redis: Open, eventually: Any, books: Any
+    start_server: Any, open_redis: Open, eventually: Any, recount: Any
 ) -> None:
     server = start_server()
     tier = open_redis(server.url, LIMIT)
@@ -116,15 +116,15 @@ def test_a_full_server_refuses_writes_and_still_answers(
         assert tier.write(MORE[at : at + 4]) == [False] * 4
         assert all(read_pages(tier, PAGES))
     assert tier.statistics().refused == 20
-    books(server, budget=LIMIT).check_entries()
+    recount(server, budget=LIMIT).check_entries()
     assert tier.remove([page.key for page in PAGES[:7]]) == 7
-    books(server, budget=LIMIT).check_entries()
+    recount(server, budget=LIMIT).check_entries()
     server.client.config_set("maxmemory", 0)
     recovers(tier, MORE, eventually)
     assert read_pages(tier, PAGES) == [False] * 7 + [True] * 13
 
 
-def test_a_server_that_becomes_full_keeps_no_empty_places(start_server: Any, open_redis: Open, books: Any) -> None:
+def test_a_server_that_becomes_full_keeps_no_empty_places(start_server: Any, open_redis: Open, recount: Any) -> None:
     """It takes some chunks of a write, makes places for others, and then refuses their bytes."""
     server = start_server()
     tier = open_redis(server.url, LIMIT)
@@ -133,7 +133,7 @@ def test_a_server_that_becomes_full_keeps_no_empty_places(start_server: Any, ope
     large = [make_page(n, 1_500_000) for n in range(200, 220)]
     answers = tier.write(large)
     assert 0 < answers.count(True) < 20
-    found = books(server, budget=LIMIT)
+    found = recount(server, budget=LIMIT)
     found.check_entries()
     assert sorted(found.chunks.values()) == [1] * answers.count(True) + [20]
 
@@ -152,14 +152,14 @@ def test_a_full_server_is_not_asked_to_write_again_and_again(start_server: Any, 
     assert server.client.info("stats")["total_net_input_bytes"] - before < 50_000, "no page was sent"
 
 
-def test_a_full_server_whose_bucket_is_full_as_well(start_server: Any, open_redis: Open, books: Any) -> None:
+def test_a_full_server_whose_bucket_is_full_as_well(start_server: Any, open_redis: Open, recount: Any) -> None:
     server = start_server()
     tier = open_redis(server.url, 9 * MIB)
     assert any(tier.write([make_page(n, 300_000) for n in range(40)]))
     server.client.config_set("maxmemory", 1 * MIB)
-    before = books(server, budget=9 * MIB)
+    before = recount(server, budget=9 * MIB)
     assert not any(tier.write(MORE))
-    after = books(server, budget=9 * MIB)
+    after = recount(server, budget=9 * MIB)
     assert (after.used_bytes, after.chunks) == (before.used_bytes, before.chunks), "all or nothing"
 
 
@@ -230,7 +230,7 @@ def test_a_fault_on_the_way_is_a_miss_and_passes(
 
 
 def test_garbled_replies_never_become_pages(
-    server: Any, open_redis: Open, start_proxy: Any, eventually: Any, books: Any
+    server: Any, open_redis: Open, start_proxy: Any, eventually: Any, recount: Any
 ) -> None:
     rng = random.Random(7)
     proxy = start_proxy(server.port)
@@ -251,7 +251,7 @@ def test_garbled_replies_never_become_pages(
             tier.keys(bytes(32))
         proxy.heal()
         read_pages(plain, pages)
-        books(server, budget=LIMIT)
+        recount(server, budget=LIMIT)
     recovers(tier, PAGES, eventually)
 
 
@@ -364,7 +364,7 @@ def test_a_foreign_entry_is_a_miss_and_gives_way(server: Any, open_redis: Open, 
 
 
 @pytest.mark.parametrize("what", ["order", "chunks", "books"])
-def test_foreign_books_refuse_writes(server: Any, open_redis: Open, what: str) -> None:
+def test_a_buckets_foreign_keys_refuse_writes(server: Any, open_redis: Open, what: str) -> None:
     tier = open_redis(server.url, 16 * MIB)
     assert all(tier.write(PAGES[:10]))
     server.client.delete(f"kvstore:{{0}}:{what}")

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 
 from forked import in_child
-from redis_servers import RedisServer
+from redis_servers import RedisServer, servers_of
 
 from kvstore.host.descriptors import open_descriptors
 from kvstore.tiers.redis import RedisTier
@@ -18,19 +18,19 @@ def test_a_child_has_no_connection_of_the_tier(server: RedisServer, eventually: 
     tier = RedisTier(server.url, 1 << 30, refresh=3600.0)
     try:
         assert tier.contains([b"x" * 64]) == [False]
-        (node,) = tier._servers._nodes.values()
+        [node] = servers_of(tier)
         # The first look around uses them, too.
-        eventually(lambda: not node._opening and node._links == len(node._idle) > 0)
-        numbers = {link._socket.fileno() for link in node._idle}
+        eventually(lambda: not node._opening and node._connected == len(node._idle) > 0)
+        numbers = {connection._socket.fileno() for connection in node._idle}
         assert -1 not in numbers
 
         def left() -> tuple[list[int], list[int]]:
             sockets = open_descriptors(lambda fd: fd in numbers and stat.S_ISSOCK(os.fstat(fd).st_mode))
-            return sockets, [link._socket.fileno() for link in node._idle]
+            return sockets, [connection._socket.fileno() for connection in node._idle]
 
         sockets, known = in_child(left)
         assert (sockets, set(known)) == ([], {-1})
         assert tier.contains([b"x" * 64]) == [False]
-        assert {link._socket.fileno() for link in node._idle} == numbers, "the parent goes on with them"
+        assert {connection._socket.fileno() for connection in node._idle} == numbers, "the parent goes on with them"
     finally:
         tier.close()

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import xxhash
 from made_pages import make_page, read_pages
+from redis_servers import servers_of
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net import scripts
-from kvstore.tiers.redis.net.resp import Wire
-from kvstore.tiers.redis.net.server import Link, Request
+from kvstore.tiers.redis.net.resp import RespSocket
+from kvstore.tiers.redis.net.server import Connection, Request
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20
@@ -28,8 +29,8 @@ def make(number: int, length: int = 300_000) -> PageWrite:
     return PageWrite(ONE + number.to_bytes(32, "big"), xxhash.xxh3_64_intdigest(payload.data), payload)
 
 
-class Watched(Wire):
-    """A wire that counts the bytes of replies that were asked for and have not come."""
+class Watched(RespSocket):
+    """A socket that counts the bytes of replies that were asked for and have not come."""
 
     def __init__(self, connected: socket.socket) -> None:
         super().__init__(connected)
@@ -52,15 +53,15 @@ def test_a_write_is_one_batch_whose_first_chunk_leaves_before_the_last_is_encode
 ) -> None:
     tier = open_redis(server.url, 640 * MIB)
     assert tier.contains([bytes(64)]) == [False]
-    tier._look.close()  # it sends as well
+    tier._refresher.close()  # it sends as well
     sent: list[int] = []
-    real = Wire.send
+    real = RespSocket.send
 
-    def send(self: Wire, buffers: Any, deadline: float) -> None:
+    def send(self: RespSocket, buffers: Any, deadline: float) -> None:
         sent.append(sum(map(len, buffers)))
         real(self, buffers, deadline)
 
-    monkeypatch.setattr(Wire, "send", send)
+    monkeypatch.setattr(RespSocket, "send", send)
     assert all(tier.write([make(number, 64 << 10) for number in range(512)]))
     chunks = [size for size in sent if size > MIB]
     assert len(chunks) == 16
@@ -73,41 +74,41 @@ def test_replies_are_asked_for_four_mebibytes_ahead(server: Any, open_redis: Ope
     """The server keeps every reply in memory until it is sent."""
     tier = open_redis(server.url, LIMIT)
     assert tier.contains([bytes(64)]) == [False]
-    tier._look.close()  # it would use the same link
-    [node] = tier._servers._nodes.values()
-    link: Link = node._idle[-1]
-    link._wire = wire = Watched(link._socket)
+    tier._refresher.close()  # it would use the same connection
+    [node] = servers_of(tier)
+    connection: Connection = node._idle[-1]
+    connection._resp = watched = Watched(connection._socket)
     server.client.set("kvstore:value", bytes(range(256)) * (MIB // 256))
     into = [bytearray(MIB) for _ in range(24)]
     get = [b"GETRANGE", b"kvstore:value", b"0", b"%d" % (MIB - 1)]
     requests = [Request(0, get, [memoryview(one)]) for one in into]
-    assert link.roundtrip(requests, 1e12) == [MIB] * 24
+    assert connection.roundtrip(requests, 1e12) == [MIB] * 24
     assert all(one == into[0] for one in into)
-    assert wire.most_ahead == 4 * MIB
-    assert wire.ahead == 0
-    assert wire.sends > 4
+    assert watched.most_ahead == 4 * MIB
+    assert watched.ahead == 0
+    assert watched.sends > 4
 
 
 def test_a_quota_that_shrank_is_kept_in_a_bucket_that_no_write_goes_to(
-    cluster: Any, open_redis: Open, books: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By TRIM: admission sees to its own bucket only."""
     tier = open_redis(cluster.url, 640 * MIB)
     pages = [make(number) for number in range(80)]
     assert all(tier.write(pages))
-    before = books(*cluster.primaries(), budget=640 * MIB).by_namespace[ONE]
+    before = recount(*cluster.primaries(), budget=640 * MIB).by_namespace[ONE]
     tier.set_quota(ONE, 10 * MIB)
     kinds = []
-    real = tier._servers.exchange
+    real = tier._topology.exchange
 
     def exchange(requests: Any, deadline: float, **options: Any) -> Any:
         kinds.extend(request.arguments[1] for request in requests if request.arguments[0] == b"EVALSHA")
         return real(requests, deadline, **options)
 
-    monkeypatch.setattr(tier._servers, "exchange", exchange)
+    monkeypatch.setattr(tier._topology, "exchange", exchange)
     assert tier.write([make(100)]) == [True]
     assert kinds.count(scripts.TRIM) > 1
-    assert before > 20 * MIB > 10 * MIB >= books(*cluster.primaries(), budget=640 * MIB).by_namespace[ONE]
+    assert before > 20 * MIB > 10 * MIB >= recount(*cluster.primaries(), budget=640 * MIB).by_namespace[ONE]
 
 
 def test_statistics_and_quotas_answer_while_the_server_hangs(
@@ -117,8 +118,8 @@ def test_statistics_and_quotas_answer_while_the_server_hangs(
     server = start_server()
     tier = open_redis(server.url, LIMIT, timeout=1000.0, refresh=1000.0)
     assert all(tier.write([make(number) for number in range(4)]))
-    tier._look.close()  # it has looked at the books by now, and does not again
-    [node] = tier._servers._nodes.values()
+    tier._refresher.close()  # it has asked for the sums by now, and does not again
+    [node] = servers_of(tier)
     eventually(lambda: not node._opening)  # the look and the write may have wanted a connection each
     expected = tier.statistics(), tier.used_by(ONE)
     assert expected[0].pages == 4

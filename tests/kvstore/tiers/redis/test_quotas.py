@@ -50,7 +50,7 @@ def test_without_a_quota_chunks_go_everywhere() -> None:
 
 @pytest.mark.parametrize("quota", [MIB, 4 * MIB, 60 * MIB])
 def test_a_namespace_keeps_within_its_quota_at_its_own_cost(
-    cluster: Any, open_redis: Open, books: Any, quota: int
+    cluster: Any, open_redis: Open, recount: Any, quota: int
 ) -> None:
     """Two nodes; the other namespace is the older one, and would leave first."""
     nodes = [open_redis(cluster.url, LIMIT) for _ in range(2)]
@@ -64,12 +64,12 @@ def test_a_namespace_keeps_within_its_quota_at_its_own_cost(
         answers = node.write(pages[at : at + 10])
         assert answers == read_pages(node, pages[at : at + 10])
         assert any(answers)
-        assert books(*cluster.primaries(), budget=LIMIT).by_namespace[ONE] <= quota
+        assert recount(*cluster.primaries(), budget=LIMIT).by_namespace[ONE] <= quota
     assert all(read_pages(nodes[1], others))
     found = read_pages(nodes[0], pages)
     assert any(found[-10:])
     assert not any(found[:50])
-    recount = books(*cluster.primaries(), budget=LIMIT)
+    recount = recount(*cluster.primaries(), budget=LIMIT)
     recount.check_entries()
     assert recount.by_namespace[ONE] > quota / 2 or quota == 60 * MIB
     assert recount.by_namespace[OTHER] > 40 * 300_000
@@ -85,15 +85,15 @@ def test_what_was_read_lately_stays_within_the_quota(server: Any, open_redis: Op
     assert read_pages(tier, [make(ONE, 2)]) == [False]
 
 
-def test_a_page_larger_than_the_quota_is_refused(server: Any, open_redis: Open, books: Any) -> None:
+def test_a_page_larger_than_the_quota_is_refused(server: Any, open_redis: Open, recount: Any) -> None:
     tier = open_redis(server.url, 64 * MIB)
     tier.set_quota(ONE, 200_000)
     assert tier.write([make(ONE, 1), make(OTHER, 1)]) == [False, True]
     assert tier.statistics().refused == 1
-    assert ONE not in books(server, budget=64 * MIB).by_namespace
+    assert ONE not in recount(server, budget=64 * MIB).by_namespace
 
 
-def test_a_quota_that_is_set_later_counts_from_the_next_write_on(cluster: Any, open_redis: Open, books: Any) -> None:
+def test_a_quota_that_is_set_later_counts_from_the_next_write_on(cluster: Any, open_redis: Open, recount: Any) -> None:
     """In all buckets, also in those that the write does not go to."""
     tier = open_redis(cluster.url, LIMIT)
     pages = [make(ONE, number) for number in range(80)]
@@ -103,7 +103,7 @@ def test_a_quota_that_is_set_later_counts_from_the_next_write_on(cluster: Any, o
     tier.set_quota(ONE, 10 * MIB)
     assert all(read_pages(tier, pages))
     assert tier.write([make(ONE, 100)]) == [True]
-    recount = books(*cluster.primaries(), budget=LIMIT)
+    recount = recount(*cluster.primaries(), budget=LIMIT)
     assert recount.by_namespace[ONE] == tier.used_by(ONE) <= 10 * MIB
     recount.check_entries()
     found = read_pages(tier, pages)
@@ -115,11 +115,11 @@ def test_a_quota_that_is_set_later_counts_from_the_next_write_on(cluster: Any, o
     assert all(read_pages(tier, pages))
 
 
-def test_what_a_namespace_takes_is_told(cluster: Any, open_redis: Open, books: Any, eventually: Any) -> None:
+def test_what_a_namespace_takes_is_told(cluster: Any, open_redis: Open, recount: Any, eventually: Any) -> None:
     tier, watcher = open_redis(cluster.url, LIMIT), open_redis(cluster.url, LIMIT)
     pages, others = [make(ONE, number) for number in range(30)], [make(OTHER, number) for number in range(10)]
     assert all(tier.write([*pages, *others]))
-    recount = books(*cluster.primaries(), budget=LIMIT)
+    recount = recount(*cluster.primaries(), budget=LIMIT)
     for namespace in (ONE, OTHER):
         assert tier.used_by(namespace) == recount.by_namespace[namespace] > 0
         eventually(lambda namespace=namespace: watcher.used_by(namespace) == recount.by_namespace[namespace])
@@ -130,10 +130,10 @@ def test_what_a_namespace_takes_is_told(cluster: Any, open_redis: Open, books: A
     assert tier.used_by(b"3" * 32) == 0
 
 
-def test_many_namespaces_take_no_more_than_is_charged(server: Any, open_redis: Open, books: Any) -> None:
+def test_many_namespaces_take_no_more_than_is_charged(server: Any, open_redis: Open, recount: Any) -> None:
     tier = open_redis(server.url, 64 * MIB)
     assert all(tier.write([make(bytes([number]) * 32, 1, 100) for number in range(200)]))
-    found = books(server, budget=64 * MIB)
+    found = recount(server, budget=64 * MIB)
     assert found.memory <= found.used_bytes
     assert len(found.by_namespace) == 200
 

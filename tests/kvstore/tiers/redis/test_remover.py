@@ -73,7 +73,7 @@ def test_what_the_servers_that_answer_have_is_removed(steady_cluster: Any, open_
 
 
 def test_a_page_that_is_merged_at_that_moment_is_removed(
-    server: Any, open_redis: Open, monkeypatch: pytest.MonkeyPatch, books: Any
+    server: Any, open_redis: Open, monkeypatch: pytest.MonkeyPatch, recount: Any
 ) -> None:
     """Somebody points it to another chunk between the look and the deletion."""
     tier, other = open_redis(server.url, LIMIT), open_redis(server.url, LIMIT)
@@ -92,6 +92,6 @@ def test_a_page_that_is_merged_at_that_moment_is_removed(
     assert tier.remove([page.key for page in row[:6]]) == 6
     assert merged == [[True] * 4]
     assert read_pages(other, row) == [False] * 6 + [True] * 4
-    found = books(server, budget=LIMIT)
+    found = recount(server, budget=LIMIT)
     found.check_entries()
     assert len(found.chunks) == 1, "it was merged"

@@ -8,8 +8,10 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from redis_servers import servers_of
+
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.net.server import MOST_LINKS, Request
+from kvstore.tiers.redis.net.server import MOST_CONNECTIONS, Request
 from kvstore.tiers.redis.net.threads import ServerThreads
 from kvstore.tiers.tier import READER
 
@@ -19,18 +21,18 @@ PATIENCE = 60.0
 
 def test_at_its_connections(server: Any, open_redis: Callable[..., RedisTier], eventually: Any) -> None:
     tier = open_redis(server.url, LIMIT, refresh=1000.0)
-    tier._look.close()
-    [node] = tier._servers._nodes.values()
+    tier._refresher.close()
+    [node] = servers_of(tier)
     deadline = time.monotonic() + PATIENCE
 
     def ask(who: Hashable, *arguments: bytes) -> None:
         READER.set(who)
         node.exchange([Request(0, arguments)], deadline, writing=False)
 
-    with ThreadPoolExecutor(MOST_LINKS + 13) as threads:
-        held = [b"held%d" % number for number in range(MOST_LINKS)]
+    with ThreadPoolExecutor(MOST_CONNECTIONS + 13) as threads:
+        held = [b"held%d" % number for number in range(MOST_CONNECTIONS)]
         calls = [threads.submit(ask, "flood", b"BLPOP", name, b"0") for name in held]
-        eventually(lambda: server.client.info("clients")["blocked_clients"] == MOST_LINKS)
+        eventually(lambda: server.client.info("clients")["blocked_clients"] == MOST_CONNECTIONS)
         calls += [threads.submit(ask, "flood", b"RPUSH", b"order", b"flood") for _ in range(12)]
         eventually(lambda: len(node._waiting) == 12)
         calls.append(threads.submit(ask, "own", b"RPUSH", b"order", b"own"))
@@ -44,14 +46,14 @@ def test_at_its_connections(server: Any, open_redis: Callable[..., RedisTier], e
     assert server.client.llen("order") == 13
     assert not node._waiting
     assert not node._turns
-    assert node._links == MOST_LINKS == len(node._idle)
+    assert node._connected == MOST_CONNECTIONS == len(node._idle)
 
 
 def test_whoever_gave_up_is_passed_over(server: Any, open_redis: Callable[..., RedisTier], eventually: Any) -> None:
     tier = open_redis(server.url, LIMIT, refresh=1000.0)
-    tier._look.close()
-    [node] = tier._servers._nodes.values()
-    links = [node._take(time.monotonic() + PATIENCE) for _ in range(MOST_LINKS)]
+    tier._refresher.close()
+    [node] = servers_of(tier)
+    connections = [node._take(time.monotonic() + PATIENCE) for _ in range(MOST_CONNECTIONS)]
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(node._take, time.monotonic() + PATIENCE)
         eventually(lambda: len(node._waiting) == 1)
@@ -59,16 +61,16 @@ def test_whoever_gave_up_is_passed_over(server: Any, open_redis: Callable[..., R
             assert node._take(time.monotonic()) is None
         second = threads.submit(node._take, time.monotonic() + PATIENCE)
         eventually(lambda: len(node._waiting) == 2)
-        for link, waiting in zip(links, (first, second), strict=False):
-            node._put_back(link)
-            assert waiting.result(PATIENCE) is link
+        for connection, waiting in zip(connections, (first, second), strict=False):
+            node._put_back(connection)
+            assert waiting.result(PATIENCE) is connection
     assert not node._turns
-    for link in links:
-        node._put_back(link)
+    for connection in connections:
+        node._put_back(connection)
 
 
 def test_at_the_threads_that_wait_for_one_of_several_servers() -> None:
-    crew = ServerThreads(1, "test")
+    waiters = ServerThreads(1, "test")
     begun, go_on = threading.Event(), threading.Event()
     order: list[Hashable] = []
 
@@ -76,14 +78,14 @@ def test_at_the_threads_that_wait_for_one_of_several_servers() -> None:
         begun.set()
         assert go_on.wait(PATIENCE)
 
-    tasks = [crew.start(first)]
+    tasks = [waiters.start(first)]
     assert begun.wait(PATIENCE)
     for who in ("flood", "flood", "flood", "own"):
         token = READER.set(who)
-        tasks.append(crew.start(lambda: order.append(READER.get())))
+        tasks.append(waiters.start(lambda: order.append(READER.get())))
         READER.reset(token)
     go_on.set()
     for task in tasks:
         task.end(time.monotonic() + PATIENCE)
-    crew.close()
+    waiters.close()
     assert order == ["flood", "own", "flood", "flood"]

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from made_pages import make_page, read_pages
 
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.format.codec import compress, decompress
-from kvstore.tiers.redis.format.codec_choice import (
+from kvstore.tiers.redis.format.codec import (
     FIRST_SAMPLES,
     MOST_NAMESPACES,
     SAMPLE_EVERY,
     CodecChoice,
+    compress,
+    decompress,
 )
 from kvstore.tiers.tier import PageBytes, PageWrite
 
@@ -112,7 +113,7 @@ def test_namespaces_are_judged_by_themselves_and_are_bounded() -> None:
 
 
 def test_over_a_slow_way_pages_are_stored_packed(
-    server: Any, open_redis: Callable[..., RedisTier], start_proxy: Any, books: Any
+    server: Any, open_redis: Callable[..., RedisTier], start_proxy: Any, recount: Any
 ) -> None:
     proxy = start_proxy(server.port)
     slow, fast = open_redis(proxy.url), open_redis(server.url)
@@ -123,7 +124,7 @@ def test_over_a_slow_way_pages_are_stored_packed(
     proxy.heal()
     values = list(server.client.scan_iter(match="kvstore:{*}:chunk:*"))
     assert sum(map(server.client.strlen, values)) < 0.88 * 120 * 200_000
-    books(server, budget=64 << 20).check_entries()
+    recount(server, budget=64 << 20).check_entries()
     for tier in (slow, fast):
         assert all(read_pages(tier, pages))
         assert all(read_pages(tier, pages[7:33:3]))

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from made_pages import make_page, read_pages
+from redis_servers import servers_of, set_timeout
 
+from kvstore.breaker import State
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format import key_names as names
 from kvstore.tiers.redis.net.threads import ServerThreads
@@ -47,7 +49,7 @@ class OneHangs:
         return [page.key for page in self.pages]
 
     def _is_well(self, name: bytes) -> bool:
-        return self.tier._servers._table[self._cluster.client.keyslot(name)].name != self.name
+        return self.tier._topology._table[self._cluster.client.keyslot(name)].name != self.name
 
     def finds(self, key: bytes) -> bool:
         """Whether the page's entry is on a server that is well."""
@@ -65,8 +67,8 @@ class OneHangs:
             try:
                 later = time.monotonic() + 60
                 calls = [threads.submit(self.tier._entries.find, self.keys, later) for _ in range(24)]
-                crews = [node.crew for node in self.tier._servers._nodes.values()]
-                eventually(lambda: any(crew._threads._queue.qsize() for crew in crews))
+                queues = [node.threads._threads._queue for node in servers_of(self.tier)]
+                eventually(lambda: any(queue.qsize() for queue in queues))
                 yield
             finally:
                 self._victim.resume()
@@ -91,8 +93,8 @@ def test_calls_that_hang_at_one_server_let_others_be_reached(one_hangs: OneHangs
             if found == expected:
                 break
         assert found == expected
-    nodes = one_hangs.tier._servers._nodes
-    assert not any(node.breaker.is_open for name, node in nodes.items() if name != one_hangs.name)
+    others = [node for node in servers_of(one_hangs.tier) if node.name != one_hangs.name]
+    assert all(node.breaker.state is State.CLOSED for node in others)
 
 
 def test_pages_of_the_other_servers_are_read_while_one_hangs(one_hangs: OneHangs, eventually: Any) -> None:
@@ -100,7 +102,7 @@ def test_pages_of_the_other_servers_are_read_while_one_hangs(one_hangs: OneHangs
     assert 0 < expected.count(True) < 60
     with one_hangs.hanging(eventually):
         for seconds in (2.0, 10.0):
-            one_hangs.tier._reader._timeout = seconds
+            set_timeout(one_hangs.tier, seconds)
             found = read_pages(one_hangs.tier, one_hangs.pages)
             if found == expected:
                 break
@@ -108,7 +110,7 @@ def test_pages_of_the_other_servers_are_read_while_one_hangs(one_hangs: OneHangs
 
 
 def test_work_that_nobody_began_by_its_deadline_is_given_up() -> None:
-    crew = ServerThreads(1, "test")
+    waiters = ServerThreads(1, "test")
     begun, go_on = threading.Event(), threading.Event()
     done: list[int] = []
 
@@ -117,18 +119,18 @@ def test_work_that_nobody_began_by_its_deadline_is_given_up() -> None:
         assert go_on.wait(60)
         done.append(1)
 
-    one = crew.start(first)
+    one = waiters.start(first)
     assert begun.wait(60)
-    two = crew.start(lambda: done.append(2))
+    two = waiters.start(lambda: done.append(2))
     two.end(time.monotonic())
     go_on.set()
     one.end(time.monotonic())  # what has begun is waited for: it may write into the caller's memory
     assert done == [1]
-    crew.start(lambda: done.append(3)).end(time.monotonic() + 20)
+    waiters.start(lambda: done.append(3)).end(time.monotonic() + 20)
     assert done == [1, 3]
-    crew.close()
-    crew.start(lambda: done.append(4)).end(time.monotonic() + 20)
-    assert done == [1, 3, 4], "a crew that was let go leaves the work to its callers"
+    waiters.close()
+    waiters.start(lambda: done.append(4)).end(time.monotonic() + 20)
+    assert done == [1, 3, 4], "threads that were let go leave the work to its callers"
 
 
 @pytest.mark.parametrize("kind", ["server", "cluster"])
@@ -138,14 +140,14 @@ def test_a_machine_without_threads_recovers(
     tier = open_redis(request.getfixturevalue(kind).url, LIMIT, refresh=1000.0, timeout=2.0, lookup_timeout=0.5)
     pages = [make_page(number, 100) for number in range(30)]
     keys = [page.key for page in pages]
-    tier._look.close()
-    eventually(lambda: tier._servers.primaries(time.monotonic() + 20))
-    eventually(lambda: not tier._servers._refreshing)
-    eventually(lambda: not any(node._opening for node in tier._servers._nodes.values()))
-    for node in tier._servers._nodes.values():
+    tier._refresher.close()
+    eventually(lambda: tier._topology.primaries(time.monotonic() + 20))
+    eventually(lambda: not tier._topology._refreshing)
+    eventually(lambda: not any(node._opening for node in servers_of(tier)))
+    for node in servers_of(tier):
         node._drop_idle()
     if kind == "cluster":
-        tier._servers._table = []  # as before the first call
+        tier._topology._table = []  # as before the first call
 
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kvstore.tiers.redis.net.periodic import Periodic
+from kvstore.tiers.redis.tier import Periodic
 
 
 def test_a_round_that_fails_is_logged_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from disk_tiers import Clock
+
+from kvstore.segments.rare_lines import RareLines
+
+
+def test_lines_are_rare_and_say_what_they_leave_out() -> None:
+    clock, said = Clock(), []
+    lines = RareLines(clock)
+
+    def log(text: str, *values: object) -> None:
+        said.append(text % values)
+
+    for number in range(5):
+        lines.say(log, "failed %d", number)
+    clock.now = 11
+    lines.say(log, "failed %d", 5)
+    clock.now = 30
+    lines.say(log, "failed %d", 6)
+    assert said == ["failed 0", "failed 5 (4 more such lines were held back)", "failed 6"]
