@@ -127,8 +127,8 @@ class RedisTier:
         """Which pages are here: for each thousand one pipelined request to each server, the first ones first.
 
         Blocks on that until the lookup's deadline at most. What nobody told by then is a miss, and so is what was not
-        asked any more since the answer would be late; ``late`` counts them. A page whose chunk has just left may still
-        be told to be here.
+        asked any more since the answer would be late; ``late`` counts them. A page whose chunk was just evicted may
+        still be told to be here.
         """
         deadline = time.monotonic() + self._lookup_timeout
         here: list[bool] = []
@@ -176,7 +176,7 @@ class RedisTier:
         return [name[strip:] for name in found if len(name) == strip + KEY_BYTES]
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
-        """Store pages, in the order given; makes room in their buckets within the limit first.
+        """Store pages, in the order given; what is over the limit in their buckets is evicted first.
 
         Returns:
             Which pages are here now, for every node to find (one already here counts).
@@ -258,8 +258,8 @@ class RedisTier:
     def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
         """Most bytes that a namespace's pages may take here from now on, those of all nodes: give every node the same.
 
-        A write that would pass it lets the namespace's least recently used chunks leave first. The quota is divided
-        over buckets (:mod:`kvstore.tiers.redis.quotas`); what is too much when it is set leaves at the next write.
+        A write that would pass it evicts the namespace's least recently used chunks first. The quota is divided
+        over buckets (:mod:`kvstore.tiers.redis.quotas`); what is too much when it is set goes at the next write.
 
         Args:
             prefix: the namespace's fingerprint, 32 bytes.
@@ -279,7 +279,7 @@ class RedisTier:
         _check_limit(limit_bytes)
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Limit all pages, of all nodes: give every node the same. What is too much leaves as new pages come.
+        """Limit all pages, of all nodes: give every node the same. What is too much is evicted as new pages come.
 
         Raises:
             ConfigError: too small a limit; nothing was changed.
@@ -293,7 +293,7 @@ class RedisTier:
     def tell(self, events: EventRing) -> None:
         """Say there from now on what this node writes and removes, and which pages it finds gone when it wants them.
 
-        What other nodes do here, and what leaves for it, is not known to this one.
+        What other nodes do here, and what they evict, is not known to this one.
         """
         self._events = events
 

@@ -159,7 +159,7 @@ def part_sizes(header_bytes: int, payload_bytes: int) -> list[int]:
 
 
 CHUNK_OVERHEAD = 1024
-"""Charged for a chunk's names, its places in orders and list, and its namespace's order and books."""
+"""Charged for a chunk's names, its places in two orders and among the chunks, and its namespace's order and sum."""
 PAGE_OVERHEAD = 320
 """Charged for a page's entry."""
 

@@ -1,4 +1,4 @@
-"""The names of our keys in Redis. Everything begins with ``kvstore:``; nothing else is ever written or deleted.
+"""Names of keys in Redis: all begin with ``kvstore:``, and no others are ever written or deleted.
 
 ====================================  ========  ===================================================================
 ``kvstore:buckets``                   string    how many buckets there are; the first node says it
@@ -21,7 +21,7 @@ from __future__ import annotations
 BUCKETS = b"kvstore:buckets"
 FORMAT = b"kvstore:format"
 FORMAT_VERSION = 1
-"""Of entries, chunks and books together. Where a newer one stands, a node writes and removes nothing: it might take a
+"""Of entries, chunks and sums together. Where a newer one stands, a node writes and removes nothing: it might take a
 newer node's keys for damaged ones."""
 PAGE_PREFIX = b"kvstore:page:"
 NAMESPACE_FIELD = b"bytes:"
@@ -45,7 +45,7 @@ def page_pattern(prefix: bytes) -> bytes:
 
 
 def bucket_names(bucket: int) -> tuple[bytes, bytes, bytes]:
-    """The names of a bucket's order, chunks and books."""
+    """The names of a bucket's order, chunks and sums."""
     base = b"kvstore:{%d}:" % bucket
     return base + b"order", base + b"chunks", base + b"books"
 

@@ -1,4 +1,4 @@
-"""Whether the servers' clocks go right: by them it is told how long nobody used what lies there."""
+"""Jumps of the servers' clocks: by these clocks it is measured for how long nobody used a namespace there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The scripts: all that ever changes a bucket's books, each in one atomic step.
+"""Lua scripts: all that ever changes a bucket or replaces an entry, each in one atomic step.
 
-``admit``, ``touch``, ``trim``, ``idle``, ``expire`` and ``release`` get a bucket's order, chunks and books as their
-first keys. A chunk's line in ``chunks`` is ``charge:live pages:header bytes:parts:namespace``.
+``admit``, ``touch``, ``trim``, ``idle``, ``expire`` and ``release`` get a bucket's order, chunks and sums as their
+first keys. A chunk's field in ``chunks`` is ``charge:live pages:header bytes:parts:namespace``.
 
 A server beyond its ``maxmemory`` refuses a script's *first* write if that could take memory, and none after it. So each
 script begins with the write that may be refused, or with one that never is: it does all or nothing.
@@ -240,28 +240,28 @@ def _digest(script: str) -> bytes:
 
 
 ADMIT = _digest(_ADMIT)
-"""Reserve a chunk's place, and let the bucket's oldest chunks leave for it.
+"""Make a place for a chunk, and evict the bucket's oldest chunks for it.
 
 Keys: the bucket. Arguments: nonce, charge, pages, header bytes, parts, budget, milliseconds to live, namespace, and the
-most bytes of that namespace (empty: no quota): beyond it, its own oldest leave first. Answers nothing at all when the
-chunk is larger than budget or quota; else 1 and a list with (nonce, live pages, header) of each chunk that left. Until
-its parts are set (``SET … XX``, which does nothing where no place stands) it is empty.
+most bytes of that namespace (empty: no quota): beyond it, its own oldest are evicted first. Answers nothing at all when
+the chunk is larger than budget or quota; else 1 and a list with (nonce, live pages, header) of each that was evicted.
+Until its parts are set (``SET … XX``, which does nothing where no place stands) it is empty.
 """
 TOUCH = _digest(_TOUCH)
 """Mark chunks as used, the first named as the newest. Keys: the bucket. Arguments: milliseconds to live, nonces.
-Answers for each 1 when it is whole. One whose bytes the server has dropped by itself leaves the books."""
+Answers for each 1 when it is whole. One whose bytes the server has dropped by itself is not charged any more."""
 RELEASE = _digest(_RELEASE)
 """Some of a chunk's pages have no entry any more; with the last one the chunk goes. Keys: the bucket.
 Arguments: nonce, how many."""
 TRIM = _digest(_TRIM)
-"""Let a namespace's oldest chunks leave until it has no more than some bytes. Keys: the bucket. Arguments: namespace,
-bytes. Answers the chunks that left, as ``ADMIT`` does."""
+"""Evict a namespace's oldest chunks until it has no more than some bytes. Keys: the bucket. Arguments: namespace,
+bytes. Answers these chunks as ``ADMIT`` does."""
 IDLE = _digest(_IDLE)
 """For how many microseconds no chunk of a namespace was used; -1: there is none. Keys: the bucket. Argument:
 namespace."""
 EXPIRE = _digest(_EXPIRE)
-"""Let a namespace's chunks leave that were not used for some microseconds, oldest first. Keys: the bucket. Arguments:
-namespace, microseconds, most chunks. Answers the chunks that left, as ``ADMIT`` does."""
+"""Drop a namespace's chunks that were not used for some microseconds, oldest first. Keys: the bucket. Arguments:
+namespace, microseconds, most chunks. Answers these chunks as ``ADMIT`` does."""
 RENEW = _digest(_RENEW)
 """What stands in entries; they live on. Keys: entries. Argument: milliseconds to live."""
 FORGET = _digest(_FORGET)

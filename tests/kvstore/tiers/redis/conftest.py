@@ -7,14 +7,13 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_proxy import Proxy
-from redis import Redis
+from redis_recount import Recount
 from redis_servers import PATIENCE, Cluster, RedisServer, wait_until
 
 from kvstore.tiers.redis import RedisTier
@@ -129,70 +128,6 @@ def start_proxy() -> Iterator[Callable[[int], Proxy]]:
     yield start
     for proxy in proxies:
         proxy.close()
-
-
-class Recount:
-    """What lies in Redis under our names, read without the tier, and recounted."""
-
-    def __init__(self, clients: list[Redis], budget: int) -> None:
-        values: dict[bytes, tuple[Redis, bytes]] = {}
-        for client in clients:
-            for name in client.scan_iter(match=b"kvstore:*", count=1000):
-                values[name] = (client, name)
-        self.entries: dict[bytes, bytes] = {}
-        self.used_bytes = 0
-        self.pages = 0
-        self.by_namespace: Counter[bytes] = Counter()
-        self.chunks: dict[bytes, int] = {}
-        self.memory = 0
-        """What the servers say that our keys take."""
-        parts: set[bytes] = set()
-        expected: set[bytes] = set()
-        for name, (client, _) in values.items():
-            self.memory += client.memory_usage(name, samples=0) or 0
-            if name.startswith(b"kvstore:page:"):
-                entry = client.get(name)
-                if entry is not None:
-                    self.entries[name[13:]] = entry
-            elif b":chunk:" in name:
-                parts.add(name)
-            elif name.endswith(b":chunks"):
-                base = name[: -len(b"chunks")]
-                lines = client.hgetall(name)
-                sums = client.hgetall(base + b"books")
-                assert set(lines) == set(client.zrange(base + b"order", 0, -1))
-                charges = 0
-                pages = 0
-                by_namespace: Counter[bytes] = Counter()
-                orders: dict[bytes, set[bytes]] = defaultdict(set)
-                for nonce, line in lines.items():
-                    *numbers, namespace = line.split(b":", 4)
-                    charge, live, _, count = map(int, numbers)
-                    charges += charge
-                    pages += live
-                    by_namespace[namespace] += charge
-                    orders[namespace].add(nonce)
-                    self.chunks[nonce] = live
-                    expected |= {base + b"chunk:%b:%d" % (nonce, part) for part in range(count)}
-                counted = {b"bytes": charges, b"pages": pages} | {b"bytes:" + key: n for key, n in by_namespace.items()}
-                assert {field: int(value) for field, value in sums.items()} == {
-                    field: value for field, value in counted.items() if value
-                }, "the sums are wrong"
-                for namespace, nonces in orders.items():
-                    assert set(client.zrange(base + b"order:" + namespace, 0, -1)) == nonces
-                self.by_namespace += by_namespace
-                assert charges <= budget, "a bucket is over its budget"
-                self.used_bytes += charges
-                self.pages += pages
-        assert parts == expected, "a value that no bucket knows, or the other way round"
-
-    def check_entries(self) -> None:
-        """Every entry has its chunk, and every chunk as many entries as it says. Holds when nobody was killed."""
-        named: dict[bytes, int] = dict.fromkeys(self.chunks, 0)
-        for entry in self.entries.values():
-            assert entry[5:21] in named, "an entry whose chunk is gone"
-            named[entry[5:21]] += 1
-        assert named == self.chunks
 
 
 @pytest.fixture

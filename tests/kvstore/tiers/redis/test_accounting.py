@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from faulty_proxy import Proxy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from made_pages import make_page, read_pages
+from redis_recount import Recount
+from redis_servers import Cluster, RedisServer
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.tier import PageWrite
@@ -30,7 +33,7 @@ def chain(name: int, pages: range, length: int = 200_000) -> list[PageWrite]:
 
 
 def test_the_memory_that_the_server_takes_is_within_what_is_charged(
-    server: Any, open_redis: Callable[..., RedisTier], recount: Any
+    server: RedisServer, open_redis: Callable[..., RedisTier], recount: Callable[..., Recount]
 ) -> None:
     tier = open_redis(server.url, 256 * MIB)
     for number, length in enumerate([1, 100, 5000, 65_536, 200_000, MIB, 1_124_352, 2 * MIB, 3 * MIB + 1, 8 * MIB]):
@@ -42,7 +45,7 @@ def test_the_memory_that_the_server_takes_is_within_what_is_charged(
 
 @pytest.mark.parametrize("page_bytes", [65_536, 200_000, 2 * MIB])
 def test_a_full_chunk_wastes_little(
-    server: Any, open_redis: Callable[..., RedisTier], recount: Any, page_bytes: int
+    server: RedisServer, open_redis: Callable[..., RedisTier], recount: Callable[..., Recount], page_bytes: int
 ) -> None:
     tier = open_redis(server.url, 256 * MIB)
     pages = [make_page(n, page_bytes) for n in range(16 * MIB // page_bytes)]
@@ -51,7 +54,9 @@ def test_a_full_chunk_wastes_little(
     assert payload < recount(server, budget=256 * MIB).used_bytes < 1.13 * payload
 
 
-def test_overlapping_prompts_share_their_pages(server: Any, open_redis: Callable[..., RedisTier], recount: Any) -> None:
+def test_overlapping_prompts_share_their_pages(
+    server: RedisServer, open_redis: Callable[..., RedisTier], recount: Callable[..., Recount]
+) -> None:
     tier, other = open_redis(server.url), open_redis(server.url)
     assert all(tier.write(chain(1, range(20))))
     before = recount(server, budget=64 * MIB)
@@ -65,7 +70,7 @@ def test_overlapping_prompts_share_their_pages(server: Any, open_redis: Callable
 
 
 def test_two_nodes_that_store_overlapping_prompts_at_once(
-    cluster: Any, open_redis: Callable[..., RedisTier], recount: Any
+    cluster: Cluster, open_redis: Callable[..., RedisTier], recount: Callable[..., Recount]
 ) -> None:
     tiers = [open_redis(cluster.url, 256 * MIB) for _ in range(2)]
     with ThreadPoolExecutor(4) as threads:
@@ -87,7 +92,9 @@ def test_two_nodes_that_store_overlapping_prompts_at_once(
     assert sum(tier.statistics().stored for tier in tiers) == 47, "a page is stored once"
 
 
-def test_eviction_while_others_load(cluster: Any, open_redis: Callable[..., RedisTier], recount: Any) -> None:
+def test_eviction_while_others_load(
+    cluster: Cluster, open_redis: Callable[..., RedisTier], recount: Callable[..., Recount]
+) -> None:
     budget = 40 * MIB
     writer, reader = open_redis(cluster.url, budget), open_redis(cluster.url, budget)
     pages = [make_page(n, 300_000) for n in range(400)]
@@ -119,7 +126,7 @@ def test_eviction_while_others_load(cluster: Any, open_redis: Callable[..., Redi
     assert 0 < writer.statistics().evicted < 400
 
 
-def test_the_least_recently_read_leave_first(server: Any, open_redis: Callable[..., RedisTier]) -> None:
+def test_the_least_recently_read_leave_first(server: RedisServer, open_redis: Callable[..., RedisTier]) -> None:
     tier = open_redis(server.url, 16 * MIB)
     old, hot = make_page(1, MIB), make_page(2, MIB)
     tier.write([old])
@@ -130,7 +137,7 @@ def test_the_least_recently_read_leave_first(server: Any, open_redis: Callable[.
     assert read_pages(tier, [hot, old]) == [True, False]
 
 
-def test_the_head_of_a_prefix_outlives_its_tail(server: Any, open_redis: Callable[..., RedisTier]) -> None:
+def test_the_head_of_a_prefix_outlives_its_tail(server: RedisServer, open_redis: Callable[..., RedisTier]) -> None:
     tier = open_redis(server.url, 16 * MIB)
     prompt = [make_page(n, 2 * MIB) for n in range(6)]
     tier.write(prompt[:3])
@@ -144,7 +151,10 @@ def test_the_head_of_a_prefix_outlives_its_tail(server: Any, open_redis: Callabl
 
 
 def test_the_number_of_buckets_is_what_the_first_node_said(
-    cluster: Any, open_redis: Callable[..., RedisTier], recount: Any, eventually: Any
+    cluster: Cluster,
+    open_redis: Callable[..., RedisTier],
+    recount: Callable[..., Recount],
+    eventually: Callable[..., None],
 ) -> None:
     first, second = open_redis(cluster.url, 160 * MIB), open_redis(cluster.url, 16 * MIB)
     assert all(first.write([make_page(n, 100_000) for n in range(40)]))
@@ -158,7 +168,10 @@ def test_the_number_of_buckets_is_what_the_first_node_said(
 
 
 def test_a_writer_that_dies_leaves_nothing_uncounted(
-    server: Any, open_redis: Callable[..., RedisTier], recount: Any, start_proxy: Any
+    server: RedisServer,
+    open_redis: Callable[..., RedisTier],
+    recount: Callable[..., Recount],
+    start_proxy: Callable[[int], Proxy],
 ) -> None:
     """Cut at every stage of a store: before, between and behind its requests."""
     tier = open_redis(server.url, 16 * MIB)
@@ -177,7 +190,10 @@ def test_a_writer_that_dies_leaves_nothing_uncounted(
 
 
 def test_a_chunk_that_leaves_before_its_bytes_come_does_not_come_back(
-    server: Any, open_redis: Callable[..., RedisTier], recount: Any, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer,
+    open_redis: Callable[..., RedisTier],
+    recount: Callable[..., Recount],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A writer sleeps between admission and bytes; others fill its bucket meanwhile."""
     sleeper, other = open_redis(server.url, 9 * MIB), open_redis(server.url, 9 * MIB)
@@ -196,7 +212,7 @@ def test_a_chunk_that_leaves_before_its_bytes_come_does_not_come_back(
 
 
 def test_what_the_server_drops_by_itself_leaves_the_sums(
-    server: Any, open_redis: Callable[..., RedisTier], recount: Any
+    server: RedisServer, open_redis: Callable[..., RedisTier], recount: Callable[..., Recount]
 ) -> None:
     tier = open_redis(server.url, 16 * MIB)
     pages = [make_page(n, 500_000) for n in range(8)]
@@ -217,10 +233,10 @@ def test_what_the_server_drops_by_itself_leaves_the_sums(
 class Operations(RuleBasedStateMachine):
     """Two nodes on a small Redis, in any order, against a dictionary that may only know too much."""
 
-    server: Any
+    server: RedisServer
     tiers: list[RedisTier]
-    recount: Any
-    eventually: Any
+    recount: Callable[..., Recount]
+    eventually: Callable[..., None]
     limit = 9 * MIB
 
     def __init__(self) -> None:
@@ -275,7 +291,10 @@ class Operations(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis
 def test_any_order_of_operations(
-    server: Any, open_redis: Callable[..., RedisTier], recount: Any, eventually: Any
+    server: RedisServer,
+    open_redis: Callable[..., RedisTier],
+    recount: Callable[..., Recount],
+    eventually: Callable[..., None],
 ) -> None:
     tiers = [open_redis(server.url, Operations.limit, refresh=0.01) for _ in range(2)]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from made_pages import make_page, read_pages
+from redis_recount import Recount
+from redis_servers import RedisServer
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format.chunk import ChunkHeader, pages_per_chunk
@@ -67,7 +68,9 @@ def test_no_flipped_bits_ask_for_more_than_a_chunk_has(entry: PageEntry, flips: 
     assert found.offset + found.stored_bytes <= 2 * MIB or found.offset == 0
 
 
-def test_a_flipped_bit_of_any_field_is_a_miss_or_the_page(server: Any, open_redis: Open, recount: Any) -> None:
+def test_a_flipped_bit_of_any_field_is_a_miss_or_the_page(
+    server: RedisServer, open_redis: Open, recount: Callable[..., Recount]
+) -> None:
     """Without memory for what it says, and what it names can be stored again."""
     tier = open_redis(server.url, LIMIT, refresh=1000.0)
     before, page, after = (make_page(number, 50_000) for number in range(3))
@@ -101,7 +104,7 @@ def test_a_flipped_bit_of_any_field_is_a_miss_or_the_page(server: Any, open_redi
     recount(server, budget=LIMIT)
 
 
-def test_a_page_behind_one_at_a_place_beyond_all_is_found(server: Any, open_redis: Open) -> None:
+def test_a_page_behind_one_at_a_place_beyond_all_is_found(server: RedisServer, open_redis: Open) -> None:
     tier = open_redis(server.url, LIMIT)
     page, following = make_page(1, 50_000), make_page(2, 50_000)
     assert tier.write([page]) == [True]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from made_pages import make_page
-from redis_servers import servers_of, set_timeout
+from redis_servers import Cluster, RedisServer, servers_of, set_timeout
 
 from kvstore.breaker import State
 from kvstore.errors import DeadlineError, UnavailableError
@@ -43,7 +43,7 @@ def soon() -> float:
 
 
 @contextmanager
-def all_links_in_use(node: Server, server: Any) -> Iterator[None]:
+def all_links_in_use(node: Server, server: RedisServer) -> Iterator[None]:
     """All connections are open, and each waits for a reply."""
     asleep = [Request(0, [b"BLPOP", b"kvstore:nothing", b"0"])]
     with ThreadPoolExecutor(MOST_CONNECTIONS) as threads:
@@ -60,7 +60,7 @@ def all_links_in_use(node: Server, server: Any) -> Iterator[None]:
 
 
 def test_a_lookup_that_has_no_time_for_all_keeps_its_head(
-    server: Any, open_redis: Open, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, open_redis: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However large, and again and again: what was told in time counts, and the server is not to blame."""
     tier = open_redis(server.url, LIMIT)
@@ -95,7 +95,7 @@ def test_a_lookup_that_has_no_time_for_all_keeps_its_head(
     assert tier.write(pages(4)) == [True] * 4
 
 
-def test_a_lookup_in_a_real_deadline_harms_nobody(server: Any, open_redis: Open) -> None:
+def test_a_lookup_in_a_real_deadline_harms_nobody(server: RedisServer, open_redis: Open) -> None:
     """In half of the time that it needs: whatever of a huge lookup is told, others go on as before."""
     tier = open_redis(server.url, LIMIT, pause=1000.0)
     stored = pages(2000)
@@ -113,7 +113,7 @@ def test_a_lookup_in_a_real_deadline_harms_nobody(server: Any, open_redis: Open)
     assert tier.write(pages(3)) == [True] * 3
 
 
-def test_a_large_touch_reaches_every_page(cluster: Any, open_redis: Open) -> None:
+def test_a_large_touch_reaches_every_page(cluster: Cluster, open_redis: Open) -> None:
     tier = open_redis(cluster.url, LIMIT, lookup_timeout=0.001, pause=1000.0)
     stored = pages(5000)
     assert all(tier.write(stored))
@@ -126,7 +126,7 @@ def test_a_large_touch_reaches_every_page(cluster: Any, open_redis: Open) -> Non
     assert all(cluster.client.pttl(name) > 1000_000 for name in names[::100])
 
 
-def test_the_head_of_a_large_touch_outlives_its_tail(server: Any, open_redis: Open) -> None:
+def test_the_head_of_a_large_touch_outlives_its_tail(server: RedisServer, open_redis: Open) -> None:
     """Though it goes in several requests."""
     tier = open_redis(server.url, 9 * MIB)
     first, last = make_page(1, MIB), make_page(2, MIB)
@@ -138,7 +138,7 @@ def test_the_head_of_a_large_touch_outlives_its_tail(server: Any, open_redis: Op
 
 
 def test_a_touch_of_a_server_that_is_away_ends_soon(
-    start_server: Any, open_redis: Open, monkeypatch: pytest.MonkeyPatch
+    start_server: Callable[..., RedisServer], open_redis: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_server()
     tier = open_redis(server.url, LIMIT, pause=1000.0)
@@ -158,7 +158,7 @@ def test_a_touch_of_a_server_that_is_away_ends_soon(
     server.resume()
 
 
-def test_a_deadline_that_is_over_is_not_the_servers_failure(server: Any, open_redis: Open) -> None:
+def test_a_deadline_that_is_over_is_not_the_servers_failure(server: RedisServer, open_redis: Open) -> None:
     node = node_of(open_redis(server.url, LIMIT, pause=1000.0))
     assert node.exchange(PING, soon(), writing=False) == [b"PONG"]
     clients = {client["id"] for client in server.client.client_list()}
@@ -169,7 +169,7 @@ def test_a_deadline_that_is_over_is_not_the_servers_failure(server: Any, open_re
     assert clients <= {client["id"] for client in server.client.client_list()}, "a good connection was dropped"
 
 
-def test_a_wait_for_our_own_connections_is_not_the_servers_failure(server: Any, open_redis: Open) -> None:
+def test_a_wait_for_our_own_connections_is_not_the_servers_failure(server: RedisServer, open_redis: Open) -> None:
     node = node_of(open_redis(server.url, LIMIT, pause=1000.0, refresh=1000.0))
     assert node.exchange(PING, soon(), writing=False) == [b"PONG"]
     with all_links_in_use(node, server):
@@ -181,7 +181,7 @@ def test_a_wait_for_our_own_connections_is_not_the_servers_failure(server: Any, 
 
 
 def test_a_server_that_had_no_time_is_not_blamed_and_one_that_had_is(
-    start_server: Any, open_redis: Open, eventually: Any
+    start_server: Callable[..., RedisServer], open_redis: Open, eventually: Callable[..., None]
 ) -> None:
     server = start_server()
     node = node_of(open_redis(server.url, LIMIT, pause=1000.0, refresh=1000.0))

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from fake_clock import FakeClock
+from faulty_proxy import Proxy
 from made_pages import make_page_of, read_pages
+from redis_recount import Recount
+from redis_servers import Cluster, RedisServer
 from tiny_stores import found_pages, kill_store, layout_of, load_pages, page_hashes, put_pages
 
 import kvstore.namespaces.registry
@@ -48,7 +51,7 @@ def age(servers: list[Any], seconds: float) -> None:
 
 @KINDS
 def test_what_any_node_has_used_stays_and_the_rest_leaves_whole(
-    servers: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch
+    servers: Any, open_redis: Open, recount: Callable[..., Recount], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvstore.tiers.redis.buckets.EXPIRED_AT_ONCE", 2)
     url, primaries = servers
@@ -76,7 +79,7 @@ def test_what_any_node_has_used_stays_and_the_rest_leaves_whole(
 
 @KINDS
 def test_what_is_used_while_the_rest_leaves_stays(
-    servers: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch
+    servers: Any, open_redis: Open, recount: Callable[..., Recount], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, primaries = servers
     idle, busy = open_redis(url, LIMIT), open_redis(url, LIMIT)
@@ -100,7 +103,12 @@ def test_what_is_used_while_the_rest_leaves_stays(
 
 @pytest.mark.parametrize(("script", "left"), [(scripts.IDLE, 40), (scripts.EXPIRE, 0)])
 def test_silence_of_one_server_is_told_and_the_next_time_finds_what_is_left(
-    cluster: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch, script: bytes, left: int
+    cluster: Cluster,
+    open_redis: Open,
+    recount: Callable[..., Recount],
+    monkeypatch: pytest.MonkeyPatch,
+    script: bytes,
+    left: int,
 ) -> None:
     tier, other = open_redis(cluster.url, LIMIT), open_redis(cluster.url, LIMIT)
     pages = [make_page_of(1, number, 700_000) for number in range(40)]
@@ -126,7 +134,7 @@ def test_silence_of_one_server_is_told_and_the_next_time_finds_what_is_left(
 
 
 def test_a_node_that_stops_does_not_wait_until_all_of_it_has_left(
-    server: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, open_redis: Open, recount: Callable[..., Recount], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvstore.tiers.redis.buckets.EXPIRED_AT_ONCE", 1)
     tier = open_redis(server.url, LIMIT)
@@ -173,6 +181,7 @@ def test_a_clock_that_jumps_ahead_makes_nothing_old(
     assert tier.expire(namespace, DAY, NEVER) is None
     assert tier.contains([page.key for page in pages]) == [True] * 20
     assert caplog.text.count("Redis' clock went ahead by ") == 1
+    assert clocks._jumped is not None
     clocks._jumped -= 2 * DAY
     assert tier.expire(namespace, DAY, NEVER) == 20
 
@@ -245,8 +254,8 @@ def test_a_node_that_is_idle_leaves_to_others_what_they_use(
 
 
 def test_months_without_redis_leave_room_for_new_namespaces(
-    server: Any,
-    start_proxy: Any,
+    server: RedisServer,
+    start_proxy: Callable[[int], Proxy],
     open_nodes: Any,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -270,8 +279,8 @@ def test_months_without_redis_leave_room_for_new_namespaces(
 
 
 def test_what_could_not_be_asked_is_asked_again(
-    server: Any,
-    start_proxy: Any,
+    server: RedisServer,
+    start_proxy: Callable[[int], Proxy],
     open_nodes: Any,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

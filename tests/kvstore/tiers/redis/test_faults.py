@@ -6,12 +6,13 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from faulty_proxy import Proxy
 from made_pages import make_page, read_pages
-from redis_servers import hurry, servers_of, set_timeout
+from redis_recount import Recount
+from redis_servers import Cluster, RedisServer, hurry, servers_of, set_timeout
 
 from kvstore.breaker import State
 from kvstore.errors import ResourceError
@@ -41,7 +42,7 @@ def nothing(tier: RedisTier, pages: list[PageWrite]) -> None:
     assert after.refused == before.refused + len(pages)
 
 
-def recovers(tier: RedisTier, pages: list[PageWrite], eventually: Any) -> None:
+def recovers(tier: RedisTier, pages: list[PageWrite], eventually: Callable[..., None]) -> None:
     """Without being opened again."""
     hurry(tier, PATIENT)
     eventually(lambda: all(tier.write(pages)))
@@ -51,7 +52,9 @@ def recovers(tier: RedisTier, pages: list[PageWrite], eventually: Any) -> None:
 # --- servers that are away
 
 
-def test_a_tier_opens_and_waits_for_its_server(start_server: Any, open_redis: Open, eventually: Any) -> None:
+def test_a_tier_opens_and_waits_for_its_server(
+    start_server: Callable[..., RedisServer], open_redis: Open, eventually: Callable[..., None]
+) -> None:
     server = start_server()
     server.kill()
     tier = open_redis(server.url, LIMIT)
@@ -60,7 +63,9 @@ def test_a_tier_opens_and_waits_for_its_server(start_server: Any, open_redis: Op
     recovers(tier, PAGES, eventually)
 
 
-def test_a_server_that_is_killed_and_comes_back_empty(start_server: Any, open_redis: Open, eventually: Any) -> None:
+def test_a_server_that_is_killed_and_comes_back_empty(
+    start_server: Callable[..., RedisServer], open_redis: Open, eventually: Callable[..., None]
+) -> None:
     server = start_server()
     tier = open_redis(server.url, LIMIT)
     assert all(tier.write(PAGES))
@@ -72,7 +77,7 @@ def test_a_server_that_is_killed_and_comes_back_empty(start_server: Any, open_re
 
 
 def test_a_server_that_hangs_costs_few_deadlines_and_then_none(
-    start_server: Any, open_redis: Open, eventually: Any
+    start_server: Callable[..., RedisServer], open_redis: Open, eventually: Callable[..., None]
 ) -> None:
     server = start_server()
     tier = open_redis(server.url, LIMIT, pause=1000.0)
@@ -93,7 +98,9 @@ def test_a_server_that_hangs_costs_few_deadlines_and_then_none(
     server.resume()
 
 
-def test_a_server_that_hangs_and_goes_on(start_server: Any, open_redis: Open, eventually: Any) -> None:
+def test_a_server_that_hangs_and_goes_on(
+    start_server: Callable[..., RedisServer], open_redis: Open, eventually: Callable[..., None]
+) -> None:
     server = start_server()
     tier = open_redis(server.url, LIMIT)
     assert all(tier.write(PAGES))
@@ -106,7 +113,10 @@ def test_a_server_that_hangs_and_goes_on(start_server: Any, open_redis: Open, ev
 
 
 def test_a_full_server_refuses_writes_and_still_answers(
-    start_server: Any, open_redis: Open, eventually: Any, recount: Any
+    start_server: Callable[..., RedisServer],
+    open_redis: Open,
+    eventually: Callable[..., None],
+    recount: Callable[..., Recount],
 ) -> None:
     server = start_server()
     tier = open_redis(server.url, LIMIT)
@@ -124,7 +134,9 @@ def test_a_full_server_refuses_writes_and_still_answers(
     assert read_pages(tier, PAGES) == [False] * 7 + [True] * 13
 
 
-def test_a_server_that_becomes_full_keeps_no_empty_places(start_server: Any, open_redis: Open, recount: Any) -> None:
+def test_a_server_that_becomes_full_keeps_no_empty_places(
+    start_server: Callable[..., RedisServer], open_redis: Open, recount: Callable[..., Recount]
+) -> None:
     """It takes some chunks of a write, makes places for others, and then refuses their bytes."""
     server = start_server()
     tier = open_redis(server.url, LIMIT)
@@ -138,7 +150,9 @@ def test_a_server_that_becomes_full_keeps_no_empty_places(start_server: Any, ope
     assert sorted(found.chunks.values()) == [1] * answers.count(True) + [20]
 
 
-def test_a_full_server_is_not_asked_to_write_again_and_again(start_server: Any, open_redis: Open) -> None:
+def test_a_full_server_is_not_asked_to_write_again_and_again(
+    start_server: Callable[..., RedisServer], open_redis: Open
+) -> None:
     server = start_server()
     tier = open_redis(server.url, LIMIT, pause=1000.0)
     assert all(tier.write(PAGES))
@@ -152,7 +166,9 @@ def test_a_full_server_is_not_asked_to_write_again_and_again(start_server: Any, 
     assert server.client.info("stats")["total_net_input_bytes"] - before < 50_000, "no page was sent"
 
 
-def test_a_full_server_whose_bucket_is_full_as_well(start_server: Any, open_redis: Open, recount: Any) -> None:
+def test_a_full_server_whose_bucket_is_full_as_well(
+    start_server: Callable[..., RedisServer], open_redis: Open, recount: Callable[..., Recount]
+) -> None:
     server = start_server()
     tier = open_redis(server.url, 9 * MIB)
     assert any(tier.write([make_page(n, 300_000) for n in range(40)]))
@@ -163,7 +179,9 @@ def test_a_full_server_whose_bucket_is_full_as_well(start_server: Any, open_redi
     assert (after.used_bytes, after.chunks) == (before.used_bytes, before.chunks), "all or nothing"
 
 
-def test_a_read_only_server_still_answers(start_server: Any, open_redis: Open, eventually: Any) -> None:
+def test_a_read_only_server_still_answers(
+    start_server: Callable[..., RedisServer], open_redis: Open, eventually: Callable[..., None]
+) -> None:
     server = start_server()
     tier = open_redis(server.url, LIMIT)
     assert all(tier.write(PAGES))
@@ -175,14 +193,18 @@ def test_a_read_only_server_still_answers(start_server: Any, open_redis: Open, e
     recovers(tier, MORE, eventually)
 
 
-def test_scripts_that_somebody_flushes_are_loaded_again(server: Any, open_redis: Open, eventually: Any) -> None:
+def test_scripts_that_somebody_flushes_are_loaded_again(
+    server: RedisServer, open_redis: Open, eventually: Callable[..., None]
+) -> None:
     tier = open_redis(server.url, LIMIT)
     assert all(tier.write(PAGES[:10]))
     server.client.script_flush()
     recovers(tier, PAGES, eventually)
 
 
-def test_a_login_that_changes(start_server: Any, open_redis: Open, eventually: Any) -> None:
+def test_a_login_that_changes(
+    start_server: Callable[..., RedisServer], open_redis: Open, eventually: Callable[..., None]
+) -> None:
     server = start_server()
     server.client.config_set("requirepass", "right secret")
     good = open_redis(f"redis://:right%20secret@127.0.0.1:{server.port}", LIMIT)
@@ -197,7 +219,11 @@ def test_a_login_that_changes(start_server: Any, open_redis: Open, eventually: A
 
 @pytest.mark.parametrize("fault", ["drop", "refuse", "delay", "cut", "cut at once"])
 def test_a_fault_on_the_way_is_a_miss_and_passes(
-    server: Any, open_redis: Open, start_proxy: Any, eventually: Any, fault: str
+    server: RedisServer,
+    open_redis: Open,
+    start_proxy: Callable[[int], Proxy],
+    eventually: Callable[..., None],
+    fault: str,
 ) -> None:
     proxy = start_proxy(server.port)
     tier = open_redis(proxy.url, LIMIT)
@@ -230,7 +256,11 @@ def test_a_fault_on_the_way_is_a_miss_and_passes(
 
 
 def test_garbled_replies_never_become_pages(
-    server: Any, open_redis: Open, start_proxy: Any, eventually: Any, recount: Any
+    server: RedisServer,
+    open_redis: Open,
+    start_proxy: Callable[[int], Proxy],
+    eventually: Callable[..., None],
+    recount: Callable[..., Recount],
 ) -> None:
     rng = random.Random(7)
     proxy = start_proxy(server.port)
@@ -266,7 +296,7 @@ def test_a_peer_that_is_no_redis(open_redis: Open, start_peer: Callable[[bytes],
 # --- what stands under our names and is not ours
 
 
-def chunk_names(server: Any) -> list[bytes]:
+def chunk_names(server: RedisServer) -> list[bytes]:
     return sorted(server.client.scan_iter(match="kvstore:{*}:chunk:*:0"))
 
 
@@ -290,7 +320,7 @@ FOREIGN: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_foreign_chunk_is_a_counted_miss(server: Any, open_redis: Open, kind: str) -> None:
+def test_a_foreign_chunk_is_a_counted_miss(server: RedisServer, open_redis: Open, kind: str) -> None:
     tier = open_redis(server.url, LIMIT)
     assert all(tier.write(PAGES))
     for name in chunk_names(server):
@@ -305,7 +335,7 @@ def test_a_foreign_chunk_is_a_counted_miss(server: Any, open_redis: Open, kind: 
     assert all(read_pages(tier, PAGES))
 
 
-def test_any_flipped_byte_of_a_chunk_is_a_miss(server: Any, open_redis: Open) -> None:
+def test_any_flipped_byte_of_a_chunk_is_a_miss(server: RedisServer, open_redis: Open) -> None:
     tier = open_redis(server.url, LIMIT)
     pages = PAGES[:3]
     assert all(tier.write(pages))
@@ -324,7 +354,7 @@ def test_any_flipped_byte_of_a_chunk_is_a_miss(server: Any, open_redis: Open) ->
         assert all(tier.write(pages))
 
 
-def test_another_chunk_under_a_chunks_name_is_a_miss(server: Any, open_redis: Open) -> None:
+def test_another_chunk_under_a_chunks_name_is_a_miss(server: RedisServer, open_redis: Open) -> None:
     tier = open_redis(server.url, LIMIT)
     first = [make_page(n, 50_000) for n in range(4)]
     second = [make_page(n, 50_000) for n in range(4, 8)]
@@ -338,7 +368,7 @@ def test_another_chunk_under_a_chunks_name_is_a_miss(server: Any, open_redis: Op
 
 
 @pytest.mark.parametrize("kind", ["text", "list", "newer version", "older version", "of another page"])
-def test_a_foreign_entry_is_a_miss_and_gives_way(server: Any, open_redis: Open, kind: str) -> None:
+def test_a_foreign_entry_is_a_miss_and_gives_way(server: RedisServer, open_redis: Open, kind: str) -> None:
     tier = open_redis(server.url, LIMIT)
     assert all(tier.write(PAGES))
     entries = {page.key: server.client.get(b"kvstore:page:" + page.key) for page in PAGES}
@@ -364,7 +394,7 @@ def test_a_foreign_entry_is_a_miss_and_gives_way(server: Any, open_redis: Open, 
 
 
 @pytest.mark.parametrize("what", ["order", "chunks", "books"])
-def test_a_buckets_foreign_keys_refuse_writes(server: Any, open_redis: Open, what: str) -> None:
+def test_a_buckets_foreign_keys_refuse_writes(server: RedisServer, open_redis: Open, what: str) -> None:
     tier = open_redis(server.url, 16 * MIB)
     assert all(tier.write(PAGES[:10]))
     server.client.delete(f"kvstore:{{0}}:{what}")
@@ -375,7 +405,7 @@ def test_a_buckets_foreign_keys_refuse_writes(server: Any, open_redis: Open, wha
     tier.statistics()
 
 
-def test_a_foreign_number_of_buckets(server: Any, open_redis: Open) -> None:
+def test_a_foreign_number_of_buckets(server: RedisServer, open_redis: Open) -> None:
     for number in ("hello", "0", "99999999999999", "-1"):
         server.client.set("kvstore:buckets", number)
         tier = open_redis(server.url, LIMIT)
@@ -383,7 +413,7 @@ def test_a_foreign_number_of_buckets(server: Any, open_redis: Open) -> None:
         assert all(read_pages(tier, PAGES))
 
 
-def test_a_newer_format_is_left_alone_with_words(server: Any, open_redis: Open, caplog) -> None:
+def test_a_newer_format_is_left_alone_with_words(server: RedisServer, open_redis: Open, caplog) -> None:
     """A node that is downgraded, or not upgraded yet: neither a page nor a key of the newer one goes."""
     tier = open_redis(server.url, LIMIT)
     assert all(tier.write(PAGES[:10]))
@@ -405,7 +435,7 @@ def test_a_newer_format_is_left_alone_with_words(server: Any, open_redis: Open, 
     assert all(later.write(PAGES[10:])), "and when that is over it goes on by itself"
 
 
-def test_namespaces_do_not_see_each_other(server: Any, open_redis: Open) -> None:
+def test_namespaces_do_not_see_each_other(server: RedisServer, open_redis: Open) -> None:
     tier = open_redis(server.url, LIMIT)
     page = make_page(1, 1000)
     keys = [bytes([namespace]) * 32 + page.key[32:] for namespace in (1, 2)]
@@ -419,7 +449,7 @@ def test_namespaces_do_not_see_each_other(server: Any, open_redis: Open) -> None
 # --- other ways to reach it
 
 
-def test_tls(start_server: Any, open_redis: Open, short_folder: Path) -> None:
+def test_tls(start_server: Callable[..., RedisServer], open_redis: Open, short_folder: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing: sudo apt-get install openssl")
     key, certificate = short_folder / "key.pem", short_folder / "cert.pem"
@@ -448,7 +478,7 @@ def test_tls(start_server: Any, open_redis: Open, short_folder: Path) -> None:
 
 
 def test_a_primary_of_the_cluster_dies_and_its_replica_takes_over(
-    start_cluster: Any, open_redis: Open, eventually: Any
+    start_cluster: Callable[..., Cluster], open_redis: Open, eventually: Callable[..., None]
 ) -> None:
     cluster = start_cluster(node_timeout=1000)
     tier = open_redis(cluster.url, LIMIT)
@@ -460,7 +490,7 @@ def test_a_primary_of_the_cluster_dies_and_its_replica_takes_over(
     recovers(tier, PAGES + MORE, eventually)
 
 
-def test_slots_that_move_are_found_again(cluster: Any, open_redis: Open, eventually: Any) -> None:
+def test_slots_that_move_are_found_again(cluster: Cluster, open_redis: Open, eventually: Callable[..., None]) -> None:
     tier = open_redis(cluster.url, LIMIT)
     assert all(tier.write(PAGES))
     slot = cluster.client.keyslot(b"kvstore:page:" + PAGES[0].key)
@@ -477,7 +507,9 @@ def test_slots_that_move_are_found_again(cluster: Any, open_redis: Open, eventua
     assert all(tier.write(PAGES + MORE))
 
 
-def test_sentinels_lead_to_the_new_master(start_server: Any, open_redis: Open, eventually: Any) -> None:
+def test_sentinels_lead_to_the_new_master(
+    start_server: Callable[..., RedisServer], open_redis: Open, eventually: Callable[..., None]
+) -> None:
     master = start_server()
     replica = start_server("--replicaof", "127.0.0.1", str(master.port))
     sentinel = start_server(

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import xxhash
 from made_pages import make_page, read_pages
-from redis_servers import servers_of
+from redis_recount import Recount
+from redis_servers import Cluster, RedisServer, servers_of
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net import scripts
@@ -49,7 +50,7 @@ class Watched(RespSocket):
 
 
 def test_a_write_is_one_batch_whose_first_chunk_leaves_before_the_last_is_encoded(
-    server: Any, open_redis: Open, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, open_redis: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = open_redis(server.url, 640 * MIB)
     assert tier.contains([bytes(64)]) == [False]
@@ -70,7 +71,7 @@ def test_a_write_is_one_batch_whose_first_chunk_leaves_before_the_last_is_encode
     assert len(sent[sent.index(chunks[0]) :]) == 16 + 2, "the last chunk's second part and all entries come behind"
 
 
-def test_replies_are_asked_for_four_mebibytes_ahead(server: Any, open_redis: Open) -> None:
+def test_replies_are_asked_for_four_mebibytes_ahead(server: RedisServer, open_redis: Open) -> None:
     """The server keeps every reply in memory until it is sent."""
     tier = open_redis(server.url, LIMIT)
     assert tier.contains([bytes(64)]) == [False]
@@ -90,7 +91,7 @@ def test_replies_are_asked_for_four_mebibytes_ahead(server: Any, open_redis: Ope
 
 
 def test_a_quota_that_shrank_is_kept_in_a_bucket_that_no_write_goes_to(
-    cluster: Any, open_redis: Open, recount: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, open_redis: Open, recount: Callable[..., Recount], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By TRIM: admission sees to its own bucket only."""
     tier = open_redis(cluster.url, 640 * MIB)
@@ -98,7 +99,7 @@ def test_a_quota_that_shrank_is_kept_in_a_bucket_that_no_write_goes_to(
     assert all(tier.write(pages))
     before = recount(*cluster.primaries(), budget=640 * MIB).by_namespace[ONE]
     tier.set_quota(ONE, 10 * MIB)
-    kinds = []
+    kinds: list[Any] = []
     real = tier._topology.exchange
 
     def exchange(requests: Any, deadline: float, **options: Any) -> Any:
@@ -112,7 +113,7 @@ def test_a_quota_that_shrank_is_kept_in_a_bucket_that_no_write_goes_to(
 
 
 def test_statistics_and_quotas_answer_while_the_server_hangs(
-    start_server: Any, open_redis: Open, eventually: Any
+    start_server: Callable[..., RedisServer], open_redis: Open, eventually: Callable[..., None]
 ) -> None:
     """From memory: not one byte is sent, and nobody waits."""
     server = start_server()
@@ -130,7 +131,7 @@ def test_statistics_and_quotas_answer_while_the_server_hangs(
     assert server.client.info("stats")["total_commands_processed"] == commands + 1, "only INFO"
 
 
-def test_what_is_read_or_written_again_lives_on(server: Any, open_redis: Open) -> None:
+def test_what_is_read_or_written_again_lives_on(server: RedisServer, open_redis: Open) -> None:
     tier = open_redis(server.url, LIMIT, time_to_live=1000.0)
     pages = [make_page(number, 900_000) for number in range(4)]
 
@@ -146,7 +147,9 @@ def test_what_is_read_or_written_again_lives_on(server: Any, open_redis: Open) -
         assert all(server.client.pttl(name) > 900_000 for name in chunks())
 
 
-def test_what_nobody_uses_is_dropped_by_the_server(server: Any, open_redis: Open, eventually: Any) -> None:
+def test_what_nobody_uses_is_dropped_by_the_server(
+    server: RedisServer, open_redis: Open, eventually: Callable[..., None]
+) -> None:
     tier = open_redis(server.url, LIMIT, time_to_live=0.2)
     tier.write([make_page(1, 900_000)])
     eventually(lambda: not list(server.client.scan_iter(match="kvstore:page:*")))

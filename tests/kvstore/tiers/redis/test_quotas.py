@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from made_pages import read_pages
+from redis_recount import Recount
+from redis_servers import Cluster, RedisServer
 
 from kvstore.errors import InvalidRequestError
 from kvstore.tiers.redis import RedisTier
@@ -50,7 +51,7 @@ def test_without_a_quota_chunks_go_everywhere() -> None:
 
 @pytest.mark.parametrize("quota", [MIB, 4 * MIB, 60 * MIB])
 def test_a_namespace_keeps_within_its_quota_at_its_own_cost(
-    cluster: Any, open_redis: Open, recount: Any, quota: int
+    cluster: Cluster, open_redis: Open, recount: Callable[..., Recount], quota: int
 ) -> None:
     """Two nodes; the other namespace is the older one, and would leave first."""
     nodes = [open_redis(cluster.url, LIMIT) for _ in range(2)]
@@ -69,13 +70,13 @@ def test_a_namespace_keeps_within_its_quota_at_its_own_cost(
     found = read_pages(nodes[0], pages)
     assert any(found[-10:])
     assert not any(found[:50])
-    recount = recount(*cluster.primaries(), budget=LIMIT)
-    recount.check_entries()
-    assert recount.by_namespace[ONE] > quota / 2 or quota == 60 * MIB
-    assert recount.by_namespace[OTHER] > 40 * 300_000
+    counted = recount(*cluster.primaries(), budget=LIMIT)
+    counted.check_entries()
+    assert counted.by_namespace[ONE] > quota / 2 or quota == 60 * MIB
+    assert counted.by_namespace[OTHER] > 40 * 300_000
 
 
-def test_what_was_read_lately_stays_within_the_quota(server: Any, open_redis: Open) -> None:
+def test_what_was_read_lately_stays_within_the_quota(server: RedisServer, open_redis: Open) -> None:
     tier = open_redis(server.url, 64 * MIB)
     tier.set_quota(ONE, 4 * MIB)
     hot = make(ONE, 1)
@@ -85,7 +86,9 @@ def test_what_was_read_lately_stays_within_the_quota(server: Any, open_redis: Op
     assert read_pages(tier, [make(ONE, 2)]) == [False]
 
 
-def test_a_page_larger_than_the_quota_is_refused(server: Any, open_redis: Open, recount: Any) -> None:
+def test_a_page_larger_than_the_quota_is_refused(
+    server: RedisServer, open_redis: Open, recount: Callable[..., Recount]
+) -> None:
     tier = open_redis(server.url, 64 * MIB)
     tier.set_quota(ONE, 200_000)
     assert tier.write([make(ONE, 1), make(OTHER, 1)]) == [False, True]
@@ -93,7 +96,9 @@ def test_a_page_larger_than_the_quota_is_refused(server: Any, open_redis: Open, 
     assert ONE not in recount(server, budget=64 * MIB).by_namespace
 
 
-def test_a_quota_that_is_set_later_counts_from_the_next_write_on(cluster: Any, open_redis: Open, recount: Any) -> None:
+def test_a_quota_that_is_set_later_counts_from_the_next_write_on(
+    cluster: Cluster, open_redis: Open, recount: Callable[..., Recount]
+) -> None:
     """In all buckets, also in those that the write does not go to."""
     tier = open_redis(cluster.url, LIMIT)
     pages = [make(ONE, number) for number in range(80)]
@@ -103,9 +108,9 @@ def test_a_quota_that_is_set_later_counts_from_the_next_write_on(cluster: Any, o
     tier.set_quota(ONE, 10 * MIB)
     assert all(read_pages(tier, pages))
     assert tier.write([make(ONE, 100)]) == [True]
-    recount = recount(*cluster.primaries(), budget=LIMIT)
-    assert recount.by_namespace[ONE] == tier.used_by(ONE) <= 10 * MIB
-    recount.check_entries()
+    counted = recount(*cluster.primaries(), budget=LIMIT)
+    assert counted.by_namespace[ONE] == tier.used_by(ONE) <= 10 * MIB
+    counted.check_entries()
     found = read_pages(tier, pages)
     assert tier.contains([page.key for page in pages]) == found
     assert tier.statistics().evicted == found.count(False)
@@ -115,30 +120,34 @@ def test_a_quota_that_is_set_later_counts_from_the_next_write_on(cluster: Any, o
     assert all(read_pages(tier, pages))
 
 
-def test_what_a_namespace_takes_is_told(cluster: Any, open_redis: Open, recount: Any, eventually: Any) -> None:
+def test_what_a_namespace_takes_is_told(
+    cluster: Cluster, open_redis: Open, recount: Callable[..., Recount], eventually: Callable[..., None]
+) -> None:
     tier, watcher = open_redis(cluster.url, LIMIT), open_redis(cluster.url, LIMIT)
     pages, others = [make(ONE, number) for number in range(30)], [make(OTHER, number) for number in range(10)]
     assert all(tier.write([*pages, *others]))
-    recount = recount(*cluster.primaries(), budget=LIMIT)
+    counted = recount(*cluster.primaries(), budget=LIMIT)
     for namespace in (ONE, OTHER):
-        assert tier.used_by(namespace) == recount.by_namespace[namespace] > 0
-        eventually(lambda namespace=namespace: watcher.used_by(namespace) == recount.by_namespace[namespace])
+        assert tier.used_by(namespace) == counted.by_namespace[namespace] > 0
+        eventually(lambda namespace=namespace: watcher.used_by(namespace) == counted.by_namespace[namespace])
     assert tier.remove([page.key for page in pages]) == 30
     assert tier.used_by(ONE) == 0
-    assert tier.used_by(OTHER) == recount.by_namespace[OTHER]
+    assert tier.used_by(OTHER) == counted.by_namespace[OTHER]
     eventually(lambda: watcher.used_by(ONE) == 0)
     assert tier.used_by(b"3" * 32) == 0
 
 
-def test_many_namespaces_take_no_more_than_is_charged(server: Any, open_redis: Open, recount: Any) -> None:
+def test_many_namespaces_take_no_more_than_is_charged(
+    server: RedisServer, open_redis: Open, recount: Callable[..., Recount]
+) -> None:
     tier = open_redis(server.url, 64 * MIB)
     assert all(tier.write([make(bytes([number]) * 32, 1, 100) for number in range(200)]))
-    found = recount(server, budget=64 * MIB)
-    assert found.memory <= found.used_bytes
-    assert len(found.by_namespace) == 200
+    counted = recount(server, budget=64 * MIB)
+    assert counted.memory <= counted.used_bytes
+    assert len(counted.by_namespace) == 200
 
 
 @pytest.mark.parametrize(("prefix", "limit_bytes"), [(b"short", 1), (b"1" * 64, 1), (ONE, -1)])
-def test_what_is_no_quota_is_refused(server: Any, open_redis: Open, prefix: bytes, limit_bytes: int) -> None:
+def test_what_is_no_quota_is_refused(server: RedisServer, open_redis: Open, prefix: bytes, limit_bytes: int) -> None:
     with pytest.raises(InvalidRequestError):
         open_redis(server.url).set_quota(prefix, limit_bytes)

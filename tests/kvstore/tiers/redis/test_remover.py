@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from faulty_proxy import Proxy
 from made_pages import make_page, read_pages
-from redis_servers import hurry
+from redis_recount import Recount
+from redis_servers import Cluster, RedisServer, hurry
 
 from kvstore.errors import ResourceError
 from kvstore.tiers.redis import RedisTier
@@ -30,7 +32,7 @@ def test_any_number_of_pages_is_removed(request: pytest.FixtureRequest, open_red
 
 
 def test_what_is_late_in_one_piece_is_told_and_the_others_are_gone(
-    server: Any, open_redis: Open, start_proxy: Any, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, open_redis: Open, start_proxy: Callable[[int], Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis hangs in the second thousand, for a while."""
     proxy = start_proxy(server.port)
@@ -51,7 +53,7 @@ def test_what_is_late_in_one_piece_is_told_and_the_others_are_gone(
     assert other.contains(keys) == [False] * 1024 + [True] * 1976
 
 
-def test_what_the_servers_that_answer_have_is_removed(steady_cluster: Any, open_redis: Open) -> None:
+def test_what_the_servers_that_answer_have_is_removed(steady_cluster: Cluster, open_redis: Open) -> None:
     tier = open_redis(steady_cluster.url, LIMIT, pause=1000.0)
     pages = [make_page(number, 100) for number in range(300)]
     keys = [page.key for page in pages]
@@ -73,25 +75,25 @@ def test_what_the_servers_that_answer_have_is_removed(steady_cluster: Any, open_
 
 
 def test_a_page_that_is_merged_at_that_moment_is_removed(
-    server: Any, open_redis: Open, monkeypatch: pytest.MonkeyPatch, recount: Any
+    server: RedisServer, open_redis: Open, monkeypatch: pytest.MonkeyPatch, recount: Callable[..., Recount]
 ) -> None:
     """Somebody points it to another chunk between the look and the deletion."""
     tier, other = open_redis(server.url, LIMIT), open_redis(server.url, LIMIT)
-    row = [make_page(number, 200_000) for number in range(10)]  # ten to a row
-    row = [page._replace(parent=row[at - 1].key if at else b"") for at, page in enumerate(row)]
-    assert all(tier.write(row[:6]))
+    prompt = [make_page(number, 200_000) for number in range(10)]  # ten to a full chunk
+    prompt = [page._replace(parent=prompt[at - 1].key if at else b"") for at, page in enumerate(prompt)]
+    assert all(tier.write(prompt[:6]))
     real = tier._entries.forget
-    merged = []
+    merged: list[list[bool]] = []
 
     def forget(*arguments: Any) -> int:
         if not merged:
-            merged.append(other.write(row[6:]))
+            merged.append(other.write(prompt[6:]))
         return real(*arguments)
 
     monkeypatch.setattr(tier._entries, "forget", forget)
-    assert tier.remove([page.key for page in row[:6]]) == 6
+    assert tier.remove([page.key for page in prompt[:6]]) == 6
     assert merged == [[True] * 4]
-    assert read_pages(other, row) == [False] * 6 + [True] * 4
+    assert read_pages(other, prompt) == [False] * 6 + [True] * 4
     found = recount(server, budget=LIMIT)
     found.check_entries()
     assert len(found.chunks) == 1, "it was merged"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from made_pages import make_page, read_pages
+from redis_servers import Cluster, RedisServer
 
 from kvstore.tiers.redis import RedisTier
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 Open = Callable[..., RedisTier]
 
 
-def test_what_is_touched_outlives_what_is_not(server: Any, open_redis: Open) -> None:
+def test_what_is_touched_outlives_what_is_not(server: RedisServer, open_redis: Open) -> None:
     tier = open_redis(server.url, 16 * MIB)
     old, hot = make_page(1, MIB), make_page(2, MIB)
     tier.write([old])
@@ -24,7 +24,7 @@ def test_what_is_touched_outlives_what_is_not(server: Any, open_redis: Open) -> 
     assert read_pages(tier, [hot, old]) == [True, False]
 
 
-def test_the_head_of_what_is_touched_outlives_its_tail(server: Any, open_redis: Open) -> None:
+def test_the_head_of_what_is_touched_outlives_its_tail(server: RedisServer, open_redis: Open) -> None:
     tier = open_redis(server.url, 16 * MIB)
     prompt = [make_page(n, 2 * MIB) for n in range(6)]
     assert all(tier.write(prompt))
@@ -36,7 +36,7 @@ def test_the_head_of_what_is_touched_outlives_its_tail(server: Any, open_redis: 
     assert False in found
 
 
-def test_what_is_gone_is_told(cluster: Any, open_redis: Open) -> None:
+def test_what_is_gone_is_told(cluster: Cluster, open_redis: Open) -> None:
     tier = open_redis(cluster.url, 64 * MIB)
     pages = [make_page(n, 50_000) for n in range(20)]
     keys = [page.key for page in pages]
@@ -53,7 +53,7 @@ def test_what_is_gone_is_told(cluster: Any, open_redis: Open) -> None:
     assert tier.touch([]) == []
 
 
-def test_what_nobody_can_tell_of_counts_as_here(start_server: Any, open_redis: Open) -> None:
+def test_what_nobody_can_tell_of_counts_as_here(start_server: Callable[..., RedisServer], open_redis: Open) -> None:
     server = start_server()
     tier = open_redis(server.url, 64 * MIB)
     pages = [make_page(n, 50_000) for n in range(4)]
@@ -62,7 +62,7 @@ def test_what_nobody_can_tell_of_counts_as_here(start_server: Any, open_redis: O
     assert tier.touch([page.key for page in pages]) == [True] * 4
 
 
-def test_what_is_touched_lives_on(cluster: Any, open_redis: Open) -> None:
+def test_what_is_touched_lives_on(cluster: Cluster, open_redis: Open) -> None:
     tier = open_redis(cluster.url, 64 * MIB, time_to_live=1000.0)
     pages = [make_page(n, 900_000) for n in range(4)]
     assert all(tier.write(pages))

@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from redis_servers import servers_of
+from redis_servers import RedisServer, servers_of
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net.server import MOST_CONNECTIONS, Request
@@ -19,7 +18,9 @@ LIMIT = 256 << 20
 PATIENCE = 60.0
 
 
-def test_at_its_connections(server: Any, open_redis: Callable[..., RedisTier], eventually: Any) -> None:
+def test_at_its_connections(
+    server: RedisServer, open_redis: Callable[..., RedisTier], eventually: Callable[..., None]
+) -> None:
     tier = open_redis(server.url, LIMIT, refresh=1000.0)
     tier._refresher.close()
     [node] = servers_of(tier)
@@ -49,7 +50,9 @@ def test_at_its_connections(server: Any, open_redis: Callable[..., RedisTier], e
     assert node._connected == MOST_CONNECTIONS == len(node._idle)
 
 
-def test_whoever_gave_up_is_passed_over(server: Any, open_redis: Callable[..., RedisTier], eventually: Any) -> None:
+def test_whoever_gave_up_is_passed_over(
+    server: RedisServer, open_redis: Callable[..., RedisTier], eventually: Callable[..., None]
+) -> None:
     tier = open_redis(server.url, LIMIT, refresh=1000.0)
     tier._refresher.close()
     [node] = servers_of(tier)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from redis_servers import RedisServer
 
 import kvstore
 from kvstore import Client, Layout, Namespace
@@ -57,7 +58,7 @@ def counters(client: Client, tier: str) -> dict[str, int]:
     return dict(client.status().tier(tier).counters)
 
 
-def test_one_node_stores_and_another_one_loads(server: Any, open_node: Callable[..., Client]) -> None:
+def test_one_node_stores_and_another_one_loads(server: RedisServer, open_node: Callable[..., Client]) -> None:
     first, second = open_node("first", server.url), open_node("second", server.url)
     assert store(first.namespace(LAYOUT), PROMPT) == len(PROMPT)
     first.flush()
@@ -70,7 +71,7 @@ def test_one_node_stores_and_another_one_loads(server: Any, open_node: Callable[
     assert set(theirs.lookup(PROMPT).tiers) == {"arena"}
 
 
-def test_what_came_from_redis_goes_to_the_own_disk(server: Any, open_node: Callable[..., Client]) -> None:
+def test_what_came_from_redis_goes_to_the_own_disk(server: RedisServer, open_node: Callable[..., Client]) -> None:
     first, second = open_node("first", server.url), open_node("second", server.url)
     store(first.namespace(LAYOUT), PROMPT)
     first.flush()
@@ -85,7 +86,7 @@ def test_what_came_from_redis_goes_to_the_own_disk(server: Any, open_node: Calla
     assert load(theirs, PROMPT) == len(PROMPT)
 
 
-def test_a_prefix_is_put_together_from_disk_and_redis(server: Any, open_node: Callable[..., Client]) -> None:
+def test_a_prefix_is_put_together_from_disk_and_redis(server: RedisServer, open_node: Callable[..., Client]) -> None:
     first = open_node("first", server.url)
     alone = open_node("second", "")
     store(alone.namespace(LAYOUT), PROMPT[:12])
@@ -98,7 +99,9 @@ def test_a_prefix_is_put_together_from_disk_and_redis(server: Any, open_node: Ca
     assert load(theirs, PROMPT) == len(PROMPT)
 
 
-def test_overlapping_prompts_of_two_nodes_share_their_pages(server: Any, open_node: Callable[..., Client]) -> None:
+def test_overlapping_prompts_of_two_nodes_share_their_pages(
+    server: RedisServer, open_node: Callable[..., Client]
+) -> None:
     first, second = open_node("first", server.url), open_node("second", server.url)
     for client in (first, second):
         store(client.namespace(LAYOUT), PROMPT)
@@ -132,7 +135,7 @@ def test_a_node_goes_on_while_redis_is_away_and_after_it_came_back(
         pytest.fail("nothing was shared after Redis came back")
 
 
-def test_dropped_pages_are_gone_for_every_node(server: Any, open_node: Callable[..., Client]) -> None:
+def test_dropped_pages_are_gone_for_every_node(server: RedisServer, open_node: Callable[..., Client]) -> None:
     first, second = open_node("first", server.url), open_node("second", server.url)
     ours = first.namespace(LAYOUT)
     store(ours, PROMPT)

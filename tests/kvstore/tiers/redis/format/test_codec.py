@@ -1,13 +1,15 @@
 import random
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
+from faulty_proxy import Proxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_pages import make_page, read_pages
+from redis_recount import Recount
+from redis_servers import RedisServer
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format.codec import (
@@ -113,7 +115,10 @@ def test_namespaces_are_judged_by_themselves_and_are_bounded() -> None:
 
 
 def test_over_a_slow_way_pages_are_stored_packed(
-    server: Any, open_redis: Callable[..., RedisTier], start_proxy: Any, recount: Any
+    server: RedisServer,
+    open_redis: Callable[..., RedisTier],
+    start_proxy: Callable[[int], Proxy],
+    recount: Callable[..., Recount],
 ) -> None:
     proxy = start_proxy(server.port)
     slow, fast = open_redis(proxy.url), open_redis(server.url)

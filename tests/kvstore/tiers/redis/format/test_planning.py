@@ -14,16 +14,16 @@ def key(namespace: int, number: int) -> bytes:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.sampled_from([400_000, 700_000])), max_size=40))
-def test_chunks_are_runs_that_keep_to_their_rows(found: list[tuple[int, int, int]]) -> None:
+def test_chunks_are_runs_that_go_over_no_boundary(found: list[tuple[int, int, int]]) -> None:
     pages = [NewPage(key(namespace, position), length, position) for namespace, position, length in found]
     cuts = plan_chunks(pages)
     assert [at for cut in cuts for at in cut] == list(range(len(pages)))
     for cut in cuts:
         first = pages[cut[0]]
-        row = pages_per_chunk(first.length)
+        most = pages_per_chunk(first.length)
         for step, at in enumerate(cut):
             assert pages[at].position == first.position + step
-            assert pages[at].position // row == first.position // row
+            assert pages[at].position // most == first.position // most
             assert (pages[at].length, pages[at].key[:32]) == (first.length, first.key[:32])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from node_process import ROOT, NodeProcess
+from redis_servers import RedisServer
 
 import kvstore
 
@@ -41,7 +42,7 @@ def pages_of(hashes: list[bytes]) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 @pytest.fixture
 def node_at(
-    short_folder: Path, shm_folder: Path, server: Any, monkeypatch: pytest.MonkeyPatch
+    short_folder: Path, shm_folder: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str, int], NodeProcess]]:
     """Start a node, or the same once more, whose wall clock is so many seconds off."""
     nodes: dict[str, NodeProcess] = {}

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from made_pages import make_page, read_pages
-from redis_servers import servers_of, set_timeout
+from redis_servers import Cluster, servers_of, set_timeout
 
 from kvstore.breaker import State
 from kvstore.tiers.redis import RedisTier
@@ -28,7 +27,7 @@ class OneHangs:
     Each of them has a part for every server, and waits far longer than the tier's own calls do.
     """
 
-    def __init__(self, cluster: Any, tier: RedisTier) -> None:
+    def __init__(self, cluster: Cluster, tier: RedisTier) -> None:
         self.tier = tier
         self._cluster = cluster
         self.pages = [make_page(number, 100) for number in range(60)]
@@ -60,7 +59,7 @@ class OneHangs:
         return self.finds(key) and self._is_well(self._chunks[key])
 
     @contextmanager
-    def hanging(self, eventually: Any) -> Iterator[None]:
+    def hanging(self, eventually: Callable[..., None]) -> Iterator[None]:
         """While the server is stopped, and calls wait for it."""
         self._victim.pause()
         with ThreadPoolExecutor(24) as threads:
@@ -77,13 +76,15 @@ class OneHangs:
 
 
 @pytest.fixture
-def one_hangs(steady_cluster: Any, open_redis: Open) -> OneHangs:
+def one_hangs(steady_cluster: Cluster, open_redis: Open) -> OneHangs:
     # Connections to the stopped server are waited for as long as the calls that hang there.
     tier = open_redis(steady_cluster.url, LIMIT, timeout=30.0, refresh=1000.0)
     return OneHangs(steady_cluster, tier)
 
 
-def test_calls_that_hang_at_one_server_let_others_be_reached(one_hangs: OneHangs, eventually: Any) -> None:
+def test_calls_that_hang_at_one_server_let_others_be_reached(
+    one_hangs: OneHangs, eventually: Callable[..., None]
+) -> None:
     expected = list(map(one_hangs.finds, one_hangs.keys))
     assert 0 < expected.count(True) < 60
     with one_hangs.hanging(eventually):
@@ -97,7 +98,9 @@ def test_calls_that_hang_at_one_server_let_others_be_reached(one_hangs: OneHangs
     assert all(node.breaker.state is State.CLOSED for node in others)
 
 
-def test_pages_of_the_other_servers_are_read_while_one_hangs(one_hangs: OneHangs, eventually: Any) -> None:
+def test_pages_of_the_other_servers_are_read_while_one_hangs(
+    one_hangs: OneHangs, eventually: Callable[..., None]
+) -> None:
     expected = list(map(one_hangs.reads, one_hangs.keys))
     assert 0 < expected.count(True) < 60
     with one_hangs.hanging(eventually):
@@ -135,7 +138,11 @@ def test_work_that_nobody_began_by_its_deadline_is_given_up() -> None:
 
 @pytest.mark.parametrize("kind", ["server", "cluster"])
 def test_a_machine_without_threads_recovers(
-    request: pytest.FixtureRequest, open_redis: Open, monkeypatch: pytest.MonkeyPatch, eventually: Any, kind: str
+    request: pytest.FixtureRequest,
+    open_redis: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+    kind: str,
 ) -> None:
     tier = open_redis(request.getfixturevalue(kind).url, LIMIT, refresh=1000.0, timeout=2.0, lookup_timeout=0.5)
     pages = [make_page(number, 100) for number in range(30)]
