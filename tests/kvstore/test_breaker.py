@@ -105,3 +105,13 @@ def test_an_io_that_is_late_opens_a_disks_breaker_at_once() -> None:
     assert late.may_try()
     refused.close()
     late.close()
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
+    breaker = DISK.breaker(Clock())
+    breaker.failed(at_once=True)
+    with breaker._lock:  # as another thread has it when the parent forks
+        breaker.forked()
+        assert breaker._lock.acquire(blocking=False)
+    breaker._lock.release()
+    assert breaker.state is State.OPEN

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvstore.breaker import Breaker, State
 from kvstore.client.paths.bulk.requests import BulkRequests
 from kvstore.client.paths.control import Connection
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError
@@ -43,9 +44,8 @@ class BulkPool:
         self._tls = tls
         self._lock = threading.Lock()
         self._idle: list[BulkRequests] = []
-        self._backoff = 0.0
-        """How long the last failure is waited out; 0: none since the last connection."""
-        self._retry_at = 0.0
+        # A trial may take longer than the pause, and no call is to wait for it: one thread at a time makes it.
+        self._breaker = Breaker(1, SHORTEST_BACKOFF, LONGEST_BACKOFF, single_trial=False)
         self._trying = False
         self._closed = False
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -55,6 +55,7 @@ class BulkPool:
     def forked(self) -> None:
         """In a child: the connections are its parent's, and so is the thread that tries to make one."""
         self._lock = threading.Lock()
+        self._breaker.forked()
         self._idle.clear()
         self._trying = False
         for channel in list(self._channels):
@@ -113,8 +114,8 @@ class BulkPool:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"the client of {self._connection.name} is closed")
-            if self._backoff:
-                if not self._trying and time.monotonic() >= self._retry_at:
+            if self._breaker.state is not State.CLOSED:
+                if not self._trying and self._breaker.allows():
                     with contextlib.suppress(RuntimeError):  # no thread to be had now: a later call tries again
                         thread = threading.Thread(target=self._try_later, name="kvstore-bulk-connect", daemon=True)
                         uninterrupted(thread.start)()
@@ -151,16 +152,15 @@ class BulkPool:
             self._failed(error)
             return None
         with self._lock:
-            if self._backoff:
+            if self._breaker.state is not State.CLOSED:
                 _log.info("%s: bulk connections can be made again", self._connection.name)
-            self._backoff = 0.0
+            self._breaker.succeeded()
         return requests
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
-            first = not self._backoff
-            self._backoff = min(max(2 * self._backoff, SHORTEST_BACKOFF), LONGEST_BACKOFF)
-            self._retry_at = time.monotonic() + self._backoff
+            first = self._breaker.state is State.CLOSED
+            self._breaker.failed()
         if first:
             _log.warning("%s: pages go through gRPC: no bulk connection: %s", self._connection.name, error)
 

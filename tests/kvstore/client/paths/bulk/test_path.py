@@ -373,7 +373,7 @@ class TestFallingBack:
             assert pages.load(hashes(4), into) == 4
 
     def test_without_a_thread_to_be_had_pages_go_another_way(self, node, proxy, layout, hashes, payload, monkeypatch):
-        monkeypatch.setattr(kvstore.client.paths.bulk.pool, "LONGEST_BACKOFF", 1e-9)  # so the next call tries again
+        monkeypatch.setattr(kvstore.client.paths.bulk.pool, "SHORTEST_BACKOFF", 1e-9)  # so the next call tries again
         proxy.refuse = True
         with kvstore.connect(url_of(node)) as client:
             pages = client.namespace(layout)
