@@ -5,8 +5,9 @@ state      entered                   ``allows()``                     succeeded 
 =========  ========================  ===============================  ==========  ======================================
 closed     at first; by a success    True                             closed      open, by the last of ``failures`` in a
                                                                                   row; else closed
-open       by a failure              False                            closed      open, for twice as long
-half-open  when the pause is over    True, and open for as long       closed      open, for twice as long
+open       by a failure              False                            closed      open, for twice as long, up to a
+                                                                                  longest pause
+half-open  when the pause is over    True, and open for as long       closed      the same
                                      again (``single_trial``)
 =========  ========================  ===============================  ==========  ======================================
 
