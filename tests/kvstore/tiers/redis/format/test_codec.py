@@ -119,7 +119,15 @@ def test_over_a_slow_way_pages_are_stored_packed(
     open_redis: Callable[..., RedisTier],
     start_proxy: Callable[[int], Proxy],
     recount: Callable[..., Recount],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    real = CodecChoice.sampled
+
+    def sampled(choice: CodecChoice, namespace: bytes, size: int, compressed: int, seconds: float) -> None:
+        """However busy this machine is, its processor is not what is slow here."""
+        real(choice, namespace, size, compressed, min(seconds, 5e-9 * size))
+
+    monkeypatch.setattr(CodecChoice, "sampled", sampled)
     proxy = start_proxy(server.port)
     slow, fast = open_redis(proxy.url), open_redis(server.url)
     proxy.delay = 0.003  # for each 64 KiB
