@@ -89,8 +89,8 @@ def copies(device: torch.device, name: str, pages: int, rounds: int) -> dict[str
         )
     median = {key: statistics.median(times) for key, times in seconds.items()}
     row: dict[str, object] = {"layout": name, "page_bytes": paged.page_bytes, "pages": pages, "pinned": mapping.pinned}
-    if paged.ways:
-        row["ways"] = {direction: names[0] for direction, names in paged.ways.items()}
+    if paged.strategies:
+        row["ways"] = {direction: names[0] for direction, names in paged.strategies.items()}
     for key, moved in (("out", size), ("in", size), ("both", 2 * size)):
         row[key] = {
             "gbps": moved / median[key] / 1e9,

@@ -274,7 +274,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             described = [self._describe(group, blocks, of[0], cut) for group, of in zip(groups, views, strict=True)]
             model, tenant = model_of(self._vllm_config), self._options.tenant
             self._layouts = layouts_by_part(model, described, place, tenant, max(1, cut))
-            pages = [[paged_kv(tensors, "block dim") for tensors in of_part] for of_part in zip(*views, strict=True)]
+            pages = [[paged_kv(tensors) for tensors in of_part] for of_part in zip(*views, strict=True)]
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - a model that kvstore does not know is no error of vLLM's

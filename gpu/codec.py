@@ -1,4 +1,5 @@
-"""Lossy codecs for pages: one byte an element, and a scale for each head of keys, or values, of each layer.
+"""Lossy codecs for pages, int8 and fp8: one byte an element, and a float32 scale for each head of keys, or values, of
+each layer.
 
 A page of 16- or 32-bit floats becomes a half or a quarter as long. What comes back differs: by at most half a step of
 1/127 of the head's largest element (``int8``), or by one part in 16 of each element (``fp8``: e4m3, which has 3 bits

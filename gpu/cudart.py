@@ -1,4 +1,4 @@
-"""The CUDA runtime that torch has loaded: the calls that pin memory, some of which torch has no names for."""
+"""The CUDA runtime (libcudart) that torch has loaded: the calls that pin host memory, most of which torch lacks."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ class CudaRuntime:
     A call begins to use the thread's current device, which is the first one in a new thread: so each is made with this
     device as the current one. It does not end a capture of a CUDA graph in another thread. What it refuses is told by
     its status alone: an error that stayed behind would be raised by whatever this thread asks the device for next.
-
-    Args:
-        library: the CUDA runtime.
-        device: of this process; None: the thread's current one.
+    Without a device: the thread's current one.
     """
 
     def __init__(self, library: Any, device: torch.device | None = None) -> None:

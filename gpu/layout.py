@@ -1,4 +1,4 @@
-"""What a page of a paged KV cache is: which bytes, in which order. Plain numbers: no tensor is touched here.
+"""Page layout: which bytes of a paged KV cache make up a page, in which order. Plain numbers: no tensor is touched.
 
 An engine declares its KV tensors by the names of their axes, in the order of the tensor's dimensions::
 
@@ -210,18 +210,6 @@ class PageLayout:
             self.pieces_per_page,
             run_bytes,
         )
-
-    def pieces(self, block_ids: Sequence[int], page: int) -> tuple[int, ...]:
-        """The pieces of one page of a sequence.
-
-        Args:
-            block_ids: the sequence's blocks, in the order of its tokens.
-            page: which of its pages, from 0 on; the blocks reach to its end.
-        """
-        first = page * self.pieces_per_page
-        numbers = range(first, first + self.pieces_per_page)
-        n = self.pieces_per_block
-        return tuple(block_ids[number // n] * n + number % n for number in numbers)
 
     def _stride(self, name: str) -> int:
         return self.strides[self.axes.index(name)]

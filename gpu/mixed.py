@@ -1,4 +1,4 @@
-"""A paged KV whose layers are not alike: of several head sizes, or numbers of heads, in blocks of the same tokens."""
+"""A paged KV whose layers have several shapes: other head sizes, or numbers of heads, in blocks of the same tokens."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import torch
 
 from kvstore.errors import InvalidRequestError
 from kvstore.gpu.cuda import Event
-from kvstore.gpu.layout import KV_FIRST
-from kvstore.gpu.paged_kv import PageBytes, PagedKV, check_page
-from kvstore.gpu.tensors import kind_of
+from kvstore.gpu.paged_kv import PagedKV, check_page
+from kvstore.gpu.tensors import PageBytes, kind_of
 
 
-def paged_kv(tensors: Sequence[torch.Tensor], axes: str = KV_FIRST) -> PagedKV | MixedKV:
-    """The pages of such tensors, one a layer, whether or not they are alike.
+def paged_kv(tensors: Sequence[torch.Tensor]) -> PagedKV | MixedKV:
+    """The pages of tensors with the axes ``block dim``, one a layer, whether or not they are alike.
 
     Raises:
         InvalidRequestError: as for :class:`kvstore.gpu.paged_kv.PagedKV` and :class:`MixedKV`.
     """
     stretches = [list(alike) for _, alike in groupby(tensors, kind_of)]
-    return MixedKV([PagedKV(alike, axes) for alike in stretches]) if len(stretches) > 1 else PagedKV(tensors, axes)
+    if len(stretches) > 1:
+        return MixedKV([PagedKV(alike, "block dim") for alike in stretches])
+    return PagedKV(tensors, "block dim")
 
 
 class MixedKV:
@@ -49,10 +50,10 @@ class MixedKV:
                 )
         self._stretches: list[tuple[PagedKV, int, slice]] = []
         """With the number of its first layer, and its bytes of a page."""
-        self.num_layers = self.page_bytes = 0
+        layers = self.page_bytes = 0
         for kv in stretches:
-            self._stretches.append((kv, self.num_layers, slice(self.page_bytes, self.page_bytes + kv.page_bytes)))
-            self.num_layers += kv.num_layers
+            self._stretches.append((kv, layers, slice(self.page_bytes, self.page_bytes + kv.page_bytes)))
+            layers += kv.layout.layers
             self.page_bytes += kv.page_bytes
 
     def mark(self) -> Event | None:

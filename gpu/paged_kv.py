@@ -1,4 +1,4 @@
-"""Page gather and scatter: check, then dispatch by device."""
+"""Gather and scatter between an engine's paged KV and contiguous pages: check arguments, then dispatch by device."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kvstore.errors import InvalidRequestError
 from kvstore.gpu.cuda import DeviceCopies, Event
 from kvstore.gpu.host import HostCopies
 from kvstore.gpu.layout import KV_FIRST
-from kvstore.gpu.tensors import by_layer, describe
-
-PageBytes = npt.NDArray[np.uint8]
-"""One page: a contiguous one-dimensional array of ``page_bytes`` bytes, mostly a view into the arena."""
+from kvstore.gpu.tensors import PageBytes, by_layer, describe
 
 
 class Copies(Protocol):
-    """How one kind of device moves pages; its arguments were checked before."""
+    """Gather and scatter on one kind of device. Arguments were checked before."""
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None) -> None:
         """Copy pieces into pages; they are complete when it returns."""
@@ -39,7 +35,7 @@ class Copies(Protocol):
 
 
 class PagedKV:
-    """An engine's paged KV, as pages to copy out and in.
+    """An engine's paged KV on one device, as pages to copy out (gather) and in (scatter).
 
     Blocks are named by their *pieces* (:mod:`kvstore.gpu.layout`). With pages as long as blocks, the numbers of pieces
     are those of the blocks, one for each page.
@@ -78,17 +74,13 @@ class PagedKV:
         return self.layout.page_bytes
 
     @property
-    def num_layers(self) -> int:
-        """Layers that a page has a part of."""
-        return self.layout.layers
-
-    @property
-    def ways(self) -> dict[str, list[str]]:
-        """How pages are copied, the fastest way first, by direction (``"gather"``, ``"scatter"``); empty on the CPU."""
+    def strategies(self) -> dict[str, list[str]]:
+        """Names of the copy strategies, the fastest first, by direction (``"gather"``, ``"scatter"``); empty on the
+        CPU."""
         return self._copies.order if isinstance(self._copies, DeviceCopies) else {}
 
     def mark(self) -> Event | None:
-        """A point behind all that the engine has queued, in whose thread this is called: on the stream that is current
+        """An event behind all that the engine has queued, in whose thread this is called: on the stream that is current
         there now, which an engine may change. None on the CPU, where nothing is queued."""
         return self._copies.mark() if isinstance(self._copies, DeviceCopies) else None
 

@@ -1,4 +1,4 @@
-"""Pinned memory over the arena: a CUDA device copies straight from and to a mapping that is registered with it.
+"""Pinned host memory: a CUDA device copies straight from and to a mapping that is registered (``cudaHostRegister``).
 
 Registering belongs to the process, not to a tensor: :func:`is_pinned` knows every mapping that is registered here.
 """

@@ -1,4 +1,4 @@
-"""The arena that a client maps, kept registered with a CUDA device for as long as it is the one."""
+"""Keeps the shared-memory arena that a client maps pinned, also when the node comes back with another arena."""
 
 from __future__ import annotations
 

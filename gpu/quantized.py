@@ -1,4 +1,4 @@
-"""A paged KV whose pages are stored smaller than they are."""
+"""A paged KV whose pages are stored quantized: by a lossy codec (:mod:`kvstore.gpu.codec`), int8 or fp8."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from kvstore.gpu.codec import Codec
 from kvstore.gpu.cuda import Event
-from kvstore.gpu.paged_kv import PageBytes, PagedKV
+from kvstore.gpu.paged_kv import PagedKV
+from kvstore.gpu.tensors import PageBytes
 
 
 class QuantizedKV:
@@ -34,11 +35,6 @@ class QuantizedKV:
     def page_bytes(self) -> int:
         """Bytes an encoded page."""
         return self.codec.page_bytes
-
-    @property
-    def num_layers(self) -> int:
-        """Layers that a page has a part of."""
-        return self._kv.num_layers
 
     def mark(self) -> Event | None:
         """As :meth:`PagedKV.mark`."""

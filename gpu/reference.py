@@ -1,4 +1,4 @@
-"""Gather and scatter as the layout says it, in plain torch: the specification of every faster way."""
+"""Gather and scatter in plain torch, element by element as the layout says: the specification of every faster copy."""
 
 from __future__ import annotations
 

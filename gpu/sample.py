@@ -1,7 +1,7 @@
-"""What a way of copying is tried on: pages all over the paged KV, in no order, full of random bytes.
+"""What a copy strategy is tried on at start: pages all over the paged KV, in no order, filled with random bytes.
 
-An engine's KV is zeros when it starts. On zeros a way that copies other blocks, in another order, or nothing at all
-looks right.
+An engine's KV is zeros when it starts. On zeros a strategy that copies other blocks, in another order, or nothing at
+all looks right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvstore.gpu import reference
 from kvstore.gpu.layout import PageLayout
 
 SAMPLE_BYTES = 16 << 20
-"""How much each way copies (at least one page, at most all of them but for one piece)."""
+"""How much each strategy copies (at least one page, at most all of them but for one piece)."""
 
 NEIGHBOURS = 64
 """Most pieces beside the copied ones that are looked at."""
@@ -27,16 +27,12 @@ _SEED = 20
 
 
 class Sample:
-    """Pieces of a paged KV to be overwritten for a while.
-
-    Args:
-        layers: one tensor a layer.
-        layout: theirs; at least one page fits.
+    """Pieces of a paged KV to be overwritten for a while. At least one page must fit into it.
 
     Attributes:
         ids: the pieces of the pages, in any order; the first and the last one of all are among them.
-        memory: of ``pages``, side by side.
-        pages: host memory to copy to and from.
+        memory: of ``pages``, side by side: uint8, one-dimensional.
+        pages: host memory to copy to and from, ``page_bytes`` each.
     """
 
     def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
@@ -63,18 +59,18 @@ class Sample:
         for number, each in enumerate(self._others):
             for layer in self._layers:
                 reference.piece(layer, self._layout, each).fill_(1 + number)
-        self.memory[:] = ~self._bytes
+        self.fill_pages()
 
     def was_copied_out(self) -> bool:
         """Whether ``pages`` hold what the pieces hold since :meth:`fill`."""
         return np.array_equal(self.memory, self._bytes)
 
-    def turn(self) -> None:
-        """Other bytes in ``pages`` than in the pieces: none is the same."""
+    def fill_pages(self) -> None:
+        """Other bytes in ``pages`` than :meth:`fill` put into the pieces: none is the same."""
         self.memory[:] = ~self._bytes
 
     def was_copied_in(self) -> bool:
-        """Whether the pieces hold what ``pages`` do since :meth:`turn`, and those beside them what they did."""
+        """Whether the pieces hold what ``pages`` do since :meth:`fill_pages`, and those beside them what they did."""
         if not np.array_equal(np.concatenate([_bytes(page) for page in self._read()]), ~self._bytes):
             return False
         of_others = self._read_others()

@@ -1,7 +1,9 @@
-"""Ways for pages to cross between a paged KV and host memory. Each only queues its copies, on the current stream.
+"""Copy strategies: how pages cross between a paged KV on a CUDA device and host memory.
 
-All of them copy the same bytes. Which one is fastest depends on the length of a layout's runs, on the bus and on the
-device: see :mod:`kvstore.gpu.tuning`. They work on CPU tensors as well, where they are done when they return.
+Each only queues its copies, on the current stream: asynchronous copies (``non_blocking``, which is asynchronous where
+the host memory is pinned) and kernels. All of them copy the same bytes. Which one is fastest depends on the length of a
+layout's runs, on the bus and on the device: see :mod:`kvstore.gpu.tuning`. They work on CPU tensors as well, where they
+are done when they return. The third strategy is :mod:`kvstore.gpu.triton_kernel`.
 """
 
 from __future__ import annotations
@@ -11,24 +13,20 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kvstore.gpu.layout import PageLayout
-from kvstore.gpu.tensors import run_view, word_bytes
-
-PageBytes = npt.NDArray[np.uint8]
+from kvstore.gpu.tensors import PageBytes, run_view, word_bytes
 
 STAGING_BYTES = 16 << 20
 """Device memory of one staging buffer (at least one page). An engine has given nearly all of the device's to its KV."""
 
 
 class CopyStrategy(Protocol):
-    """How one way queues copies. Arguments were checked before; pages stay where they are until the copies are done."""
+    """One way to queue copies. Arguments were checked before; pages stay where they are until the copies are done."""
 
     def takes(self, pages: Sequence[PageBytes]) -> bool:
-        """Whether this way can copy these pages, from where they are."""
+        """Whether these pages, in the memory where they are, can be copied."""
         ...
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
@@ -36,12 +34,12 @@ class CopyStrategy(Protocol):
         ...
 
     def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
-        """Queue copies of pages into pieces, one share of the layers each time that the next step is asked for."""
+        """Queue copies of pages into pieces, one of ``shares`` (ranges of layers) at each ``next``."""
         ...
 
 
 class Staged:
-    """Collects pieces in a contiguous buffer on the device, from which each page crosses the bus in one copy."""
+    """Gathers pieces into a contiguous buffer on the device, from which each page crosses the bus in one copy."""
 
     def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
         runs = layout.runs
@@ -111,7 +109,7 @@ class Staged:
 
 
 class RunByRun:
-    """One asynchronous copy for each run of contiguous bytes, nothing between: for layouts with long runs."""
+    """One asynchronous copy for each run of contiguous bytes, no buffer between: for layouts with long runs."""
 
     def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout) -> None:
         runs = layout.runs
@@ -152,7 +150,7 @@ class RunByRun:
 
 
 def on_device(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Numbers for what is queued behind, in one transfer.
+    """An int64 tensor of these numbers for what is queued behind, by one asynchronous transfer.
 
     From pinned memory, which torch keeps until they have left it: else this thread would wait until all that the stream
     has queued is done, and what it queues next would come late.

@@ -1,13 +1,18 @@
-"""An engine's KV tensors, one a layer, and their bytes in runs."""
+"""An engine's KV tensors: one a layer, described by a :class:`PageLayout`, and seen as contiguous runs of bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvstore.errors import InvalidRequestError
 from kvstore.gpu.layout import PageLayout, Runs, check_axes
+
+PageBytes = npt.NDArray[np.uint8]
+"""One page in host memory: a contiguous one-dimensional array of ``page_bytes`` bytes, mostly a view into the arena."""
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 

@@ -1,7 +1,7 @@
-"""A Triton kernel that reads pages from, or writes them to, pinned host memory directly: one launch a call.
+"""The third copy strategy: a Triton kernel that reads, or writes, pages in pinned host memory; one launch a call.
 
-One program copies one run. It runs on the device's processors, which the engine computes with: a launch takes from them
-what a copy engine would not, and saves the staging buffer and a copy call a page. Which is better is measured.
+One program copies one run. It runs on the device's multiprocessors, with which the engine computes: a launch takes from
+them what a copy engine would not, and saves the staging buffer and a copy a page. Which is better is measured.
 
 With ``TRITON_INTERPRET=1`` in the environment it runs on CPU tensors, slowly, which is how its tests run without a GPU.
 """
@@ -17,10 +17,10 @@ import triton.language as tl
 from kvstore.gpu.cudart import cuda_runtime
 from kvstore.gpu.layout import PageLayout
 from kvstore.gpu.pinned import is_pinned
-from kvstore.gpu.strategies import PageBytes, on_device
-from kvstore.gpu.tensors import word_bytes
+from kvstore.gpu.strategies import on_device
+from kvstore.gpu.tensors import PageBytes, word_bytes
 
-_MOST_LANES = 1024
+_MOST_AT_ONCE = 1024
 """Words that one program copies at once."""
 
 _WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
@@ -81,7 +81,7 @@ class Kernel:
             runs.block_stride // word,
             runs.row_stride // word,
             WORD=_WORDS[word],
-            LANES=min(_MOST_LANES, triton.next_power_of_2(words)),
+            WIDTH=min(_MOST_AT_ONCE, triton.next_power_of_2(words)),
             GATHER=gather,
         )
 
@@ -102,7 +102,7 @@ def copy_runs(  # type: ignore[no-untyped-def]  # noqa: D103
     block_stride,
     row_stride,
     WORD: tl.constexpr,  # noqa: N803
-    LANES: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
     GATHER: tl.constexpr,  # noqa: N803
 ):
     # 64 bits throughout: a KV cache has more words than 32 bits count.
@@ -119,8 +119,8 @@ def copy_runs(  # type: ignore[no-untyped-def]  # noqa: D103
     inside += part * part_stride + block * block_stride + row * row_stride + share * words
     outside = tl.load(numbers + all_layers + pieces + place // pieces_per_page).to(tl.pointer_type(WORD))
     outside += (((layer * parts + part) * rows + row) * pieces_per_page + place % pieces_per_page) * words
-    for start in range(0, words, LANES):
-        at = start + tl.arange(0, LANES)
+    for start in range(0, words, WIDTH):
+        at = start + tl.arange(0, WIDTH)
         mask = at < words
         if GATHER:
             tl.store(outside + at, tl.load(inside + at, mask=mask), mask=mask)

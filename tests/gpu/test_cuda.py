@@ -11,7 +11,7 @@ import torch
 from kv_layouts import DECLARED, PagedCase, paged_kv
 
 from kvstore.gpu import reference
-from kvstore.gpu.cuda import CudaStreams, DeviceCopies, ways_for
+from kvstore.gpu.cuda import CudaStreams, DeviceCopies, strategies_for
 from kvstore.gpu.cudart import cuda_runtime
 from kvstore.gpu.paged_kv import PagedKV
 from kvstore.gpu.pinned import PinnedMapping, is_pinned
@@ -35,7 +35,7 @@ def on_device(case: PagedCase) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("page_tokens", [None, 4, 48])
 @pytest.mark.parametrize("axes", [axes for axes in DECLARED if "token" in axes])
-def test_every_way_copies_as_the_specification_does(axes: str, page_tokens: int | None, dtype: torch.dtype) -> None:
+def test_every_strategy_copies_as_specified(axes: str, page_tokens: int | None, dtype: torch.dtype) -> None:
     case = paged_kv(axes, SIZES, dtype, gap=8, page_tokens=page_tokens)
     layers, names = by_layer(on_device(case), axes)
     layout = describe(layers, names, page_tokens)
@@ -49,17 +49,17 @@ def test_every_way_copies_as_the_specification_does(axes: str, page_tokens: int 
     streams = CudaStreams(layers[0].device)
     with PinnedMapping(memory) as mapping:
         assert mapping.pinned, mapping.reason
-        for name, way in ways_for(layers, layout).items():
-            assert way.takes(pages), name
+        for name, strategy in strategies_for(layers, layout).items():
+            assert strategy.takes(pages), name
             memory[:] = 0
-            (done,) = streams.queue("gather", [lambda way=way: way.gather(ids, pages)])
+            (done,) = streams.queue("gather", [lambda strategy=strategy: strategy.gather(ids, pages)])
             done.synchronize()
             assert all(map(np.array_equal, pages, expected)), name
 
             for layer in layers:
                 layer.view(torch.uint8).zero_()
             torch.cuda.synchronize()
-            steps = way.scatter(pages, ids, [range(each, each + 1) for each in range(3)])
+            steps = strategy.scatter(pages, ids, [range(each, each + 1) for each in range(3)])
             for done in streams.queue("scatter", [partial(next, steps)] * 3):
                 done.synchronize()
             again = [page.cpu().view(-1).view(torch.uint8).numpy() for page in reference.gather(layers, layout, ids)]
@@ -67,7 +67,7 @@ def test_every_way_copies_as_the_specification_does(axes: str, page_tokens: int 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_the_kernel_is_among_the_ways_that_were_measured() -> None:
+def test_the_kernel_is_among_the_strategies_that_were_measured() -> None:
     case = paged_kv("kv block token head dim", SIZES, torch.bfloat16)
 
     copies = DeviceCopies(on_device(case), case.layout)
@@ -160,7 +160,7 @@ def test_the_kernel_reads_and_writes_an_arena_until_the_last_engine_that_maps_it
     assert is_pinned(arena)
     copies.order = {"gather": ["kernel", "staged"], "scatter": ["kernel", "staged"]}
     used: list[str] = []
-    copies._ways["staged"].gather = copies._ways["staged"].scatter = lambda *_: used.append("staged")
+    copies._strategies["staged"].gather = copies._strategies["staged"].scatter = lambda *_: used.append("staged")
 
     copies.gather([5, 7], pages)
     copies.scatter(pages, [1, 2], lambda layer: None)
@@ -169,7 +169,7 @@ def test_the_kernel_reads_and_writes_an_arena_until_the_last_engine_that_maps_it
     assert [page.tobytes() for page in pages] == case.naive_pages([5, 7])
     assert not used
     second.close()
-    assert not copies._ways["kernel"].takes(pages)
+    assert not copies._strategies["kernel"].takes(pages)
     assert not torch.from_numpy(arena).is_pinned()
 
 

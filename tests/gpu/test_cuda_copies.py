@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
 from kv_layouts import PagedCase, paged_kv, random_pages
 
-from kvstore.gpu import cuda as device
+from kvstore.gpu import cuda
 from kvstore.gpu.cuda import DeviceCopies, Event
 from kvstore.gpu.paged_kv import PagedKV
 from kvstore.gpu.quantized import QuantizedKV
 from kvstore.gpu.sample import Sample
 from kvstore.gpu.strategies import RunByRun, Staged
+from kvstore.gpu.tensors import PageBytes
 
 SIZES = {"layer": 3, "kv": 2, "block": 6, "token": 4, "head": 2, "dim": 8}
 
@@ -49,56 +50,56 @@ class AtOnce:
 
 
 class Garbled(Staged):
-    def gather(self, piece_ids, out) -> None:
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         super().gather(piece_ids, out)
         out[-1][-1] ^= 1
 
 
 class Misplaced(Staged):
-    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
         return super().scatter(pages, list(reversed(piece_ids)), shares)
 
 
 class WrongBlocks(Staged):
     """Always the same ones."""
 
-    def gather(self, piece_ids, out) -> None:
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         super().gather([piece_ids[0]] * len(piece_ids), out)
 
 
 class FirstBlocks(Staged):
     """Whichever are asked for."""
 
-    def gather(self, piece_ids, out) -> None:
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         super().gather(range(len(piece_ids)), out)
 
-    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
         return super().scatter(pages, range(len(piece_ids)), shares)
 
 
 class Idle(Staged):
     """Leaves the blocks as they are."""
 
-    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
         yield from (None for _ in shares)
 
 
 class Overflowing(Staged):
     """Writes to the next block, too."""
 
-    def scatter(self, pages, piece_ids, shares) -> Generator[None]:
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
         blocks = self._layout.num_pieces
         beside = next((each + 1) % blocks for each in piece_ids if (each + 1) % blocks not in piece_ids)
         return super().scatter([*pages, pages[0]], [*piece_ids, beside], shares)
 
 
 class Failing(Staged):
-    def gather(self, piece_ids, out) -> None:
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         raise RuntimeError("no such symbol")
 
 
 class Elsewhere(Staged):
-    def takes(self, pages) -> bool:
+    def takes(self, pages: Sequence[PageBytes]) -> bool:
         return False
 
 
@@ -107,7 +108,7 @@ def case() -> PagedCase:
     return paged_kv("kv block token head dim", SIZES, torch.bfloat16)
 
 
-def test_measuring_leaves_the_blocks_as_they_were_and_ranks_every_way(case: PagedCase) -> None:
+def test_measuring_leaves_the_blocks_as_they_were_and_ranks_every_strategy(case: PagedCase) -> None:
     before = [storage.copy() for storage in case.storages]
 
     copies = DeviceCopies(case.layers, case.layout, AtOnce())
@@ -118,7 +119,7 @@ def test_measuring_leaves_the_blocks_as_they_were_and_ranks_every_way(case: Page
 
 @pytest.mark.parametrize("empty", [True, False], ids=["as an engine starts", "in use"])
 @pytest.mark.parametrize("wrong", [Garbled, Misplaced, WrongBlocks, FirstBlocks, Idle, Overflowing, Failing, Elsewhere])
-def test_a_way_that_does_not_do_what_the_specification_says_is_not_used(
+def test_a_strategy_that_does_not_do_what_the_specification_says_is_not_used(
     monkeypatch: pytest.MonkeyPatch, case: PagedCase, wrong: type[Staged], empty: bool
 ) -> None:
     if empty:
@@ -126,15 +127,15 @@ def test_a_way_that_does_not_do_what_the_specification_says_is_not_used(
             storage[:] = 0
     before = [storage.copy() for storage in case.storages]
     layers, layout = case.layers, case.layout
-    ways = {"wrong": wrong(layers, layout), "run by run": RunByRun(layers, layout)}
-    monkeypatch.setattr(device, "ways_for", lambda layers, layout: dict(ways))
+    strategies = {"wrong": wrong(layers, layout), "run by run": RunByRun(layers, layout)}
+    monkeypatch.setattr(cuda, "strategies_for", lambda layers, layout: dict(strategies))
 
     assert DeviceCopies(layers, layout, AtOnce()).order == {"gather": ["run by run"], "scatter": ["run by run"]}
     assert all(map(np.array_equal, case.storages, before))
 
 
 @pytest.mark.parametrize("page_tokens", [2, 4, 8])
-def test_what_ways_are_tried_on_is_all_over_the_blocks_in_no_order_and_not_all_of_them(page_tokens: int) -> None:
+def test_what_strategies_are_tried_on_is_all_over_the_blocks_in_no_order_and_not_all_of_them(page_tokens: int) -> None:
     case = paged_kv("kv block token head dim", SIZES | {"block": 64}, torch.float32, page_tokens=page_tokens)
     sample = Sample(case.layers, case.layout)
 
@@ -143,9 +144,11 @@ def test_what_ways_are_tried_on_is_all_over_the_blocks_in_no_order_and_not_all_o
     assert sample.ids != sorted(sample.ids)
 
 
-def test_the_fastest_way_that_takes_the_pages_copies_them(monkeypatch: pytest.MonkeyPatch, case: PagedCase) -> None:
+def test_the_fastest_strategy_that_takes_the_pages_copies_them(
+    monkeypatch: pytest.MonkeyPatch, case: PagedCase
+) -> None:
     copies = DeviceCopies(case.layers, case.layout, AtOnce())
-    copies._ways = {"first": Elsewhere(case.layers, case.layout), "second": Staged(case.layers, case.layout)}
+    copies._strategies = {"first": Elsewhere(case.layers, case.layout), "second": Staged(case.layers, case.layout)}
     copies.order = {"gather": ["first", "second"], "scatter": ["first", "second"]}
     used: list[str] = []
     monkeypatch.setattr(Elsewhere, "gather", lambda *_: used.append("first"))

@@ -72,15 +72,15 @@ def test_runs_are_as_long_as_page_and_block_agree(axes: str, order: str, page_to
     assert dense(axes, order=order, page_tokens=page_tokens).runs == runs
 
 
-def test_the_pieces_of_a_sequences_pages() -> None:
-    blocks = [5, 2, 6, 0]
+def test_a_page_or_a_block_is_several_pieces_where_the_other_is_shorter() -> None:
+    same, longer, shorter = (dense(KV_FIRST, page_tokens=tokens) for tokens in (16, 32, 8))
 
-    assert [dense(KV_FIRST).pieces(blocks, page) for page in range(4)] == [(5,), (2,), (6,), (0,)]
-    longer = dense(KV_FIRST, page_tokens=32)
-    assert [longer.pieces(blocks, page) for page in range(2)] == [(5, 2), (6, 0)]
-    shorter = dense(KV_FIRST, page_tokens=8)
-    assert [shorter.pieces(blocks, page) for page in range(4)] == [(10,), (11,), (4,), (5,)]
-    assert (longer.num_pieces, shorter.num_pieces) == (7, 14)
+    assert [(each.pieces_per_page, each.pieces_per_block) for each in (same, longer, shorter)] == [
+        (1, 1),
+        (2, 1),
+        (1, 2),
+    ]
+    assert [each.num_pieces for each in (same, longer, shorter)] == [7, 7, 14]
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,11 @@ def page_of(layers: Sequence[torch.Tensor], block: int) -> bytes:
 @settings(max_examples=200, deadline=None)
 def test_a_page_is_a_block_of_one_layer_after_the_other(shapes: list[Shape], ids: list[int], seed: int) -> None:
     layers = layers_in(memory_of(shapes, seed), shapes)
-    kv = paged_kv(layers, "block dim")
+    kv = paged_kv(layers)
     out = arena_pages(len(ids), kv.page_bytes)
 
     kv.gather(ids, out)
 
-    assert kv.num_layers == len(layers)
     assert [page.tobytes() for page in out] == [page_of(layers, block) for block in ids]
 
 
@@ -56,7 +55,7 @@ def test_pages_go_into_their_blocks_and_nowhere_else(
     shapes: list[Shape], ids: list[int], seed: int, by_layer: bool
 ) -> None:
     memory = memory_of(shapes, seed)
-    kv = paged_kv(layers_in(memory, shapes), "block dim")
+    kv = paged_kv(layers_in(memory, shapes))
     pages = random_pages(len(ids), kv.page_bytes, seed)
     expected = [rows.clone() for rows in memory]
     for block, page in zip(ids, pages, strict=True):
@@ -75,7 +74,7 @@ def test_pages_go_into_their_blocks_and_nowhere_else(
 def test_a_layer_is_in_place_when_it_is_told_and_the_next_one_is_not() -> None:
     shapes = [(576, 0), (576, 0), (132, 8), (576, 0)]
     layers = layers_in(memory_of(shapes), shapes)
-    kv = paged_kv(layers, "block dim")
+    kv = paged_kv(layers)
     (page,) = random_pages(1, kv.page_bytes, seed=1)
     parts = np.split(page, [576, 1152, 1284])
     seen: list[list[bool]] = []
@@ -93,7 +92,7 @@ def test_a_layer_is_in_place_when_it_is_told_and_the_next_one_is_not() -> None:
 
 def test_layers_that_are_alike_are_one_paged_kv_as_ever() -> None:
     shapes = [(576, 8)] * 3
-    assert isinstance(paged_kv(layers_in(memory_of(shapes), shapes), "block dim"), PagedKV)
+    assert isinstance(paged_kv(layers_in(memory_of(shapes), shapes)), PagedKV)
 
 
 SHAPES = [(576, 0), (132, 0), (132, 0)]
@@ -111,7 +110,7 @@ SHAPES = [(576, 0), (132, 0), (132, 0)]
 def test_what_is_wrong_is_refused_and_nothing_is_copied(ids: list[int], sizes: list[int], says: str) -> None:
     memory = memory_of(SHAPES)
     before = [rows.clone() for rows in memory]
-    kv = paged_kv(layers_in(memory, SHAPES), "block dim")
+    kv = paged_kv(layers_in(memory, SHAPES))
     pages = [np.zeros(size, np.uint8) for size in sizes]
 
     with pytest.raises(InvalidRequestError, match=says):
@@ -126,7 +125,7 @@ def test_what_is_wrong_is_refused_and_nothing_is_copied(ids: list[int], sizes: l
 def test_a_page_that_may_not_be_written_and_a_block_given_twice_are_refused_before_anything_is_copied() -> None:
     memory = memory_of(SHAPES)
     before = [rows.clone() for rows in memory]
-    kv = paged_kv(layers_in(memory, SHAPES), "block dim")
+    kv = paged_kv(layers_in(memory, SHAPES))
     pages = [np.zeros(840, np.uint8) for _ in range(2)]
     pages[1].flags.writeable = False
 
@@ -141,9 +140,9 @@ def test_a_page_that_may_not_be_written_and_a_block_given_twice_are_refused_befo
 
 def test_layers_of_other_blocks_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="have 6 blocks of 1 tokens and 5 of 1"):
-        paged_kv([torch.zeros(6, 8), torch.zeros(5, 4)], "block dim")
+        paged_kv([torch.zeros(6, 8), torch.zeros(5, 4)])
     with pytest.raises(InvalidRequestError, match="have 6 blocks of 4 tokens and 6 of 2"):
-        paged_kv([torch.zeros(6, 4, 8), torch.zeros(6, 2, 8)], "block token dim")
+        MixedKV([PagedKV([torch.zeros(6, tokens, 8)], "block token dim") for tokens in (4, 2)])
 
 
 @pytest.mark.cuda
@@ -151,7 +150,7 @@ def test_layers_of_other_blocks_are_refused() -> None:
 def test_on_a_device_pages_go_out_and_back_in(by_layer: bool) -> None:
     shapes = [(8192, 0)] * 3 + [(132 * 64, 128)] * 2 + [(1001, 7)]
     layers = [rows.cuda()[:, :size] for rows, (size, _) in zip(memory_of(shapes), shapes, strict=True)]
-    kv = paged_kv(layers, "block dim")
+    kv = paged_kv(layers)
     assert isinstance(kv, MixedKV)
     ids, others = [4, 0, 2], [1, 5, 3]
     wanted = [page_of(layers, block) for block in ids]

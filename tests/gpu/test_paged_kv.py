@@ -86,7 +86,7 @@ def test_scatter_equals_the_specification_and_touches_nothing_else(given_case: C
     paged.scatter(pages, ids, told.append if by_layer else None)
 
     assert all(map(np.array_equal, case.storages, expected))
-    assert told == (list(range(paged.num_layers)) if by_layer and ids else [])
+    assert told == (list(range(paged.layout.layers)) if by_layer and ids else [])
 
 
 def test_a_layer_is_in_place_when_it_is_told_and_the_next_one_is_not() -> None:

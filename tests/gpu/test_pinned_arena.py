@@ -62,7 +62,7 @@ def test_the_clients_arena_is_pinned_until_the_end(client: Client, arena: Pinned
     arena.close()
 
     assert not is_pinned(client.arena)
-    with arena.use():  # a lane's last copy
+    with arena.use():  # a transfer queue's last copy
         assert not is_pinned(client.arena)
 
 

@@ -1,4 +1,4 @@
-"""Every way to copy against the specification, on CPU tensors; the same on a device: test_cuda.py."""
+"""Every copy strategy against the specification, on CPU tensors; the same on a device: test_cuda.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kv_layouts import PagedCase, arena_pages, bits, paged_cases, paged_kv, random_pages
 
 from kvstore.gpu import pinned, reference
-from kvstore.gpu import strategies as ways
+from kvstore.gpu import strategies as strategies_module
 from kvstore.gpu.strategies import CopyStrategy, RunByRun, Staged
 
 Case = tuple[PagedCase, list[int]]
@@ -34,7 +34,7 @@ class EverythingRegisters:
         return 0
 
 
-def make_way(name: str, case: PagedCase) -> CopyStrategy:
+def make_strategy(name: str, case: PagedCase) -> CopyStrategy:
     if name != "kernel":
         return {"staged": Staged, "run by run": RunByRun}[name](case.layers, case.layout)
     from kvstore.gpu.triton_kernel import Kernel
@@ -46,14 +46,14 @@ NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 NEEDS_INTERPRETER = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="without TRITON_INTERPRET=1 the kernel needs a CUDA device"
 )
-WAYS = ["staged", "run by run", pytest.param("kernel", marks=[NEEDS_TRITON, NEEDS_INTERPRETER])]
+STRATEGIES = ["staged", "run by run", pytest.param("kernel", marks=[NEEDS_TRITON, NEEDS_INTERPRETER])]
 
 
 def pages_for(case: PagedCase, ids: Sequence[int], *, fill: int = 0) -> list[Any]:
     return arena_pages(len(ids) // case.layout.pieces_per_page, case.layout.page_bytes, fill=fill)
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", STRATEGIES)
 @given(given_case=paged_cases())
 @settings(max_examples=60, deadline=None)
 def test_pages_come_out_as_the_specification_says(name: str, given_case: Case) -> None:
@@ -62,12 +62,12 @@ def test_pages_come_out_as_the_specification_says(name: str, given_case: Case) -
     if not out:
         return
 
-    make_way(name, case).gather(ids, out)
+    make_strategy(name, case).gather(ids, out)
 
     assert [page.tobytes() for page in out] == [bits(page) for page in reference.gather(case.layers, case.layout, ids)]
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", STRATEGIES)
 @given(given_case=paged_cases(unique=True), seed=st.integers(0, 1000), split=st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_pages_go_in_as_the_specification_says_layer_by_layer(
@@ -85,21 +85,21 @@ def test_pages_go_in_as_the_specification_says_layer_by_layer(
     for storage, content in zip(case.storages, before, strict=True):
         storage[:] = content
 
-    way = make_way(name, case)
+    strategy = make_strategy(name, case)
     split = min(split, layout.layers)
     shares = [layers for layers in (range(split), range(split, layout.layers)) if layers]
-    assert len(list(way.scatter(pages, ids, shares))) == len(shares)
+    assert len(list(strategy.scatter(pages, ids, shares))) == len(shares)
 
     assert all(map(np.array_equal, case.storages, expected))
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_the_numbers_of_pieces_go_to_the_device_once_and_not_with_each_layer(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The thread waits there until all that was queued is done: layers would be copied without one queued ahead.
     case = paged_kv("kv block token head dim", SMALL | {"layer": 4}, torch.float32)
-    way, pages = make_way(name, case), pages_for(case, [3, 1])
+    strategy, pages = make_strategy(name, case), pages_for(case, [3, 1])
     sent: list[Any] = []
     make = torch.tensor
 
@@ -109,18 +109,18 @@ def test_the_numbers_of_pieces_go_to_the_device_once_and_not_with_each_layer(
 
     monkeypatch.setattr(torch, "tensor", watched)
 
-    for _ in way.scatter(pages, [3, 1], [range(each, each + 1) for each in range(4)]):
+    for _ in strategy.scatter(pages, [3, 1], [range(each, each + 1) for each in range(4)]):
         pass
 
     assert len([data for data in sent if isinstance(data, list) and {1, 3} <= set(data)]) == (name != "run by run")
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_bytes_around_a_page_stay_as_they_were(name: str) -> None:
     case = paged_kv("kv block token head dim", SMALL, torch.float32)
     mapping = np.full(case.layout.page_bytes + 16, 0xAB, np.uint8)
 
-    make_way(name, case).gather([3], [mapping[8:-8]])
+    make_strategy(name, case).gather([3], [mapping[8:-8]])
 
     assert (mapping[:8] == 0xAB).all()
     assert (mapping[-8:] == 0xAB).all()
@@ -128,7 +128,7 @@ def test_bytes_around_a_page_stay_as_they_were(name: str) -> None:
 
 def test_what_does_not_fit_into_the_staging_buffer_goes_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     case = paged_kv("block kv token head dim", SMALL, torch.float32)
-    monkeypatch.setattr(ways, "STAGING_BYTES", 2 * case.layout.page_bytes)
+    monkeypatch.setattr(strategies_module, "STAGING_BYTES", 2 * case.layout.page_bytes)
     sizes: list[int] = []
     make = Staged._staging
 
@@ -157,11 +157,11 @@ def test_a_staging_buffer_is_given_back_before_the_next_one_is_taken(monkeypatch
 
     monkeypatch.setattr(Staged, "_staging", make)
     case = paged_kv("block token dim", SMALL, torch.int16)
-    monkeypatch.setattr(ways, "STAGING_BYTES", 2 * case.layout.page_bytes)
-    way, pages = Staged(case.layers, case.layout), pages_for(case, range(5))
-    way.gather(range(5), pages)
+    monkeypatch.setattr(strategies_module, "STAGING_BYTES", 2 * case.layout.page_bytes)
+    strategy, pages = Staged(case.layers, case.layout), pages_for(case, range(5))
+    strategy.gather(range(5), pages)
     assert len(buffers) == 3
-    for _ in way.scatter(pages, range(5), [range(1), range(1, len(case.layers))]):
+    for _ in strategy.scatter(pages, range(5), [range(1), range(1, len(case.layers))]):
         assert not any(buffer() is not None for buffer in buffers), "it is held while the layer is waited for"
     assert len(buffers) > 5
 
@@ -169,7 +169,7 @@ def test_a_staging_buffer_is_given_back_before_the_next_one_is_taken(monkeypatch
 def test_the_staging_buffer_has_one_size_so_that_one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     # Torch keeps what a copy had, and a buffer of another size would come on top of it.
     case = paged_kv("block kv token head dim", SMALL, torch.float32)
-    way = Staged(case.layers, case.layout)
+    strategy = Staged(case.layers, case.layout)
     bytes_asked: list[int] = []
     empty = torch.empty
 
@@ -179,12 +179,12 @@ def test_the_staging_buffer_has_one_size_so_that_one_is_enough(monkeypatch: pyte
         return made
 
     monkeypatch.setattr(torch, "empty", watched)
-    way.gather([0], pages_for(case, [0]))
-    way.gather([0, 1, 2], pages_for(case, [0, 1, 2]))
-    for _ in way.scatter(pages_for(case, [3, 4]), [3, 4], [range(1), range(1, 2)]):
+    strategy.gather([0], pages_for(case, [0]))
+    strategy.gather([0, 1, 2], pages_for(case, [0, 1, 2]))
+    for _ in strategy.scatter(pages_for(case, [3, 4]), [3, 4], [range(1), range(1, 2)]):
         pass
 
-    assert bytes_asked == [ways.STAGING_BYTES] * 4
+    assert bytes_asked == [strategies_module.STAGING_BYTES] * 4
 
 
 def test_numbers_go_to_a_device_from_pinned_memory_and_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,9 +198,9 @@ def test_numbers_go_to_a_device_from_pinned_memory_and_are_not_waited_for(monkey
         assert (data, pin_memory) == ([1, 2], True)
         return Pinned()
 
-    assert ways.on_device([1, 2], torch.device("cpu")).tolist() == [1, 2]
+    assert strategies_module.on_device([1, 2], torch.device("cpu")).tolist() == [1, 2]
     monkeypatch.setattr(torch, "tensor", make)
-    assert ways.on_device([1, 2], device) == (device, True)
+    assert strategies_module.on_device([1, 2], device) == (device, True)
 
 
 @NEEDS_TRITON
@@ -209,7 +209,7 @@ def test_the_kernel_takes_nothing_where_the_device_has_other_addresses_than_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = paged_kv("kv block token head dim", SMALL, torch.float32)
-    kernel = make_way("kernel", case)
+    kernel = make_strategy("kernel", case)
     memory = np.zeros(case.layout.page_bytes, np.uint8)
 
     with pinned.PinnedMapping(memory, EverythingRegisters()):
@@ -223,7 +223,7 @@ def test_the_kernel_keeps_nothing_on_the_device_but_the_layers() -> None:
     # An engine that sleeps may discard it.
     case = paged_kv("kv block token head dim", SMALL, torch.float32)
 
-    kept = vars(make_way("kernel", case))
+    kept = vars(make_strategy("kernel", case))
 
     assert [name for name, value in kept.items() if isinstance(value, torch.Tensor)] == []
 
@@ -232,7 +232,7 @@ def test_the_kernel_keeps_nothing_on_the_device_but_the_layers() -> None:
 @NEEDS_INTERPRETER
 def test_the_kernel_takes_only_pages_that_are_pinned_and_whole_words() -> None:
     case = paged_kv("kv block token head dim", SMALL, torch.float32)
-    kernel = make_way("kernel", case)
+    kernel = make_strategy("kernel", case)
     size = case.layout.page_bytes
     memory = np.zeros(4 * size, np.uint8)
     first, odd = memory[:size], memory[size + 1 : 2 * size + 1]
@@ -259,6 +259,6 @@ def test_the_kernel_is_launched_in_one_dimension_however_many_runs_a_page_has(mo
 
     monkeypatch.setattr("kvstore.gpu.triton_kernel.copy_runs", Launched())
 
-    make_way("kernel", case).gather([0, 5], pages_for(case, [0, 5]))
+    make_strategy("kernel", case).gather([0, 5], pages_for(case, [0, 5]))
 
     assert grids == [(2 * 20 * 4096,)]

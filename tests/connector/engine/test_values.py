@@ -96,7 +96,7 @@ def test_pages_of_layers_with_other_heads_are_those_of_ranks_that_have_a_part_of
     (alone,) = rows_by_part(unlike_group([2, 1, 2]), of_rank, 0)
     pages = [np.zeros(5 * 8 * 6 * 4, np.uint8) for _ in range(2)]
     for rows, page in zip((second, alone), pages, strict=True):
-        paged_kv(rows, "block dim").gather([3], [page])
+        paged_kv(rows).gather([3], [page])
     assert pages[0].tobytes() == pages[1].tobytes()
     assert pages[0].tobytes() == b"".join(of_rank[name][3].numpy().tobytes() for name in ("0", "2", "1"))
     described = cache_group(unlike_group([2, 1, 2]), of_rank, 960, ["vllm"], lambda _: "")

@@ -7,9 +7,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from kvstore.gpu import runs
-from kvstore.gpu.host import HostCopies
-from kvstore.gpu.runs import MOST_RUNS, can_copy_runs, copy_runs
+from kvstore.gpu import host
+from kvstore.gpu.host import MOST_RUNS, HostCopies, can_copy_runs, copy_runs
 from kvstore.gpu.tensors import describe
 
 needs_lists = pytest.mark.skipif(not can_copy_runs(), reason="this system refuses process_vm_readv")
@@ -45,7 +44,7 @@ def test_memory_that_is_not_there_is_an_error() -> None:
 def test_lists_of_runs_move_what_one_run_after_the_other_moves(
     axes: str, page_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of at least a page of memory, by either way; the property tests have shorter ones."""
+    """Runs of at least a page of memory, as one list and one by one; the property tests have shorter ones."""
     sizes = {"kv": 2, "block": 6, "token": 16, "head": 4, "dim": 64 if "head" in axes else 256}
     shape = [sizes[name] for name in axes.split()]
     layers = [torch.rand(shape) for _ in range(3)]
@@ -86,7 +85,7 @@ def test_a_prompt_is_a_call_for_every_1024_runs(monkeypatch: pytest.MonkeyPatch)
             calls.append(arguments)
             return int(system.process_vm_readv(*arguments))
 
-    system = runs._SYSTEM
-    monkeypatch.setattr(runs, "_SYSTEM", Counted())
+    system = host._SYSTEM
+    monkeypatch.setattr(host, "_SYSTEM", Counted())
     copies.scatter([np.ones(layout.page_bytes, np.uint8) for _ in range(64)], range(64))
     assert len(calls) == 2  # 64 pages of 12 layers, keys and values
