@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,9 @@ class Device:
 class Engine:
     """Gives a block to another request in each step."""
 
-    def __init__(self, client: kvstore.Client, seed: int, *, early: bool, zeroes: bool, overlap: bool) -> None:
+    def __init__(
+        self, client: kvstore.Client, seed: int, *, early: bool, zeroes: bool, overlap: bool, says_so: bool = True
+    ) -> None:
         self.random = random.Random(seed)
         self.device = Device(seed + 1)
         self.early, self.zeroes, self.overlap = early, zeroes, overlap
@@ -122,7 +125,9 @@ class Engine:
         self.namespace = client.namespace(
             kvstore.Layout(model=f"m{seed}", block_size=16, page_bytes=kv.page_bytes, format=kv.layout.format)
         )
-        self.worker = WorkerConnector([self.namespace], [kv], store_deadline=60.0, touched_early=early and zeroes)
+        self.worker = WorkerConnector(
+            [self.namespace], [kv], store_deadline=60.0, touched_early=early and zeroes and says_so
+        )
         self.owners: dict[int, str] = {}
         self.held: dict[str, int] = {}
         self.computed: dict[bytes, int] = {}
@@ -212,6 +217,18 @@ class Engine:
         return wrong
 
 
+@contextmanager
+def running(engine: Engine) -> Iterator[Engine]:
+    """All of its steps are done."""
+    try:
+        engine.run()
+        yield engine
+    finally:
+        engine.device.at_once = True
+        engine.device.work(np.inf)
+        engine.worker.shutdown()
+
+
 @pytest.fixture
 def client(tmp_path: Path, shm_folder: Path) -> Iterator[kvstore.Client]:
     url = f"embedded://{tmp_path}/store?arena=16MiB&disk_limit=0&arena_dir={shm_folder}/arena"
@@ -219,20 +236,31 @@ def client(tmp_path: Path, shm_folder: Path) -> Iterator[kvstore.Client]:
         yield client
 
 
+@pytest.fixture(autouse=True)
+def _no_other_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an engine here puts into its place is taken back."""
+    monkeypatch.setattr(kvstore.gpu.paged_kv, "HostCopies", kvstore.gpu.paged_kv.HostCopies)
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlapped"])
 @pytest.mark.parametrize("zeroes", [False, True], ids=["as they are", "zeroed"])
 @pytest.mark.parametrize("early", [False, True], ids=["told first", "touched first"])
 def test_every_page_is_what_its_request_computed(
-    client: kvstore.Client, monkeypatch: pytest.MonkeyPatch, early: bool, zeroes: bool, overlap: bool, seed: int
+    client: kvstore.Client, early: bool, zeroes: bool, overlap: bool, seed: int
 ) -> None:
-    monkeypatch.setattr(kvstore.gpu.paged_kv, "HostCopies", kvstore.gpu.paged_kv.HostCopies)
-    engine = Engine(client, seed, early=early, zeroes=zeroes, overlap=overlap)
-    try:
-        engine.run()
+    with running(Engine(client, seed, early=early, zeroes=zeroes, overlap=overlap)) as engine:
         assert engine.wrong() == []
         assert engine.worker.statistics().pages_stored > STEPS / 5
-    finally:
-        engine.device.at_once = True
-        engine.device.work(np.inf)
-        engine.worker.shutdown()
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlapped"])
+def test_an_engine_that_touches_first_and_does_not_say_so_would_be_found_out(
+    client: kvstore.Client, overlap: bool
+) -> None:
+    """The device above finds this fault: pages of zeros under the hashes of blocks that were computed."""
+    found: list[list[int]] = []
+    for seed in range(SEEDS):
+        with running(Engine(client, seed, early=True, zeroes=True, overlap=overlap, says_so=False)) as engine:
+            found += [content for _, content in engine.wrong()]
+    assert [0] in found
