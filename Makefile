@@ -86,6 +86,8 @@ bench: $(VENV)/.engine ## how fast pages move and are found, beside memcpy, raw 
 	$(BIN)/kvstore bench lookup
 	$(BIN)/kvstore bench scale
 	$(BIN)/python benchmarks/stall.py
+	$(BIN)/python benchmarks/beside.py
+	$(BIN)/python benchmarks/copy_cost.py
 	$(BIN)/python benchmarks/first_token.py
 
 bench-blocks: $(VENV)/.engine $(VLLM)/.ready ## how fast the block manager is, beside vLLM's in the same run
@@ -99,8 +101,9 @@ bench-storage: $(VENV)/.engine redis-server ## how fast disk and Redis tiers are
 bench-codec: $(VENV)/.engine ## what lossy codecs for pages cost in exactness, on the reference engine
 	$(BIN)/python benchmarks/codec.py
 
-bench-cuda: ## copies to and from a CUDA device beside cudaMemcpyAsync, and the first token with and without hits
+bench-cuda: ## copies to and from a CUDA device beside cudaMemcpyAsync, what slows beside them, and the first token
 	PYTHONPATH=. $(CUDA_PYTHON) benchmarks/device.py
+	PYTHONPATH=. $(CUDA_PYTHON) benchmarks/copy_cost.py --device cuda
 
 bench-vllm: $(VLLM)/.ready ## time to vLLM's first token with kvstore, without, and with other connectors
 	PYTHONPATH=. $(VLLM)/bin/python benchmarks/vllm_first_token.py $(BENCH_VLLM)
