@@ -13,12 +13,12 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+
+from sides import worker
 
 BLOCK_SIZE = 16
 TOKENS = 128 << 10
@@ -96,31 +96,6 @@ def serve(side: str) -> None:
         print(measures[line.strip()](), flush=True)
 
 
-@contextlib.contextmanager
-def worker(python: str, side: str) -> Iterator[Callable[[str], float]]:
-    command = [python, str(Path(__file__)), "--side", side]
-    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line == "ready\n":  # what a library prints while it is imported comes before
-                break
-        else:
-            raise SystemExit(f"{python} could not measure {side}: exit code {process.wait()}")
-
-        def measure(how: str) -> float:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(f"{how}\n")
-            return float(process.stdout.readline())
-
-        yield measure
-        process.stdin.close()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="counted rounds (default: 15)")
@@ -134,13 +109,13 @@ def main() -> None:
 
     times: dict[tuple[str, str], list[float]] = {}  # by keys and hash
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(worker(sys.executable, "kvstore"))
-        theirs = stack.enter_context(worker(options.vllm_python, "vllm")) if options.vllm_python else None
+        ours = stack.enter_context(worker(sys.executable, __file__, "kvstore"))
+        theirs = stack.enter_context(worker(options.vllm_python, __file__, "vllm")) if options.vllm_python else None
         for turn in range(-2, options.rounds):
             for keys in KEYS:
-                taken = {"kvstore": ours(keys)}
+                taken = {"kvstore": float(ours(keys))}
                 if theirs is not None:
-                    taken |= {f"vLLM {name}": theirs(f"{name} {keys}") for name in THEIRS}
+                    taken |= {f"vLLM {name}": float(theirs(f"{name} {keys}")) for name in THEIRS}
                 for name, seconds in taken.items():
                     if turn >= 0:  # the first two rounds only warm up
                         times.setdefault((keys, name), []).append(seconds)

@@ -1,17 +1,27 @@
-"""A local block manager in the shape of vLLM V1's: which of an engine's KV blocks holds which tokens, and for whom.
+"""The block manager: which of an engine's KV blocks holds which tokens, and for whom, in the shape of vLLM V1's.
 
-``manager`` is the scheduler's only door (``page_manager`` the same for engines that speak of pages). Behind it, from
-the outside in: ``coordinator`` finds what all groups agree on; ``full_attention``, ``sliding_window``,
-``chunked_local``, ``mamba`` and ``cross_attention`` keep a request's blocks by the rule of their kind
-(``single_type``), from what ``sources`` find; ``pool`` keeps those of the engine, ``cached_blocks`` finds one by its
-hash, and ``free_queue`` says which goes next.
-
-``hashing`` and ``extra_keys`` name full blocks, ``request`` is what a request has to show. ``specs`` say what a layer
-keeps, ``grouping`` puts layers into groups, ``sizing`` memory into blocks, and ``config`` is what comes of it.
-``events``, ``statistics`` and ``residency`` tell what happened.
+- ``manager``: a scheduler's calls, from the lookup of a request to its end.
+- ``page_manager``: the same for engines that speak of pages and keep no hashes.
+- ``coordinator``: what all cache groups of a model do together, and the hit that they agree on.
+- ``single_type_manager``: the block tables of one group.
+- ``attention``: what full, windowed, chunked and cross-attention hold, and what a hit is to them.
+- ``mamba``: the same for recurrent states.
+- ``sources``: where a hit's blocks are found: cached, in kvstore, or held by the request.
+- ``pool``: all blocks: given out, shared, freed, and found by hash.
+- ``cached_blocks``: from a block hash to the blocks that carry it.
+- ``free_queue``: the free blocks in order of eviction.
+- ``block``: one block, and blocks by group.
+- ``request``: what the manager reads of a request.
+- ``hashing``: the block hashes of a request.
+- ``extra_keys``: what besides its tokens a block's KV depends on.
+- ``specs``: what one layer keeps in a block.
+- ``grouping``: which layers share a block table.
+- ``cache_config``: the number of blocks and the groups that share them.
+- ``events``: changes of the prefix cache, for those who route requests by it.
+- ``statistics``: tokens looked up and tokens hit.
 """
 
-from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.block import KVCacheBlock, KVCacheBlocks
 from kvstore.connector.blocks.cache_config import KVCacheConfig, KVCacheGroupSpec
 from kvstore.connector.blocks.events import (
     AllBlocksCleared,
@@ -21,11 +31,9 @@ from kvstore.connector.blocks.events import (
 )
 from kvstore.connector.blocks.extra_keys import MultimodalInput, PrefixKeys
 from kvstore.connector.blocks.hashing import BlockHash, BlockHashChain
-from kvstore.connector.blocks.kv_cache_blocks import KVCacheBlocks
 from kvstore.connector.blocks.manager import KVCacheManager
 from kvstore.connector.blocks.page_manager import PageManager
 from kvstore.connector.blocks.request import Request
-from kvstore.connector.blocks.residency_sampler import BlockResidency, ResidencySampler
 from kvstore.connector.blocks.sources import Presence
 from kvstore.connector.blocks.specs import (
     AttentionSpec,
@@ -33,18 +41,17 @@ from kvstore.connector.blocks.specs import (
     CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
-    Limits,
     MambaSpec,
     SlidingWindowSpec,
-    UniformTypeSpecs,
+    UniformTypeKVCacheSpecs,
 )
-from kvstore.connector.blocks.statistics import HitRate, PrefixCacheStats
+from kvstore.connector.blocks.statistics import PrefixCacheStats
 
 __all__ = [
     "KVCacheManager",
     "PageManager",
     "KVCacheBlocks",
-    "Block",
+    "KVCacheBlock",
     "BlockHash",
     "BlockHashChain",
     "PrefixKeys",
@@ -60,14 +67,10 @@ __all__ = [
     "ChunkedLocalAttentionSpec",
     "MambaSpec",
     "CrossAttentionSpec",
-    "UniformTypeSpecs",
-    "Limits",
+    "UniformTypeKVCacheSpecs",
     "KVCacheEvent",
     "BlockStored",
     "BlockRemoved",
     "AllBlocksCleared",
     "PrefixCacheStats",
-    "HitRate",
-    "ResidencySampler",
-    "BlockResidency",
 ]

@@ -1,14 +1,15 @@
-"""A block: the engine's place for the KV of ``block_size`` consecutive tokens, in each layer of one group."""
+"""A KV cache block: the engine's place for the KV of ``block_size`` consecutive tokens, in each layer of one group."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstore.connector.blocks.hashing import BlockHash
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class KVCacheBlock:
     """What the pool knows of one block. Blocks are compared by identity: there is one for each id.
 
     A block is *free* when ``ref_cnt`` is 0 and *cached* when it has a hash. A block may be both: it can still be hit
@@ -18,7 +19,7 @@ class Block:
     block_id: int
     """Its place in the engine's KV tensors, 0 … number of blocks - 1. -1: a page that is in kvstore, not here."""
     ref_cnt: int = 0
-    """How many requests hold it. Not kept for the null block."""
+    """How many requests hold it. Not counted for the null block."""
     block_hash: BlockHash | None = None
     """Set while the block is full and may be found by this hash."""
     group_id: int = 0
@@ -30,6 +31,20 @@ class Block:
     is_null: bool = False
     """The null block stands for tokens that need no block. It is never cached, freed or given to a request as new."""
 
-    prev_free: Block | None = field(default=None, repr=False)
+    prev_free: KVCacheBlock | None = field(default=None, repr=False)
     """Neighbours in the free queue, which alone may change them; None while the block is not in it."""
-    next_free: Block | None = field(default=None, repr=False)
+    next_free: KVCacheBlock | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheBlocks:
+    """Blocks by cache group, in the order of a request's tokens: what the manager hands out and takes back.
+
+    Not to be changed by who gets it.
+    """
+
+    blocks: tuple[Sequence[KVCacheBlock], ...]
+
+    def get_block_ids(self) -> tuple[list[int], ...]:
+        """The blocks' ids, one list a group."""
+        return tuple([block.block_id for block in group] for group in self.blocks)

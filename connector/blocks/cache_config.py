@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvstore.connector.blocks.specs import KVCacheSpec, UniformTypeSpecs, check_at_least
+from kvstore.connector.blocks.specs import KVCacheSpec, UniformTypeKVCacheSpecs, check_at_least
 from kvstore.errors import ConfigError
 
 
@@ -19,35 +19,30 @@ class KVCacheGroupSpec:
 
     layer_names: tuple[str, ...]
     kv_cache_spec: KVCacheSpec
-    """Of each of these layers; a :class:`UniformTypeSpecs` where they differ."""
+    """Of each of these layers; a :class:`UniformTypeKVCacheSpecs` where they differ."""
     is_eagle_group: bool = False
     """Whether layers of a drafting head are among them: the last block of each hit is computed again."""
 
     def __post_init__(self) -> None:
         if len(set(self.layer_names)) != len(self.layer_names):
             raise ConfigError(f"a layer occurs twice in a group: {list(self.layer_names)}")
-        if isinstance(self.kv_cache_spec, UniformTypeSpecs):
+        if isinstance(self.kv_cache_spec, UniformTypeKVCacheSpecs):
             for name in self.layer_names:
-                if name not in self.kv_cache_spec.specs:
-                    raise ConfigError(f"no spec for layer {name}, only for {list(self.kv_cache_spec.specs)}")
+                if name not in self.kv_cache_spec.kv_cache_specs:
+                    raise ConfigError(f"no spec for layer {name}, only for {list(self.kv_cache_spec.kv_cache_specs)}")
 
     @property
     def layer_specs(self) -> tuple[KVCacheSpec, ...]:
         """One for each of ``layer_names``."""
         spec = self.kv_cache_spec
-        if isinstance(spec, UniformTypeSpecs):
-            return tuple(spec.specs[name] for name in self.layer_names)
+        if isinstance(spec, UniformTypeKVCacheSpecs):
+            return tuple(spec.kv_cache_specs[name] for name in self.layer_names)
         return (spec,) * len(self.layer_names)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one block over all layers of the group, the padding of each left out: a page of kvstore."""
         return sum(spec.unpadded_page_size_bytes for spec in self.layer_specs)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes that one block takes over all layers of the group, the padding of each included."""
-        return sum(spec.page_size_bytes for spec in self.layer_specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +84,4 @@ class KVCacheConfig:
 def first_spec(group: KVCacheGroupSpec) -> KVCacheSpec:
     """What a group's block table depends on, which is the same for each of its layers."""
     spec = group.kv_cache_spec
-    return spec.first if isinstance(spec, UniformTypeSpecs) else spec
+    return spec.first if isinstance(spec, UniformTypeKVCacheSpecs) else spec

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.block import KVCacheBlock
 from kvstore.connector.blocks.hashing import BlockHash
 
 
-class CachedBlocks:
+class BlockHashToBlockMap:
     """Blocks by hash. Several may carry one hash, and the one that has carried it longest is found.
 
     A block that turns out equal to a cached one is not merged with it: a request's block ids never change once given.
@@ -16,27 +16,23 @@ class CachedBlocks:
     """
 
     def __init__(self) -> None:
-        self._by_hash: dict[BlockHash, Block | dict[int, Block]] = {}
+        self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
 
-    def __len__(self) -> int:
-        """How many different hashes can be found."""
-        return len(self._by_hash)
-
-    def __iter__(self) -> Iterator[tuple[BlockHash, Block]]:
+    def __iter__(self) -> Iterator[tuple[BlockHash, KVCacheBlock]]:
         """Every hash with every block that carries it."""
         for block_hash, found in self._by_hash.items():
             for block in found.values() if isinstance(found, dict) else (found,):
                 yield block_hash, block
 
-    def get(self, block_hash: BlockHash) -> Block | None:
+    def get(self, block_hash: BlockHash) -> KVCacheBlock | None:
         """The block that has carried this hash longest, or None."""
         found = self._by_hash.get(block_hash)
         return next(iter(found.values())) if isinstance(found, dict) else found
 
-    def get_leading(self, block_hashes: Iterable[BlockHash]) -> list[Block]:
+    def get_leading(self, block_hashes: Iterable[BlockHash]) -> list[KVCacheBlock]:
         """The blocks of these hashes, up to the first hash without one."""
         get = self._by_hash.get
-        leading: list[Block] = []
+        leading: list[KVCacheBlock] = []
         for block_hash in block_hashes:
             found = get(block_hash)
             if found is None:
@@ -44,7 +40,7 @@ class CachedBlocks:
             leading.append(next(iter(found.values())) if isinstance(found, dict) else found)
         return leading
 
-    def insert(self, block_hash: BlockHash, block: Block) -> None:
+    def insert(self, block_hash: BlockHash, block: KVCacheBlock) -> None:
         """Lets the block be found by this hash. It must not be already."""
         found = self._by_hash.setdefault(block_hash, block)
         if found is block:
@@ -54,7 +50,7 @@ class CachedBlocks:
         else:
             self._by_hash[block_hash] = {found.block_id: found, block.block_id: block}
 
-    def remove(self, block_hash: BlockHash, block: Block) -> None:
+    def remove(self, block_hash: BlockHash, block: KVCacheBlock) -> None:
         """Lets the block be found no longer. It must be carrying this hash."""
         found = self._by_hash[block_hash]
         if isinstance(found, dict):

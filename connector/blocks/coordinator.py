@@ -7,19 +7,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.attention import (
+    ChunkedLocalAttentionManager,
+    CrossAttentionManager,
+    FullAttentionManager,
+    SlidingWindowManager,
+)
+from kvstore.connector.blocks.block import KVCacheBlock
 from kvstore.connector.blocks.cache_config import KVCacheConfig, first_spec
-from kvstore.connector.blocks.chunked_local import ChunkedLocalAttentionManager
-from kvstore.connector.blocks.cross_attention import CrossAttentionManager
-from kvstore.connector.blocks.full_attention import FullAttentionManager
 from kvstore.connector.blocks.mamba import AlignedMambaManager, MambaManager
 from kvstore.connector.blocks.pool import BlockPool, check_counts
 from kvstore.connector.blocks.request import Request
-from kvstore.connector.blocks.single_type_manager import GroupSettings, SingleTypeManager
-from kvstore.connector.blocks.sliding_window import SlidingWindowManager
+from kvstore.connector.blocks.single_type_manager import GroupSettings, SingleTypeKVCacheManager
 from kvstore.connector.blocks.sources import (
     BlockSource,
-    CachedOrBelowSource,
+    CachedOrRemoteSource,
     CachedSource,
     HeldSource,
     Presence,
@@ -35,11 +37,11 @@ from kvstore.connector.blocks.specs import (
 )
 from kvstore.errors import ConfigError
 
-GroupHit = tuple[tuple[list[Block], ...], int]
+GroupHit = tuple[tuple[list[KVCacheBlock], ...], int]
 """The blocks of a hit, by group, and its length in tokens."""
 
 
-class Coordinator(ABC):
+class KVCacheCoordinator(ABC):
     """The groups' managers, which share a pool.
 
     Args:
@@ -51,7 +53,6 @@ class Coordinator(ABC):
 
     def __init__(self, config: KVCacheConfig, pool: BlockPool, limits: Limits, *, use_eagle: bool) -> None:
         self.pool = pool
-        self.limits = limits
         self.block_sizes = config.block_sizes(limits.context_parallel_size)
         self.hash_block_size = config.hash_block_size(limits.context_parallel_size)
         self.scheduler_block_size = config.scheduler_block_size(limits.context_parallel_size)
@@ -59,7 +60,7 @@ class Coordinator(ABC):
         if use_eagle and not eagle:
             eagle = set(range(len(config.kv_cache_groups)))
         self._eagle_groups = self._spread_eagle(config, eagle)
-        self.managers: tuple[SingleTypeManager[Any], ...] = tuple(
+        self.managers: tuple[SingleTypeKVCacheManager[Any], ...] = tuple(
             _manager(
                 first_spec(group),
                 pool,
@@ -77,7 +78,7 @@ class Coordinator(ABC):
         )
 
     @abstractmethod
-    def find_longest_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
+    def find_longest_cache_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
         """The longest prefix of a request that all groups have.
 
         Args:
@@ -100,14 +101,14 @@ class Coordinator(ABC):
         self,
         request_id: str,
         num_tokens: int,
-        computed_blocks: Sequence[Sequence[Block]],
+        computed_blocks: Sequence[Sequence[KVCacheBlock]],
         num_computed_tokens: int,
         num_main_tokens: int,
         num_encoder_tokens: int,
         *,
         for_admission: bool = False,
     ) -> int:
-        """The sum over all groups; see :meth:`SingleTypeManager.get_num_blocks_to_allocate`."""
+        """The sum over all groups; see :meth:`SingleTypeKVCacheManager.get_num_blocks_to_allocate`."""
         num_blocks = 0
         for manager, computed in zip(self.managers, computed_blocks, strict=True):
             if manager.holds_encoder_tokens:
@@ -125,20 +126,24 @@ class Coordinator(ABC):
                 )
         return num_blocks
 
-    def add_computed_blocks(
-        self, request_id: str, blocks: Sequence[Sequence[Block]], num_computed_tokens: int, num_external_tokens: int
+    def allocate_new_computed_blocks(
+        self,
+        request_id: str,
+        blocks: Sequence[Sequence[KVCacheBlock]],
+        num_computed_tokens: int,
+        num_external_tokens: int,
     ) -> None:
         """Gives hits to a request that holds no blocks yet, and blocks to the pages that come from elsewhere."""
         for manager, computed in zip(self.managers, blocks, strict=True):
-            manager.add_computed_blocks(request_id, computed, num_computed_tokens)
+            manager.add_local_computed_blocks(request_id, computed, num_computed_tokens)
         if num_external_tokens:
             for manager in self.managers:
-                manager.allocate_external_blocks(request_id, num_computed_tokens)
+                manager.allocate_external_computed_blocks(request_id, num_computed_tokens)
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_main_tokens: int, num_encoder_tokens: int
-    ) -> tuple[list[Block], ...]:
-        """Gives the request new blocks in each group; see :meth:`SingleTypeManager.allocate_new_blocks`."""
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Gives the request new blocks in each group; see :meth:`SingleTypeKVCacheManager.allocate_new_blocks`."""
         new = []
         for manager in self.managers:
             num_slots = num_encoder_tokens if manager.holds_encoder_tokens else num_tokens
@@ -156,7 +161,7 @@ class Coordinator(ABC):
             manager.remove_skipped_blocks(request_id, num_processed_tokens)
 
     def complete_load(self, request_id: str, num_computed_tokens: int) -> None:
-        """Ends the wait for pages; see :meth:`SingleTypeManager.complete_load`."""
+        """Ends the wait for pages; see :meth:`SingleTypeKVCacheManager.complete_load`."""
         for manager in self.managers:
             manager.complete_load(request_id, num_computed_tokens)
 
@@ -165,9 +170,9 @@ class Coordinator(ABC):
         for manager in self.managers:
             manager.end_loading(request_id)
 
-    def pop_blocks(self, request_id: str) -> list[Block]:
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """Forgets the request and returns its blocks of all groups, which are still held."""
-        return [block for manager in self.managers for block in manager.pop_blocks(request_id)]
+        return [block for manager in self.managers for block in manager.pop_blocks_for_free(request_id)]
 
     def free(self, request_id: str) -> None:
         """Lets go of the request's blocks, group after group, tail first."""
@@ -178,12 +183,12 @@ class Coordinator(ABC):
         """Whether the request has been given blocks, or could have been, and not been freed."""
         return bool(self.managers) and self.managers[0].holds(request_id)  # all groups do, or none
 
-    def get_blocks(self, request_id: str) -> tuple[Sequence[Block], ...]:
+    def get_blocks(self, request_id: str) -> tuple[Sequence[KVCacheBlock], ...]:
         """The request's blocks by group."""
         return tuple(manager.blocks(request_id) for manager in self.managers)
 
     def get_num_common_prefix_blocks(self, request_id: str, popped: Mapping[int, int]) -> list[int]:
-        """By group; see :meth:`SingleTypeManager.get_num_common_prefix_blocks`."""
+        """By group; see :meth:`SingleTypeKVCacheManager.get_num_common_prefix_blocks`."""
         return [manager.get_num_common_prefix_blocks(request_id, popped) for manager in self.managers]
 
     def new_step_starts(self) -> None:
@@ -210,15 +215,15 @@ class Coordinator(ABC):
         """The groups whose hits are shortened, given those that say so."""
         return eagle
 
-    def _num_cacheable_tokens(self, manager: SingleTypeManager[Any], num_computed_tokens: int) -> int:
+    def _num_cacheable_tokens(self, manager: SingleTypeKVCacheManager[Any], num_computed_tokens: int) -> int:
         """Leading tokens whose blocks a hit may ask for."""
         return num_computed_tokens
 
 
-class NoCacheCoordinator(Coordinator):
+class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
     """Without prefix caching: any groups, or none; no hits."""
 
-    def find_longest_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
+    def find_longest_cache_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
         """Nothing."""
         return tuple([] for _ in self.managers), 0
 
@@ -227,37 +232,39 @@ class NoCacheCoordinator(Coordinator):
         if len(self.managers) != 1:
             return 0
         source = HeldSource([self.managers[0].blocks(request_id)], unusable)
-        return self.managers[0].find_longest_hit(source, max_length, drop_last=False)[1]
+        return self.managers[0].find_longest_cache_hit(source, max_length, drop_last=False)[1]
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Nothing is found again."""
 
 
-class UnitaryCoordinator(Coordinator):
+class UnitaryKVCacheCoordinator(KVCacheCoordinator):
     """One group."""
 
-    def find_longest_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
+    def find_longest_cache_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
         """The group's own answer."""
         hashes = request.block_hashes
         source: BlockSource = (
             CachedSource(self.pool, (0,), hashes, 1)
             if presence is None
-            else CachedOrBelowSource(self.pool, (0,), hashes, 1, presence)
+            else CachedOrRemoteSource(self.pool, (0,), hashes, 1, presence)
         )
-        (blocks,), length = self.managers[0].find_longest_hit(source, max_length, drop_last=0 in self._eagle_groups)
+        (blocks,), length = self.managers[0].find_longest_cache_hit(
+            source, max_length, drop_last=0 in self._eagle_groups
+        )
         return (blocks,), length
 
     def find_longest_held(self, request_id: str, max_length: int, unusable: Collection[int]) -> int:
         """The group's own answer."""
         source = HeldSource([self.managers[0].blocks(request_id)], unusable)
-        return self.managers[0].find_longest_hit(source, max_length, drop_last=False)[1]
+        return self.managers[0].find_longest_cache_hit(source, max_length, drop_last=False)[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Groups with equal specs, which are searched together."""
 
-    manager: SingleTypeManager[Any]
+    manager: SingleTypeKVCacheManager[Any]
     """Of the first of them: it stands for all."""
     group_ids: tuple[int, ...]
     use_eagle: bool
@@ -267,7 +274,7 @@ class _Kind:
         return isinstance(self.manager, FullAttentionManager)
 
 
-class HybridCoordinator(Coordinator):
+class HybridKVCacheCoordinator(KVCacheCoordinator):
     """Several groups, of several kinds as a rule.
 
     Hits end at multiples of every group's block size, and blocks behind the last such multiple are not cached: no hit
@@ -290,19 +297,19 @@ class HybridCoordinator(Coordinator):
             if isinstance(kind.manager, ChunkedLocalAttentionManager):
                 _check_chunked_local(kind.manager, self.scheduler_block_size, use_eagle=kind.use_eagle)
 
-    def find_longest_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
-        """See :meth:`Coordinator.find_longest_hit`."""
+    def find_longest_cache_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
+        """See :meth:`KVCacheCoordinator.find_longest_cache_hit`."""
         hashes = request.block_hashes
 
         def source_of(kind: _Kind) -> BlockSource:
             if presence is None:
                 return CachedSource(self.pool, kind.group_ids, hashes, kind.manager.hashes_per_block)
-            return CachedOrBelowSource(self.pool, kind.group_ids, hashes, kind.manager.hashes_per_block, presence)
+            return CachedOrRemoteSource(self.pool, kind.group_ids, hashes, kind.manager.hashes_per_block, presence)
 
         return self._agree(source_of, max_length, len(hashes) * self.hash_block_size, drops=True)
 
     def find_longest_held(self, request_id: str, max_length: int, unusable: Collection[int]) -> int:
-        """See :meth:`Coordinator.find_longest_held`."""
+        """See :meth:`KVCacheCoordinator.find_longest_held`."""
 
         def source_of(kind: _Kind) -> BlockSource:
             return HeldSource([self.managers[group_id].blocks(request_id) for group_id in kind.group_ids], unusable)
@@ -317,7 +324,7 @@ class HybridCoordinator(Coordinator):
         A drafting head's kind looks one block further and drops it. It does so once for each length: the block that it
         drops at the final length is there, whichever kind shortened the hit to it.
         """
-        hits: dict[int, list[Block]] = {manager.group_id: [] for manager in self.managers}
+        hits: dict[int, list[KVCacheBlock]] = {manager.group_id: [] for manager in self.managers}
         full_lengths: dict[int, int] = {}
         dropped: set[int] = set()
         sources = [source_of(kind) for kind in self._kinds]
@@ -334,7 +341,7 @@ class HybridCoordinator(Coordinator):
                 limit = current
                 if drop_last and not isinstance(kind.manager, MambaManager):
                     limit = min(current + kind.manager.block_size, num_hashed_tokens)
-                columns, found = kind.manager.find_longest_hit(source, limit, drop_last=drop_last)
+                columns, found = kind.manager.find_longest_cache_hit(source, limit, drop_last=drop_last)
                 if drop_last:
                     dropped.add(index)
                 elif found < current:
@@ -359,16 +366,16 @@ class HybridCoordinator(Coordinator):
         specs = [first_spec(group) for group in config.kv_cache_groups]
         return {index for index, spec in enumerate(specs) if any(spec == specs[other] for other in eagle)}
 
-    def _num_cacheable_tokens(self, manager: SingleTypeManager[Any], num_computed_tokens: int) -> int:
+    def _num_cacheable_tokens(self, manager: SingleTypeKVCacheManager[Any], num_computed_tokens: int) -> int:
         aligned = num_computed_tokens - num_computed_tokens % self.scheduler_block_size
         if aligned and manager.group_id in self._eagle_groups:
             return min(num_computed_tokens, aligned + manager.block_size)  # one more, to be matched and dropped
         return aligned
 
 
-def make_coordinator(
+def get_kv_cache_coordinator(
     config: KVCacheConfig, pool: BlockPool, limits: Limits, *, use_eagle: bool, enable_caching: bool
-) -> Coordinator:
+) -> KVCacheCoordinator:
     """The coordinator for a configuration.
 
     Raises:
@@ -380,20 +387,20 @@ def make_coordinator(
             if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec):
                 raise ConfigError(f"context parallelism does not go with {spec.kind} groups")
     if not enable_caching or not specs:
-        return NoCacheCoordinator(config, pool, limits, use_eagle=use_eagle)
+        return KVCacheCoordinatorNoPrefixCache(config, pool, limits, use_eagle=use_eagle)
     if any(isinstance(spec, CrossAttentionSpec) for spec in specs):
         raise ConfigError("prefix caching does not go with cross_attention groups: the prompt is not all that counts")
     if len(specs) == 1:
-        coordinator = UnitaryCoordinator(config, pool, limits, use_eagle=use_eagle)
+        coordinator = UnitaryKVCacheCoordinator(config, pool, limits, use_eagle=use_eagle)
         manager = coordinator.managers[0]
         if isinstance(manager, ChunkedLocalAttentionManager):
             _check_chunked_local(manager, coordinator.scheduler_block_size, use_eagle=use_eagle)
         return coordinator
-    return HybridCoordinator(config, pool, limits, use_eagle=use_eagle)
+    return HybridKVCacheCoordinator(config, pool, limits, use_eagle=use_eagle)
 
 
-def _manager(spec: KVCacheSpec, pool: BlockPool, settings: GroupSettings) -> SingleTypeManager[Any]:
-    kinds: list[tuple[type[KVCacheSpec], type[SingleTypeManager[Any]]]] = [
+def _manager(spec: KVCacheSpec, pool: BlockPool, settings: GroupSettings) -> SingleTypeKVCacheManager[Any]:
+    kinds: list[tuple[type[KVCacheSpec], type[SingleTypeKVCacheManager[Any]]]] = [
         (FullAttentionSpec, FullAttentionManager),
         (SlidingWindowSpec, SlidingWindowManager),
         (ChunkedLocalAttentionSpec, ChunkedLocalAttentionManager),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.block import KVCacheBlock
 
 
-class FreeQueue:
+class FreeKVCacheBlockQueue:
     """Free blocks in order of eviction: the first one goes first.
 
     Callers keep the order: a request's blocks are appended tail first, so that blocks last used together leave from the
@@ -21,8 +21,8 @@ class FreeQueue:
         blocks: those free at the start, in this order.
     """
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
-        self._ends = Block(block_id=-1)
+    def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
+        self._ends = KVCacheBlock(block_id=-1)
         self._ends.prev_free = self._ends.next_free = self._ends
         self._length = 0
         self.append_n(list(blocks))
@@ -30,7 +30,7 @@ class FreeQueue:
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[KVCacheBlock]:
         """The free blocks, the one that leaves first first. The queue must not change meanwhile."""
         block = self._ends.next_free
         while block is not self._ends:
@@ -38,10 +38,10 @@ class FreeQueue:
             yield block
             block = block.next_free
 
-    def popleft_n(self, n: int) -> list[Block]:
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
         """Takes the first ``n`` blocks out. The queue must hold that many."""
         assert n <= self._length, f"{n} blocks wanted of {self._length}"
-        taken: list[Block] = []
+        taken: list[KVCacheBlock] = []
         block = self._ends.next_free
         for _ in range(n):
             assert block is not None
@@ -54,7 +54,7 @@ class FreeQueue:
         self._length -= n
         return taken
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: KVCacheBlock) -> None:
         """Takes one block out, wherever it stands. It must be in the queue."""
         before, behind = block.prev_free, block.next_free
         assert before is not None and behind is not None, f"block {block.block_id} is not in the free queue"
@@ -62,19 +62,19 @@ class FreeQueue:
         block.prev_free = block.next_free = None
         self._length -= 1
 
-    def append_n(self, blocks: Sequence[Block]) -> None:
+    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Puts blocks behind all others, in the order given. None of them may be in the queue."""
         before = self._ends.prev_free
         assert before is not None
         self._insert_n(before, blocks, self._ends)
 
-    def prepend_n(self, blocks: Sequence[Block]) -> None:
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Puts blocks before all others: the first one given is the next to leave. None of them may be in the queue."""
         behind = self._ends.next_free
         assert behind is not None
         self._insert_n(self._ends, blocks, behind)
 
-    def _insert_n(self, before: Block, blocks: Sequence[Block], behind: Block) -> None:
+    def _insert_n(self, before: KVCacheBlock, blocks: Sequence[KVCacheBlock], behind: KVCacheBlock) -> None:
         for block in blocks:
             before.next_free, block.prev_free = block, before
             before = block

@@ -17,7 +17,7 @@ from kvstore.connector.blocks.specs import (
     FullAttentionSpec,
     KVCacheSpec,
     SlidingWindowSpec,
-    UniformTypeSpecs,
+    UniformTypeKVCacheSpecs,
 )
 from kvstore.errors import ConfigError
 
@@ -76,7 +76,7 @@ def _common_spec(layers: Mapping[str, KVCacheSpec]) -> KVCacheSpec | None:
         return merged
     _check_one_window(specs)
     if all(spec.is_same_type(specs[0]) for spec in specs):
-        return UniformTypeSpecs(block_size=specs[0].block_size, specs=dict(layers))
+        return UniformTypeKVCacheSpecs(block_size=specs[0].block_size, kv_cache_specs=dict(layers))
     return None
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.block import KVCacheBlock
 from kvstore.connector.blocks.hashing import BlockHash
 from kvstore.connector.blocks.pool import BlockPool
 from kvstore.connector.blocks.request import Request
 from kvstore.connector.blocks.single_type_manager import (
     GroupSettings,
     Hit,
-    SingleTypeManager,
+    SingleTypeKVCacheManager,
     num_free,
 )
 from kvstore.connector.blocks.sources import BlockSource
 from kvstore.connector.blocks.specs import MambaSpec
 
 
-class MambaManager(SingleTypeManager[MambaSpec]):
+class MambaManager(SingleTypeKVCacheManager[MambaSpec]):
     """States of a group of recurrent layers, one a block.
 
     A state that a request writes in this step can be found at once, and read in the next step only: a hit on it finds
@@ -30,7 +30,7 @@ class MambaManager(SingleTypeManager[MambaSpec]):
         super().__init__(spec, pool, settings)
         self._cached_in_step: set[BlockHash] = set()
 
-    def find_longest_hit(self, source: BlockSource, max_length: int, *, drop_last: bool) -> Hit:
+    def find_longest_cache_hit(self, source: BlockSource, max_length: int, *, drop_last: bool) -> Hit:
         """The last state that is there. None is dropped: drafting heads have no recurrent layers."""
         for index in range(max_length // self.block_size - 1, -1, -1):
             if self._is_aligned(index + 1) and (row := source.at(index)) is not None:
@@ -45,14 +45,13 @@ class MambaManager(SingleTypeManager[MambaSpec]):
         self,
         request_id: str,
         num_tokens: int,
-        computed_blocks: Sequence[Block],
+        computed_blocks: Sequence[KVCacheBlock],
         num_computed_tokens: int,
         num_main_tokens: int,
         *,
         for_admission: bool = False,
     ) -> int:
-        """See :meth:`SingleTypeManager.get_num_blocks_to_allocate`; more than there are when the state that is to be
-        hit is not computed yet."""
+        """As for other groups, but more than there are while the state that is to be hit is not computed yet."""
         if computed_blocks and computed_blocks[-1].block_hash in self._cached_in_step:
             return len(self._pool.blocks) + 1
         return super().get_num_blocks_to_allocate(
@@ -64,14 +63,14 @@ class MambaManager(SingleTypeManager[MambaSpec]):
             for_admission=for_admission,
         )
 
-    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_main_tokens: int) -> list[Block]:
-        """See :meth:`SingleTypeManager.allocate_new_blocks`."""
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_main_tokens: int) -> list[KVCacheBlock]:
+        """See :meth:`SingleTypeKVCacheManager.allocate_new_blocks`."""
         return super().allocate_new_blocks(
             request_id, num_tokens + self.block_size * self.spec.num_speculative_blocks, num_main_tokens
         )
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """See :meth:`SingleTypeManager.cache_blocks`."""
+        """See :meth:`SingleTypeKVCacheManager.cache_blocks`."""
         first = self._num_cached.get(request.request_id, 0)
         super().cache_blocks(request, num_tokens)
         last = self._num_cached.get(request.request_id, 0)
@@ -102,7 +101,7 @@ class AlignedMambaManager(MambaManager):
         self,
         request_id: str,
         num_tokens: int,
-        computed_blocks: Sequence[Block],
+        computed_blocks: Sequence[KVCacheBlock],
         num_computed_tokens: int,
         num_main_tokens: int,
         *,
@@ -123,8 +122,8 @@ class AlignedMambaManager(MambaManager):
             needed = max(needed, 1 + min(required - num_computed, most))
         return needed
 
-    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_main_tokens: int) -> list[Block]:
-        """See :meth:`SingleTypeManager.allocate_new_blocks`; null blocks and blocks that moved are among the result."""
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_main_tokens: int) -> list[KVCacheBlock]:
+        """As for other groups, but null blocks and blocks that moved are among the result."""
         table = self._tables.setdefault(request_id, [])
         num_speculative = self.spec.num_speculative_blocks
         before = len(table)
@@ -149,7 +148,7 @@ class AlignedMambaManager(MambaManager):
         return table[before:]
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """See :meth:`SingleTypeManager.cache_blocks`. At the end of the prompt it is done anew, as in vLLM."""
+        """See :meth:`SingleTypeKVCacheManager.cache_blocks`. At the end of the prompt it is done anew, as in vLLM."""
         super().cache_blocks(request, num_tokens)
         index, rest = divmod(num_tokens, self.block_size)
         table = self._tables.get(request.request_id, ())
@@ -181,12 +180,12 @@ class AlignedMambaManager(MambaManager):
             self._pool.free_blocks([table[state]])
             table[state] = null
 
-    def pop_blocks(self, request_id: str) -> list[Block]:
-        """See :meth:`SingleTypeManager.pop_blocks`."""
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """See :meth:`SingleTypeKVCacheManager.pop_blocks_for_free`."""
         self._allocated.discard(request_id)
         self._last_state.pop(request_id, None)
         self._num_retired.pop(request_id, None)
-        return super().pop_blocks(request_id)
+        return super().pop_blocks_for_free(request_id)
 
     def _num_required(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size) + self.spec.num_speculative_blocks

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.block import KVCacheBlock, KVCacheBlocks
 from kvstore.connector.blocks.cache_config import KVCacheConfig
-from kvstore.connector.blocks.coordinator import make_coordinator
+from kvstore.connector.blocks.coordinator import get_kv_cache_coordinator
 from kvstore.connector.blocks.events import KVCacheEvent
-from kvstore.connector.blocks.kv_cache_blocks import KVCacheBlocks
 from kvstore.connector.blocks.pool import BlockPool
 from kvstore.connector.blocks.request import Request
-from kvstore.connector.blocks.residency_sampler import ResidencySampler
 from kvstore.connector.blocks.sources import Presence
 from kvstore.connector.blocks.specs import Limits, check_at_least
 from kvstore.connector.blocks.statistics import PrefixCacheRecorder, PrefixCacheStats
@@ -62,7 +60,6 @@ class KVCacheManager:
         enable_kv_cache_events: note changes of the prefix cache for :meth:`take_events`.
         dcp_world_size: ranks that share each block while decoding.
         pcp_world_size: ranks that share each block in prefill. Both make blocks hold so many times the tokens.
-        residency: told when blocks come and go.
 
     Raises:
         ConfigError: the groups can't do what is asked of them.
@@ -79,7 +76,6 @@ class KVCacheManager:
         enable_kv_cache_events: bool = False,
         dcp_world_size: int = 1,
         pcp_world_size: int = 1,
-        residency: ResidencySampler | None = None,
     ) -> None:
         check_at_least(1, dcp_world_size=dcp_world_size, pcp_world_size=pcp_world_size)
         self.config = kv_cache_config
@@ -90,14 +86,13 @@ class KVCacheManager:
             num_groups,
             enable_caching=enable_caching and num_groups > 0,
             enable_kv_cache_events=enable_kv_cache_events,
-            residency=residency,
         )
         limits = Limits(
             max_model_len=max_model_len,
             max_in_flight_tokens=max_in_flight_tokens,
             context_parallel_size=dcp_world_size * pcp_world_size,
         )
-        self._coordinator = make_coordinator(
+        self._coordinator = get_kv_cache_coordinator(
             kv_cache_config, self.pool, limits, use_eagle=use_eagle, enable_caching=enable_caching
         )
         self._nothing = KVCacheBlocks(((),) * num_groups)
@@ -123,8 +118,9 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """The share of blocks that requests hold, 0.0 … 1.0."""
-        return self.pool.usage
+        """The share of blocks that requests hold, 0.0 … 1.0. The null block does not count."""
+        usable = len(self.pool.blocks) - 1
+        return 1.0 - self.pool.num_free_blocks / usable if usable else 0.0
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
         """The longest prefix of a request that is in cached blocks. Changes and holds nothing.
@@ -138,7 +134,7 @@ class KVCacheManager:
         """
         if not self._looks_up(request):
             return self._nothing, 0
-        blocks, length = self._coordinator.find_longest_hit(request, request.num_tokens - 1)
+        blocks, length = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1)
         return self._blocks(blocks), length
 
     def get_computed_blocks_with(self, request: Request, presence: Presence) -> tuple[KVCacheBlocks, int, int]:
@@ -160,7 +156,7 @@ class KVCacheManager:
         if not self._looks_up(request):
             return blocks, num_local, 0
         self._asked_below.add(request.request_id)
-        with_below, length = self._coordinator.find_longest_hit(request, request.num_tokens - 1, presence)
+        with_below, length = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1, presence)
         if length <= num_local:
             return blocks, num_local, 0
         if not any(self.pool.remote_block in group for group in with_below):
@@ -258,7 +254,7 @@ class KVCacheManager:
             return None
 
         if computed_blocks is not self._nothing or num_external:
-            coordinator.add_computed_blocks(request_id, computed_blocks.blocks, num_computed, num_external)
+            coordinator.allocate_new_computed_blocks(request_id, computed_blocks.blocks, num_computed, num_external)
         if num_external:
             self._loading[request_id] = delay_cache_blocks
         elif request_id in self._loading:
@@ -295,7 +291,7 @@ class KVCacheManager:
         self._end_loading(request.request_id)
         self._coordinator.cache_blocks(request, num_computed_tokens)
 
-    def get_blocks_to_load(self, request_id: str) -> tuple[Sequence[tuple[int, Block]], ...]:
+    def get_blocks_to_load(self, request_id: str) -> tuple[Sequence[tuple[int, KVCacheBlock]], ...]:
         """The blocks that wait for pages of the level below, by group, each with its place in the request.
 
         None, also behind external tokens, where no later token needs them. They hold nothing and belong to the request.
@@ -356,18 +352,18 @@ class KVCacheManager:
         self._forget(request.request_id)
         self._coordinator.free(request.request_id)
 
-    def pop_blocks_for_free(self, request: Request) -> list[Block]:
+    def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
         """Forgets the request, and keeps its blocks from everyone else until :meth:`free_popped`.
 
         Returns:
             Its blocks of all groups, in the order of its tokens.
         """
         self._forget(request.request_id)
-        blocks = [block for block in self._coordinator.pop_blocks(request.request_id) if not block.is_null]
+        blocks = [block for block in self._coordinator.pop_blocks_for_free(request.request_id) if not block.is_null]
         self._popped.update(block.block_id for block in blocks)
         return blocks
 
-    def free_popped(self, blocks: Sequence[Block]) -> None:
+    def free_popped(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Takes blocks back that :meth:`pop_blocks_for_free` returned, all or some of them, tail first.
 
         Raises:
@@ -451,7 +447,7 @@ class KVCacheManager:
     def _looks_up(self, request: Request) -> bool:
         return self.pool.enable_caching and not request.skip_reading_prefix_cache
 
-    def _blocks(self, blocks: tuple[Sequence[Block], ...]) -> KVCacheBlocks:
+    def _blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
         return KVCacheBlocks(blocks) if any(blocks) else self._nothing
 
     def _problem(

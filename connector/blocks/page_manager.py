@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.block import KVCacheBlock, KVCacheBlocks
 from kvstore.connector.blocks.events import KVCacheEvent
 from kvstore.connector.blocks.extra_keys import PrefixKeys
 from kvstore.connector.blocks.hashing import BlockHash, BlockHashChain
-from kvstore.connector.blocks.kv_cache_blocks import KVCacheBlocks
 from kvstore.connector.blocks.manager import KVCacheManager
 from kvstore.connector.blocks.sources import Presence
 from kvstore.connector.blocks.statistics import PrefixCacheStats
@@ -183,7 +182,7 @@ class PageManager:
         request.num_computed_tokens = num_computed_tokens
         request.num_in_flight_tokens = num_in_flight_tokens
 
-    def get_pages_to_load(self, request_id: str) -> tuple[Sequence[tuple[int, Block]], ...]:
+    def get_pages_to_load(self, request_id: str) -> tuple[Sequence[tuple[int, KVCacheBlock]], ...]:
         """The pages that are to be filled from kvstore, by group, each with its place in the request."""
         self._known(request_id)
         return self.manager.get_blocks_to_load(request_id)
@@ -224,7 +223,7 @@ class PageManager:
         self.manager.free(request)
         request.is_preempted()
 
-    def pop_pages_for_free(self, request_id: str) -> list[Block]:
+    def pop_pages_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """As :meth:`free_pages`, but nobody is given the pages before :meth:`free_popped`: a copy still reads them.
 
         :meth:`finish` may follow at once.
@@ -234,7 +233,7 @@ class PageManager:
         request.is_preempted()
         return pages
 
-    def free_popped(self, pages: Sequence[Block]) -> None:
+    def free_popped(self, pages: Sequence[KVCacheBlock]) -> None:
         """Frees pages that :meth:`pop_pages_for_free` returned, all or some of them."""
         self.manager.free_popped(pages)
 

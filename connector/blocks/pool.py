@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from kvstore.connector.blocks.block import Block
-from kvstore.connector.blocks.cached_blocks import CachedBlocks
+from kvstore.connector.blocks.block import KVCacheBlock
+from kvstore.connector.blocks.cached_blocks import BlockHashToBlockMap
 from kvstore.connector.blocks.events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     KVCacheEvent,
 )
-from kvstore.connector.blocks.free_queue import FreeQueue
+from kvstore.connector.blocks.free_queue import FreeKVCacheBlockQueue
 from kvstore.connector.blocks.hashing import BlockHash
-from kvstore.connector.blocks.residency_sampler import ResidencySampler
 from kvstore.errors import InvalidRequestError
 
 
 class BlockPool:
     """All blocks of an engine, shared by its groups: a block belongs to one group from when it is given out until it
-    is given to another one. Block 0 is the null block.
+    is given to another one. KVCacheBlock 0 is the null block.
 
     A block that comes back with a hash stays findable and waits at the end of the queue; one without a hash can't be
     hit again and is the next to be given out. Knows nothing of requests.
@@ -31,7 +30,6 @@ class BlockPool:
         num_groups: whose blocks are found apart from each other.
         enable_caching: whether blocks are found by hash at all.
         enable_kv_cache_events: whether changes are noted for :meth:`take_events`.
-        residency: told when blocks come and go.
     """
 
     def __init__(
@@ -41,19 +39,17 @@ class BlockPool:
         *,
         enable_caching: bool = True,
         enable_kv_cache_events: bool = False,
-        residency: ResidencySampler | None = None,
     ) -> None:
         self.enable_caching = enable_caching
         self.enable_kv_cache_events = enable_kv_cache_events
-        self.blocks = tuple(Block(block_id) for block_id in range(num_blocks))
+        self.blocks = tuple(KVCacheBlock(block_id) for block_id in range(num_blocks))
         self.null_block = self.blocks[0]
         self.null_block.is_null = True
-        self.remote_block = Block(-1)
+        self.remote_block = KVCacheBlock(-1)
         """Stands, in the result of a lookup, for a page that is to be loaded from the level below. Of no pool."""
-        self.cached = tuple(CachedBlocks() for _ in range(num_groups))
+        self.cached = tuple(BlockHashToBlockMap() for _ in range(num_groups))
         """What can be found, by group. To be read only."""
-        self._free = FreeQueue(self.blocks[1:])
-        self._residency = residency
+        self._free = FreeKVCacheBlockQueue(self.blocks[1:])
         self._events: list[KVCacheEvent] = []
 
     @property
@@ -61,26 +57,15 @@ class BlockPool:
         """Blocks that no request holds; some of them may still be hit."""
         return len(self._free)
 
-    @property
-    def num_cached_blocks(self) -> int:
-        """Different hashes that can be hit, over all groups."""
-        return sum(map(len, self.cached))
-
-    @property
-    def usage(self) -> float:
-        """The share of blocks that requests hold, 0.0 … 1.0. The null block does not count."""
-        usable = len(self.blocks) - 1
-        return 1.0 - self.num_free_blocks / usable if usable else 0.0
-
     def free_block_ids(self) -> list[int]:
         """The free blocks' ids in order of eviction."""
         return [block.block_id for block in self._free]
 
-    def get_cached_block(self, block_hash: BlockHash, group_id: int = 0) -> Block | None:
+    def get_cached_block(self, block_hash: BlockHash, group_id: int = 0) -> KVCacheBlock | None:
         """The group's block with this hash, or None. Of several, the one that has had it longest."""
         return self.cached[group_id].get(block_hash)
 
-    def get_new_blocks(self, num_blocks: int) -> list[Block]:
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Gives out the blocks that are first in the order of eviction. What they held can't be hit any longer.
 
         Raises:
@@ -93,31 +78,23 @@ class BlockPool:
             if block.block_hash is not None:
                 self._evict(block)
             block.ref_cnt = 1
-        if self._residency is not None:
-            for block in blocks:
-                # A sampled block that lost its hash earlier has been reported then; any other is over now.
-                self._residency.on_evicted(block.block_id)
-                self._residency.on_allocated(block.block_id)
         return blocks
 
-    def touch(self, blocks: Sequence[Block]) -> None:
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Holds blocks for one more request."""
         for block in blocks:
             if block.ref_cnt == 0:
                 self._free.remove(block)
             block.ref_cnt += 1
-        if self._residency is not None:
-            for block in blocks:
-                self._residency.on_accessed(block.block_id)
 
-    def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """Lets go of blocks for one request.
 
         Args:
             ordered_blocks: in order of eviction: of those that become free, the first one leaves first.
         """
-        hashed: list[Block] = []
-        unhashed: list[Block] = []
+        hashed: list[KVCacheBlock] = []
+        unhashed: list[KVCacheBlock] = []
         for block in ordered_blocks:
             if block.is_null:
                 continue
@@ -128,7 +105,9 @@ class BlockPool:
         self._free.prepend_n(unhashed)
         self._free.append_n(hashed)
 
-    def cache_blocks(self, blocks: Iterable[Block], block_hashes: Iterable[BlockHash], group_id: int) -> None:
+    def cache_full_blocks(
+        self, blocks: Iterable[KVCacheBlock], block_hashes: Iterable[BlockHash], group_id: int
+    ) -> None:
         """Lets full blocks be found. Those that are found already stay as they are.
 
         Args:
@@ -145,7 +124,7 @@ class BlockPool:
                 block.group_id = group_id
                 insert(block_hash, block)
 
-    def cache_tail(self, block: Block, block_hash: BlockHash, group_id: int, num_tokens: int) -> bool:
+    def cache_partial_block(self, block: KVCacheBlock, block_hash: BlockHash, group_id: int, num_tokens: int) -> bool:
         """Lets a block be found by the hash of a prompt that ends inside of it, for those who follow the events.
 
         Args:
@@ -171,7 +150,7 @@ class BlockPool:
         return True
 
     def note_stored(self, event: BlockStored) -> None:
-        """Notes what :meth:`cache_blocks` was called for."""
+        """Notes what :meth:`cache_full_blocks` was called for."""
         self._events.append(event)
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
@@ -186,8 +165,6 @@ class BlockPool:
                 raise InvalidRequestError(f"block ids lie between 0 and {len(self.blocks) - 1}, got {block_id}")
         for block_id in wanted:
             block = self.blocks[block_id]
-            if self._residency is not None:
-                self._residency.on_evicted(block_id)
             if block.block_hash is not None:
                 self._evict(block)
 
@@ -199,8 +176,6 @@ class BlockPool:
             cached.clear()
         for block in self.blocks:
             _forget_hashes(block)
-        if self._residency is not None:
-            self._residency.reset()
         if self.enable_kv_cache_events:
             self._events.append(AllBlocksCleared())
         return True
@@ -247,7 +222,7 @@ class BlockPool:
                 _check(block.prev_free is None is block.next_free, f"block {block.block_id} is held and linked as free")
         _check(0 not in free_ids, "the null block is free")
 
-    def _evict(self, block: Block) -> None:
+    def _evict(self, block: KVCacheBlock) -> None:
         assert block.block_hash is not None
         for block_hash in (block.block_hash, *block.more_hashes):
             self.cached[block.group_id].remove(block_hash, block)
@@ -273,7 +248,7 @@ def check_counts(held: Sequence[int], pool: BlockPool) -> None:
         )
 
 
-def _forget_hashes(block: Block) -> None:
+def _forget_hashes(block: KVCacheBlock) -> None:
     block.block_hash = None
     block.tail_tokens = 0
     block.more_hashes = ()

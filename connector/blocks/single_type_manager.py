@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.block import KVCacheBlock
 from kvstore.connector.blocks.events import BlockStored
 from kvstore.connector.blocks.hashing import BlockHash
 from kvstore.connector.blocks.pool import BlockPool
@@ -17,7 +17,7 @@ from kvstore.connector.blocks.specs import KVCacheSpec, Limits
 
 SpecT = TypeVar("SpecT", bound=KVCacheSpec)
 
-Hit = tuple[list[list[Block]], int]
+Hit = tuple[list[list[KVCacheBlock]], int]
 """The blocks of a hit, a list for each group that was searched, and the tokens that they stand for."""
 
 
@@ -41,7 +41,7 @@ class GroupSettings:
     """How long requests become."""
 
 
-class SingleTypeManager(ABC, Generic[SpecT]):
+class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
     """What each request holds in one group: its *block table*.
 
     ``table[i]`` is the block of the request's ``i``-th ``block_size`` tokens, or the null block where none is needed.
@@ -65,15 +65,15 @@ class SingleTypeManager(ABC, Generic[SpecT]):
         self._settings = settings
         self._pool = pool
         self._alignment = settings.alignment
-        self._tables: dict[str, list[Block]] = {}
+        self._tables: dict[str, list[KVCacheBlock]] = {}
         # How many leading blocks of a request have been cached, were hits, or are never to be. A request is in it from
         # its first hit, load or cached block on: from then on it gets no hits any more.
         self._num_cached: dict[str, int] = {}
         # Blocks that wait for their pages, with their places in the table.
-        self._loading: dict[str, list[tuple[int, Block]]] = {}
+        self._loading: dict[str, list[tuple[int, KVCacheBlock]]] = {}
 
     @abstractmethod
-    def find_longest_hit(self, source: BlockSource, max_length: int, *, drop_last: bool) -> Hit:
+    def find_longest_cache_hit(self, source: BlockSource, max_length: int, *, drop_last: bool) -> Hit:
         """The longest prefix that is computed as far as this kind needs it.
 
         Args:
@@ -103,7 +103,7 @@ class SingleTypeManager(ABC, Generic[SpecT]):
         self,
         request_id: str,
         num_tokens: int,
-        computed_blocks: Sequence[Block],
+        computed_blocks: Sequence[KVCacheBlock],
         num_computed_tokens: int,
         num_main_tokens: int,
         *,
@@ -132,7 +132,9 @@ class SingleTypeManager(ABC, Generic[SpecT]):
         new = required - max(num_skipped, len(computed_blocks) + num_held)
         return max(new, 0) + num_free(computed_blocks[max(0, num_skipped - num_held) :])
 
-    def add_computed_blocks(self, request_id: str, blocks: Sequence[Block], num_computed_tokens: int) -> None:
+    def add_local_computed_blocks(
+        self, request_id: str, blocks: Sequence[KVCacheBlock], num_computed_tokens: int
+    ) -> None:
         """Gives hits to a request that holds no blocks yet, and holds those that are here.
 
         Args:
@@ -149,11 +151,11 @@ class SingleTypeManager(ABC, Generic[SpecT]):
         remote = self._pool.remote_block
         self._num_cached[request_id] = table.index(remote) if remote in kept else len(table)
 
-    def allocate_external_blocks(self, request_id: str, num_computed_tokens: int) -> None:
+    def allocate_external_computed_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Gives blocks to the pages that come from elsewhere: where a hit has none, and behind it.
 
-        Called after :meth:`add_computed_blocks` of *all* groups: new blocks must not be hits that a later group is
-        about to touch.
+        Called after :meth:`add_local_computed_blocks` of *all* groups: new blocks must not be hits that a later group
+        is about to touch.
 
         Args:
             request_id: whose pages they are.
@@ -175,7 +177,7 @@ class SingleTypeManager(ABC, Generic[SpecT]):
                 table.append(block)
         self._loading[request_id] = list(zip(missing, new, strict=True))
 
-    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_main_tokens: int) -> list[Block]:
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_main_tokens: int) -> list[KVCacheBlock]:
         """Gives the request new blocks until it has ``num_tokens`` slots. The pool must have that many.
 
         Args:
@@ -224,7 +226,7 @@ class SingleTypeManager(ABC, Generic[SpecT]):
             table[index] = self._pool.null_block
         self._pool.free_blocks(freed)
 
-    def blocks_to_load(self, request_id: str) -> Sequence[tuple[int, Block]]:
+    def blocks_to_load(self, request_id: str) -> Sequence[tuple[int, KVCacheBlock]]:
         """The blocks that wait for their pages, each with its place in the request."""
         return self._loading.get(request_id, ())
 
@@ -251,7 +253,7 @@ class SingleTypeManager(ABC, Generic[SpecT]):
         """The request's blocks wait for no page any longer."""
         self._loading.pop(request_id, None)
 
-    def pop_blocks(self, request_id: str) -> list[Block]:
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """Forgets the request and returns its blocks, which are still held. A request without blocks is no error."""
         self._num_cached.pop(request_id, None)
         self._loading.pop(request_id, None)
@@ -259,13 +261,13 @@ class SingleTypeManager(ABC, Generic[SpecT]):
 
     def free(self, request_id: str) -> None:
         """Lets go of the request's blocks, tail first. A request without blocks is no error."""
-        self._pool.free_blocks(reversed(self.pop_blocks(request_id)))
+        self._pool.free_blocks(reversed(self.pop_blocks_for_free(request_id)))
 
     def holds(self, request_id: str) -> bool:
         """Whether the request has been given blocks, or could have been, and not been freed."""
         return request_id in self._tables
 
-    def blocks(self, request_id: str) -> Sequence[Block]:
+    def blocks(self, request_id: str) -> Sequence[KVCacheBlock]:
         """The request's blocks in the order of its tokens; none when it holds none."""
         return self._tables.get(request_id, ())
 
@@ -293,7 +295,7 @@ class SingleTypeManager(ABC, Generic[SpecT]):
             if unknown := state.keys() - self._tables.keys():
                 raise AssertionError(f"something is noted of requests that hold nothing: {sorted(unknown)}")
 
-    def _hit(self, source: BlockSource, start: int, rows: Sequence[Sequence[Block]]) -> Hit:
+    def _hit(self, source: BlockSource, start: int, rows: Sequence[Sequence[KVCacheBlock]]) -> Hit:
         """A hit of the blocks in ``rows``, the first of which is the prompt's ``start``-th; none before is needed."""
         null = [self._pool.null_block] * start
         columns = [null + [row[group] for row in rows] for group in range(source.num_groups)]
@@ -308,7 +310,7 @@ class SingleTypeManager(ABC, Generic[SpecT]):
         hashes, per_block = request.block_hashes, self.hashes_per_block
         findable = [index for index in self._findable(first, last) if not table[index].is_null]
         block_hashes = [hashes[(index + 1) * per_block - 1] for index in findable]
-        self._pool.cache_blocks([table[index] for index in findable], block_hashes, self.group_id)
+        self._pool.cache_full_blocks([table[index] for index in findable], block_hashes, self.group_id)
         if self._pool.enable_kv_cache_events:
             parent = hashes[first * per_block - 1] if first else None
             self._note_stored(request, findable, block_hashes, parent, (first, last), self.block_size)
@@ -353,6 +355,6 @@ class SingleTypeManager(ABC, Generic[SpecT]):
         return None
 
 
-def num_free(blocks: Sequence[Block]) -> int:
+def num_free(blocks: Sequence[KVCacheBlock]) -> int:
     """How many of the blocks leave the free queue, or need a block out of it, when they are given to a request."""
     return sum(block.ref_cnt == 0 and not block.is_null for block in blocks)

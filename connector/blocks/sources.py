@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from kvstore.connector.blocks.block import Block
+from kvstore.connector.blocks.block import KVCacheBlock
 from kvstore.connector.blocks.hashing import BlockHash
 from kvstore.connector.blocks.pool import BlockPool
 
@@ -21,10 +21,10 @@ class BlockSource(Protocol):
     def num_groups(self) -> int:
         """How many groups."""
 
-    def at(self, index: int) -> Sequence[Block] | None:
+    def at(self, index: int) -> Sequence[KVCacheBlock] | None:
         """The prompt's ``index``-th block, one for each group; None when one of them is missing."""
 
-    def leading(self, limit: int) -> list[list[Block]]:
+    def leading(self, limit: int) -> list[list[KVCacheBlock]]:
         """The blocks from the first one on, up to the first one missing in any group, ``limit`` at most. A list of the
         same length for each group."""
 
@@ -52,19 +52,19 @@ class CachedSource:
         """See :class:`BlockSource`."""
         return len(self._cached)
 
-    def at(self, index: int) -> Sequence[Block] | None:
+    def at(self, index: int) -> Sequence[KVCacheBlock] | None:
         """See :class:`BlockSource`."""
         block_hash = self._hashes[(index + 1) * self._per_block - 1]
         row = [cached.get(block_hash) for cached in self._cached]
         return None if None in row else [block for block in row if block is not None]
 
-    def leading(self, limit: int) -> list[list[Block]]:
+    def leading(self, limit: int) -> list[list[KVCacheBlock]]:
         """See :class:`BlockSource`."""
         hashes = self._hashes[self._per_block - 1 : limit * self._per_block : self._per_block]
         return _cut_to_shortest([cached.get_leading(hashes) for cached in self._cached])
 
 
-class CachedOrBelowSource:
+class CachedOrRemoteSource:
     """Cached blocks, and where there is none a stand-in for the page that the level below has.
 
     Args:
@@ -94,7 +94,7 @@ class CachedOrBelowSource:
         """See :class:`BlockSource`."""
         return len(self._cached)
 
-    def at(self, index: int) -> Sequence[Block] | None:
+    def at(self, index: int) -> Sequence[KVCacheBlock] | None:
         """See :class:`BlockSource`."""
         block_hash = self._hashes[(index + 1) * self._per_block - 1]
         row = []
@@ -107,7 +107,7 @@ class CachedOrBelowSource:
             row.append(block)
         return row
 
-    def leading(self, limit: int) -> list[list[Block]]:
+    def leading(self, limit: int) -> list[list[KVCacheBlock]]:
         """See :class:`BlockSource`."""
         return _leading_rows(self, limit)
 
@@ -120,7 +120,7 @@ class HeldSource:
         unusable: ids of blocks that hold nothing.
     """
 
-    def __init__(self, tables: Sequence[Sequence[Block]], unusable: Collection[int]) -> None:
+    def __init__(self, tables: Sequence[Sequence[KVCacheBlock]], unusable: Collection[int]) -> None:
         self._tables = tables
         self._unusable = unusable
 
@@ -129,7 +129,7 @@ class HeldSource:
         """See :class:`BlockSource`."""
         return len(self._tables)
 
-    def at(self, index: int) -> Sequence[Block] | None:
+    def at(self, index: int) -> Sequence[KVCacheBlock] | None:
         """See :class:`BlockSource`."""
         row = []
         for table in self._tables:
@@ -138,13 +138,13 @@ class HeldSource:
             row.append(table[index])
         return row
 
-    def leading(self, limit: int) -> list[list[Block]]:
+    def leading(self, limit: int) -> list[list[KVCacheBlock]]:
         """See :class:`BlockSource`."""
         return _leading_rows(self, limit)
 
 
-def _leading_rows(source: BlockSource, limit: int) -> list[list[Block]]:
-    columns: list[list[Block]] = [[] for _ in range(source.num_groups)]
+def _leading_rows(source: BlockSource, limit: int) -> list[list[KVCacheBlock]]:
+    columns: list[list[KVCacheBlock]] = [[] for _ in range(source.num_groups)]
     for index in range(limit):
         row = source.at(index)
         if row is None:
@@ -154,7 +154,7 @@ def _leading_rows(source: BlockSource, limit: int) -> list[list[Block]]:
     return columns
 
 
-def _cut_to_shortest(columns: list[list[Block]]) -> list[list[Block]]:
+def _cut_to_shortest(columns: list[list[KVCacheBlock]]) -> list[list[KVCacheBlock]]:
     shortest = min(map(len, columns))
     for column in columns:
         del column[shortest:]

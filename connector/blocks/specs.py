@@ -1,4 +1,4 @@
-"""What one layer keeps in a block: the kinds of attention, and how many blocks a request needs of each.
+"""KV cache specs: what one layer keeps in a block, by kind of attention.
 
 ::
 
@@ -9,7 +9,7 @@
     │   ├── ChunkedLocalAttentionSpec   of the tokens in the same chunk
     │   └── CrossAttentionSpec      of the encoder's tokens, never shared between requests
     ├── MambaSpec                   one state, which stands for all tokens before it
-    └── UniformTypeSpecs            several layers of one kind whose pages differ in size
+    └── UniformTypeKVCacheSpecs            several layers of one kind whose pages differ in size
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MambaCacheMode = Literal["none", "all", "align"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How long requests may become, for the number of blocks that one needs.
+    """How long requests become, and over how many ranks they are spread.
 
     Raises:
         ConfigError: a value out of its range.
@@ -36,14 +36,11 @@ class Limits:
     """Most tokens of a request, prompt and answer."""
     max_in_flight_tokens: int | None = None
     """Most tokens that are scheduled and not settled: a batch for each step under way. None: ``max_model_len``."""
-    max_encoder_tokens: int = 0
-    """Most tokens that an encoder gives for one request."""
     context_parallel_size: int = 1
     """Ranks that share each block of a sharded group (decode times prefill)."""
 
     def __post_init__(self) -> None:
         check_at_least(1, max_model_len=self.max_model_len, context_parallel_size=self.context_parallel_size)
-        check_at_least(0, max_encoder_tokens=self.max_encoder_tokens)
         if self.max_in_flight_tokens is not None:
             check_at_least(1, max_in_flight_tokens=self.max_in_flight_tokens)
 
@@ -88,10 +85,6 @@ class KVCacheSpec(ABC):
     def page_size_bytes(self) -> int:
         """Bytes that one block takes in one layer."""
         return self.unpadded_page_size_bytes if self.page_size_padded is None else self.page_size_padded
-
-    @abstractmethod
-    def max_blocks(self, limits: Limits) -> int:
-        """The most blocks that one request holds at once."""
 
     def is_same_type(self, other: KVCacheSpec) -> bool:
         """Whether a request always needs the same blocks of both, so that both can use one block table."""
@@ -142,10 +135,6 @@ class FullAttentionSpec(AttentionSpec):
                 )
         super().__post_init__()
 
-    def max_blocks(self, limits: Limits) -> int:
-        """Blocks for all tokens."""
-        return _blocks(_blocks(limits.max_model_len, limits.context_parallel_size), self.block_size)
-
     def is_same_type(self, other: KVCacheSpec) -> bool:
         """Windows do not matter: the blocks are kept either way."""
         return isinstance(other, FullAttentionSpec) and self.block_size == other.block_size
@@ -163,10 +152,11 @@ class SlidingWindowSpec(AttentionSpec):
         check_at_least(1, sliding_window=self.sliding_window)
         super().__post_init__()
 
-    def max_blocks(self, limits: Limits) -> int:
-        """Blocks for the window and the tokens under way, and one more: a window may begin inside a block."""
+    def max_admission_blocks_per_request(self, limits: Limits) -> int:
+        """The most blocks that a request holds at once: those of the window and of the tokens under way, and one more,
+        since a window may begin inside a block."""
         tokens = min(self.sliding_window - 1 + limits.in_flight_tokens, limits.max_model_len)
-        return _blocks(tokens, self.block_size) + 1
+        return -(-tokens // self.block_size) + 1
 
     def is_same_type(self, other: KVCacheSpec) -> bool:
         """The same window."""
@@ -189,10 +179,10 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
         check_at_least(1, attention_chunk_size=self.attention_chunk_size)
         super().__post_init__()
 
-    def max_blocks(self, limits: Limits) -> int:
-        """Blocks for a chunk and the tokens under way."""
+    def max_admission_blocks_per_request(self, limits: Limits) -> int:
+        """The most blocks that a request holds at once: those of a chunk and of the tokens under way."""
         tokens = min(self.attention_chunk_size + limits.in_flight_tokens, limits.max_model_len)
-        return _blocks(tokens, self.block_size)
+        return -(-tokens // self.block_size)
 
     def is_same_type(self, other: KVCacheSpec) -> bool:
         """The same chunks."""
@@ -209,10 +199,6 @@ class CrossAttentionSpec(AttentionSpec):
 
     kind: ClassVar[str] = "cross_attention"
     is_sharded: ClassVar[bool] = False
-
-    def max_blocks(self, limits: Limits) -> int:
-        """Blocks for the encoder's tokens."""
-        return _blocks(limits.max_encoder_tokens, self.block_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,10 +229,6 @@ class MambaSpec(KVCacheSpec):
         """Bytes of one state, whatever the block size."""
         return self.state_bytes
 
-    def max_blocks(self, limits: Limits) -> int:
-        """The running state; with ``"align"`` also the one that it starts from."""
-        return (2 if self.mamba_cache_mode == "align" else 1) + self.num_speculative_blocks
-
     def is_same_type(self, other: KVCacheSpec) -> bool:
         """The same number of states, each of the same size."""
         return (
@@ -259,7 +241,7 @@ class MambaSpec(KVCacheSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniformTypeSpecs(KVCacheSpec):
+class UniformTypeKVCacheSpecs(KVCacheSpec):
     """Layers of one type whose pages differ in size, behind one block table.
 
     Raises:
@@ -268,13 +250,13 @@ class UniformTypeSpecs(KVCacheSpec):
 
     kind: ClassVar[str] = "uniform_type"
 
-    specs: Mapping[str, KVCacheSpec] = field(hash=False)
+    kv_cache_specs: Mapping[str, KVCacheSpec] = field(hash=False)
     """By layer, at least one."""
 
     def __post_init__(self) -> None:
-        if not self.specs:
+        if not self.kv_cache_specs:
             raise ConfigError("a group of layers of one type needs at least 1 layer, got 0")
-        for name, spec in self.specs.items():
+        for name, spec in self.kv_cache_specs.items():
             if spec.block_size != self.block_size or not spec.is_same_type(self.first):
                 raise ConfigError(f"layer {name} is not of the same type as the others: {spec}, {self.first}")
         super().__post_init__()
@@ -282,20 +264,16 @@ class UniformTypeSpecs(KVCacheSpec):
     @property
     def first(self) -> KVCacheSpec:
         """Any of them: what the block table needs to know is the same in all."""
-        return next(iter(self.specs.values()))
+        return next(iter(self.kv_cache_specs.values()))
 
     @property
     def unpadded_page_size_bytes(self) -> int:
         """Bytes that one block needs in all these layers together."""
-        return sum(spec.page_size_bytes for spec in self.specs.values())
-
-    def max_blocks(self, limits: Limits) -> int:
-        """The most blocks that one request holds at once."""
-        return max(spec.max_blocks(limits) for spec in self.specs.values())
+        return sum(spec.page_size_bytes for spec in self.kv_cache_specs.values())
 
     def is_same_type(self, other: KVCacheSpec) -> bool:
         """Whether the other's layers could join these."""
-        return self.first.is_same_type(other.first if isinstance(other, UniformTypeSpecs) else other)
+        return self.first.is_same_type(other.first if isinstance(other, UniformTypeKVCacheSpecs) else other)
 
 
 def check_at_least(lowest: int, **values: int) -> None:
@@ -307,7 +285,3 @@ def check_at_least(lowest: int, **values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
             raise ConfigError(f"{name} must be an integer of at least {lowest}, got {value!r}")
-
-
-def _blocks(tokens: int, block_size: int) -> int:
-    return -(-tokens // block_size)

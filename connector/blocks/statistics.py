@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
-
-from kvstore.connector.blocks.specs import check_at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,45 +89,6 @@ class PrefixCacheRecorder:
         self._external = {False: _Counts(), True: _Counts()}
 
 
-class HitRate:
-    """The share of tokens that hit, over the last requests. Preempted ones do not count.
-
-    It takes and drops whole :class:`PrefixCacheStats`: the oldest ones go while more than ``max_recent_requests``
-    requests are left, but the newest stay, however many requests they count.
-
-    Args:
-        max_recent_requests: at least 1.
-
-    Raises:
-        ConfigError: ``max_recent_requests`` out of its range.
-    """
-
-    def __init__(self, max_recent_requests: int = 1000) -> None:
-        check_at_least(1, max_recent_requests=max_recent_requests)
-        self._local = _RecentRequests(max_recent_requests)
-        self._external = _RecentRequests(max_recent_requests)
-
-    def observe(self, stats: PrefixCacheStats) -> None:
-        """Take the counts that follow those before. Ones without a request push nothing out."""
-        if stats.reset:
-            self._local.clear()
-        self._local.append(_Counts(stats.requests, stats.queries, stats.hits))
-        self._external.append(_Counts(stats.external_requests, stats.external_queries, stats.external_hits))
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of tokens found in this engine, 0.0 … 1.0; 0.0 when none was asked for."""
-        return self._local.hit_rate
-
-    @property
-    def external_hit_rate(self) -> float:
-        """Of the tokens asked of the level below, the share that it supplied, 0.0 … 1.0; 0.0 when none was asked for.
-
-        A reset of this engine's cache does not begin it anew.
-        """
-        return self._external.hit_rate
-
-
 @dataclass(slots=True)
 class _Counts:
     requests: int = 0
@@ -141,32 +99,3 @@ class _Counts:
         self.requests += 1
         self.queries += queries
         self.hits += hits
-
-
-class _RecentRequests:
-    """Counts, oldest first, and their sum, so that asking costs the same however many there are."""
-
-    def __init__(self, max_requests: int) -> None:
-        self._max_requests = max_requests
-        self.clear()
-
-    def clear(self) -> None:
-        self._recent: deque[_Counts] = deque()
-        self._sum = _Counts()
-
-    def append(self, counts: _Counts) -> None:
-        if not counts.requests:
-            return
-        self._recent.append(counts)
-        self._add(counts, 1)
-        while self._sum.requests > self._max_requests and len(self._recent) > 1:
-            self._add(self._recent.popleft(), -1)
-
-    @property
-    def hit_rate(self) -> float:
-        return self._sum.hits / self._sum.queries if self._sum.queries else 0.0
-
-    def _add(self, counts: _Counts, sign: int) -> None:
-        self._sum.requests += sign * counts.requests
-        self._sum.queries += sign * counts.queries
-        self._sum.hits += sign * counts.hits

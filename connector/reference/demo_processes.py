@@ -50,7 +50,7 @@ class NodeProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)  # noqa: S603
         try:
-            self.ready_line = self._wait_ready()
+            self._wait_ready()
         except BaseException:
             self.kill()
             raise
@@ -94,7 +94,7 @@ class NodeProcess:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _wait_ready(self) -> str:
+    def _wait_ready(self) -> None:
         assert self._process.stdout is not None
         deadline = time.monotonic() + _NODE_START_SECONDS
         line = b""
@@ -107,7 +107,6 @@ class NodeProcess:
                 if not read:
                     raise UnavailableError(f"the node did not start:\n{_tail(self._log)}")
                 line += read
-        return line.decode().strip()
 
 
 def run_job(job: Job, log: Path, on_line: Callable[[str], None]) -> JobResult:

@@ -19,6 +19,7 @@ from kvstore.connector.blocks.specs import (
     Limits,
     MambaCacheMode,
     MambaSpec,
+    SlidingWindowSpec,
 )
 from kvstore.connector.disagg.handover import WAIT, Handover, default_node_id
 from kvstore.connector.reference.batch import BatchedSequence
@@ -310,10 +311,13 @@ class Engine:
 
 def _most_blocks(spec: KVCacheSpec, num_tokens: int, token_budget: int) -> int:
     """The most blocks of one group that a request holds at once on its way to so many tokens."""
-    all_blocks = -(-num_tokens // spec.block_size)
+    most = -(-num_tokens // spec.block_size)
     if isinstance(spec, MambaSpec):  # a state for each block of a step, and the one that it starts from
-        return min(all_blocks, -(-token_budget // spec.block_size) + 1)
-    return min(all_blocks, spec.max_blocks(Limits(max_model_len=num_tokens, max_in_flight_tokens=token_budget)))
+        return min(most, -(-token_budget // spec.block_size) + 1)
+    if isinstance(spec, SlidingWindowSpec):
+        limits = Limits(max_model_len=num_tokens, max_in_flight_tokens=token_budget)
+        return min(most, spec.max_admission_blocks_per_request(limits))
+    return most
 
 
 def _namespaces(client: Client, layouts: Sequence[Layout]) -> list[Namespace] | None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvstore.connector.blocks.kv_cache_blocks import KVCacheBlocks
+from kvstore.connector.blocks.block import KVCacheBlocks
 from kvstore.connector.blocks.manager import KVCacheManager
 from kvstore.connector.blocks.specs import MambaSpec
 from kvstore.connector.disagg.handover import Handover

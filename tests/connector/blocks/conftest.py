@@ -137,6 +137,19 @@ def hit_tokens() -> Callable[[KVCacheManager, FakeRequest], int]:
 
 
 @pytest.fixture
+def unhashed_ids() -> Callable[[KVCacheManager, str], list[list[int]]]:
+    """The ids of a request's blocks that no one can find by hash, a list a group, without the null block."""
+
+    def ids(manager: KVCacheManager, request_id: str) -> list[list[int]]:
+        return [
+            [block.block_id for block in group if block.block_hash is None and not block.is_null]
+            for group in manager.get_blocks(request_id).blocks
+        ]
+
+    return ids
+
+
+@pytest.fixture
 def start_load() -> Callable[..., tuple[int, int] | None]:
     """Looks a request up with what the level below has (by group, a word of 1 and 0), and gives it blocks: its tokens
     that hit here and those that are being loaded. None for no room."""

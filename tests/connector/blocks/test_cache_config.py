@@ -5,7 +5,7 @@ from kvstore.connector.blocks.specs import (
     FullAttentionSpec,
     MambaSpec,
     SlidingWindowSpec,
-    UniformTypeSpecs,
+    UniformTypeKVCacheSpecs,
 )
 from kvstore.errors import ConfigError
 
@@ -15,23 +15,24 @@ WINDOW = SlidingWindowSpec(block_size=32, token_bytes=8, sliding_window=40)
 MAMBA = MambaSpec(block_size=48, state_bytes=100, page_size_padded=256)
 
 
-def test_a_page_of_kvstore_has_no_padding_and_a_block_of_memory_has():
-    group = KVCacheGroupSpec(("a", "b"), MAMBA)
-    assert (group.page_bytes, group.block_bytes) == (200, 512)
+def test_a_page_of_kvstore_has_no_padding():
+    assert KVCacheGroupSpec(("a", "b"), MAMBA).page_bytes == 200
 
 
 def test_pages_of_several_sizes_are_added_up():
-    group = KVCacheGroupSpec(("a", "b"), UniformTypeSpecs(block_size=16, specs={"a": SMALL, "b": LARGE}))
+    group = KVCacheGroupSpec(
+        ("a", "b"), UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": SMALL, "b": LARGE})
+    )
     assert group.layer_specs == (SMALL, LARGE)
-    assert (group.page_bytes, group.block_bytes) == (128 + 384, 128 + 512)
+    assert group.page_bytes == 128 + 384
     assert first_spec(group) == SMALL
 
 
 def test_a_group_without_layers_takes_no_memory():
-    specs = UniformTypeSpecs(block_size=16, specs={"a": SMALL, "b": LARGE})
+    specs = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": SMALL, "b": LARGE})
     for spec in (MAMBA, specs):
         group = KVCacheGroupSpec((), spec)
-        assert (group.layer_specs, group.page_bytes, group.block_bytes) == ((), 0, 0)
+        assert (group.layer_specs, group.page_bytes) == ((), 0)
 
 
 def test_hashes_fit_into_every_block_and_hits_end_at_whole_ones():
@@ -63,7 +64,7 @@ def test_a_layer_is_in_one_group_once_and_has_a_spec():
     with pytest.raises(ConfigError, match="a layer occurs twice in a group"):
         KVCacheGroupSpec(("a", "a"), SMALL)
     with pytest.raises(ConfigError, match="no spec for layer b"):
-        KVCacheGroupSpec(("a", "b"), UniformTypeSpecs(block_size=16, specs={"a": SMALL}))
+        KVCacheGroupSpec(("a", "b"), UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": SMALL}))
     with pytest.raises(ConfigError, match="layer b is in two groups"):
         KVCacheConfig(10, (KVCacheGroupSpec(("a", "b"), SMALL), KVCacheGroupSpec(("b",), WINDOW)))
 

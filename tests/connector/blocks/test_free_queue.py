@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.connector.blocks.block import Block
-from kvstore.connector.blocks.free_queue import FreeQueue
+from kvstore.connector.blocks.block import KVCacheBlock
+from kvstore.connector.blocks.free_queue import FreeKVCacheBlockQueue
 
 COUNT = 6
 
@@ -22,8 +22,8 @@ def ids(blocks) -> list[int]:
 )
 @settings(deadline=None)
 def test_the_queue_behaves_like_a_list(operations):
-    blocks = [Block(number) for number in range(COUNT)]
-    queue, model = FreeQueue(blocks), list(range(COUNT))
+    blocks = [KVCacheBlock(number) for number in range(COUNT)]
+    queue, model = FreeKVCacheBlockQueue(blocks), list(range(COUNT))
     for name, number in operations:
         outside = [block for block in blocks if block.block_id not in model]
         if name == "popleft_n":
@@ -49,6 +49,6 @@ def test_the_queue_behaves_like_a_list(operations):
     [lambda queue, block: queue.remove(block), lambda queue, block: queue.popleft_n(1)],
     ids=["remove a block that is not in it", "take more than there are"],
 )
-def test_misuse_is_noticed(misuse: Callable[[FreeQueue, Block], None]):
+def test_misuse_is_noticed(misuse: Callable[[FreeKVCacheBlockQueue, KVCacheBlock], None]):
     with pytest.raises(AssertionError):
-        misuse(FreeQueue([]), Block(1))
+        misuse(FreeKVCacheBlockQueue([]), KVCacheBlock(1))

@@ -222,7 +222,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert self.manager.pool.free_block_ids() == self.model.free
         for request_id, block_ids in self.model.held.items():
             assert self.manager.get_block_ids(request_id) == (block_ids,)
-        assert self.manager.pool.num_cached_blocks == len({prefix for prefix, _ in self.model.cached})
+        cached = {block_hash for block_hash, _ in self.manager.pool.cached[0]}
+        assert len(cached) == len({prefix for prefix, _ in self.model.cached})
 
     def teardown(self):
         if not hasattr(self, "manager"):

@@ -15,7 +15,7 @@ from kvstore.connector.blocks.specs import (
     KVCacheSpec,
     MambaSpec,
     SlidingWindowSpec,
-    UniformTypeSpecs,
+    UniformTypeKVCacheSpecs,
 )
 from kvstore.errors import ConfigError
 
@@ -69,7 +69,9 @@ def test_full_attention_with_windows_of_two_sizes_is_refused():
 
 def test_layers_of_one_type_with_pages_of_several_sizes_are_one_group():
     layers = model("lss", l=FullAttentionSpec(block_size=16, token_bytes=24), s=FULL)
-    assert written(get_kv_cache_groups(layers)) == one_group(layers, UniformTypeSpecs(block_size=16, specs=layers))
+    assert written(get_kv_cache_groups(layers)) == one_group(
+        layers, UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=layers)
+    )
 
 
 # Several kinds
@@ -215,7 +217,7 @@ def test_windows_take_the_block_size_of_full_attention_when_they_are_kept_so():
     layers = model("sf", s=window, f=FULL)
     as_full = FullAttentionSpec(block_size=16, token_bytes=24, page_size_padded=384, sliding_window=40)
     assert written(get_kv_cache_groups(layers, disable_hybrid_kv_cache_manager=True)) == [
-        ("s0 f1", UniformTypeSpecs(block_size=16, specs={"s0": as_full, "f1": FULL}))
+        ("s0 f1", UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"s0": as_full, "f1": FULL}))
     ]
 
 
@@ -223,8 +225,8 @@ def test_windows_and_chunks_together_are_kept_as_full_attention():
     layers = model("scf", s=WINDOW, c=CHUNKED, f=FULL)
     ((names, spec),) = written(get_kv_cache_groups(layers, disable_hybrid_kv_cache_manager=True))
     assert names == "s0 c1 f2"
-    assert isinstance(spec, UniformTypeSpecs)
-    assert all(isinstance(layer, FullAttentionSpec) for layer in spec.specs.values())
+    assert isinstance(spec, UniformTypeKVCacheSpecs)
+    assert all(isinstance(layer, FullAttentionSpec) for layer in spec.kv_cache_specs.values())
 
 
 @pytest.mark.parametrize("spec", [WINDOW, CHUNKED, MAMBA])

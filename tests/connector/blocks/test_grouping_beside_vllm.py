@@ -1,4 +1,4 @@
-"""Groups, blocks and concurrency of random models, compared with vLLM where it is installed."""
+"""Groups of random models, compared with vLLM where it is installed."""
 
 import warnings
 from types import SimpleNamespace
@@ -9,21 +9,14 @@ from hypothesis import strategies as st
 
 from kvstore.connector.blocks.cache_config import KVCacheGroupSpec
 from kvstore.connector.blocks.grouping import get_kv_cache_groups
-from kvstore.connector.blocks.sizing import (
-    estimate_max_model_len,
-    get_kv_cache_configs,
-    max_concurrency,
-    scheduler_config,
-)
 from kvstore.connector.blocks.specs import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
-    Limits,
     MambaSpec,
     SlidingWindowSpec,
-    UniformTypeSpecs,
+    UniformTypeKVCacheSpecs,
 )
 from kvstore.errors import ConfigError
 
@@ -38,25 +31,18 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def vllm_config(limits: Limits, *, override: int | None, disable: bool, mamba_cache_mode: str) -> SimpleNamespace:
+def vllm_config(*, disable: bool, mamba_cache_mode: str) -> SimpleNamespace:
     return SimpleNamespace(
-        scheduler_config=SimpleNamespace(
-            disable_hybrid_kv_cache_manager=disable, max_num_encoder_input_tokens=limits.max_encoder_tokens
-        ),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=disable),
         attention_config=SimpleNamespace(hisparse_config=None),
         cache_config=SimpleNamespace(
             get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBNHC,
-            num_gpu_blocks_override=override,
             prefix_cache_retention_interval=None,
             mamba_cache_mode=mamba_cache_mode,
         ),
-        model_config=SimpleNamespace(
-            max_model_len=limits.max_model_len, original_max_model_len=limits.max_model_len, hf_config=None
-        ),
-        parallel_config=SimpleNamespace(
-            decode_context_parallel_size=limits.context_parallel_size, tensor_parallel_size=1
-        ),
-        max_in_flight_tokens=limits.in_flight_tokens,
+        model_config=SimpleNamespace(max_model_len=100, original_max_model_len=100, hf_config=None),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1, tensor_parallel_size=1),
+        max_in_flight_tokens=100,
         num_prefill_lookahead_tokens=0,
         speculative_config=None,
     )
@@ -89,8 +75,8 @@ def to_vllm(spec: KVCacheSpec) -> object:
 
 def specs_as_vllm(group: KVCacheGroupSpec) -> object:
     spec = group.kv_cache_spec
-    if isinstance(spec, UniformTypeSpecs):
-        return {name: to_vllm(layer) for name, layer in spec.specs.items()}
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return {name: to_vllm(layer) for name, layer in spec.kv_cache_specs.items()}
     return to_vllm(spec)
 
 
@@ -157,10 +143,9 @@ def models(draw: st.DrawFn) -> tuple[dict[str, KVCacheSpec], str]:
 @given(model=models(), disable=st.booleans())
 def test_the_groups_are_vllms(model, disable):
     layers, mode = model
-    limits = Limits(max_model_len=100)
     try:
         expected = kv_cache_utils.get_kv_cache_groups(
-            vllm_config(limits, override=None, disable=disable, mamba_cache_mode=mode),
+            vllm_config(disable=disable, mamba_cache_mode=mode),
             {name: to_vllm(spec) for name, spec in layers.items()},
         )
     except ValueError:
@@ -168,58 +153,3 @@ def test_the_groups_are_vllms(model, disable):
             get_kv_cache_groups(layers, disable_hybrid_kv_cache_manager=disable)
         return
     assert ours(get_kv_cache_groups(layers, disable_hybrid_kv_cache_manager=disable)) == as_theirs(expected)
-
-
-@settings(max_examples=400, deadline=None)
-@given(
-    model=models(),
-    disable=st.sampled_from([False, False, True]),
-    owners=st.data(),
-    override=st.one_of(st.none(), st.none(), st.integers(1, 200)),
-    lengths=st.tuples(st.integers(1, 400), st.integers(1, 200), st.integers(1, 64), st.sampled_from([1, 1, 1, 2])),
-)
-def test_blocks_memory_check_and_concurrency_are_vllms(model, disable, owners, override, lengths):
-    layers, mode = model
-    max_model_len, in_flight, encoder_tokens, parallel = lengths
-    has_windows = any(isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec) for spec in layers.values())
-    limits = Limits(
-        max_model_len=max_model_len,
-        max_in_flight_tokens=in_flight,
-        max_encoder_tokens=encoder_tokens,
-        context_parallel_size=1 if has_windows else parallel,
-    )
-    # Each worker has a layer at least; some layers are on several.
-    num_workers = owners.draw(st.integers(1, min(3, len(layers))))
-    workers = [{} for _ in range(num_workers)]
-    for index, (name, spec) in enumerate(layers.items()):
-        for worker in {index % num_workers, owners.draw(st.integers(0, num_workers - 1))}:
-            workers[worker][name] = spec
-    memory = st.one_of(st.integers(0, 50_000), st.integers(50_000, 100_000), st.integers(100_000, 1_000_000))
-    available = [owners.draw(memory) for _ in workers]
-    config = vllm_config(limits, override=override, disable=disable, mamba_cache_mode=mode)
-    try:
-        expected = kv_cache_utils.get_kv_cache_configs(
-            config, [{name: to_vllm(spec) for name, spec in worker.items()} for worker in workers], list(available)
-        )
-    except ValueError as error:
-        with pytest.raises(ConfigError) as refused:
-            get_kv_cache_configs(
-                workers, available, limits, num_blocks_override=override, disable_hybrid_kv_cache_manager=disable
-            )
-        if "estimated maximum model length is" in str(error):
-            longest = str(error).split("estimated maximum model length is ")[1].split(". ")[0]
-            assert f"about {longest} tokens" in str(refused.value)
-        return
-    configs = get_kv_cache_configs(
-        workers, available, limits, num_blocks_override=override, disable_hybrid_kv_cache_manager=disable
-    )
-    assert [mine.num_blocks for mine in configs] == [config.num_blocks for config in expected]
-    for mine, other in zip(configs, expected, strict=True):
-        assert ours(mine.kv_cache_groups) == as_theirs(other.kv_cache_groups)
-        assert max_concurrency(mine, limits) == kv_cache_utils.get_max_concurrency_for_kv_cache_config(config, other)
-        assert estimate_max_model_len(
-            mine.kv_cache_groups, limits, available[0]
-        ) == kv_cache_utils._estimate_max_model_len_from_groups(config, other.kv_cache_groups, available[0])
-    assert ours(scheduler_config(configs).kv_cache_groups) == as_theirs(
-        kv_cache_utils.generate_scheduler_kv_cache_config(expected).kv_cache_groups
-    )

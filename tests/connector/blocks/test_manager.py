@@ -171,18 +171,18 @@ class TestAllocation:
         assert prefill(manager, new_request("a", "SSSS pppp")) is not None
 
     def test_drafts_are_given_slots_and_cached_when_they_turn_out_right(
-        self, new_manager, new_request, prefill, compute, hit_tokens
+        self, new_manager, new_request, prefill, compute, hit_tokens, unhashed_ids
     ):
         manager = new_manager(4)
         request = new_request("a", "SSSS pp")
         prefill(manager, request)
         request.append([1])
         assert compute(manager, request, 1 + 3) == ([3],)  # one token and three drafts
-        assert manager.get_blocks("a").get_unhashed_block_ids() == [2, 3]
+        assert unhashed_ids(manager, "a") == [[2, 3]]
         request.num_computed_tokens -= 2  # one of them was right
         request.append([2, 3])
         compute(manager, request)
-        assert manager.get_blocks("a").get_unhashed_block_ids() == [3]
+        assert unhashed_ids(manager, "a") == [[3]]
         follower = new_request("b", "SSSS pp")
         follower.append([1, 2, 9])
         assert hit_tokens(manager, follower) == 8

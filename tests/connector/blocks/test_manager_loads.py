@@ -3,7 +3,7 @@
 One group of full attention; blocks hold 4 tokens, and a request's text has one token a letter.
 """
 
-from kvstore.connector.blocks import PrefixCacheStats, ResidencySampler
+from kvstore.connector.blocks import PrefixCacheStats
 
 
 def external(manager, request, num_tokens, *, delay=True, num_new=0):
@@ -252,19 +252,3 @@ class TestStatistics:
         manager = new_manager(4, enable_caching=False)
         prefill(manager, new_request("a", "SSSS x"))
         assert manager.make_prefix_cache_stats() == PrefixCacheStats()
-
-    def test_the_lives_of_sampled_blocks_are_told(self, new_manager, new_request, prefill):
-        now = [0.0]
-        sampler = ResidencySampler(1.0, clock=lambda: now[0])
-        manager = new_manager(2, residency=sampler)
-        for time, request_id in ((0.0, "a"), (1.0, "b"), (5.0, "c")):  # block 1 is hit twice, block 2 taken each time
-            now[0] = time
-            request = new_request(request_id, "SSSS x")
-            prefill(manager, request)
-            manager.free(request)
-        assert [life.lifetime for life in sampler.take()] == [1.0, 4.0]
-        now[0] = 7.0
-        prefill(manager, new_request("d", "TTTT tttt"))
-        second, first = sampler.take()
-        assert (second.lifetime, second.idle, second.reuse_gaps) == (2.0, 2.0, ())
-        assert (first.lifetime, first.idle, first.reuse_gaps) == (7.0, 2.0, (4.0,))

@@ -15,7 +15,7 @@ def ids(blocks) -> list[int]:
 
 
 def cache(pool, blocks, *texts, group=0) -> None:
-    pool.cache_blocks(blocks, [a_hash(text) for text in texts], group)
+    pool.cache_full_blocks(blocks, [a_hash(text) for text in texts], group)
 
 
 def test_block_0_is_the_null_block_and_is_never_given_out():
@@ -42,9 +42,8 @@ def test_evicting_the_null_block_changes_nothing():
     assert pool.free_block_ids() == [1]
 
 
-def test_a_pool_of_the_null_block_alone_is_never_in_use():
+def test_a_pool_of_the_null_block_alone_has_no_block_to_give():
     pool = BlockPool(1)
-    assert pool.usage == 0.0
     assert pool.num_free_blocks == 0
     assert pool.reset_prefix_cache()
     pool.check_integrity()
@@ -86,7 +85,7 @@ def test_of_several_blocks_with_one_hash_the_oldest_is_found_until_it_is_gone():
     for block in (first, second, third):
         cache(pool, [block], "same")
     pool.check_integrity()
-    assert pool.num_cached_blocks == 1
+    assert [block for _, block in pool.cached[0]] == [first, second, third]
     found = []
     while (block := pool.get_cached_block(a_hash("same"))) is not None:
         found.append(block)
@@ -103,7 +102,6 @@ def test_groups_find_blocks_apart_from_each_other():
     pool.check_integrity()
     assert pool.get_cached_block(a_hash("same"), 0) is one
     assert pool.get_cached_block(a_hash("same"), 1) is other
-    assert pool.num_cached_blocks == 2
     pool.evict_blocks([one.block_id])
     assert pool.get_cached_block(a_hash("same"), 0) is None
     assert pool.get_cached_block(a_hash("same"), 1) is other
@@ -161,22 +159,11 @@ def test_a_reset_is_refused_while_a_block_is_held_and_forgets_everything_when_no
     cache(pool, blocks[1:], "b", "c", group=1)
     pool.free_blocks(blocks[:2])
     assert not pool.reset_prefix_cache()
-    assert pool.num_cached_blocks == 3
+    assert [len(list(cached)) for cached in pool.cached] == [1, 2]
     pool.free_blocks(blocks[2:])
     assert pool.reset_prefix_cache()
-    assert pool.num_cached_blocks == 0
+    assert not any(map(list, pool.cached))
     pool.check_integrity()
-
-
-def test_usage_is_the_share_of_held_blocks_without_the_null_block():
-    pool = BlockPool(5)
-    blocks = pool.get_new_blocks(1)
-    assert pool.usage == 0.25
-    pool.touch(blocks)
-    assert pool.usage == 0.25
-    pool.free_blocks(blocks)
-    pool.free_blocks(blocks)
-    assert pool.usage == 0.0
 
 
 class TestEvents:

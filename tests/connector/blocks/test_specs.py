@@ -9,7 +9,7 @@ from kvstore.connector.blocks.specs import (
     Limits,
     MambaSpec,
     SlidingWindowSpec,
-    UniformTypeSpecs,
+    UniformTypeKVCacheSpecs,
 )
 from kvstore.errors import ConfigError
 
@@ -33,26 +33,15 @@ def test_a_padded_page_takes_its_padding_too():
     assert (padded.page_size_bytes, padded.unpadded_page_size_bytes) == (200, 128)
 
 
-def test_full_attention_needs_blocks_for_all_tokens():
-    assert FULL.max_blocks(Limits(max_model_len=160)) == 10
-    assert FULL.max_blocks(Limits(max_model_len=161)) == 11
-
-
-def test_ranks_of_context_parallelism_share_the_blocks_of_full_attention():
-    assert FULL.max_blocks(Limits(max_model_len=160, context_parallel_size=2)) == 5
-    assert FULL.max_blocks(Limits(max_model_len=161, context_parallel_size=2)) == 6
-    assert MAMBA.max_blocks(Limits(max_model_len=160, context_parallel_size=2)) == 1
-
-
 def test_a_window_needs_its_tokens_and_those_under_way():
     # 39 before and 26 under way are 65 tokens in 5 blocks, and the first of them may be in the middle of a sixth.
-    assert WINDOW.max_blocks(Limits(max_model_len=10_000, max_in_flight_tokens=26)) == 6
-    assert WINDOW.max_blocks(Limits(max_model_len=10_000, max_in_flight_tokens=25)) == 5
+    assert WINDOW.max_admission_blocks_per_request(Limits(max_model_len=10_000, max_in_flight_tokens=26)) == 6
+    assert WINDOW.max_admission_blocks_per_request(Limits(max_model_len=10_000, max_in_flight_tokens=25)) == 5
 
 
 def test_a_window_never_needs_more_than_the_whole_request():
-    assert WINDOW.max_blocks(Limits(max_model_len=48, max_in_flight_tokens=512)) == 4
-    assert WINDOW.max_blocks(Limits(max_model_len=48)) == 4
+    assert WINDOW.max_admission_blocks_per_request(Limits(max_model_len=48, max_in_flight_tokens=512)) == 4
+    assert WINDOW.max_admission_blocks_per_request(Limits(max_model_len=48)) == 4
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 40), st.integers(1, 120), st.integers(0, 120))
@@ -60,26 +49,14 @@ def test_the_blocks_of_a_window_are_enough_at_each_step(block_size, window, in_f
     spec = SlidingWindowSpec(block_size=block_size, token_bytes=1, sliding_window=window)
     first, end = max(0, computed - window + 1), min(computed + in_flight, max_model_len)
     held = {token // block_size for token in range(first, end)}
-    assert len(held) <= spec.max_blocks(Limits(max_model_len=max_model_len, max_in_flight_tokens=in_flight))
+    assert len(held) <= spec.max_admission_blocks_per_request(
+        Limits(max_model_len=max_model_len, max_in_flight_tokens=in_flight)
+    )
 
 
 def test_chunks_need_one_chunk_and_the_tokens_under_way():
-    assert CHUNKED.max_blocks(Limits(max_model_len=10_000, max_in_flight_tokens=32)) == 6
-    assert CHUNKED.max_blocks(Limits(max_model_len=80, max_in_flight_tokens=32)) == 5
-
-
-def test_cross_attention_needs_blocks_for_the_encoder_alone():
-    assert CROSS.max_blocks(Limits(max_model_len=10_000, max_encoder_tokens=1500)) == 94
-    assert CROSS.max_blocks(Limits(max_model_len=10_000)) == 0
-
-
-@pytest.mark.parametrize(("mode", "blocks"), [("none", 1), ("all", 1), ("align", 2)])
-def test_a_recurrent_layer_needs_its_running_state_whatever_the_length(mode, blocks):
-    limits = Limits(max_model_len=10_000)
-    spec = MambaSpec(block_size=16, state_bytes=1000, mamba_cache_mode=mode)
-    assert spec.max_blocks(limits) == blocks
-    drafting = MambaSpec(block_size=16, state_bytes=1000, mamba_cache_mode=mode, num_speculative_blocks=3)
-    assert drafting.max_blocks(limits) == blocks + 3
+    assert CHUNKED.max_admission_blocks_per_request(Limits(max_model_len=10_000, max_in_flight_tokens=32)) == 6
+    assert CHUNKED.max_admission_blocks_per_request(Limits(max_model_len=80, max_in_flight_tokens=32)) == 5
 
 
 @pytest.mark.parametrize(
@@ -108,19 +85,18 @@ def test_layers_of_one_type_always_need_the_same_blocks(spec, other, same):
 
 def test_layers_of_one_type_stand_behind_one_table_with_pages_of_their_own():
     large = FullAttentionSpec(block_size=16, token_bytes=24)
-    both = UniformTypeSpecs(block_size=16, specs={"small": FULL, "large": large})
+    both = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"small": FULL, "large": large})
     assert both.page_size_bytes == 128 + 384
-    assert both.max_blocks(Limits(max_model_len=160)) == 10
     assert both.is_same_type(FULL) and both.is_same_type(both) and not both.is_same_type(WINDOW)
 
 
 def test_layers_of_several_types_do_not_stand_behind_one_table():
     with pytest.raises(ConfigError, match="layer window is not of the same type"):
-        UniformTypeSpecs(block_size=16, specs={"full": FULL, "window": WINDOW})
+        UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"full": FULL, "window": WINDOW})
     with pytest.raises(ConfigError, match="layer full is not of the same type"):
-        UniformTypeSpecs(block_size=32, specs={"full": FULL})
+        UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"full": FULL})
     with pytest.raises(ConfigError, match="at least 1 layer"):
-        UniformTypeSpecs(block_size=16, specs={})
+        UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={})
 
 
 @pytest.mark.parametrize(
@@ -142,7 +118,6 @@ def test_layers_of_several_types_do_not_stand_behind_one_table():
         (lambda: MambaSpec(block_size=16, state_bytes=8, num_speculative_blocks=-1), "speculative_blocks .* got -1"),
         (lambda: Limits(max_model_len=0), "max_model_len .* got 0"),
         (lambda: Limits(max_model_len=1, max_in_flight_tokens=0), "max_in_flight_tokens .* got 0"),
-        (lambda: Limits(max_model_len=1, max_encoder_tokens=-1), "max_encoder_tokens .* got -1"),
         (lambda: Limits(max_model_len=1, context_parallel_size=0), "context_parallel_size .* got 0"),
         (lambda: Limits(max_model_len=True), "max_model_len .* got True"),
     ],
