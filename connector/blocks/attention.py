@@ -1,4 +1,4 @@
-"""Block tables of attention groups (full, windowed, chunked, cross): which blocks a request holds, and what a hit is."""
+"""Block tables of attention groups (full, windowed, chunked, cross): what a request holds, and what a hit is."""
 
 from __future__ import annotations
 

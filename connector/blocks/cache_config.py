@@ -1,4 +1,4 @@
-"""The cache of one engine: how many blocks, and the groups of layers that share a block table."""
+"""The KV cache configuration of an engine: how many blocks, and the groups of layers that share a block table."""
 
 from __future__ import annotations
 

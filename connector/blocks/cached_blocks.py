@@ -1,4 +1,4 @@
-"""From a block hash to the blocks of one group that carry it."""
+"""The index of the prefix cache: from a block hash to the blocks of one group that carry it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All groups of a model together: one call for each of the manager's steps, and the longest hit that all agree on."""
+"""The coordinator of cache groups: each step of the manager for all groups, and the longest hit that they share."""
 
 from __future__ import annotations
 
@@ -44,11 +44,7 @@ GroupHit = tuple[tuple[list[KVCacheBlock], ...], int]
 class KVCacheCoordinator(ABC):
     """The groups' managers, which share a pool.
 
-    Args:
-        config: the groups.
-        pool: of their blocks.
-        limits: how long requests become.
-        use_eagle: hits are shortened for a drafting head: in the groups that say so, or in all where none does.
+    With ``use_eagle`` hits are shortened for a drafting head: in the groups that say so, or in all where none does.
     """
 
     def __init__(self, config: KVCacheConfig, pool: BlockPool, limits: Limits, *, use_eagle: bool) -> None:
@@ -84,7 +80,7 @@ class KVCacheCoordinator(ABC):
         Args:
             request: whose hashes are looked up.
             max_length: tokens that the hit must not go beyond.
-            presence: pages of the level below, which count as well.
+            presence: pages of kvstore, which count as well.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What changed in the prefix cache, for those who route requests by it."""
+"""KV cache events: what changed in the prefix cache, for those who route requests by it."""
 
 from __future__ import annotations
 

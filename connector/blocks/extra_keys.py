@@ -1,4 +1,4 @@
-"""What besides its tokens a block's KV depends on, block by block."""
+"""Extra keys of block hashes: what besides its tokens a block's KV depends on (LoRA, images, salt, embeddings)."""
 
 from __future__ import annotations
 

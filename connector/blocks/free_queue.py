@@ -1,4 +1,4 @@
-"""The free blocks, in the order in which they are given away."""
+"""The free block queue: blocks that no request holds, in order of eviction."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from kvstore.connector.blocks.block import KVCacheBlock
 class FreeKVCacheBlockQueue:
     """Free blocks in order of eviction: the first one goes first.
 
-    Callers keep the order: a request's blocks are appended tail first, so that blocks last used together leave from the
-    end of their chain, whose head is worth more (it can be hit without the tail, not the other way round).
+    Callers keep the order: a request's blocks are appended tail first, so that of blocks last used together the end
+    of their chain leaves first: the head can be hit without the tail, not the other way round.
 
     It is a doubly linked list and no ``deque``, because a hit takes a block out of the *middle*, and a deque needs a
     search for that. The links are in the blocks themselves, so that nothing is allocated on the way. One block that is
     not in the pool closes the list to a ring, and no operation has to treat an end as a special case.
-
-    Args:
-        blocks: those free at the start, in this order.
     """
 
     def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:

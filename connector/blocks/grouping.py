@@ -1,4 +1,4 @@
-"""Which layers share a block table.
+"""Cache groups: which layers of a model share a block table.
 
 All groups of a model take their blocks from one pool, so a block must take the same bytes in each of them. Layers of
 one kind become one group. In a hybrid model each kind is dealt out to groups of one number of layers, and all pages are

@@ -1,4 +1,4 @@
-"""Recurrent state: a block holds the state behind its last token, and the last one is all that a hit needs."""
+"""Block tables of recurrent groups: a block holds the state behind its last token, and a hit needs the last alone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kvstore.connector.blocks.specs import MambaSpec
 class MambaManager(SingleTypeKVCacheManager[MambaSpec]):
     """States of a group of recurrent layers, one a block.
 
-    A state that a request writes in this step can be found at once, and read in the next step only: a hit on it finds
-    no room until :meth:`new_step_starts`. That holds for the state at the end of a request's prompt too, when the
+    A state that a request writes in this step can be found at once, and read in the next step only: a hit on it gets
+    no blocks until :meth:`new_step_starts`. That holds for the state at the end of a request's prompt too, when the
     request got it as a hit itself.
     """
 

@@ -1,4 +1,4 @@
-"""The block manager: the scheduler's only door to the engine's blocks."""
+"""The KV cache manager: the calls by which a scheduler finds, allocates and frees the blocks of its requests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kvstore.errors import InvalidRequestError
 
 
 class KVCacheManager:
-    """Gives blocks to requests, and finds what is already computed, here and in the level below.
+    """Gives blocks to requests, and finds what is already computed, here and in kvstore.
 
     For each request, in this order:
 
-    1. :meth:`get_computed_blocks`; with kvstore below, ask it for the pages that are missing here, and
+    1. :meth:`get_computed_blocks`; with kvstore, ask it for the pages that are missing here, and
        :meth:`get_computed_blocks_with` its answer.
     2. :meth:`allocate_slots`. With pages to be loaded: ``delay_cache_blocks=True``, then :meth:`get_blocks_to_load`,
        and when they have come or failed :meth:`complete_load`.
@@ -44,7 +44,7 @@ class KVCacheManager:
       which every group has what it needs; shared blocks behind it are given back, not written to.
     - Chunks must be whole blocks; elsewhere a hit could end in a chunk whose beginning no one computed.
     - :meth:`get_num_common_prefix_blocks` counts; ``pcp_world_size`` scales blocks as ``dcp_world_size`` does.
-    - New tokens behind external ones in one call find no room where vLLM fails halfway (recurrent ``"align"`` groups).
+    - New tokens behind external ones in one call get no blocks where vLLM fails halfway (recurrent ``"align"`` groups).
 
     A block counts as cached from the call on in which its slots are allocated, *before* the engine has computed it. The
     engine must write it in the step that it schedules with that call, before any other request of the step reads it.
@@ -98,7 +98,7 @@ class KVCacheManager:
         self._nothing = KVCacheBlocks(((),) * num_groups)
         self._popped: Counter[int] = Counter()  # by block id: held for copies, by no request
         self._recorder = PrefixCacheRecorder()
-        self._asked_below: set[str] = set()  # requests that wait for slots, and what they miss here was asked below
+        self._asked_remote: set[str] = set()  # requests that wait for slots, for which kvstore has been asked
         self._loading: dict[str, bool] = {}  # requests with blocks to load; True: nothing is cached until they came
 
     @property
@@ -138,30 +138,30 @@ class KVCacheManager:
         return self._blocks(blocks), length
 
     def get_computed_blocks_with(self, request: Request, presence: Presence) -> tuple[KVCacheBlocks, int, int]:
-        """The longest prefix of a request that is in cached blocks or in the level below. Changes and holds nothing.
+        """The longest prefix of a request that is in cached blocks or in kvstore. Changes and holds nothing.
 
         Each group takes its own blocks first, so that a hit may be made of some that are here and some to be loaded, in
         any order.
 
         Args:
             request: whose prefix it is.
-            presence: which pages the level below has of the request's blocks, by group.
+            presence: which pages kvstore has of the request's blocks, by group.
 
         Returns:
-            The blocks, ``pool.remote_block`` standing for pages to be loaded; how many tokens hit without the level
-            below; and how many more hit because of it. For :meth:`allocate_slots`; valid until the next call that
+            The blocks, ``pool.remote_block`` standing for pages to be loaded; how many tokens hit without
+            kvstore; and how many more hit because of it. For :meth:`allocate_slots`; valid until the next call that
             allocates or evicts.
         """
         blocks, num_local = self.get_computed_blocks(request)
         if not self._looks_up(request):
             return blocks, num_local, 0
-        self._asked_below.add(request.request_id)
-        with_below, length = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1, presence)
+        self._asked_remote.add(request.request_id)
+        with_remote, length = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1, presence)
         if length <= num_local:
             return blocks, num_local, 0
-        if not any(self.pool.remote_block in group for group in with_below):
-            return self._blocks(with_below), length, 0  # what is below was matched and dropped, for a drafting head
-        return self._blocks(with_below), num_local, length - num_local
+        if not any(self.pool.remote_block in group for group in with_remote):
+            return self._blocks(with_remote), length, 0  # a remote page was matched and dropped, for a drafting head
+        return self._blocks(with_remote), num_local, length - num_local
 
     def allocate_slots(
         self,
@@ -196,12 +196,12 @@ class KVCacheManager:
             delay_cache_blocks: the external tokens are still on their way: no block is cached until
                 :meth:`complete_load` says that they have come.
             num_encoder_tokens: an encoder's tokens, for cross-attention groups.
-            full_sequence_must_fit: no room as well where the whole request, as far as it is known, would find none.
+            full_sequence_must_fit: also refuse where too few blocks are free for all tokens that the request has.
             reserved_blocks: free blocks that must be left behind it.
 
         Returns:
             The blocks added for the tokens to compute (those of external tokens are in :meth:`get_block_ids` alone), or
-            None when there is no room; then nothing has changed, but that blocks left behind are free.
+            None when too few blocks are free; then nothing has changed, but that blocks left behind are free.
 
         Raises:
             InvalidRequestError: the numbers do not fit together; nothing has changed.
@@ -260,14 +260,14 @@ class KVCacheManager:
         elif request_id in self._loading:
             self._end_loading(request_id)
         if is_new and self._looks_up(request):
-            asked_below = num_external > 0 or request_id in self._asked_below
+            asked_remote = num_external > 0 or request_id in self._asked_remote
             self._recorder.record(
                 request.num_tokens,
                 num_new_computed_tokens,
-                num_external if asked_below else None,
+                num_external if asked_remote else None,
                 preempted=request.num_preemptions > 0,
             )
-        self._asked_below.discard(request_id)
+        self._asked_remote.discard(request_id)
         new_blocks = coordinator.allocate_new_blocks(request_id, num_slots, num_main, num_encoder_tokens)
         if not delay_cache_blocks:
             coordinator.cache_blocks(request, num_to_cache)
@@ -292,7 +292,7 @@ class KVCacheManager:
         self._coordinator.cache_blocks(request, num_computed_tokens)
 
     def get_blocks_to_load(self, request_id: str) -> tuple[Sequence[tuple[int, KVCacheBlock]], ...]:
-        """The blocks that wait for pages of the level below, by group, each with its place in the request.
+        """The blocks that wait for pages of kvstore, by group, each with its place in the request.
 
         None, also behind external tokens, where no later token needs them. They hold nothing and belong to the request.
         With ``delay_cache_blocks`` no one finds them until :meth:`complete_load`; without, they must be filled in the
@@ -437,7 +437,7 @@ class KVCacheManager:
         self._coordinator.check_integrity(self._popped)
 
     def _forget(self, request_id: str) -> None:
-        self._asked_below.discard(request_id)
+        self._asked_remote.discard(request_id)
         self._loading.pop(request_id, None)
 
     def _end_loading(self, request_id: str) -> None:

@@ -18,13 +18,13 @@ from kvstore.hashing import TokenIds
 
 
 class PageManager:
-    """A :class:`KVCacheManager`, called with request ids and token ids. A page is a block: ids, hits, room and events
-    are those of the manager.
+    """A :class:`KVCacheManager`, called with request ids and token ids. A page is a block: ids, hits and events are
+    those of the manager.
 
-    For each request, in this order::
+    :class:`kvstore.connector.reference.pages.PageEngine` is a whole engine over it. For each request, in this order::
 
         pages, num_hit = get_computed_pages(request_id, token_ids)
-        allocate_pages(request_id, num_new_tokens, num_hit, pages)      None: no room yet
+        allocate_pages(request_id, num_new_tokens, num_hit, pages)      None: too few are free
         ... the engine computes the tokens ...
         set_computed_tokens(request_id, num_computed_tokens)
         append_tokens(request_id, [token_id]); allocate_pages(request_id, 1); ...
@@ -69,7 +69,7 @@ class PageManager:
         """The longest prefix of a request that is in cached pages. Holds nothing.
 
         The first call makes the request known, and ``token_ids`` is its prompt. It may be called again while the
-        request waits for room or after it was preempted, then with all its tokens so far.
+        request waits for pages or after it was preempted, then with all its tokens so far.
 
         Args:
             token_ids: at least 1.
@@ -133,7 +133,7 @@ class PageManager:
         :meth:`set_computed_tokens` says so.
 
         Returns:
-            The pages added, or None when there is no room; then nothing has changed.
+            The pages added, or None when too few are free; then nothing has changed.
         """
         request = self._known(request_id)
         added = self.manager.allocate_slots(
@@ -293,7 +293,7 @@ class PageManager:
 
 
 class _PagedRequest:
-    """What the manager reads of a request (see :class:`kvstore.connector.blocks.request.Request`)."""
+    """What the manager reads of a request (:class:`kvstore.connector.blocks.request.Request`)."""
 
     def __init__(self, request_id: str, hash_block_size: int, keys: PrefixKeys | None) -> None:
         self.request_id = request_id

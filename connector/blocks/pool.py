@@ -1,4 +1,4 @@
-"""The engine's blocks: given out, shared, taken back, and found again by hash."""
+"""The block pool: an engine's blocks, given out, shared, freed, and found again by hash."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BlockPool:
         self.null_block = self.blocks[0]
         self.null_block.is_null = True
         self.remote_block = KVCacheBlock(-1)
-        """Stands, in the result of a lookup, for a page that is to be loaded from the level below. Of no pool."""
+        """Stands, in the result of a lookup, for a page that is to be loaded from kvstore. Of no pool."""
         self.cached = tuple(BlockHashToBlockMap() for _ in range(num_groups))
         """What can be found, by group. To be read only."""
         self._free = FreeKVCacheBlockQueue(self.blocks[1:])

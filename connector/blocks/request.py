@@ -1,4 +1,4 @@
-"""What the block manager needs to know of a request."""
+"""The request protocol: what the block manager reads of an engine's request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of requests in one cache group. The kinds of attention differ in what they keep, and in what a hit is."""
+"""Block tables of one cache group. The kinds of attention differ in what they hold, and in what a hit is."""
 
 from __future__ import annotations
 
@@ -47,11 +47,6 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
     ``table[i]`` is the block of the request's ``i``-th ``block_size`` tokens, or the null block where none is needed.
     A table only grows and loses blocks to the null block: once given, a block id stays where it is. (Recurrent state
     alone moves blocks that it has not written to.)
-
-    Args:
-        spec: of the group's layers.
-        pool: where blocks come from and go back to.
-        settings: of the group.
     """
 
     holds_encoder_tokens = False
@@ -111,8 +106,8 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
     ) -> int:
         """How many blocks leave the free queue when a request is given slots.
 
-        Hits that no one holds count too: they are free until they are touched. So do pages of the level below, each of
-        which needs a block.
+        Hits that no one holds count too: they are free until they are touched. So do remote pages, each of which
+        needs a block.
 
         Args:
             request_id: whose slots they are.
@@ -282,7 +277,7 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
         """
         for request_id, table in self._tables.items():
             for block in table:
-                assert block.block_id >= 0, f"request {request_id} holds a page of the level below as if it were here"
+                assert block.block_id >= 0, f"request {request_id} holds a remote page as if it were here"
                 if not block.is_null:
                     held[block.block_id] += 1
             num_cached = self._num_cached.get(request_id, 0)

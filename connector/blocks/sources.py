@@ -1,4 +1,4 @@
-"""Where a search for the longest hit finds blocks: in the cache and the level below it, or among a request's own."""
+"""Where a search for the longest hit finds blocks: cached here, in kvstore, or among those that a request holds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kvstore.connector.blocks.hashing import BlockHash
 from kvstore.connector.blocks.pool import BlockPool
 
 Presence = Mapping[int, Sequence[bool]]
-"""By group: whether the level below has the page of a request's first, second, … block of that group. What lies behind
-the end of a sequence, and every group that is missing, is not there."""
+"""By group: whether kvstore has the page of a request's first, second, … block of that group. What lies behind the end
+of a sequence, and every group that is missing, is not there."""
 
 
 class BlockSource(Protocol):
@@ -30,14 +30,10 @@ class BlockSource(Protocol):
 
 
 class CachedSource:
-    """Cached blocks, found by hash.
+    """Cached blocks of some groups, found by hash.
 
-    Args:
-        pool: of the blocks.
-        group_ids: the groups that are searched.
-        block_hashes: one for each ``hash_block_size`` tokens. A hash names all tokens before it, so that the hash of a
-            longer block is that of its end.
-        hashes_per_block: how many of them a block of these groups holds.
+    ``block_hashes`` has one for each ``hash_block_size`` tokens, of which a block of these groups holds
+    ``hashes_per_block``. A hash names all tokens before it, so that the hash of a longer block is that of its end.
     """
 
     def __init__(
@@ -65,15 +61,8 @@ class CachedSource:
 
 
 class CachedOrRemoteSource:
-    """Cached blocks, and where there is none a stand-in for the page that the level below has.
-
-    Args:
-        pool: of the blocks; its ``remote_block`` is the stand-in.
-        group_ids: the groups that are searched.
-        block_hashes: as for :class:`CachedSource`.
-        hashes_per_block: as for :class:`CachedSource`.
-        presence: what the level below has.
-    """
+    """Cached blocks as in :class:`CachedSource`, and where there is none the pool's ``remote_block`` for the page that
+    kvstore has."""
 
     def __init__(
         self,
@@ -113,12 +102,7 @@ class CachedOrRemoteSource:
 
 
 class HeldSource:
-    """A request's own blocks, without those that were not filled.
-
-    Args:
-        tables: the request's blocks in each group.
-        unusable: ids of blocks that hold nothing.
-    """
+    """A request's own blocks in some groups, without those that hold nothing, given by id."""
 
     def __init__(self, tables: Sequence[Sequence[KVCacheBlock]], unusable: Collection[int]) -> None:
         self._tables = tables

@@ -1,7 +1,8 @@
-"""What the prefix cache was asked and what it had, and the hit rate of the requests of late."""
+"""Prefix cache statistics: tokens looked up, and those that hit here and in kvstore."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -15,7 +16,7 @@ class PrefixCacheStats:
 
     reset: bool = False
     """Whether this engine's cache was reset within this stretch. What counted before says nothing any longer. Pages of
-    the level below stay, and so do their counts."""
+    kvstore stay, and so do their counts."""
 
     requests: int = 0
     queries: int = 0
@@ -24,9 +25,9 @@ class PrefixCacheStats:
     """Of these, in blocks of this engine."""
 
     external_requests: int = 0
-    """Requests that the level below was asked for: those whose every token hit here are not among them."""
+    """Requests that kvstore was asked for: those whose every token hit here are not among them."""
     external_queries: int = 0
-    """Tokens asked of the level below: those without a hit in this engine."""
+    """Tokens asked of kvstore: those without a hit in this engine."""
     external_hits: int = 0
     """Of these, tokens that it supplies."""
 
@@ -42,7 +43,8 @@ class PrefixCacheRecorder:
     """Counts until it is asked."""
 
     def __init__(self) -> None:
-        self._begin()
+        self._reset = False
+        self._counts: Counter[str] = Counter()  # by field of the statistics
 
     def record(self, num_tokens: int, num_local_hits: int, num_external_hits: int | None, preempted: bool) -> None:
         """Count a request that is given blocks. Not for one that skips the lookup.
@@ -50,12 +52,13 @@ class PrefixCacheRecorder:
         Args:
             num_tokens: all tokens of the request.
             num_local_hits: of these, tokens in blocks of this engine.
-            num_external_hits: tokens that the level below supplies besides; None: it was not asked.
+            num_external_hits: tokens that kvstore supplies besides; None: it was not asked.
             preempted: whether the request had blocks before and lost them.
         """
-        self._local[preempted].add(num_tokens, num_local_hits)
+        kind = "preempted_" if preempted else ""
+        self._add(kind, num_tokens, num_local_hits)
         if num_external_hits is not None and num_tokens > num_local_hits:
-            self._external[preempted].add(num_tokens - num_local_hits, num_external_hits)
+            self._add(f"{kind}external_", num_tokens - num_local_hits, num_external_hits)
 
     def record_reset(self) -> None:
         """This engine's cache forgot everything. Counts that were not taken yet stay."""
@@ -63,39 +66,10 @@ class PrefixCacheRecorder:
 
     def take(self) -> PrefixCacheStats:
         """What was counted since the last call."""
-        local, again = self._local[False], self._local[True]
-        external, external_again = self._external[False], self._external[True]
-        stats = PrefixCacheStats(
-            reset=self._reset,
-            requests=local.requests,
-            queries=local.queries,
-            hits=local.hits,
-            external_requests=external.requests,
-            external_queries=external.queries,
-            external_hits=external.hits,
-            preempted_requests=again.requests,
-            preempted_queries=again.queries,
-            preempted_hits=again.hits,
-            preempted_external_requests=external_again.requests,
-            preempted_external_queries=external_again.queries,
-            preempted_external_hits=external_again.hits,
-        )
-        self._begin()
+        stats = PrefixCacheStats(reset=self._reset, **self._counts)
+        self._reset = False
+        self._counts.clear()
         return stats
 
-    def _begin(self) -> None:
-        self._reset = False
-        self._local = {False: _Counts(), True: _Counts()}  # by whether the request was preempted
-        self._external = {False: _Counts(), True: _Counts()}
-
-
-@dataclass(slots=True)
-class _Counts:
-    requests: int = 0
-    queries: int = 0
-    hits: int = 0
-
-    def add(self, queries: int, hits: int) -> None:
-        self.requests += 1
-        self.queries += queries
-        self.hits += hits
+    def _add(self, kind: str, queries: int, hits: int) -> None:
+        self._counts.update({f"{kind}requests": 1, f"{kind}queries": queries, f"{kind}hits": hits})

@@ -1,8 +1,11 @@
-"""A small engine of kvstore's own: what the demo, the tests and the benchmarks serve prompts with.
+"""The reference engine: a small serving engine with which the demo, the tests and the benchmarks serve prompts.
 
-``model`` is a small Llama, for a ``batch`` of sequences at a time. ``attention`` reads and writes its paged KV,
-``recurrence`` the states of layers that have no KV, and ``kv_cache`` is the memory of both. ``request`` is one prompt
-and its answer, ``scheduler`` decides which tokens a step computes, ``engine`` runs the steps and joins them to kvstore.
-``workload`` makes prompts from a real trace, ``process`` answers them in a process of its own, ``demo`` shows the whole
-way.
+- ``engine``: runs the steps and joins them to kvstore; ``scheduler`` decides which tokens a step computes.
+- ``request``: one prompt and its answer; ``batch``: what one forward pass computes.
+- ``model``: a small Llama; ``attention`` reads and writes its paged KV, ``recurrence`` the states of layers without KV.
+- ``kv_cache``: the memory of both.
+- ``pages``: a second engine, without torch and much smaller, over the page manager.
+- ``demo``: engines come and go, a node is killed, the pages stay. ``workload`` makes its prompts from a real trace,
+  ``report`` says what held, ``demo_processes`` starts node and engines as processes.
+- ``engine_process``: an engine as a process of its own; ``jobs``: what it is asked and answers.
 """

@@ -1,4 +1,4 @@
-"""What one forward pass computes."""
+"""A batch: what one forward pass of the model computes."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def run_job(job: Job, log: Path, on_line: Callable[[str], None]) -> JobResult:
         job: what to do.
         log: file that takes what the process writes to standard error.
         on_line: told each line that the process says on its way (see
-        :mod:`kvstore.connector.reference.engine_process`).
+            :mod:`kvstore.connector.reference.engine_process`).
 
     Raises:
         UnavailableError: it ended with an error, or did not end in time; the message has its last words.

@@ -1,4 +1,4 @@
-"""A small serving engine: paged KV, prefix caching, continuous batching, and kvstore beside it where there is one."""
+"""The reference engine: paged KV, prefix caching, continuous batching, and kvstore where there is one."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ class Disaggregation:
 class Engine:
     """Answers prompts greedily, several at a time, on one thread: the caller's, in :meth:`step`.
 
+    It is also the tests' stand-in for vLLM, which is why it has options that neither demo nor benchmarks set.
+
     Args:
         model: what computes.
         num_blocks: blocks of its cache, which all its groups share; at least 2 (block 0 is the null block).
@@ -84,8 +86,7 @@ class Engine:
         enable_caching: False: every prompt is computed from its first token on, and nothing is loaded.
         disaggregation: for an engine that shares its work with others: prefill for them, or decode after them.
         codec: one of :data:`kvstore.gpu.codec.CODECS`: keys and values are stored smaller, with loss. States never are:
-        an
-            error in one would stay in all that follow.
+            an error in one would stay in all that follow.
 
     Raises:
         ConfigError: fewer than 2 blocks.

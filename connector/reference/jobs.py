@@ -1,4 +1,4 @@
-"""What an engine process is asked and what it answers: JSON lines, in and out. No torch here."""
+"""Jobs and results of an engine process, as JSON lines. No torch here."""
 
 from __future__ import annotations
 

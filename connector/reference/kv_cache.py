@@ -1,4 +1,4 @@
-"""The memory behind an engine's blocks: one buffer for each place of a layer in its group, shared by all groups.
+"""The KV cache memory: one buffer for each place of a layer in its group, shared by all groups.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A recurrent layer: one state stands for all tokens before it. A small gated linear recurrence, token by token.
+"""A recurrent layer, whose one state stands for all tokens before it: a gated linear recurrence, token by token.
 
 The state is a vector. With each token it fades, channel by channel and as far as the token says, and takes in what the
 token brings::

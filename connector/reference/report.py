@@ -1,4 +1,4 @@
-"""What the demo has to show, and whether it held. No processes, no torch: numbers in, verdict out."""
+"""The demo's report: what the engines did, and whether what had to hold did. No processes, no torch."""
 
 from __future__ import annotations
 

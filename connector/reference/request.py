@@ -1,4 +1,4 @@
-"""A request on its way through the engine: its tokens, how far they are computed, and what that took."""
+"""A request of the reference engine: its tokens, how far they are computed, and what that took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens of which requests a step computes. Decides, and touches neither tensors nor kvstore itself."""
+"""The reference engine's scheduler: which tokens of which requests a step computes. It touches no tensors."""
 
 from __future__ import annotations
 
@@ -46,14 +46,11 @@ class Scheduler:
         loading ──► loaded                        its blocks are being, or have been, filled from kvstore
 
     A step serves *running* before *loaded* before *waiting*. Requests in *loaded* hold blocks without making progress:
-    when there is no room for the next step of one, it gives them up, so that never all of them wait for each other.
+    when too few blocks are free for the next step of one, it gives them up, so that never all of them wait for each
+    other.
 
-    Args:
-        manager: of the engine's blocks.
-        connector: None: nothing is loaded or stored.
-        handover: None: tickets are neither given nor taken.
-        token_budget: most tokens a step.
-        max_requests: most requests that hold blocks at once.
+    Without a connector nothing is loaded or stored, without a handover tickets are neither given nor taken. A step has
+    ``token_budget`` tokens at most; ``max_requests`` hold blocks at once at most.
     """
 
     def __init__(
@@ -123,7 +120,7 @@ class Scheduler:
             else:
                 budget -= num_new_tokens
                 scheduled.append(self._share(request, num_new_tokens))
-        # Who was preempted a moment ago would take the room back at once.
+        # Who was preempted a moment ago would take the blocks back at once.
         if not preempted:
             budget = self._schedule_loaded(scheduled, budget)
             self._schedule_waiting(scheduled, budget)
@@ -178,7 +175,7 @@ class Scheduler:
         return budget
 
     def _schedule_waiting(self, scheduled: list[Scheduled], budget: int) -> None:
-        """Start requests, or their loads, as long as there is room."""
+        """Start requests, or their loads, as long as blocks are free."""
         for request in list(self._waiting):
             if budget == 0 or len(self._running) + len(self._loading) + len(self._loaded) >= self._max_requests:
                 break
@@ -188,7 +185,7 @@ class Scheduler:
             hit, num_hit, num_external = found
             others = bool(self._running or self._loading or self._loaded)
             if num_external and request.num_preemptions and others:
-                break  # a load takes room without making progress: two that lost theirs would take it from each other
+                break  # a load takes blocks without making progress: two that lost theirs would take it from each other
             partial = self._num_in_partials(request, num_hit + num_external) if num_external else 0
             num_new_tokens = partial if num_external else self._num_new_tokens(request, num_hit, budget)
             if not self._allocate(request, num_new_tokens, num_hit, hit, num_external):
@@ -240,7 +237,7 @@ class Scheduler:
         hit: KVCacheBlocks | None = None,
         num_external: int = 0,
     ) -> bool:
-        """Give a request the blocks for its next step, or for what is to be loaded. False: there is no room."""
+        """Give a request the blocks for its next step, or for what is to be loaded. False: too few are free."""
         new = self._manager.allocate_slots(
             request,
             num_new_tokens,
@@ -283,7 +280,7 @@ class Scheduler:
         if loads:
             request.receiving = True
             self._loading[request.request_id] = request
-        elif request.num_computed_tokens > request.num_hit_tokens:  # nothing of what is below is needed (a window of 1)
+        elif request.num_computed_tokens > request.num_hit_tokens:  # no remote page is needed (a window of 1)
             self._complete_load(request, ())
 
     def _complete_load(self, request: Request, load_errors: Collection[int]) -> None:

@@ -85,7 +85,7 @@ def new_manager() -> Callable[..., KVCacheManager]:
 @pytest.fixture
 def compute() -> Callable[..., tuple[list[int], ...] | None]:
     """Gives a request that has blocks slots for its next tokens, and computes them: all that it has, where no number is
-    given. The ids of the blocks that were added; None for no room."""
+    given. The ids of the blocks that were added; None: too few free blocks."""
 
     def run(
         manager: KVCacheManager, request: FakeRequest, num_tokens: int | None = None, **options: Any
@@ -105,7 +105,7 @@ def compute() -> Callable[..., tuple[list[int], ...] | None]:
 @pytest.fixture
 def prefill(compute) -> Callable[..., tuple[list[int], ...] | None]:
     """Looks a request up, gives it slots for all its tokens, computes them: in one step, or ``chunk`` tokens a step,
-    the first of which ends at a multiple of that. The ids of its blocks by group, or None for no room."""
+    the first of which ends at a multiple of that. The ids of its blocks by group, or None: too few free blocks."""
 
     def run(
         manager: KVCacheManager, request: FakeRequest, *, chunk: int | None = None, **options: Any
@@ -151,8 +151,8 @@ def unhashed_ids() -> Callable[[KVCacheManager, str], list[list[int]]]:
 
 @pytest.fixture
 def start_load() -> Callable[..., tuple[int, int] | None]:
-    """Looks a request up with what the level below has (by group, a word of 1 and 0), and gives it blocks: its tokens
-    that hit here and those that are being loaded. None for no room."""
+    """Looks a request up with what kvstore has (by group, a word of 1 and 0), and gives it blocks: its tokens
+    that hit here and those that are being loaded. None: too few free blocks."""
 
     def run(manager: KVCacheManager, request: FakeRequest, *presence: str) -> tuple[int, int] | None:
         present = {group: [page == "1" for page in word] for group, word in enumerate(presence)}

@@ -66,7 +66,7 @@ class TestSlidingWindowSkippedBlocks:
         assert hit_tokens(manager, new_request("b", "SSSS pppp x")) == 8
         assert manager.pool.free_block_ids() == [6, 7, 8, 1, 2]
 
-    def test_they_are_freed_even_when_there_is_no_room_for_the_step(self, new_manager, new_request, compute):
+    def test_they_are_freed_even_when_no_block_is_free_for_the_step(self, new_manager, new_request, compute):
         manager = new_manager(3, window(5))
         request = new_request("a", "SSSS pppp qqqq rrrr rrrr rrrr")
         compute(manager, request, 12)
@@ -146,7 +146,7 @@ class TestSlidingWindowHits:
 
 
 class TestSlidingWindowCounts:
-    def test_hits_outside_the_window_take_no_room(self, new_manager, new_request, prefill):
+    def test_hits_outside_the_window_take_no_blocks(self, new_manager, new_request, prefill):
         manager = new_manager(5, window(6))
         first = new_request("a", PROMPT)
         prefill(manager, first)
@@ -156,7 +156,7 @@ class TestSlidingWindowCounts:
         assert prefill(manager, new_request("c", "SSSS pppp qqqq rrrr tttt tttt t")) is None
         assert prefill(manager, new_request("c", "SSSS pppp qqqq rrrr tttt tttt")) == ([0, 0, 3, 4, 2, 1],)
 
-    def test_a_long_request_needs_no_more_room_than_it_holds_at_once(self, new_manager, new_request):
+    def test_a_long_request_needs_no_more_blocks_than_it_holds_at_once(self, new_manager, new_request):
         request = new_request("a", 10 * "ssss")
         # 5 tokens before the first one of a step, and 8 in the step: 13 tokens in 4 blocks, and one for a bad start
         assert new_manager(4, window(6), max_in_flight_tokens=8).allocate_slots(
@@ -176,7 +176,7 @@ class TestSlidingWindowCounts:
         assert manager.get_block_ids("a") == ([0, 0, 0, 1, 2, 3],)
         manager.check_integrity()
 
-    def test_hits_that_tokens_from_elsewhere_leave_behind_are_not_held_and_take_no_room(
+    def test_hits_that_tokens_from_elsewhere_leave_behind_are_not_held_and_take_no_blocks(
         self, new_manager, new_request, prefill
     ):
         manager = new_manager(4, window(6))
@@ -215,7 +215,7 @@ class TestSlidingWindowEagle:
         assert hit_tokens(manager, new_request("b", "SSSS y")) == 0
 
 
-class TestSlidingWindowLevelBelow:
+class TestSlidingWindowRemotePages:
     def test_only_the_pages_of_the_window_are_loaded(self, new_manager, new_request, start_load, end_load, hit_tokens):
         manager = new_manager(8, window(6))
         request = new_request("a", PROMPT + "x")
@@ -226,7 +226,7 @@ class TestSlidingWindowLevelBelow:
         assert end_load(manager, request) == 20
         assert hit_tokens(manager, new_request("b", PROMPT + "y")) == 20
 
-    def test_a_window_may_be_half_here_and_half_below(self, new_manager, new_request, prefill, start_load):
+    def test_a_window_may_be_half_here_and_half_in_kvstore(self, new_manager, new_request, prefill, start_load):
         manager = new_manager(8, window(6))
         prefill(manager, new_request("a", PROMPT))
         manager.evict_blocks([4])
@@ -329,11 +329,11 @@ class TestChunkedLocalHits:
 
 
 class TestChunkedLocalCounts:
-    def test_hits_of_earlier_chunks_take_no_room(self, new_manager, new_request, prefill):
+    def test_hits_of_earlier_chunks_take_no_blocks(self, new_manager, new_request, prefill):
         manager = new_manager(4, chunks())
         assert prefill(manager, new_request("a", 6 * "ssss" + "tttt tttt t")) == ([0] * 8 + [1],)
 
-    def test_a_long_request_needs_no_more_room_than_it_holds_at_once(self, new_manager, new_request):
+    def test_a_long_request_needs_no_more_blocks_than_it_holds_at_once(self, new_manager, new_request):
         request = new_request("a", 10 * "ssss")
         manager = new_manager(3, chunks(), max_in_flight_tokens=8)
         assert manager.allocate_slots(request, 8, full_sequence_must_fit=True) is None
@@ -347,7 +347,7 @@ class TestChunkedLocalCounts:
         assert manager.get_num_common_prefix_blocks("a") == [0]
 
 
-class TestChunkedLocalLevelBelow:
+class TestChunkedLocalRemotePages:
     def test_only_the_pages_of_the_last_chunk_are_loaded(self, new_manager, new_request, start_load, end_load):
         manager = new_manager(8, chunks(16))
         request = new_request("a", PROMPT + "tttt u")
@@ -388,7 +388,7 @@ class TestCrossAttention:
         assert compute(manager, request, 1) == ([5], [])
         assert manager.get_block_ids("a") == ([1, 5], [2, 3, 4])
 
-    def test_they_need_room(self, manager, new_request, compute):
+    def test_they_need_free_blocks(self, manager, new_request, compute):
         request = new_request("a", "SSSS x")
         assert compute(manager, request, 5, num_encoder_tokens=25) is None
         assert manager.usage == 0.0

@@ -12,7 +12,7 @@ Where the two differ on purpose:
   recurrent state leaves nothing to continue from there; in models with several groups it gives the whole load up. Here
   the manager truncates, to a length that every group can continue from; vLLM's manager is then told that length.
 - Recurrent states in mode "align", with external tokens and new ones in one call: vLLM counts a block too few and, when
-  that one is missing, raises halfway. Here the answer is that there is no room.
+  that one is missing, raises halfway. Here the answer is that too few blocks are free.
 - ``get_num_common_prefix_blocks``: vLLM answers 0.
 
 Skipped where vLLM is not installed. ``BESIDE_VLLM_SEEDS`` says how many workloads each model gets.
@@ -53,9 +53,9 @@ def test_does_what_vllm_does(name: str) -> None:
     counts = Counts()
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         Workload(MODELS[name], seed, counts).run()
-    assert counts.misses_of_room or not MODELS[name].groups
+    assert counts.refused or not MODELS[name].groups
     assert counts.loads
     assert counts.preemptions
     if MODELS[name].caching:
         assert counts.hits or name == "window of 1"  # vLLM caches none of its blocks: nothing is attended to
-        assert counts.hits_below or name == "chunks of 4"  # whole chunks always hit
+        assert counts.remote_hits or name == "chunks of 4"  # whole chunks always hit

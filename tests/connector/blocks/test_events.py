@@ -113,7 +113,7 @@ def test_a_reset_clears(manager, new_request, prefill):
     assert manager.take_events() == [AllBlocksCleared()]
 
 
-def test_pages_of_the_level_below_are_stored_when_they_have_come(manager, new_request, prefill, start_load, end_load):
+def test_pages_of_kvstore_are_stored_when_they_have_come(manager, new_request, prefill, start_load, end_load):
     prefill(manager, new_request("a", "SSSS x"))
     manager.take_events()
     request = new_request("b", "SSSS pppp qqqq y")

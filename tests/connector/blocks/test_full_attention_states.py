@@ -123,7 +123,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.count = 0
 
     def _admit(self, tokens: list[int], num_external: int, delay: bool):
-        """A new request as a scheduler treats it; None when there is no room."""
+        """A new request as a scheduler treats it; None when too few blocks are free."""
         self.count += 1
         request = SimpleRequest(f"request {self.count}", tokens)
         blocks, num_hit = self.manager.get_computed_blocks(request)

@@ -76,7 +76,7 @@ class TestAllStates:
         manager = new_manager(12, states("all", speculative=2))
         assert prefill(manager, new_request("a", "SSSS x")) == ([1, 2, 3, 4],)
 
-    def test_they_need_room(self, new_manager, new_request, prefill):
+    def test_they_need_free_blocks(self, new_manager, new_request, prefill):
         assert prefill(new_manager(3, states("all", speculative=2)), new_request("a", "SSSS x")) is None
 
     def test_leading_states_do_not_last(self, new_manager, new_request, prefill):
@@ -179,7 +179,7 @@ class TestAlignedStates:
         assert (manager.allocate_slots(second, 1, num_hit, hit) is not None) == (num_blocks == 2)
         manager.check_integrity()
 
-    def test_a_whole_prompt_needs_no_more_room_than_its_last_state(self, new_manager, new_request):
+    def test_a_whole_prompt_needs_no_more_blocks_than_its_last_state(self, new_manager, new_request):
         manager = new_manager(1, states("align"))
         assert manager.allocate_slots(new_request("a", PROMPT), 16, full_sequence_must_fit=True) is not None
 

@@ -140,7 +140,7 @@ class TestAllocation:
         assert prefill(manager, new_request("b", "SSSS pppp qqqq qqqq")) is None
         assert prefill(manager, new_request("b", "SSSS pppp qqqq")) == ([1, 2, 3],)
 
-    def test_hits_that_someone_holds_take_no_room(self, new_manager, new_request, prefill):
+    def test_hits_that_someone_holds_take_no_blocks(self, new_manager, new_request, prefill):
         manager = new_manager(3)
         prefill(manager, new_request("a", "SSSS pppp"))
         assert prefill(manager, new_request("b", "SSSS pppp q")) == ([1, 2, 3],)
@@ -165,7 +165,7 @@ class TestAllocation:
         manager = new_manager(4, max_model_len=8)
         assert prefill(manager, new_request("a", "SSSS pp"), num_lookahead_tokens=7) == ([1, 2],)
 
-    def test_look_ahead_slots_need_room(self, new_manager, new_request, prefill):
+    def test_look_ahead_slots_need_blocks(self, new_manager, new_request, prefill):
         manager = new_manager(2)
         assert prefill(manager, new_request("a", "SSSS pppp"), num_lookahead_tokens=1) is None
         assert prefill(manager, new_request("a", "SSSS pppp")) is not None

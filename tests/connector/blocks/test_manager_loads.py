@@ -231,7 +231,7 @@ class TestStatistics:
         assert (stats.requests, stats.queries, stats.hits) == (1, 5, 0)
         assert (stats.preempted_requests, stats.preempted_queries, stats.preempted_hits) == (1, 5, 4)
 
-    def test_hits_of_the_level_below_are_told_apart_from_local_ones(
+    def test_hits_of_kvstore_are_told_apart_from_local_ones(
         self, new_manager, new_request, prefill, start_load, end_load, compute
     ):
         manager = new_manager(8)

@@ -44,7 +44,7 @@ class TestWithoutAttention:
         assert manager.reset_prefix_cache()
         manager.check_integrity()
 
-    def test_there_is_always_room(self, manager, new_request, prefill):
+    def test_there_are_always_slots(self, manager, new_request, prefill):
         for number in range(5):
             assert prefill(manager, new_request(str(number), "SSSS"), full_sequence_must_fit=True) == ()
 
@@ -96,7 +96,7 @@ class TestEagle:
         prefill(manager, new_request("a", "SSSS pppp qqqq"))
         assert hit_tokens(manager, new_request("b", "SSSS pppp qqqq")) == 4
 
-    def test_pages_of_the_level_below_count_as_matched(self, new_manager, new_request, prefill, start_load, end_load):
+    def test_pages_of_kvstore_count_as_matched(self, new_manager, new_request, prefill, start_load, end_load):
         manager = new_manager(8, use_eagle=True)
         prefill(manager, new_request("a", "SSSS x"))
         request = new_request("b", "SSSS pppp qqqq r")

@@ -30,7 +30,7 @@ class BlockManagerMachine(BlockManagerPromises):
         weights = {
             self.arrive: 3 * (len(self.waiting) < 3),
             self.admit: 6 * bool(self.waiting and active < 5),
-            self.admit_with_pages_below: 6 * bool(self.waiting and active < 5),
+            self.admit_with_remote_pages: 6 * bool(self.waiting and active < 5),
             self.admit_with_tokens_from_elsewhere: 2 * bool(self.waiting and active < 5),
             self.end_a_load: 4 * bool(self.loading),
             self.schedule: 8 * bool(self.ready()),
@@ -70,7 +70,7 @@ class BlockManagerMachine(BlockManagerPromises):
             request.num_computed_tokens = num_hit
             self.compute(request, new)
 
-    def admit_with_pages_below(self) -> None:
+    def admit_with_remote_pages(self) -> None:
         request = self.one_of(self.waiting)
         most = MAX_MODEL_LEN // self.manager.hash_block_size
         pages = st.one_of(
@@ -95,8 +95,8 @@ class BlockManagerMachine(BlockManagerPromises):
             self.load(request, hit, num_hit, external)
 
     def load(self, request: Request, blocks: KVCacheBlocks, local: int, external: int) -> None:
-        room = self.allocate(request, 0, local, blocks, num_external_computed_tokens=external, delay_cache_blocks=True)
-        if not room:
+        given = self.allocate(request, 0, local, blocks, num_external_computed_tokens=external, delay_cache_blocks=True)
+        if not given:
             return
         self.waiting.remove(request)
         self.loading.append(request)
@@ -111,9 +111,9 @@ class BlockManagerMachine(BlockManagerPromises):
         invalid = self.draw(st.one_of(st.just(set()), st.sets(st.sampled_from(block_ids)))) if block_ids else set()
         self.fill(request, invalid)
         tables = self.manager.get_block_ids(request.request_id)
-        stranger = self.draw(st.integers(0, self.num_blocks + 2))  # whose block it is, is not this load's business
-        strangers = set() if any(stranger in table for table in tables) else {stranger}
-        length = self.manager.complete_load(request, invalid | strangers)
+        other = self.draw(st.integers(0, self.num_blocks + 2))  # whose block it is, is not this load's business
+        others = set() if any(other in table for table in tables) else {other}
+        length = self.manager.complete_load(request, invalid | others)
 
         def is_there(number: int, place: int) -> bool:
             return tables[number][place] not in (NULL, *invalid)
@@ -237,7 +237,7 @@ class BlockManagerMachine(BlockManagerPromises):
                 assert all(new in (NULL, old) for old, new in zip(table, now, strict=True))
                 behind -= set(table)
             assert not behind
-            self.check_lack_of_room(request, num_new, num_hit, hit, **options)
+            self.check_lack_of_blocks(request, num_new, num_hit, hit, **options)
             return False
         hits = set() if hit is None else {block_id for table in hit.get_block_ids() for block_id in table}
         for table, now in zip(tables, after, strict=True):
@@ -250,7 +250,7 @@ class BlockManagerMachine(BlockManagerPromises):
             raise AssertionError("blocks in reserve have been given away")
         return True
 
-    def check_lack_of_room(
+    def check_lack_of_blocks(
         self, request, num_new, num_hit, hit, *, num_external_computed_tokens=0, full_sequence_must_fit=False,
         reserved_blocks=0, num_lookahead_tokens=0, delay_cache_blocks=False,
     ) -> None:  # fmt: skip

@@ -51,7 +51,7 @@ def hashed(monkeypatch) -> list[int]:
 
 
 def prefill(pages: PageManager, request_id: str, text: str, keys: PrefixKeys | None = None) -> int | None:
-    """Looks a request up, gives it pages for all its tokens, computes them. The tokens that hit; None for no room."""
+    """Looks a request up, gives it pages for all its tokens, computes them. The tokens that hit; None: too few free."""
     hit, num_hit = pages.get_computed_pages(request_id, tokens(text), keys)
     if pages.allocate_pages(request_id, len(tokens(text)) - num_hit, num_hit, hit) is None:
         return None

@@ -199,7 +199,7 @@ class TestEvents:
 
 
 class TestIntegrityCheck:
-    """It finds each kind of damage: a check that can't fail is worth nothing."""
+    """It finds each kind of damage: a check that can't fail is of no use."""
 
     @pytest.fixture
     def pool(self) -> BlockPool:
@@ -236,9 +236,9 @@ class TestIntegrityCheck:
             pool.check_integrity()
 
     def test_a_block_of_another_pool(self, pool):
-        stranger = BlockPool(2).blocks[1]
-        stranger.block_hash = a_hash("c")
-        pool.cached[0].insert(a_hash("c"), stranger)
+        other = BlockPool(2).blocks[1]
+        other.block_hash = a_hash("c")
+        pool.cached[0].insert(a_hash("c"), other)
         with pytest.raises(AssertionError, match="block 1 is cached but not of this pool"):
             pool.check_integrity()
 

@@ -27,7 +27,7 @@ def test_preempted_requests_are_counted_apart():
     )
 
 
-def test_the_level_below_is_not_charged_with_what_it_was_not_asked():
+def test_kvstore_is_not_charged_with_what_it_was_not_asked():
     recorder = PrefixCacheRecorder()
     recorder.record(100, 40, None, preempted=False)
     recorder.record(64, 64, 0, preempted=False)  # nothing is left to be asked for

@@ -476,9 +476,9 @@ def test_pages_of_other_blocks_or_another_key_are_foreign(pair, node):
     other = pair.engine(node, "n", block_size=32)
     assert decode(other, tokens, ticket).token_ids == pair.plain(tokens).token_ids
     assert other.handover.statistics().refused == {"foreign": 1}
-    stranger = pair.engine(node, "n", key=bytes(32))
-    decode(stranger, tokens, ticket)
-    assert stranger.handover.statistics().refused == {"forged": 1}
+    other = pair.engine(node, "n", key=bytes(32))
+    decode(other, tokens, ticket)
+    assert other.handover.statistics().refused == {"forged": 1}
 
 
 def test_who_is_aborted_gives_no_ticket_and_leaks_nothing(pair, node):
@@ -530,7 +530,7 @@ def test_many_requests_with_little_room(pair, node, node_kind):
 
 @pytest.mark.parametrize("life", range(8))
 def test_random_lives(pair, node, node_kind, seed, life, monkeypatch):
-    """Two engines of each kind with little room, pages that get lost, nodes that fail, aborts: no answer is wrong."""
+    """Two engines of each kind with few blocks, pages that get lost, nodes that fail, aborts: no answer is wrong."""
     monkeypatch.setattr(
         kvstore.connector.health, "BACKOFF", 0.01
     )  # or most of it would be over before a node is asked again
@@ -544,9 +544,9 @@ def test_random_lives(pair, node, node_kind, seed, life, monkeypatch):
 
     for each in (node, own):
         each.before_load = each.before_lookup = each.before_store = fail_sometimes
-    room = {"num_blocks": 20, "max_requests": 3, "token_budget": 48, "wait": 0.3}
-    givers = [pair.engine(node, "host 1", **room) for _ in range(2)]
-    takers = [pair.engine(own, "host 2", {"host 1": node}, **room), pair.engine(node, "host 1", **room)]
+    small = {"num_blocks": 20, "max_requests": 3, "token_budget": 48, "wait": 0.3}
+    givers = [pair.engine(node, "host 1", **small) for _ in range(2)]
+    takers = [pair.engine(own, "host 2", {"host 1": node}, **small), pair.engine(node, "host 1", **small)]
     system = prompt(40, "system")
     prompts = [[*system, *prompt(length, str(length))] for length in (1, 9, 24, 40, 77, 100)]
     plain = [pair.plain(tokens).token_ids for tokens in prompts]

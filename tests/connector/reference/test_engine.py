@@ -355,7 +355,7 @@ def test_two_loaded_requests_that_do_not_fit_together_are_both_answered(
     ask(first, 4, 5)
     first.close()
 
-    # Both are loaded to their last full block and find no room for one more.
+    # Both are loaded to their last full block and find no block for one more.
     engine = make_engine(node, num_blocks=1 + 7 + 8)
     assert token_ids(ask(engine, 4, 5)) == {turn: expected[turn] for turn in (4, 5)}
 

@@ -1,4 +1,4 @@
-"""A window of one token: a request needs none of the blocks behind it, so nothing of a hit below is to be loaded."""
+"""A window of one token: a request needs none of the blocks before it, so no page of a hit is loaded."""
 
 from kvstore.connector.reference.engine import Engine
 from kvstore.connector.reference.model import Llama, LlamaConfig

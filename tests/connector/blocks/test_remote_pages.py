@@ -1,6 +1,6 @@
-"""Hits of which some pages are here and some come from the level below: found, loaded, failed, given up.
+"""Hits of which some pages are here and some come from kvstore: found, loaded, failed, given up.
 
-Blocks hold 4 tokens. What the level below has is a word for each group: "0110" has the second and the third page.
+Blocks hold 4 tokens. What kvstore has is a word for each group: "0110" has the second and the third page.
 """
 
 import pytest
@@ -27,12 +27,12 @@ def look_up(manager, request, *presence: str):
 
 
 class TestOneGroup:
-    def test_pages_below_continue_a_local_hit(self, new_manager, new_request, prefill):
+    def test_remote_pages_continue_a_local_hit(self, new_manager, new_request, prefill):
         manager = new_manager(8)
         prefill(manager, new_request("a", "SSSS x"))
         assert look_up(manager, new_request("b", PROMPT + "x"), "0110") == (([1, -1, -1],), 4, 8)
 
-    def test_local_blocks_behind_a_page_below_are_used(self, new_manager, new_request, prefill, start_load):
+    def test_local_blocks_behind_a_remote_page_are_used(self, new_manager, new_request, prefill, start_load):
         manager = new_manager(8)
         prefill(manager, new_request("a", PROMPT))
         manager.evict_blocks([2])
@@ -41,25 +41,25 @@ class TestOneGroup:
         assert manager.get_block_ids("b") == ([1, 5, 3, 4],)
         assert places(manager, "b") == [[1]]
 
-    def test_nothing_below_changes_nothing(self, new_manager, new_request, prefill):
+    def test_nothing_in_kvstore_changes_nothing(self, new_manager, new_request, prefill):
         manager = new_manager(8)
         prefill(manager, new_request("a", "SSSS x"))
         request = new_request("b", PROMPT + "x")
         for presence in ((), ("",), ("0000",), ("1",), ("0010",)):
             assert look_up(manager, request, *presence) == (([1],), 4, 0)
 
-    def test_the_last_token_is_computed_even_when_everything_is_below(self, new_manager, new_request):
+    def test_the_last_token_is_computed_even_when_everything_is_in_kvstore(self, new_manager, new_request):
         assert look_up(new_manager(8), new_request("a", PROMPT), "1111") == (([-1, -1, -1],), 0, 12)
 
     def test_pages_beyond_the_prompt_are_no_business_of_its(self, new_manager, new_request):
         assert look_up(new_manager(8), new_request("a", "SSSS p"), "1111111") == (([-1],), 0, 4)
 
-    def test_without_caching_nothing_is_asked_of_the_level_below(self, new_manager, new_request):
+    def test_without_caching_nothing_is_asked_of_kvstore(self, new_manager, new_request):
         assert look_up(new_manager(8, enable_caching=False), new_request("a", PROMPT), "111") == (([],), 0, 0)
 
 
 class TestFullAndWindow:
-    def test_full_is_here_and_the_windows_tail_is_below(
+    def test_full_is_here_and_the_windows_tail_is_in_kvstore(
         self, new_manager, new_request, prefill, start_load, end_load, hit_tokens
     ):
         manager = new_manager(12, FULL, WINDOW)
@@ -73,7 +73,7 @@ class TestFullAndWindow:
         assert end_load(manager, request) == 16
         assert hit_tokens(manager, new_request("c", PROMPT + "y")) == 16
 
-    def test_the_window_is_here_and_full_is_below(self, new_manager, new_request, prefill, start_load, end_load):
+    def test_the_window_is_here_and_full_is_in_kvstore(self, new_manager, new_request, prefill, start_load, end_load):
         manager = new_manager(16, FULL, WINDOW)
         prefill(manager, new_request("a", PROMPT))
         manager.evict_blocks([1, 2, 3, 4])
@@ -154,7 +154,7 @@ class TestFullAndWindow:
 
 
 class TestRecurrentStates:
-    def test_a_state_from_below_stands_for_all_tokens_before_it(
+    def test_a_state_from_kvstore_stands_for_all_tokens_before_it(
         self, new_manager, new_request, prefill, start_load, end_load, compute
     ):
         manager = new_manager(12, FULL, STATES)
