@@ -8,7 +8,7 @@ VLLM_VERSION ?= $(NEWEST_VLLM)
 VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERSION))
 
 .DEFAULT_GOAL := help
-.PHONY: redis-server help demo test test-random test-compose test-kill test-torn test-hostile soak test-vllm test-triton test-cuda lint format proto outside bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
+.PHONY: redis-server help demo test test-random test-compose test-kill test-torn test-hostile soak test-vllm test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ format: $(VENV)/.dev ## format the code
 
 proto: $(VENV)/.dev ## generate kvstore/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/kvstore/v1/*.proto
+
+docs: $(VENV)/.dev ## write the table of settings in docs/configuration.md from their declarations
+	$(BIN)/python tests/fixtures/settings_table.py
 
 outside: $(VENV)/.dev ## write anew what tests/docs/test_outside.py holds against the code
 	PYTHONPATH=.:tests/fixtures $(BIN)/python -m outside_snapshot --write

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from kvstore.errors import ConfigError
+
+Written = TypeVar("Written")
+Parsed = TypeVar("Parsed")
 
 _BYTES = {
     "": 1,
@@ -72,3 +77,15 @@ def format_duration(seconds: float) -> str:
         elif parts:
             break
     return " ".join(parts[:2])
+
+
+def parse_named(name: str, parse: Callable[[Written], Parsed], value: Written) -> Parsed:
+    """``parse(value)``, whose error says of which flag or setting the value is: ``--for: not a time: 'soon'; …``.
+
+    Raises:
+        ConfigError: ``parse`` raised a ValueError.
+    """
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error

@@ -8,7 +8,8 @@ import os
 from kvstore.client.client import Client
 from kvstore.client.environment import connect_by_environment
 from kvstore.client.url import socket_url
-from kvstore.config.node import default_socket, load_config
+from kvstore.config.load import load_config
+from kvstore.config.node import default_socket
 from kvstore.errors import InvalidRequestError
 
 

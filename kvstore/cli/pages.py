@@ -17,11 +17,11 @@ from kvstore.cli.prompts import Prompt, read_prompt
 from kvstore.cli.tables import shown
 from kvstore.client.client import Client
 from kvstore.client.namespace import Namespace
-from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError
+from kvstore.errors import DeadlineError, InvalidRequestError
 from kvstore.hashing import parse_hashes
 from kvstore.layout import Layout
 from kvstore.namespaces.pin_table import MOST_PINNED_PAGES
-from kvstore.units import format_size, parse_duration
+from kvstore.units import format_size, parse_duration, parse_named
 
 _LEAST_DIGITS = 6
 _PINNED_SHARE = 4
@@ -154,7 +154,7 @@ def _clear(client: Client, namespace: Namespace, hashes: list[bytes], options: a
 
 
 def _pin(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
-    pinned = namespace.pin(hashes, _duration(options.duration))
+    pinned = namespace.pin(hashes, int(parse_named("--for", parse_duration, options.duration)))
     if pinned < len(hashes):
         why = _why_not_pinned(client, namespace, hashes[pinned])
         print(f"kvstore pin: page {pinned + 1} of {len(hashes)} {why}", file=sys.stderr)
@@ -217,10 +217,3 @@ def find_namespace(client: Client, wanted: str) -> Namespace:
 def words_of(given: Sequence[str]) -> list[str]:
     """What a person gave; ``-`` stands for the words of standard input."""
     return [word for each in given for word in (sys.stdin.read().split() if each == "-" else [each])]
-
-
-def _duration(text: str) -> int:
-    try:
-        return int(parse_duration(text))
-    except ConfigError as error:
-        raise InvalidRequestError(f"--for: {error}") from error

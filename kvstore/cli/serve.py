@@ -20,13 +20,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from kvstore.cli.exit_codes import EXIT_CODES, EXIT_UNCLEAN
 from kvstore.client.url import socket_url
-from kvstore.config.node import (
-    NodeConfig,
-    default_disk,
-    default_socket,
-    load_config,
-    load_settings,
-)
+from kvstore.config.load import load_config, load_settings
+from kvstore.config.node import SETTINGS, NodeConfig
+from kvstore.config.setting import in_order_of_flags
 from kvstore.errors import KVStoreError
 from kvstore.host.malloc import keep_giving_back, keep_room_for_messages, limit_malloc_arenas
 from kvstore.logs import log_to_stderr
@@ -67,122 +63,20 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     show.set_defaults(run=_show)
 
 
-def _add_settings(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("--socket", metavar="PATH", help=f"Unix socket to serve on (default: {default_socket()})")
-    serve.add_argument(
-        "--group", metavar="GROUP", help="let members of this group use socket and arena (default: this user only)"
-    )
-    serve.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help="serve on TCP as well; PORT alone is on the loopback address (default: no TCP)",
-    )
-    serve.add_argument(
-        "--bulk-port", metavar="PORT", help="TCP port for the pages themselves, with --listen (default: any free port)"
-    )
-    serve.add_argument(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="HTTP: /metrics for Prometheus, /health, /console; as 9464, on loopback (default: none)",
-    )
-    serve.add_argument(
-        "--events", metavar="URL", help="publish page events over ZeroMQ, as tcp://127.0.0.1:5557 (default: none)"
-    )
-    serve.add_argument(
-        "--events-replay", metavar="URL", help="ZeroMQ endpoint that replays missed events (default: none)"
-    )
-    serve.add_argument("--tls-cert", metavar="FILE", help="use TLS on TCP, with this certificate and its chain (PEM)")
-    serve.add_argument(
-        "--tls-key", metavar="FILE", help="the certificate's private key (PEM); only its owner may be able to read it"
-    )
-    serve.add_argument(
-        "--client-ca",
-        metavar="FILE",
-        help="TCP clients must show a certificate signed by one of these authorities (PEM)",
-    )
-    serve.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="TCP clients must show a token from this file; one per line, TOKEN or NAME:TOKEN",
-    )
-    serve.add_argument(
-        "--insecure",
-        action="store_true",
-        default=None,
-        help="allow addresses other than loopback without TLS, tokens or client certificates",
-    )
-    serve.add_argument("--arena", metavar="SIZE", help="shared memory for pages, as 512MiB or 64GiB (default: 1GiB)")
-    serve.add_argument(
-        "--arena-dir",
-        metavar="DIR",
-        help="folder of the arena, on a tmpfs (default: one in /dev/shm, named after the socket)",
-    )
-    serve.add_argument("--disk", metavar="DIR", help=f"folder of the disk tier (default: {default_disk()})")
-    serve.add_argument("--disk-limit", metavar="SIZE", help="size of the disk tier; 0 turns it off (default: 10GiB)")
-    serve.add_argument(
-        "--disk-write-limit",
-        metavar="SIZE",
-        help="bytes written to disk per day at most, to spare an SSD (default: no limit)",
-    )
-    serve.add_argument(
-        "--disk-key-file",
-        metavar="FILE",
-        help="encrypt pages on disk with the key in this file (default: not encrypted)",
-    )
-    serve.add_argument(
-        "--redis",
-        metavar="URL",
-        help="share pages with other nodes through this Redis, as redis://10.0.0.5:6379 (default: none)",
-    )
-    serve.add_argument(
-        "--redis-limit",
-        metavar="SIZE",
-        help="size of the Redis tier, of all nodes together; the same on each (default: 10GiB)",
-    )
-    serve.add_argument(
-        "--numa-node", metavar="N", help="put the arena into the memory of this NUMA node (default: any)"
-    )
-    serve.add_argument(
-        "--expire-namespaces",
-        metavar="TIME",
-        help="drop namespaces that nobody has used for this long, as 30d (default: never)",
-    )
-    serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: info)")
-    serve.add_argument("--log-format", metavar="FORMAT", help="text, or json: one JSON object per line (default: text)")
-    serve.add_argument("--config", metavar="FILE", help="TOML file with settings; docs/configuration.md lists them")
-
-
-_FLAGS = (
-    "socket",
-    "group",
-    "listen",
-    "bulk_port",
-    "metrics",
-    "events",
-    "events_replay",
-    "tls_cert",
-    "tls_key",
-    "client_ca",
-    "token_file",
-    "insecure",
-    "arena",
-    "arena_dir",
-    "disk",
-    "disk_limit",
-    "disk_write_limit",
-    "disk_key_file",
-    "redis",
-    "redis_limit",
-    "numa_node",
-    "expire_namespaces",
-    "log_level",
-    "log_format",
-)
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    """The flags of settings, as they are declared, and that of the file."""
+    for each in in_order_of_flags(SETTINGS):
+        if each.flag is not None and each.flag.metavar:
+            command.add_argument(each.flag_name, metavar=each.flag.metavar, help=each.flag_help)
+        else:
+            command.add_argument(each.flag_name, action="store_true", default=None, help=each.flag_help)
+    command.add_argument("--config", metavar="FILE", help="TOML file with settings; docs/configuration.md lists them")
 
 
 def _sources(options: argparse.Namespace) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
     """File, environment and flags."""
-    flags = {name: getattr(options, name) for name in _FLAGS if getattr(options, name) is not None}
+    given = {each.key: getattr(options, each.key) for each in in_order_of_flags(SETTINGS)}
+    flags = {key: value for key, value in given.items() if value is not None}
     return Path(options.config) if options.config is not None else None, dict(os.environ), flags
 
 

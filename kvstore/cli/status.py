@@ -21,7 +21,7 @@ from kvstore.cli.tables import print_table, shown
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.page_codes import TIER_NAMES
 from kvstore.status import NamespaceStatus, Status, TierStatus
-from kvstore.units import format_duration, format_size, parse_duration
+from kvstore.units import format_duration, format_size, parse_duration, parse_named
 
 _COLUMNS = """\
 counted in pages:
@@ -91,7 +91,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _namespaces(options: argparse.Namespace) -> int:
-    least = 0.0 if options.idle is None else _idle(options.idle)
+    least = 0.0 if options.idle is None else parse_named("--idle", parse_duration, options.idle)
     with connect_to_node(options.url) as client:
         known = client.status().namespaces
     chosen = sorted((each for each in known if each.idle_seconds >= least), key=lambda each: -each.idle_seconds)
@@ -114,13 +114,6 @@ def _namespaces(options: argparse.Namespace) -> int:
     else:
         print("no namespaces")
     return 0
-
-
-def _idle(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ConfigError as error:
-        raise ConfigError(f"--idle: {error}") from error
 
 
 def _print_status(status: Status) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.client.client import Client
 from kvstore.client.connect import TIMEOUT, connect
-from kvstore.config.node import CONNECT_PREFIX
+from kvstore.config.setting import CONNECT_PREFIX
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

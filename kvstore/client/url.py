@@ -6,12 +6,8 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.config.node import (
-    DEFAULT_PORT,
-    NodeConfig,
-    default_arena_directory,
-    load_settings,
-)
+from kvstore.config.load import load_settings
+from kvstore.config.node import DEFAULT_PORT, NodeConfig, default_arena_directory
 from kvstore.errors import ConfigError, InvalidRequestError
 from kvstore.wire.messages import unix_target
 

@@ -1,45 +1,35 @@
-"""What a node is told: one validated object from file, environment and flags, each winning over the one before."""
+"""The settings of a node, one frozen object: each field declares a setting and all that people read of it."""
 
 from __future__ import annotations
 
-import dataclasses
 import grp
 import hashlib
 import ipaddress
-import logging
 import os
-import re
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from kvstore.config.rules import (
-    NamespaceRule,
-    TenantRule,
-    did_you_mean,
-    parse_rules,
-    parse_tenants,
+from kvstore.config.kinds import (
+    DURATION,
+    NAMESPACE_RULES,
+    NUMBER,
+    PATH,
+    SECONDS,
+    SIZE,
+    SWITCH,
+    TENANT_RULES,
+    TEXT,
 )
+from kvstore.config.rules import NamespaceRule, TenantRule
+from kvstore.config.setting import Flag, declared, settings_of
 from kvstore.errors import ConfigError
 from kvstore.security.grants import EVERY_TENANT, check_name
-from kvstore.security.secret_files import check_private
 from kvstore.security.socket_group import SocketGroup
-from kvstore.units import format_duration, format_size, parse_duration, parse_size
 
 DEFAULT_PORT = 7420
-ENVIRONMENT_PREFIX = "KVSTORE_"
-CONNECT_PREFIX = "KVSTORE_CONNECT_"
-"""What begins so is for clients, not for nodes."""
-_SIZES_FROM = 1 << 20
-"""Smaller whole numbers are ports, or nothing."""
 _LAST_GROUP = (1 << 32) - 2
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMATS = ("text", "json")
-Duration = float
-"""Seconds; written as ``30d`` as well."""
-_log = logging.getLogger(__name__)
 
 
 def default_socket() -> Path:
@@ -66,90 +56,297 @@ def default_arena_directory(name: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeConfig:
-    """A node's settings. Keys of the file and names of the environment (``KVSTORE_ARENA``) are these fields.
+    """A node's settings, in the order in which they are shown. Sizes are bytes, times seconds; empty text is none.
+
+    A new setting is one more field, declared, and then ``make docs``.
 
     Raises:
         ConfigError: a value can't be used; the message names key, value and what would be right.
     """
 
-    socket: Path = dataclasses.field(default_factory=default_socket)
-    """Unix socket to serve on."""
-    group: str = ""
-    """Name or number of the group whose members may use socket and arena. Empty: the node's own user alone."""
-    listen: str = ""
-    """``HOST:PORT`` to serve on as well, or only ``PORT``: then on the loopback address. Empty: no TCP."""
-    bulk_port: int = 0
-    """TCP port for bulk connections, on the address of ``listen``. 0: any free one."""
-    connections: int = 512
-    """Most gRPC connections by TCP that are let in at once, and four times the most bulk connections."""
-    metrics: str = ""
-    """``HOST:PORT``, or only ``PORT`` on the loopback address, where Prometheus finds ``/metrics`` and probes
-    ``/health``. Empty: nowhere."""
-    events: str = ""
-    """ZeroMQ endpoint for those who want to know which pages come and go, ``tcp://127.0.0.1:5557`` or ``ipc:///path``.
-    Empty: none. Needs the extra ``events``."""
-    events_replay: str = ""
-    """ZeroMQ endpoint where subscribers ask for events that they missed. Empty: none."""
-    events_tenants: str = ""
-    """Names of tenants, separated by commas, whose pages ``events`` tells of; ``*``: all. Empty: only of pages that
-    are no tenant's, since ZeroMQ asks nobody who they are."""
-    events_key: Path | None = None
-    """File of the secret key (CURVE) that the ZeroMQ endpoints have, as ``zmq.auth.create_certificates`` writes it:
-    who connects to them then needs a key as well."""
-    events_clients: Path | None = None
-    """Folder of the public keys of those who may connect, ``*.key``."""
-    traces: str = ""
-    """Where OpenTelemetry's spans of calls go: OTLP over gRPC, ``http://127.0.0.1:4317``. Empty: nowhere. Needs the
-    extra ``tracing``."""
-    tls_cert: Path | None = None
-    """PEM file of the node's certificate, the chain behind it: TCP then is TLS."""
-    tls_key: Path | None = None
-    """PEM file of its private key, which nobody else may read."""
-    client_ca: Path | None = None
-    """PEM file of the authorities that sign clients' certificates: TCP clients then need one."""
-    token_file: Path | None = None
-    """File of tokens, one a line, ``token`` or ``name:token``, each with its tenant and rights behind it: TCP clients
-    then need one of them."""
-    insecure: bool = False
-    """Whether to listen on other addresses than loopback without TLS, or for whoever comes."""
-    arena: int = 1 << 30
-    """Bytes of shared memory for pages."""
-    arena_dir: Path | None = None
-    """Folder of the arena's files, on a tmpfs. By default one in /dev/shm that belongs to the socket's path."""
-    numa_node: str = ""
-    """Number of the NUMA node whose memory the arena is in. Empty: wherever the system puts it."""
-    disk: Path = dataclasses.field(default_factory=default_disk)
-    """Folder of the disk tier."""
-    disk_limit: int = 10 << 30
-    """Bytes that the disk tier may take, everything counted. 0: no disk tier."""
-    disk_deadline: float = 5.0
-    """Seconds after which a read or write of the disk is given up: a miss, or a page that is not on disk yet."""
-    disk_write_limit: int = 0
-    """Most bytes written to disk a day, what carrying pages over costs included. 0: no limit."""
-    disk_key_file: Path | None = None
-    """File with the key (32 bytes, or 64 hexadecimal digits) that encrypts pages on disk. Needs the extra
-    ``encryption``."""
-    redis: str = ""
-    """URL of the Redis (or Valkey) that nodes share: ``redis://host:6379``, ``rediss://`` (TLS), ``unix:///path``,
-    ``redis+sentinel://``, ``redis+cluster://``. Empty: this node shares nothing."""
-    redis_limit: int = 10 << 30
-    """Bytes that pages may take in Redis, of all nodes together: the same on each of them."""
-    namespace: tuple[NamespaceRule, ...] = ()
-    """In the file only: ``[[namespace]]`` tables with ``match`` (a pattern over names), quotas in bytes for ``arena``,
-    ``disk`` and ``redis``, ``durability = "disk"`` and ``expire``. The first that matches counts."""
-    tenant: tuple[TenantRule, ...] = ()
-    """In the file only: ``[[tenant]]`` tables with ``name``, quotas in bytes for ``arena``, ``disk`` and ``redis``,
-    ``requests_per_second`` and ``bytes_per_second``."""
-    expire_namespaces: Duration = 0.0
-    """Seconds after which a namespace that nobody uses is dropped from arena and disk, unless its rule says otherwise.
-    0: never."""
-    verify_checksums: bool = True
-    """Whether pages from disk are verified. Off, a damaged page is served: only for showing that this matters."""
-    drain_seconds: float = 10.0
-    """How long a stopping node waits for calls under way and for writing back."""
-    log_level: str = "info"
-    log_format: str = "text"
-    """``text``, or ``json``: one JSON object a line."""
+    socket: Path = field(
+        default_factory=default_socket,
+        metadata=declared(
+            PATH,
+            "Unix socket to serve on, private to its user",
+            flag=Flag("PATH", "Unix socket to serve on (default: {default})"),
+            default_place="`$XDG_RUNTIME_DIR/kvstore.sock`; without one `/run/kvstore.sock` for root, else"
+            " `/tmp/kvstore-UID/kvstore.sock`",
+        ),
+    )
+    group: str = field(
+        default="",
+        metadata=declared(
+            TEXT,
+            "name or number of a group whose members may use socket and arena as well; the node's user must be in"
+            " it. See below",
+            flag=Flag("GROUP", "let members of this group use socket and arena (default: this user only)"),
+        ),
+    )
+    listen: str = field(
+        default="",
+        metadata=declared(
+            TEXT,
+            "`HOST:PORT` to serve on as well; only `PORT` is the loopback address",
+            flag=Flag("HOST:PORT", "serve on TCP as well; PORT alone is on the loopback address (default: no TCP)"),
+        ),
+    )
+    bulk_port: int = field(
+        default=0,
+        metadata=declared(
+            NUMBER,
+            "TCP port for bulk connections, on the address of `listen`",
+            flag=Flag("PORT", "TCP port for the pages themselves, with --listen (default: any free port)"),
+            zero="any free one",
+        ),
+    )
+    connections: int = field(
+        default=512,
+        metadata=declared(
+            NUMBER,
+            "most gRPC connections by TCP at once, 16 to 16384; a quarter of it is the most bulk connections, and"
+            " the most connections that have not shown a token yet. One tenant has at most half. Fewer where the"
+            " process's descriptors are few: the log says so",
+        ),
+    )
+    metrics: str = field(
+        default="",
+        metadata=declared(
+            TEXT,
+            "`HOST:PORT` of HTTP with `/metrics` and `/health`; only `PORT` is the loopback address. With `tls_cert`"
+            " it is HTTPS, with `token_file` it wants a token",
+            flag=Flag(
+                "HOST:PORT", "HTTP: /metrics for Prometheus, /health, /console; as 9464, on loopback (default: none)"
+            ),
+        ),
+    )
+    events: str = field(
+        default="",
+        metadata=declared(
+            TEXT,
+            "ZeroMQ endpoint that tells which pages come and go, `tcp://127.0.0.1:5557` or `ipc:///path`; needs the"
+            " extra `events`, see [observability](observability.md)",
+            flag=Flag("URL", "publish page events over ZeroMQ, as tcp://127.0.0.1:5557 (default: none)"),
+        ),
+    )
+    events_replay: str = field(
+        default="",
+        metadata=declared(
+            TEXT,
+            "ZeroMQ endpoint where subscribers ask for events that they missed",
+            flag=Flag("URL", "ZeroMQ endpoint that replays missed events (default: none)"),
+        ),
+    )
+    events_tenants: str = field(
+        default="",
+        metadata=declared(
+            TEXT,
+            "tenants whose pages `events` tells of, as `search,chat`, or `*` for all: pages of tenants are left out"
+            " otherwise",
+        ),
+    )
+    events_key: Path | None = field(
+        default=None,
+        metadata=declared(
+            PATH,
+            "file of the secret key (CURVE) of both ZeroMQ endpoints, which nobody else may read: then they may be"
+            " on other addresses than loopback, and who connects needs a [key](observability.md#page-events) as well",
+        ),
+    )
+    events_clients: Path | None = field(
+        default=None,
+        metadata=declared(PATH, "folder of the public keys, `*.key`, of those who may connect"),
+    )
+    traces: str = field(
+        default="",
+        metadata=declared(
+            TEXT,
+            "where OpenTelemetry's spans of calls go, as OTLP over gRPC: `http://127.0.0.1:4317`; needs the extra"
+            " `tracing`, see [observability](observability.md#traces)",
+        ),
+    )
+    tls_cert: Path | None = field(
+        default=None,
+        metadata=declared(
+            PATH,
+            "PEM file of the node's certificate, followed by its chain; TCP then uses TLS",
+            flag=Flag("FILE", "use TLS on TCP, with this certificate and its chain (PEM)"),
+        ),
+    )
+    tls_key: Path | None = field(
+        default=None,
+        metadata=declared(
+            PATH,
+            "PEM file of its private key, which nobody else may read",
+            flag=Flag("FILE", "the certificate's private key (PEM); only its owner may be able to read it"),
+        ),
+    )
+    client_ca: Path | None = field(
+        default=None,
+        metadata=declared(
+            PATH,
+            "PEM file of the authorities that sign clients' certificates; TCP clients then need one",
+            flag=Flag("FILE", "TCP clients must show a certificate signed by one of these authorities (PEM)"),
+        ),
+    )
+    token_file: Path | None = field(
+        default=None,
+        metadata=declared(
+            PATH,
+            "tokens, one per line, `TOKEN` or `NAME:TOKEN`, optionally followed by [tenant and"
+            " rights](security.md#tokens); TCP clients then need one",
+            flag=Flag("FILE", "TCP clients must show a token from this file; one per line, TOKEN or NAME:TOKEN"),
+        ),
+    )
+    insecure: bool = field(
+        default=False,
+        metadata=declared(
+            SWITCH,
+            "allow addresses other than loopback without TLS, tokens or client certificates",
+            flag=Flag("", "allow addresses other than loopback without TLS, tokens or client certificates"),
+        ),
+    )
+    arena: int = field(
+        default=1 << 30,
+        metadata=declared(
+            SIZE,
+            "bytes of shared memory for pages; at least 64 KiB",
+            flag=Flag("SIZE", "shared memory for pages, as 512MiB or 64GiB (default: {default})"),
+        ),
+    )
+    arena_dir: Path | None = field(
+        default=None,
+        metadata=declared(
+            PATH,
+            "folder of the arena's files, on a tmpfs",
+            flag=Flag("DIR", "folder of the arena, on a tmpfs (default: one in /dev/shm, named after the socket)"),
+            default_place="`/dev/shm/kvstore-UID/…`, by socket",
+        ),
+    )
+    numa_node: str = field(
+        default="",
+        metadata=declared(
+            TEXT,
+            "number of the NUMA node to put the arena's memory on: that of the engine's GPU or cores. Without it,"
+            " wherever the system puts it",
+            flag=Flag("N", "put the arena into the memory of this NUMA node (default: any)", behind="redis_limit"),
+        ),
+    )
+    disk: Path = field(
+        default_factory=default_disk,
+        metadata=declared(
+            PATH,
+            "folder of the disk tier",
+            flag=Flag("DIR", "folder of the disk tier (default: {default})"),
+            default_place="`$XDG_CACHE_HOME/kvstore`, without one `~/.cache/kvstore`",
+        ),
+    )
+    disk_limit: int = field(
+        default=10 << 30,
+        metadata=declared(
+            SIZE,
+            "most bytes on disk, at least 1 MiB; `0` turns the disk tier off",
+            flag=Flag("SIZE", "size of the disk tier; 0 turns it off (default: {default})"),
+            reloaded=True,
+        ),
+    )
+    disk_deadline: float = field(
+        default=5.0,
+        metadata=declared(
+            SECONDS,
+            "seconds after which a read or write of the disk is given up: the page is a miss, or is not on disk yet",
+        ),
+    )
+    disk_write_limit: int = field(
+        default=0,
+        metadata=declared(
+            SIZE,
+            "most bytes written to disk per day, including pages that are carried over",
+            flag=Flag("SIZE", "bytes written to disk per day at most, to spare an SSD (default: no limit)"),
+            zero="none",
+            reloaded=True,
+        ),
+    )
+    disk_key_file: Path | None = field(
+        default=None,
+        metadata=declared(
+            PATH,
+            "key (32 bytes, or 64 hexadecimal digits) that encrypts pages on disk; needs the extra `encryption`",
+            flag=Flag("FILE", "encrypt pages on disk with the key in this file (default: not encrypted)"),
+        ),
+    )
+    redis: str = field(
+        default="",
+        metadata=declared(
+            TEXT,
+            "the Redis or Valkey that nodes share: `redis://`, `rediss://` (TLS), `unix:///path`,"
+            " `redis+sentinel://`, `redis+cluster://`",
+            flag=Flag(
+                "URL", "share pages with other nodes through this Redis, as redis://10.0.0.5:6379 (default: none)"
+            ),
+        ),
+    )
+    redis_limit: int = field(
+        default=10 << 30,
+        metadata=declared(
+            SIZE,
+            "most bytes in Redis, of all nodes together: the same on each of them",
+            flag=Flag("SIZE", "size of the Redis tier, of all nodes together; the same on each (default: {default})"),
+            reloaded=True,
+        ),
+    )
+    namespace: tuple[NamespaceRule, ...] = field(
+        default=(),
+        metadata=declared(NAMESPACE_RULES, "what namespaces are granted, see below; in the file only", reloaded=True),
+    )
+    tenant: tuple[TenantRule, ...] = field(
+        default=(),
+        metadata=declared(TENANT_RULES, "what tenants are granted, see below; in the file only", reloaded=True),
+    )
+    expire_namespaces: float = field(
+        default=0.0,
+        metadata=declared(
+            DURATION,
+            "how long a namespace may be unused, as `30d`, before it is dropped; in Redis, unused by every node. A"
+            " rule's `expire` wins. Time in which the node does not run does not count",
+            flag=Flag("TIME", "drop namespaces that nobody has used for this long, as 30d (default: never)"),
+            zero="never",
+            reloaded=True,
+        ),
+    )
+    verify_checksums: bool = field(
+        default=True,
+        metadata=declared(
+            SWITCH, "`false` serves damaged pages from disk; only for demonstrating that checksums matter"
+        ),
+    )
+    drain_seconds: float = field(
+        default=10.0,
+        metadata=declared(
+            SECONDS,
+            "how long a stopping node waits for calls under way and for writing back; service managers must wait"
+            " longer",
+            reloaded=True,
+        ),
+    )
+    log_level: str = field(
+        default="info",
+        metadata=declared(
+            TEXT,
+            "`debug`, `info`, `warning` or `error`",
+            flag=Flag("LEVEL", "debug, info, warning or error (default: {default})"),
+            reloaded=True,
+        ),
+    )
+    log_format: str = field(
+        default="text",
+        metadata=declared(
+            TEXT,
+            "`json`: one JSON object a line, with `time` (UTC), `level`, `logger`, `thread`, `message` and `exception`",
+            flag=Flag("FORMAT", "text, or json: one JSON object per line (default: {default})"),
+            reloaded=True,
+        ),
+    )
 
     def __post_init__(self) -> None:
         if self.arena < 1 << 16:
@@ -264,6 +461,10 @@ class NodeConfig:
         return self.arena_dir or default_arena_directory(self.socket)
 
 
+SETTINGS = settings_of(NodeConfig)
+"""By key."""
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``, ``[IPv6]:PORT``, ``:PORT`` or ``PORT``; no host is the loopback address.
 
@@ -286,153 +487,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting's value, and who gave it."""
-
-    value: Any
-    origin: str
-    """``default``, the file's path, a name of the environment, or a flag."""
-    duration: bool = False
-    """Whether a number is a time."""
-
-    @property
-    def plain(self) -> Any:
-        """The value for JSON: sizes in bytes, times in seconds, None for nothing; without passwords."""
-        if isinstance(self.value, tuple):
-            return [dataclasses.asdict(rule) for rule in self.value]
-        if isinstance(self.value, bool | int | float):
-            return self.value
-        return None if self.value in (None, "") else _without_passwords(str(self.value))
-
-    @property
-    def text(self) -> str:
-        """The value as one would write it, without the passwords that a URL may hold."""
-        if isinstance(self.value, tuple):
-            return f"{len(self.value)} rules" if self.value else "none"
-        if isinstance(self.value, float):
-            return (format_duration(self.value) if self.duration else f"{self.value:g}s") if self.value else "none"
-        if isinstance(self.value, bool):
-            return str(self.value).lower()
-        if isinstance(self.value, int) and self.value >= _SIZES_FROM:
-            return format_size(self.value)
-        return "none" if self.value in (None, "") else _without_passwords(str(self.value))
-
-
-def _warn_of_readable_passwords(file: Path, settings: Mapping[str, Setting]) -> None:
-    secret = [key for key, each in settings.items() if str(each.value) != _without_passwords(str(each.value))]
-    if not secret:
-        return
-    try:
-        check_private(file, "settings file")
-    except ConfigError as error:  # no reason not to start: whoever could has read it
-        _log.warning("%s; it holds the password of %s", error, ", ".join(secret))
-
-
-def _without_passwords(text: str) -> str:
-    text = re.sub(r"(?<=://)([^/?#]*?):[^/?#]*@", r"\1:***@", text)
-    return re.sub(r"(?<=password=)[^&#]*", "***", text)
-
-
-def load_config(
-    file: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, Any] | None = None,
-) -> NodeConfig:
-    """The settings of a TOML file, the environment and the flags, each winning over the one before.
-
-    Raises:
-        ConfigError: the file can't be read, a key is unknown, or a value can't be used.
-    """
-    return NodeConfig(**{key: each.value for key, each in load_settings(file, environment, flags).items()})
-
-
-def load_settings(
-    file: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, Any] | None = None,
-) -> dict[str, Setting]:
-    """Every setting by its key, and where its value comes from; whether they go together is not looked at.
-
-    Raises:
-        ConfigError: the file can't be read, a key is unknown, or a value can't be used alone.
-    """
-    given: dict[str, Setting] = {}
-    if file is not None:
-        given |= {key: Setting(_convert(key, value, str(file)), str(file)) for key, value in _read(file).items()}
-        _warn_of_readable_passwords(file, given)
-    for name, text in sorted((environment or {}).items()):
-        key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(CONNECT_PREFIX):
-            continue
-        if key in _FIELDS:
-            if _FIELDS[key].startswith("tuple"):
-                raise ConfigError(f"{name}: {key} is given in the file only, as [[{key}]]")
-            given[key] = Setting(_convert(key, text, name), name)
-        else:
-            # Not an error: orchestrators set variables of their own after the name of a service.
-            _log.warning("the environment's %s is not a setting of kvstore%s", name, did_you_mean(key, _FIELDS))
-    for key, value in (flags or {}).items():
-        flag = "--" + key.replace("_", "-")
-        given[key] = Setting(_convert(key, value, flag), flag)
-    return {
-        field.name: dataclasses.replace(
-            given.get(field.name, Setting(_default(field), "default")), duration=_FIELDS[field.name] == "Duration"
-        )
-        for field in dataclasses.fields(NodeConfig)
-    }
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-_FIELDS = {field.name: str(field.type) for field in dataclasses.fields(NodeConfig)}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except OSError as error:
-        raise ConfigError(f"{file} can't be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{file} is not valid TOML: brackets in brackets, too many") from error
-    except ValueError as error:  # no TOML, no UTF-8, or a number with thousands of digits
-        raise ConfigError(f"{file} is not valid TOML: {error}") from error
-
-
-def _convert(key: str, value: object, origin: str) -> object:
-    """A setting in its field's type."""
-    if key not in _FIELDS:
-        near = did_you_mean(key, _FIELDS) or f"; known keys: {', '.join(_FIELDS)}"
-        raise ConfigError(f"{origin}: unknown key {key!r}{near}")
-    kind = _FIELDS[key]
-    if isinstance(value, str | Path) and "\0" in str(value):
-        raise ConfigError(f"{origin}: {key} can't be {str(value)!r}: there is a zero byte in it")
-    try:
-        if kind == "int" and isinstance(value, int | str):
-            return parse_size(value)
-        if kind == "Duration" and isinstance(value, int | float | str):
-            return parse_duration(value)
-        if kind.startswith("tuple"):
-            return parse_tenants(value) if key == "tenant" else parse_rules(value)
-        if kind.startswith("Path") and isinstance(value, str | Path) and str(value):
-            return Path(value).expanduser()
-        if kind == "float" and isinstance(value, int | float | str) and not isinstance(value, bool):
-            return _seconds(value)
-        if kind == "bool" and str(value).lower() in ("true", "false", "1", "0"):
-            return str(value).lower() in ("true", "1")
-        if kind == "str" and isinstance(value, str | int) and not isinstance(value, bool):
-            return str(value)
-    except (ValueError, RuntimeError) as error:  # RuntimeError: no such user's home
-        raise ConfigError(f"{origin}: {key}: {error}") from error
-    raise ConfigError(f"{origin}: {key} can't be {value!r}")
-
-
-def _seconds(value: float | str) -> float:
-    try:
-        return float(value)
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"not a number of seconds: {value!r}") from error

@@ -1,23 +1,24 @@
-"""What an operator grants: to namespaces quotas by tier and durability, to tenants quotas of bytes and requests."""
+"""Rules of the settings file: quotas, durability and expiry by namespace; quotas and rate limits by tenant."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.errors import ConfigError
 from kvstore.layout import Layout
 from kvstore.security.grants import check_name
-from kvstore.units import format_size, parse_duration, parse_size
+from kvstore.units import format_size, parse_duration, parse_named, parse_size
 
 DURABILITIES = ("", "disk")
 """``disk``: a store is refused rather than that a page leaves the arena before it is on disk."""
 _log = logging.getLogger(__name__)
+Amount = TypeVar("Amount", int, float)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,9 +181,9 @@ def _parse_values(table: Mapping[str, object], kind: type[NamespaceRule | Tenant
         if key == "requests_per_second":
             values[key] = _requests(value)
         elif known[key] == "int":
-            values[key] = _size(key, value)
+            values[key] = _measure(key, value, parse_size, (int, str))
         elif key == "expire":
-            values[key] = _life(value)
+            values[key] = _measure(key, value, parse_duration, (int, float, str))
         elif isinstance(value, str):
             values[key] = value
         else:
@@ -202,19 +203,8 @@ def _requests(value: object) -> int:
     return value
 
 
-def _life(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ConfigError(f"expire can't be {value!r}")
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise ConfigError(f"expire: {error}") from error
-
-
-def _size(key: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+def _measure(key: str, value: object, parse: Callable[[Any], Amount], types: tuple[type, ...]) -> Amount:
+    """A size or a duration."""
+    if isinstance(value, bool) or not isinstance(value, types):
         raise ConfigError(f"{key} can't be {value!r}")
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
+    return parse_named(key, parse, value)

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from kvstore.config.node import NodeConfig
-
-RELOADED = (
-    "disk_limit",
-    "disk_write_limit",
-    "redis_limit",
-    "namespace",
-    "tenant",
-    "expire_namespaces",
-    "drain_seconds",
-    "log_level",
-    "log_format",
-)
-"""What SIGHUP changes. The arena's size is not among it: clients map its files, which never change their length."""
+from kvstore.config.node import SETTINGS, NodeConfig
 
 
 def plan_reload(before: NodeConfig, after: NodeConfig) -> tuple[list[str], list[str]]:
     """The settings that differ: those that a running node takes over, and those that need a restart."""
-    differ = [
-        field.name
-        for field in dataclasses.fields(NodeConfig)
-        if getattr(after, field.name) != getattr(before, field.name)
-    ]
-    taken = [key for key in differ if key in RELOADED and _has_its_tier(key, before, after)]
+    differ = [key for key in SETTINGS if getattr(after, key) != getattr(before, key)]
+    taken = [key for key in differ if SETTINGS[key].reloaded and _has_its_tier(key, before, after)]
     return taken, [key for key in differ if key not in taken]
 
 

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from kvstore.cli import main as cli
-from kvstore.config.node import ENVIRONMENT_PREFIX, NodeConfig, load_config
+from kvstore.config.load import load_config
+from kvstore.config.node import NodeConfig
+from kvstore.config.setting import ENVIRONMENT_PREFIX
 from kvstore.connector import vllm_plugin
 from kvstore.connector.engine.options import Options
 from kvstore.units import parse_size

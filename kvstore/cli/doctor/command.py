@@ -37,7 +37,8 @@ from kvstore.cli.prompts import Prompt, read_prompt
 from kvstore.cli.tables import print_table, shown
 from kvstore.client.client import Client
 from kvstore.client.url import EmbeddedConfig, parse_url, socket_url
-from kvstore.config.node import NodeConfig, load_config
+from kvstore.config.load import load_config
+from kvstore.config.node import NodeConfig
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
 from kvstore.status import Status

@@ -18,7 +18,7 @@ import pytest
 from node_process import NodeProcess
 
 import kvstore
-from kvstore.config.node import load_config
+from kvstore.config.load import load_config
 from kvstore.errors import UnavailableError
 from kvstore.node.node import Node
 
