@@ -6,20 +6,19 @@ import argparse
 import dataclasses
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.cli.progress import Progress
 from kvstore.errors import ConfigError
 from kvstore.segments.check import SegmentReport, check_log
 from kvstore.segments.folder import words_for
 from kvstore.units import format_size
 
 EXIT_SOUND, EXIT_DAMAGED = 0, 1
-_QUIET_SECONDS = 2.0
 _CODES = """\
 exit codes:
   0  every record is what was stored
@@ -46,20 +45,20 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check, print, and answer with the exit code."""
-    progress = _Progress()
-    strangers: list[Path] = []
+    progress = Progress("kvstore check", show_size=format_size, lines=True)
+    foreign: list[Path] = []
     reports = list(
-        check_log(Path(options.directory), repair=options.repair, progress=progress.update, left_alone=strangers.extend)
+        check_log(Path(options.directory), repair=options.repair, progress=progress.update, left_alone=foreign.extend)
     )
     progress.end()
-    if strangers:
-        print(f"kvstore check: {options.directory}: {words_for(strangers)}", file=sys.stderr)
+    if foreign:
+        print(f"kvstore check: {options.directory}: {words_for(foreign)}", file=sys.stderr)
     if not reports:
         raise ConfigError(f"no segments in {options.directory}")
     damaged = [report for report in reports if report.damaged]
     if options.json:
         segments = [dataclasses.asdict(report) | {"damaged": report.damaged} for report in reports]
-        left_alone = sorted(path.name for path in strangers)
+        left_alone = sorted(path.name for path in foreign)
         told = {"segments": segments, "damaged": len(damaged), "repaired": options.repair, "left_alone": left_alone}
         print(json.dumps(told, indent=2))
     else:
@@ -96,27 +95,3 @@ def _words(report: SegmentReport) -> str:
     if report.damaged_pages:
         words.append("damaged pages" + (" (dropped)" if report.repaired else ""))
     return ", ".join(words) or "sound"
-
-
-class _Progress:
-    """Says on stderr how far it is, once it takes more than two seconds."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._shown = -1
-        self._terminal = sys.stderr.isatty()
-
-    def update(self, done: int, size: int) -> None:
-        """So many bytes of so many."""
-        percent = done * 100 // max(1, size)
-        step = percent if self._terminal else percent // 10 * 10
-        if step > self._shown and time.monotonic() - self._start > _QUIET_SECONDS:
-            self._shown = step
-            text = f"kvstore check: {step} % of {format_size(size)}"
-            print(f"\r{text}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Leave the line."""
-        if self._terminal and self._shown >= 0:
-            print(file=sys.stderr)

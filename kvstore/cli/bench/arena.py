@@ -17,7 +17,7 @@ from rich.table import Table
 
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
-from kvstore.cli.bench.progress import Progress
+from kvstore.cli.progress import Progress
 from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstore.cli.bench.plot import line_plot, write_plot
-from kvstore.cli.bench.progress import Progress
 from kvstore.cli.bench.stack_distance import NEVER, needed_pages
 from kvstore.cli.bench.trace import TracedRequest, read_trace, unique_blocks
+from kvstore.cli.progress import Progress
 from kvstore.errors import InvalidRequestError
 from kvstore.units import format_size, parse_size
 

@@ -16,9 +16,9 @@ from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES, EvictionPolicy
 from kvstore.cli.bench import eviction_workloads
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
-from kvstore.cli.bench.progress import Progress
 from kvstore.cli.bench.replay import hit_blocks, hit_blocks_offline
 from kvstore.cli.bench.trace import read_trace, unique_blocks
+from kvstore.cli.progress import Progress
 from kvstore.errors import ConfigError
 
 SIZES = (1, 2, 5, 10, 20, 50)

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES, LeastRecentlyUsed
 from kvstore.cli.bench.machine import this_machine
-from kvstore.cli.bench.progress import Progress
 from kvstore.cli.bench.replay import hit_blocks
 from kvstore.cli.bench.workloads import WORKLOADS
+from kvstore.cli.progress import Progress
 
 REQUESTS = 1500
 """Of each workload and seed."""

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
-from kvstore.cli.bench.progress import Progress
+from kvstore.cli.progress import Progress
 from kvstore.errors import ConfigError, ResourceError
 
 INDEXED = (10_000, 100_000, 1_000_000)
