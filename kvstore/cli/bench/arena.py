@@ -122,8 +122,8 @@ def _write_plot(path: Path, costs: Costs) -> None:
 def measure(pages: int, progress: Callable[[int], None]) -> Costs:
     """Fill an arena that has room for so many pages, twice."""
     from kvstore.arena.arena import Arena
-    from kvstore.cli.bench.node_process import percentile
     from kvstore.cli.bench.prompts import PAGE_BYTES, prompt_hashes, prompt_layout
+    from kvstore.cli.bench.timing import percentile
     from kvstore.store.leases import NODE
     from kvstore.store.store import Store
 

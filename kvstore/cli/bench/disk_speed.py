@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from kvstore.cli.bench.timing import seconds_of
 from kvstore.errors import ConfigError, ResourceError
 from kvstore.segments.aligned import aligned_empty
 from kvstore.tiers.disk import DiskTier
@@ -72,9 +72,7 @@ def measure_speed(
     times: dict[str, list[float]] = {}
 
     def step(name: str, call: Callable[[], object]) -> None:
-        start = time.perf_counter()
-        call()
-        times.setdefault(name, []).append(time.perf_counter() - start)
+        times.setdefault(name, []).append(seconds_of(call))
 
     for turn in range(rounds):
         plain, directory = folder / "plain", folder / f"tier-{turn}"

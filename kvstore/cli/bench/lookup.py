@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstore.cli.bench.machine import this_machine
+from kvstore.cli.bench.node_process import serving
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
 from kvstore.errors import ConfigError
@@ -93,17 +94,12 @@ def run(options: argparse.Namespace) -> int:
 def measure(indexed: int, rounds: int, progress: Callable[[int], None]) -> list[Figure]:
     """Fill a node with so many pages, and look prompts up."""
     import kvstore
-    from kvstore.cli.bench.node_process import Clock, percentile, serving
-    from kvstore.cli.bench.prompts import (
-        arena_for,
-        prompt_hashes,
-        prompt_layout,
-        store_prompts,
-    )
+    from kvstore.cli.bench.prompts import arena_for, prompt_hashes, prompt_layout, store_prompts
+    from kvstore.cli.bench.timing import ProcessorCaches, percentile, seconds_of
 
     prompts = max(1, indexed // PROMPT_PAGES)
     chosen = random.Random(0)  # noqa: S311 - which prompt is looked up
-    clock = Clock()
+    caches = ProcessorCaches()
     figures = []
     with serving(arena_for(indexed)) as url, kvstore.connect(url, timeout=60.0) as client:
         namespace = client.namespace(prompt_layout())
@@ -116,8 +112,8 @@ def measure(indexed: int, rounds: int, progress: Callable[[int], None]) -> list[
                     if here == "half":
                         hashes[PROMPT_PAGES // 2 :] = prompt_hashes(prompts)[PROMPT_PAGES // 2 :]
                     if cold:
-                        clock.sweep()
-                    times.append(clock.time(partial(namespace.lookup, hashes)) * 1e6)
+                        caches.sweep()
+                    times.append(seconds_of(partial(namespace.lookup, hashes)) * 1e6)
                 figures.append(Figure(indexed, PROMPT_PAGES, here, cold, percentile(times, 50), percentile(times, 99)))
     return figures
 

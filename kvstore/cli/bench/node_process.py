@@ -1,4 +1,4 @@
-"""A node of a benchmark's own, in a process of its own, and time as a benchmark takes it."""
+"""The node of a benchmark, in a process of its own: with an arena and no other tier."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
+from kvstore.config.setting import ENVIRONMENT_PREFIX
 from kvstore.errors import ResourceError
 
-SWEPT_BYTES = 128 << 20
+
+def without_settings() -> dict[str, str]:
+    """This process's environment without the settings in it: what is measured has those that the benchmark gives."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
 
 
 @contextmanager
 def serving(arena_bytes: int) -> Iterator[str]:
-    """The URL of a node with an arena of this size and nothing below; gone in the end, with all its files.
+    """Start a node with an arena of so many bytes; it ends with the context, and its files go.
+
+    Returns:
+        Its URL.
+
 
     Raises:
         ResourceError: it does not start; the message is the node's.
@@ -33,9 +38,8 @@ def serving(arena_bytes: int) -> Iterator[str]:
         socket = Path(folder) / "s"
         command = [sys.executable, "-m", "kvstore.cli", "serve", "--socket", str(socket), "--arena", str(arena_bytes)]
         command += ["--arena-dir", f"{shm}/arena", "--disk-limit", "0", "--listen", ""]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
         with subprocess.Popen(  # noqa: S603 - this interpreter, this package
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=without_settings()
         ) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -46,25 +50,3 @@ def serving(arena_bytes: int) -> Iterator[str]:
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.stdout.read()
-
-
-class Clock:
-    """Takes the time of calls, and sweeps the processor's caches between them."""
-
-    def __init__(self) -> None:
-        self._swept = np.zeros(SWEPT_BYTES, np.uint8)
-
-    def sweep(self) -> None:
-        """Nothing that was moved before lies in the processor's caches any more."""
-        self._swept += 1
-
-    def time(self, call: Callable[[], object]) -> float:
-        """Seconds that a call takes."""
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-
-
-def percentile(values: list[float], percent: float) -> float:
-    """The value that this percentage of ``values`` is at most."""
-    return float(np.percentile(values, percent))

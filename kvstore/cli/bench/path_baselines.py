@@ -6,7 +6,6 @@ A path of kvstore is measured beside the limit that bounds it; ``PATHS`` has bot
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import subprocess
@@ -23,12 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore
-from kvstore.cli.bench.path_peer import (
-    LOAD,
-    REQUEST,
-    STORE,
-    receive,
-)
+from kvstore.cli.bench.node_process import without_settings
+from kvstore.cli.bench.path_peer import LOAD, REQUEST, STORE, receive
 from kvstore.client.client import Client
 from kvstore.client.paths.control import Connection, RemoteControl
 from kvstore.client.paths.grpc import GrpcPath
@@ -95,11 +90,10 @@ def ends(arena: int, memory: int) -> Iterator[Ends]:
 
 def _started(stack: ExitStack, arguments: Sequence[str], errors: Path) -> tuple[int, str]:
     """A process of this Python, ended with the stack, and its first line. What it complains of goes to a file."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     with errors.open("w") as complaints:
         process = subprocess.Popen(  # noqa: S603 - this very program
             [sys.executable, "-m", *arguments],
-            env=environment,
+            env=without_settings(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,

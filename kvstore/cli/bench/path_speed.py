@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 import kvstore
 from kvstore.cli.bench.path_baselines import PATHS, Ends, Side
+from kvstore.cli.bench.timing import ProcessorCaches, percentile, seconds_of
 from kvstore.errors import ResourceError
 
 Bytes = npt.NDArray[np.uint8]
 TURN_BYTES = 32 << 20
 """What one side moves in its turn, by one call or more."""
 MOST_CALLS = 64
-_SWEEP_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Bench:
         self.calls = max(1, min(MOST_CALLS, TURN_BYTES // (page_bytes * pages)))
         self.data = np.random.default_rng(page_bytes).integers(0, 256, (self.calls, pages * page_bytes), np.uint8)
         self.target = np.ones_like(self.data)
-        self.sweep = np.zeros(_SWEEP_BYTES, np.uint8)
+        self.caches = ProcessorCaches()
 
     def hashes(self, turn: int) -> list[list[bytes]]:
         """For each call of a turn the names of its pages, new ones each time."""
@@ -75,13 +75,9 @@ class _Bench:
 
     def turn(self, side: Side, work: Callable[[int], None]) -> _Turn:
         """Do one side's calls; what was moved before is not in the processor's caches any more."""
-        self.sweep += 1
-        calls = []
+        self.caches.sweep()
         before = _cpu_seconds(side.pid)
-        for call in range(self.calls):
-            start = time.perf_counter()
-            work(call)
-            calls.append(time.perf_counter() - start)
+        calls = [seconds_of(partial(work, call)) for call in range(self.calls)]
         return _Turn(sum(calls), calls, _cpu_seconds(side.pid) - before)
 
     def both(self, side: Side, number: int) -> tuple[_Turn, _Turn]:
@@ -149,7 +145,7 @@ def _speed(
     ours: list[_Turn],
     limits: list[_Turn],
 ) -> Speed:
-    calls = np.array([call for turn in ours for call in turn.calls]) * 1e3
+    calls = [call * 1e3 for turn in ours for call in turn.calls]
 
     def median(turns: list[_Turn]) -> float:
         return statistics.median(turn.seconds for turn in turns)
@@ -165,8 +161,8 @@ def _speed(
         of_limit=round(
             statistics.median(limit.seconds / own.seconds for own, limit in zip(ours, limits, strict=True)), 3
         ),
-        p50_ms=round(float(np.percentile(calls, 50)), 3),
-        p99_ms=round(float(np.percentile(calls, 99)), 3),
+        p50_ms=round(percentile(calls, 50), 3),
+        p99_ms=round(percentile(calls, 99), 3),
         cpu_s_per_gb=round(statistics.median(turn.cpu for turn in ours) / gigabytes, 3),
         limit_cpu_s_per_gb=round(statistics.median(turn.cpu for turn in limits) / gigabytes, 3),
     )

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from kvstore.cli.bench.redis_baseline import BareClient
+from kvstore.cli.bench.timing import ProcessorCaches, seconds_of
 from kvstore.errors import UnavailableError
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format.chunk import CHUNK_BYTES
@@ -105,7 +106,7 @@ class _Bench:
         run = os.urandom(16)
         self.names = [b"kvstore-bench:%b:%d" % (run.hex().encode(), number) for number in range(len(self.values))]
         self.namespace = run * 2
-        self.sweep = np.zeros(64 << 20, np.uint8)
+        self.caches = ProcessorCaches()
 
     def run(self, way: str, rounds: int, progress: Callable[[int], None]) -> Speed:
         """All rounds."""
@@ -179,16 +180,16 @@ class _Bench:
             loaded = self.timed(partial(_in_calls, load, step, keys, _cut(self.target, self.page_bytes)))
             self.check(self.size)
             asked = keys[:LOOKED_UP_PAGES]
-            looked = [_seconds(partial(self.tier.contains, asked)) for _ in range(_LOOKUPS)]
+            looked = [seconds_of(partial(self.tier.contains, asked)) for _ in range(_LOOKUPS)]
         finally:
             self.tier.remove(keys)
         return (stored, loaded), statistics.median(looked)
 
     def timed(self, call: Callable[[], object]) -> _Took:
         """What a call takes; what was moved before is not in the processor's caches any more."""
-        self.sweep += 1
+        self.caches.sweep()
         server, client = self.bare.server_cpu_seconds(), time.process_time()
-        wall = _seconds(call)
+        wall = seconds_of(call)
         return _Took(wall, time.process_time() - client, self.bare.server_cpu_seconds() - server)
 
     def check(self, size: int) -> None:
@@ -196,12 +197,6 @@ class _Bench:
         if not np.array_equal(self.target[:size], self.data[:size]):
             raise UnavailableError("what came back is not what was stored")
         self.target[:] = 0
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def _cpu(part: Sequence[_Took]) -> Cpu:

@@ -12,12 +12,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.catalog.policies import EvictionPolicy
 
-Progress = Callable[[int], None]
-"""Told how many requests more are done."""
-
-
-def _nowhere(done: int) -> None:
-    pass
+_STEP = 256
 
 
 class Replay:
@@ -65,7 +60,10 @@ class Replay:
 
 
 def hit_blocks(
-    requests: Sequence[Sequence[int]], capacity: int, policy: EvictionPolicy, progress: Progress = _nowhere
+    requests: Sequence[Sequence[int]],
+    capacity: int,
+    policy: EvictionPolicy,
+    progress: Callable[[int], None] = lambda requests: None,
 ) -> int:
     """How many blocks of all requests a cache of ``capacity`` pages would have had.
 
@@ -73,7 +71,7 @@ def hit_blocks(
         requests: the blocks of each prompt, head first, each once.
         capacity: at least 1.
         policy: a fresh one.
-        progress: called now and then.
+        progress: told now and then how many requests more are done.
     """
     cache = Replay(policy, capacity)
     hits = 0
@@ -85,10 +83,9 @@ def hit_blocks(
     return hits
 
 
-_STEP = 256
-
-
-def hit_blocks_offline(requests: Sequence[Sequence[int]], capacity: int, progress: Progress = _nowhere) -> int:
+def hit_blocks_offline(
+    requests: Sequence[Sequence[int]], capacity: int, progress: Callable[[int], None] = lambda requests: None
+) -> int:
     """The same for one who knows the future: the block that is wanted again last leaves, or is not kept at all.
 
     This is Belady's rule (IBM Systems Journal 5(2), 1966) on single blocks, the tail first among blocks that are wanted

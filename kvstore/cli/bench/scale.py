@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstore.cli.bench.machine import this_machine
+from kvstore.cli.bench.node_process import serving, without_settings
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
 from kvstore.errors import ConfigError, ResourceError
@@ -102,13 +102,8 @@ def measure(indexed: int, clients: Sequence[int], seconds: float, progress: Call
         ResourceError: the node or a client does not start, or a client ends early.
     """
     import kvstore
-    from kvstore.cli.bench.node_process import percentile, serving
-    from kvstore.cli.bench.prompts import (
-        PROMPT_PAGES,
-        arena_for,
-        prompt_layout,
-        store_prompts,
-    )
+    from kvstore.cli.bench.prompts import PROMPT_PAGES, arena_for, prompt_layout, store_prompts
+    from kvstore.cli.bench.timing import percentile
 
     prompts = max(1, indexed // PROMPT_PAGES)
     figures: list[Figure] = []
@@ -145,7 +140,6 @@ def started(url: str, count: int, prompts: int, seconds: float) -> Iterator[list
     Raises:
         ResourceError: one of them does not start.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     with ExitStack() as stack:
         processes = []
         for number in range(count):
@@ -155,7 +149,7 @@ def started(url: str, count: int, prompts: int, seconds: float) -> Iterator[list
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=environment,
+                env=without_settings(),
             )
             stack.enter_context(process)
             stack.callback(process.terminate)

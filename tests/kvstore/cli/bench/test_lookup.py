@@ -11,7 +11,7 @@ from kvstore.cli.main import EXIT_FAILED, EXIT_USAGE, main
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.cli.bench.node_process.SWEPT_BYTES", 1 << 20)
+    monkeypatch.setattr("kvstore.cli.bench.timing.SWEPT_BYTES", 1 << 20)
 
 
 def test_lookup(small: None, folders_made: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
