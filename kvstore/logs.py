@@ -1,43 +1,29 @@
-"""What a node's log looks like: lines for people, or one JSON object a line."""
+"""Limits what others can write into a node's log: one line a second of each kind, the rest is counted.
+
+Whoever reaches a port can make gRPC's library, the service and threads that end by an error log as often as they like.
+A filter on each of the process's handlers leaves such lines out, for the log on stderr as for the console's errors.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-_REMOTE = ("grpc", "kvstore.service", "kvstore.threads")
-"""Loggers that whoever reaches a port can make say something."""
+THREADS = "kvstore.threads"
+"""The logger of threads that end by an error."""
+_LIMITED = ("grpc", "kvstore.service", THREADS)
+"""Loggers that are limited, with all below them; ``grpc`` is that of gRPC's library."""
 _EVERY_SECONDS = 1.0
 
 
-class JsonFormatter(logging.Formatter):
-    """A JSON object a line: ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``thread``, ``message``, ``exception``."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "thread": record.threadName,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-class OneEach(logging.Filter):
-    """Of what others can cause, one line a second of each kind; the next one says how many there were between.
+class RepeatFilter(logging.Filter):
+    """Lets through, of limited loggers, one line a second of each kind; it says how many were left out before it.
 
     A kind is a place in the code that logs, so that nobody can make up new ones.
 
@@ -55,7 +41,7 @@ class OneEach(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is logged. Several handlers may ask of one record: they are told the same."""
-        if not any(record.name == name or record.name.startswith(name + ".") for name in _REMOTE):
+        if not any(record.name == name or record.name.startswith(name + ".") for name in _LIMITED):
             return True
         if "said" not in record.__dict__:
             record.__dict__["said"] = self._take(record)
@@ -90,32 +76,15 @@ class LeftOutCollector(Collector):
             "Lines of the log beyond one a second of each kind that others can cause.",
             labels=["logger"],
         )
-        for logger, count in _ONE_EACH.left_out().items():
+        for logger, count in _REPEATS.left_out().items():
             family.add_metric([logger], count)
         yield family
 
 
-_ONE_EACH = OneEach()
+_REPEATS = RepeatFilter()
 """For the whole process, whatever is reloaded."""
 
 
 def leave_out_repeats(handler: logging.Handler) -> None:
-    """Have a handler log of what others can cause one line a second of each kind."""
-    handler.addFilter(_ONE_EACH)
-
-
-def log_to_stderr(level: str, form: str) -> None:
-    """Let this process log to stderr, from ``level`` on (``info``), as ``text`` or ``json``. The last call counts."""
-    handler = logging.StreamHandler(sys.stderr)
-    leave_out_repeats(handler)
-    threading.excepthook = _log_uncaught
-    handler.setFormatter(
-        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-
-
-def _log_uncaught(what: threading.ExceptHookArgs) -> None:
-    """A thread's end by an error is a line of the log as any other, not a traceback beside it."""
-    error = (what.exc_type, what.exc_value or what.exc_type(), what.exc_traceback)
-    logging.getLogger("kvstore.threads").error("a thread ended by an error", exc_info=error)
+    """Limit what a handler logs of what others can cause."""
+    handler.addFilter(_REPEATS)

@@ -1,4 +1,8 @@
-"""``kvstore completion``: a shell's completion, made from the command's own parser."""
+"""``kvstore completion``: prints a shell's completion script, made from the command's own parser.
+
+shtab makes such scripts too, but those offer no flags after ``config`` and ``check``, and it would be
+one more dependency.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,19 @@ _FILES = ("FILE", "DIR", "PATH", "TRACE")
 
 @dataclass(slots=True)
 class Command:
-    """One command, or the whole of them."""
+    """One command: its flags, arguments and subcommands; ``kvstore`` itself is one."""
 
     path: tuple[str, ...]
     help: str = ""
     flags: dict[str, argparse.Action] = field(default_factory=dict)
     takes_files: bool = False
     """Whether an argument without a flag is a file."""
-    below: list[Command] = field(default_factory=list)
+    subcommands: list[Command] = field(default_factory=list)
 
     def all(self) -> Iterator[Command]:
-        """This one and all below it."""
+        """This one, its subcommands, and theirs."""
         yield self
-        for each in self.below:
+        for each in self.subcommands:
             yield from each.all()
 
 
@@ -52,19 +56,19 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def commands_of(parser: argparse.ArgumentParser, path: tuple[str, ...], text: str = "") -> Command:
-    """What a parser takes, and all below it."""
+    """The command of a parser, with its subcommands."""
     command = Command(path, text)
     for action in parser._actions:  # noqa: SLF001 - argparse shows it nowhere else
         for flag in action.option_strings:
             command.flags[flag] = action
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             helps = {each.dest: each.help or "" for each in action._choices_actions}  # noqa: SLF001
-            for name, below in action.choices.items():
-                command.below.append(commands_of(below, (*path, name), helps.get(name, "")))
+            for name, subparser in action.choices.items():
+                command.subcommands.append(commands_of(subparser, (*path, name), helps.get(name, "")))
         elif not action.option_strings:
             command.takes_files |= action.metavar in _FILES
             if action.choices is not None:
-                command.below += [Command((*path, str(choice))) for choice in action.choices]
+                command.subcommands += [Command((*path, str(choice))) for choice in action.choices]
     return command
 
 
@@ -106,7 +110,7 @@ def bash(root: Command) -> str:
         lines.append(f"        {'|'.join(none)}) return ;;")
     lines += ["    esac", '    case "$path" in']
     for each in every:
-        words = [below.path[-1] for below in each.below] + sorted(each.flags)
+        words = [one.path[-1] for one in each.subcommands] + sorted(each.flags)
         take = ' compopt -o filenames; COMPREPLY=($(compgen -f -- "$cur"));' if each.takes_files else ""
         lines.append(f"        {_quoted(each.path)}) words={shlex.quote(' '.join(words))};{take} ;;")
     lines += [
@@ -129,10 +133,11 @@ def fish(root: Command) -> str:
     lines = ["complete -c kvstore -f"]
     for each in root.all():
         seen = [f"__fish_seen_subcommand_from {name}" for name in each.path[1:]]
-        below = " ".join(one.path[-1] for one in each.below)
-        at = "; and ".join([*seen, *([f"not __fish_seen_subcommand_from {below}"] if below else [])]) or "true"
+        names = " ".join(one.path[-1] for one in each.subcommands)
+        at = "; and ".join([*seen, *([f"not __fish_seen_subcommand_from {names}"] if names else [])]) or "true"
         lines += [
-            f"complete -c kvstore -n {_fish(at)} -a {_fish(one.path[-1])} -d {_fish(one.help)}" for one in each.below
+            f"complete -c kvstore -n {_fish(at)} -a {_fish(one.path[-1])} -d {_fish(one.help)}"
+            for one in each.subcommands
         ]
         if each.takes_files:
             lines.append(f"complete -c kvstore -n {_fish(at)} -F")

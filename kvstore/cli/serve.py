@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from kvstore.cli.exit_codes import EXIT_CODES, EXIT_UNCLEAN
+from kvstore.cli.logs import log_to_stderr
 from kvstore.client.url import socket_url
 from kvstore.config.load import load_config, load_settings
 from kvstore.config.node import SETTINGS, NodeConfig
 from kvstore.config.setting import in_order_of_flags
 from kvstore.errors import KVStoreError
 from kvstore.host.malloc import keep_giving_back, keep_room_for_messages, limit_malloc_arenas
-from kvstore.logs import log_to_stderr
 from kvstore.node.node import Node
 from kvstore.service.access.descriptor_budget import raise_limit
 from kvstore.units import format_size

@@ -16,7 +16,8 @@ import pytest
 from certificates import Authority
 from ports import free_port
 
-from kvstore.logs import LeftOutCollector, OneEach, log_to_stderr
+from kvstore.cli.logs import log_to_stderr
+from kvstore.logs import LeftOutCollector, RepeatFilter
 from kvstore.service.http.recent_errors import RecentErrors
 
 ATTEMPTS = 60
@@ -36,7 +37,7 @@ def record_of(logger: str, line: int, text: str = "word %s", *words: object) -> 
 
 def test_one_line_a_second_of_each_kind():
     clock = Clock()
-    limit = OneEach(clock)
+    limit = RepeatFilter(clock)
     assert [limit.filter(record_of("grpc._common", 7)) for _ in range(5)] == [True] + [False] * 4
     assert limit.filter(record_of("grpc._common", 8)), "another place in the code"
     assert limit.left_out() == {"grpc._common": 4}
@@ -51,7 +52,7 @@ def test_one_line_a_second_of_each_kind():
 
 
 def test_what_comes_from_here_is_all_said():
-    limit = OneEach(Clock())
+    limit = RepeatFilter(Clock())
     for logger in ("kvstore.store.pins", "kvstore.cli.serve", "grpcio", "kvstore.services"):
         assert all(limit.filter(record_of(logger, 7)) for _ in range(5)), logger
     assert not limit.left_out()

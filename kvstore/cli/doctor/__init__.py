@@ -1,12 +1,13 @@
-"""What ``kvstore doctor`` looks at. Each module answers with verdicts, and changes nothing.
+"""The checks of ``kvstore doctor``, and why a prompt missed. Each check returns verdicts, and changes nothing.
 
 ::
 
-    verdict.py    one finding: what was looked at, how it is, what to do
-    machine.py    shared memory, limits, NUMA
-    node.py       the node: its socket, users, version, clock, hashes, counters
-    tiers.py      disk and Redis
-    engine.py     vLLM's flags, its process, its packages
-    prompt.py     why a prompt missed: a prompt as it is asked for
-    why.py        and the first block, and the field of the key, in which it differs
+    command.py     the command: which checks are made, and how verdicts are printed
+    verdict.py     what a check found: good, to improve, or broken, and what to do
+    machine.py     shared memory, limits, NUMA
+    node.py        the node: its socket, users, version, clock, hashes, counters
+    tiers.py       disk and Redis
+    engine.py      vLLM's flags, its process, its packages
+    hash_probe.py  the hashes that another Python computes
+    why.py         the first missing block of a prompt, and the field of its key that differs
 """

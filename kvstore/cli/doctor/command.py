@@ -1,4 +1,4 @@
-"""``kvstore doctor``: is everything as it should be, and why did this prompt miss?"""
+"""``kvstore doctor``: checks the machine, the node and an engine, or explains why a prompt missed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvstore.cli.connect import add_url_to, connect_to_node
-from kvstore.cli.doctor import (
-    engine,
-    machine,
-    node,
-    tiers,
-)
-from kvstore.cli.doctor.verdict import (
-    FAIL,
-    OK,
-    WARN,
-    Verdict,
-)
-from kvstore.cli.doctor.why import (
-    Known,
-    Why,
-    compare,
-    why_missed,
-)
+from kvstore.cli.doctor import engine, machine, node, tiers
+from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
+from kvstore.cli.doctor.why import Known, Why, compare, why_missed
 from kvstore.cli.prompts import Prompt, read_prompt
 from kvstore.cli.tables import print_table, shown
 from kvstore.client.client import Client
@@ -103,7 +88,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, print, and answer with the exit code."""
+    """Check, print, and return the exit code."""
     if options.why is not None:
         return _why(options)
     if options.namespace or options.extra_key or options.against:
@@ -124,7 +109,7 @@ def _examine(options: argparse.Namespace) -> list[Verdict]:
         raise InvalidRequestError(f"{options.url}: an embedded store has no node to look at")
     if address.socket is not None:
         config = dataclasses.replace(config, socket=address.socket, arena_dir=address.arena_dir or config.arena_dir)
-    verdicts = [node.look_at_socket(config.socket)] if address.local else []
+    verdicts = [node.check_socket(config.socket)] if address.local else []
     status: Status | None = None
     try:
         with connect_to_node(options.url or socket_url(config.socket)) as client:
@@ -136,44 +121,44 @@ def _examine(options: argparse.Namespace) -> list[Verdict]:
     except PermissionError as error:
         verdicts.append(Verdict("node", FAIL, str(error), "set KVSTORE_CONNECT_TOKEN_FILE to a file with a token"))
     else:
-        verdicts += [node.look_at_version(status), node.look_at_clock(status, asked, answered)]
+        verdicts += [node.check_version(status), node.check_clock(status, asked, answered)]
         config = node.node_config_of(config, status, here=address.local and address.arena_dir is None)
         if address.local:
-            verdicts.append(node.look_at_arena(config.arena_directory))
-    verdicts.append(node.look_at_hashes(status))
+            verdicts.append(node.check_arena(config.arena_directory))
+    verdicts.append(node.check_hashes(status))
     if address.local:
-        verdicts += _of_machine(config, None if status is None else status.pid, options.engine_pid)
-    verdicts += tiers.look_at_redis(config)
-    verdicts += engine.look_at_versions(options.engine_python)
+        verdicts += _check_machine(config, None if status is None else status.pid, options.engine_pid)
+    verdicts += tiers.check_redis(config)
+    verdicts += engine.check_versions(options.engine_python)
     if options.engine_python is not None:
-        verdicts.append(engine.look_at_hashes(options.engine_python))
-    verdicts += _of_engine(options, config)
+        verdicts.append(engine.check_hashes(options.engine_python))
+    verdicts += _check_engine(options, config)
     if status is not None:
-        verdicts += node.look_at_counters(status)
+        verdicts += node.check_counters(status)
     return verdicts
 
 
-def _of_machine(config: NodeConfig, pid: int | None, engine_pid: int | None) -> list[Verdict]:
+def _check_machine(config: NodeConfig, pid: int | None, engine_pid: int | None) -> list[Verdict]:
     return [
-        machine.look_at_shared_memory(config),
-        machine.look_at_unused_arenas(config),
-        *machine.look_at_memory(config, pid),
-        *machine.look_at_limits(config, pid, engine_pid),
-        machine.look_at_numa(config),
-        *tiers.look_at_disk(config),
+        machine.check_shared_memory(config),
+        machine.check_unused_arenas(config),
+        *machine.check_memory(config, pid),
+        *machine.check_limits(config, pid, engine_pid),
+        machine.check_numa(config),
+        *tiers.check_disk(config),
     ]
 
 
-def _of_engine(options: argparse.Namespace, config: NodeConfig) -> list[Verdict]:
+def _check_engine(options: argparse.Namespace, config: NodeConfig) -> list[Verdict]:
     verdicts = []
     if options.vllm is not None:
-        verdicts += engine.look_at_flags(options.vllm, config.socket)
+        verdicts += engine.check_flags(options.vllm, config.socket)
     if options.engine_pid is not None:
         command = engine.command_of(options.engine_pid)
-        verdicts += engine.look_at_flags(command, config.socket)
+        verdicts += engine.check_flags(command, config.socket)
         if not any("kv_connector_module_path" in word for word in command):
-            verdicts += engine.look_at_plugins(options.engine_pid)
-        verdicts.append(engine.look_at_process(options.engine_pid, config.socket))
+            verdicts += engine.check_plugins(options.engine_pid)
+        verdicts.append(engine.check_process(options.engine_pid, config.socket))
     return verdicts
 
 

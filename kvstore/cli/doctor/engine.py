@@ -1,4 +1,4 @@
-"""The engine: its flags, its process, and the packages of its Python."""
+"""Checks of the engine: vLLM's flags, its process, and the packages of its Python."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.doctor import hash_probe
-from kvstore.cli.doctor.verdict import (
-    FAIL,
-    OK,
-    WARN,
-    Verdict,
-)
+from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.client.url import socket_url
 from kvstore.errors import ConfigError, InvalidRequestError
 
@@ -42,7 +37,7 @@ print(json.dumps(found))
 """
 
 
-def look_at_versions(python: str | None) -> list[Verdict]:
+def check_versions(python: str | None) -> list[Verdict]:
     """The packages of a Python: the engine's, or the one that runs this."""
     try:
         command = [python or sys.executable, "-c", _VERSIONS]
@@ -73,16 +68,16 @@ def look_at_versions(python: str | None) -> list[Verdict]:
     return verdicts
 
 
-def look_at_hashes(python: str) -> Verdict:
+def check_hashes(python: str) -> Verdict:
     """Whether the engine's Python computes the hashes that this process does."""
     try:
-        theirs = hash_probe.of_another(python, os.environ)
+        theirs = hash_probe.hashes_of(python, os.environ)
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
         return Verdict("engine's hashes", WARN, f"{python} can't compute them: {last}", "install kvstore there")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return Verdict("engine's hashes", WARN, f"{python} can't be asked: {error}", "name the engine's python itself")
-    if theirs != hash_probe.of_this_process():
+    if theirs != hash_probe.hashes_of_this_process():
         text = f"{python} computes other hashes than this process"
         return Verdict("engine's hashes", FAIL, text, "upgrade the older one: neither finds the other's pages")
     return Verdict("engine's hashes", OK, f"{python} computes the same")
@@ -109,7 +104,7 @@ def command_of(pid: int) -> list[str]:
         raise InvalidRequestError(f"process {pid} can't be looked at: {error.strerror}") from error
 
 
-def look_at_process(pid: int, socket: Path) -> Verdict:
+def check_process(pid: int, socket: Path) -> Verdict:
     """Whether an engine's process runs as the user that the node's socket belongs to."""
     try:
         user, owner = Path(f"/proc/{pid}").stat().st_uid, socket.stat().st_uid
@@ -121,7 +116,7 @@ def look_at_process(pid: int, socket: Path) -> Verdict:
     return Verdict("engine's user", OK, f"process {pid} and the socket are user {owner}'s")
 
 
-def look_at_plugins(pid: int) -> list[Verdict]:
+def check_plugins(pid: int) -> list[Verdict]:
     """Whether a vLLM process loads the plugin that makes the connector known: ``VLLM_PLUGINS`` may leave it out."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
@@ -135,7 +130,7 @@ def look_at_plugins(pid: int) -> list[Verdict]:
     return [Verdict("vLLM's plugins", FAIL, text, advice)]
 
 
-def look_at_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
+def check_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
     """vLLM's flags: is kvstore in them, and does it name this node?
 
     Args:
@@ -157,13 +152,13 @@ def look_at_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
         return [
             Verdict("vLLM's flags", FAIL, f"{_TRANSFER} is not a JSON object: {error}", f"write it as '{_EXAMPLE}'")
         ]
-    verdicts = _of_transfer(given, socket)
+    verdicts = _check_transfer_config(given, socket)
     if not isinstance(words, str):
-        verdicts += _of_others(words)
+        verdicts += _check_other_flags(words)
     return verdicts
 
 
-def _of_transfer(given: Mapping[str, Any], socket: Path) -> list[Verdict]:
+def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdict]:
     wrong = []
     if given.get("kv_connector") != _CONNECTOR:
         wrong.append(f"kv_connector must be {_CONNECTOR!r}, is {given.get('kv_connector')!r}")
@@ -194,7 +189,7 @@ def _of_transfer(given: Mapping[str, Any], socket: Path) -> list[Verdict]:
     return verdicts or [Verdict("vLLM's flags", OK, f"{_CONNECTOR} at {url}")]
 
 
-def _of_others(words: Sequence[str]) -> list[Verdict]:
+def _check_other_flags(words: Sequence[str]) -> list[Verdict]:
     verdicts = []
     if "--no-enable-prefix-caching" in words:
         advice = "remove it, unless it is meant: of models with recurrent layers nothing is kept then"

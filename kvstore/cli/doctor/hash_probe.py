@@ -1,4 +1,4 @@
-"""What a Python computes as hashes: compared between processes, they must agree."""
+"""The block hashes and fingerprint that a Python computes: engines and nodes find pages only where they agree."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ print(hash_check().hex(), Layout(model="model", block_size=16, page_bytes=4096).
 """
 
 
-def of_this_process() -> tuple[bytes, ...]:
+def hashes_of_this_process() -> tuple[bytes, ...]:
     """Block hashes, and the fingerprint of a layout."""
     return hash_check(), Layout(model="model", block_size=16, page_bytes=4096).fingerprint
 
 
-def of_another(python: str, environment: Mapping[str, str]) -> tuple[bytes, ...]:
+def hashes_of(python: str, environment: Mapping[str, str]) -> tuple[bytes, ...]:
     """The same, computed by another process.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The machine below a node: shared memory, limits of the process and of its cgroup, NUMA."""
+"""Checks of the node's machine: shared memory, limits of the process and of its cgroup, NUMA."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from pathlib import Path
 from kvstore.arena import format as fmt
 from kvstore.arena.epochs import READERS_BYTES
 from kvstore.arena.removal import unused
-from kvstore.cli.doctor.verdict import (
-    FAIL,
-    OK,
-    WARN,
-    Verdict,
-)
+from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.config.node import NodeConfig, default_arena_directory
 from kvstore.host.numa import nodes_with_memory
 from kvstore.host.shared_memory import memory_limit
@@ -27,7 +22,7 @@ _NO_LIMIT = 1 << 60
 """What cgroups of version 1 say where there is none is above it."""
 _FEW_FILES = 4096
 _FILES_A_CONNECTION = 4
-"""gRPC connections, those of strangers, and bulk connections, some of which have two descriptors."""
+"""gRPC connections, those without a token yet, and bulk connections, some of which have two descriptors."""
 _GPU = Path("/dev/nvidiactl")
 
 
@@ -36,7 +31,7 @@ def arena_needs(arena_bytes: int) -> int:
     return arena_bytes + fmt.headers_bytes(arena_bytes) + READERS_BYTES
 
 
-def look_at_shared_memory(config: NodeConfig) -> Verdict:
+def check_shared_memory(config: NodeConfig) -> Verdict:
     """Whether the arena's files fit, and whether they would be memory at all."""
     directory = config.arena_directory
     here = next(folder for folder in (directory, *directory.parents) if folder.exists())
@@ -45,25 +40,25 @@ def look_at_shared_memory(config: NodeConfig) -> Verdict:
     taken = sum(path.stat().st_blocks * 512 for path in directory.glob("*") if path.is_file())
     need = arena_needs(config.arena)
     kind = _file_system(here)
-    room = f"{here}: {format_size(free)} free of {format_size(size)}, the arena needs {format_size(need)}"
+    text = f"{here}: {format_size(free)} free of {format_size(size)}, the arena needs {format_size(need)}"
     if taken:
-        room += f" and has {format_size(taken)}"
+        text += f" and has {format_size(taken)}"
     if free + taken < need:
         return Verdict(
             "shared memory",
             FAIL,
-            room,
+            text,
             f"make the arena smaller (--arena), or the mount larger: `mount -o remount,size={need * 5 // 4 >> 20}m"
             f" {here}`; in a container, a tmpfs volume of that size (its own /dev/shm has 64 MiB)",
         )
     if kind not in ("tmpfs", "ramfs", "hugetlbfs", ""):
         return Verdict(
-            "shared memory", WARN, f"{room}; it is {kind}, not memory", "put --arena-dir on a tmpfs, as /dev/shm is"
+            "shared memory", WARN, f"{text}; it is {kind}, not memory", "put --arena-dir on a tmpfs, as /dev/shm is"
         )
-    return Verdict("shared memory", OK, room)
+    return Verdict("shared memory", OK, text)
 
 
-def look_at_unused_arenas(config: NodeConfig) -> Verdict:
+def check_unused_arenas(config: NodeConfig) -> Verdict:
     """Whether dead processes have left arenas in the default place, beside the node's own."""
     above = default_arena_directory(config.socket).parent
     found = [(path, size) for path, size in unused(above) if path != config.arena_directory]
@@ -91,7 +86,7 @@ def _file_system(path: Path) -> str:
     return best[1]
 
 
-def look_at_memory(config: NodeConfig, pid: int | None) -> list[Verdict]:
+def check_memory(config: NodeConfig, pid: int | None) -> list[Verdict]:
     """Whether memory limit and free memory hold the arena. ``pid``: of the node, which has it; None: none runs."""
     need = arena_needs(config.arena)
     theirs = Path(f"/proc/{pid}/cgroup")
@@ -127,7 +122,7 @@ def _available() -> int | None:
     return None
 
 
-def look_at_limits(
+def check_limits(
     config: NodeConfig, pid: int | None = None, engine_pid: int | None = None, gpu: Path = _GPU
 ) -> list[Verdict]:
     """Memory that may be locked, which matters to an engine that registers the arena; open files.
@@ -172,7 +167,7 @@ def _limits_of(pid: int | None, which: int) -> tuple[tuple[int, int], str]:
     return resource.getrlimit(which), " for this process"
 
 
-def look_at_numa(config: NodeConfig) -> Verdict:
+def check_numa(config: NodeConfig) -> Verdict:
     """Whether it is said on which node of the machine the arena lies."""
     nodes = nodes_with_memory()
     names = ", ".join(map(str, nodes))

@@ -1,4 +1,4 @@
-"""The node: who may reach it, whether both ends agree, and what its counters say."""
+"""Checks of the node: who may reach it, whether both ends agree, and what its counters say."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstore.cli.doctor import hash_probe
-from kvstore.cli.doctor.verdict import (
-    FAIL,
-    OK,
-    WARN,
-    Verdict,
-)
+from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.config.node import NodeConfig
 from kvstore.errors import KVStoreError
 from kvstore.layout import Layout
@@ -27,7 +22,7 @@ _CLOCK_SECONDS = 2.0
 _OTHER_SEED = "12345"
 
 
-def look_at_socket(socket: Path) -> Verdict:
+def check_socket(socket: Path) -> Verdict:
     """Whether this user may connect."""
     me = _user(os.geteuid())
     try:
@@ -51,7 +46,7 @@ def look_at_socket(socket: Path) -> Verdict:
 _SAME_USER = "run the engine as the node's user, or give both a group (--group)"
 
 
-def look_at_arena(directory: Path) -> Verdict:
+def check_arena(directory: Path) -> Verdict:
     """Whether this user may map the arena, without which pages go through the socket."""
     if not directory.is_dir():
         return Verdict(
@@ -68,7 +63,7 @@ def look_at_arena(directory: Path) -> Verdict:
     return Verdict("arena", OK, f"{directory} can be mapped")
 
 
-def look_at_version(status: Status) -> Verdict:
+def check_version(status: Status) -> Verdict:
     """Whether the node is of this version."""
     mine = kvstore_version()
     if status.version != mine:
@@ -77,7 +72,7 @@ def look_at_version(status: Status) -> Verdict:
     return Verdict("node", OK, f"version {mine}, pid {status.pid}, {status.clients} clients")
 
 
-def look_at_clock(status: Status, asked: float, answered: float) -> Verdict:
+def check_clock(status: Status, asked: float, answered: float) -> Verdict:
     """Whether the node's clock is this host's. ``asked``, ``answered``: ``time.time()`` around the call."""
     if not status.time:
         return Verdict("clock", WARN, "the node is too old to say what time it has", "upgrade the node")
@@ -88,13 +83,13 @@ def look_at_clock(status: Status, asked: float, answered: float) -> Verdict:
     return Verdict("clock", OK, f"the node's agrees within {off + answered - asked:.1f} s")
 
 
-def look_at_hashes(status: Status | None) -> Verdict:
+def check_hashes(status: Status | None) -> Verdict:
     """Whether processes agree on hashes, whatever PYTHONHASHSEED they have, and the node with them."""
-    mine = hash_probe.of_this_process()
+    mine = hash_probe.hashes_of_this_process()
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH"))))
     try:
         environment = os.environ | {"PYTHONHASHSEED": _OTHER_SEED, "PYTHONPATH": path}
-        other = hash_probe.of_another(sys.executable, environment)
+        other = hash_probe.hashes_of(sys.executable, environment)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return Verdict("hashes", WARN, f"a second process could not be asked: {error}")
     if other != mine:
@@ -123,7 +118,7 @@ def look_at_hashes(status: Status | None) -> Verdict:
 _REPORT = "this must not be: install kvstore anew, and report it if it stays"
 
 
-def look_at_counters(status: Status) -> list[Verdict]:
+def check_counters(status: Status) -> list[Verdict]:
     """What a node has counted that somebody should know."""
     verdicts = []
     arena = status.tier("arena").counters

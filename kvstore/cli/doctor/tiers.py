@@ -1,4 +1,4 @@
-"""The tiers below the arena: the disk's folder and the Redis that nodes share."""
+"""Checks of the lower tiers: the disk's folder and the Redis that nodes share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvstore.cli.doctor.verdict import (
-    FAIL,
-    OK,
-    WARN,
-    Verdict,
-)
+from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.config.node import NodeConfig
 from kvstore.errors import ConfigError
 from kvstore.units import format_size
@@ -26,7 +21,7 @@ _CLOCK_SECONDS = 2.0
 _SPARE = 1.1
 
 
-def look_at_disk(config: NodeConfig) -> list[Verdict]:
+def check_disk(config: NodeConfig) -> list[Verdict]:
     """Room, O_DIRECT and who owns the folder."""
     if not config.disk_limit:
         return [Verdict("disk", OK, "no disk tier (disk_limit = 0)")]
@@ -48,11 +43,11 @@ def look_at_disk(config: NodeConfig) -> list[Verdict]:
     if config.disk.exists() and (mode := config.disk.stat().st_mode & 0o077):
         text = f"{config.disk} is open to others (mode {mode | 0o700:04o})"
         verdicts.append(Verdict("disk folder", WARN, text, f"chmod 700 {config.disk}"))
-    verdicts.append(_look_at_direct(here))
+    verdicts.append(_check_direct_io(here))
     return verdicts
 
 
-def _look_at_direct(folder: Path) -> Verdict:
+def _check_direct_io(folder: Path) -> Verdict:
     """Whether the file system reads and writes past the page cache."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".kvstore-doctor-") as file:
@@ -63,7 +58,7 @@ def _look_at_direct(folder: Path) -> Verdict:
     return Verdict("O_DIRECT", OK, f"{folder} has it")
 
 
-def look_at_redis(config: NodeConfig) -> list[Verdict]:
+def check_redis(config: NodeConfig) -> list[Verdict]:
     """Whether Redis answers, evicts nothing by itself, has room for the limit, and has the right time."""
     if not config.redis:
         return [Verdict("redis", OK, "no shared tier")]
@@ -83,23 +78,23 @@ def look_at_redis(config: NodeConfig) -> list[Verdict]:
     off = max(abs(seconds + micros / 1e6 - now) for _, _, (seconds, micros), now in asked)
     return [
         Verdict("redis", OK, f"{many}, version {', '.join(versions)}"),
-        _of_policies(policies),
-        _of_memory([int(memory.get("maxmemory", 0)) for _, memory, _, _ in asked], config.redis_limit),
+        _check_policies(policies),
+        _check_memory([int(memory.get("maxmemory", 0)) for _, memory, _, _ in asked], config.redis_limit),
         Verdict("redis clock", WARN, f"{off:.1f} s off this host's", "let chrony or ntpd set both clocks")
         if off > _CLOCK_SECONDS
         else Verdict("redis clock", OK, f"agrees with this host's within {off:.1f} s"),
     ]
 
 
-def _of_policies(policies: list[str]) -> Verdict:
+def _check_policies(policies: list[str]) -> Verdict:
     if policies == ["noeviction"]:
         return Verdict("redis policy", OK, "noeviction")
-    advice = "CONFIG SET maxmemory-policy noeviction: nodes evict by themselves, and allkeys-* drops their books"
+    advice = "CONFIG SET maxmemory-policy noeviction: nodes evict by themselves, and allkeys-* drops their accounting"
     level = FAIL if any(policy.startswith("allkeys") for policy in policies) else WARN
     return Verdict("redis policy", level, ", ".join(policies), advice)
 
 
-def _of_memory(most: list[int], limit_bytes: int) -> Verdict:
+def _check_memory(most: list[int], limit_bytes: int) -> Verdict:
     """``most``: of each server, 0 where it has no limit."""
     total = sum(most) if all(most) else 0
     text = f"maxmemory {format_size(total) if total else 'none'}, redis_limit {format_size(limit_bytes)}"

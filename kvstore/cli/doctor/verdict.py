@@ -1,4 +1,4 @@
-"""One finding."""
+"""A verdict: what one check of ``kvstore doctor`` found."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one thing is."""
+    """What one check found."""
 
     subject: str
+    """What was checked."""
     level: str
     """``OK``, ``WARN`` (it works, and could be better) or ``FAIL`` (it can't work so)."""
     text: str

@@ -1,4 +1,4 @@
-"""Why a prompt missed: by the first block that is not there, and the field of its key that differs.
+"""Explains why a prompt missed: names its first missing block, and the field of the block's key that differs.
 
 A page's key is its namespace (every field of the layout) and its block's hash (tokens before and in the block, extra
 keys). So a miss is one of four: another namespace, other tokens, other extra keys, or the page is not there any more.
@@ -13,7 +13,7 @@ from typing import Any
 from kvstore.cli.prompts import Prompt
 from kvstore.layout import Layout
 
-Ask = Callable[[bytes, Sequence[bytes]], Sequence[tuple[str | None, bool]]]
+AskNode = Callable[[bytes, Sequence[bytes]], Sequence[tuple[str | None, bool]]]
 """Given a namespace's fingerprint and hashes: for each its tier, and whether it is known to have left."""
 _NEAREST = 3
 
@@ -28,7 +28,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The answer."""
+    """Why a prompt missed, or that it did not."""
 
     asked: int = 0
     """Blocks of the prompt."""
@@ -51,7 +51,7 @@ def different_fields(one: Layout, other: Layout) -> dict[str, tuple[Any, Any]]:
     return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
 
 
-def why_missed(prompt: Prompt, namespace: Known | None, known: Sequence[Known], ask: Ask) -> Why:
+def why_missed(prompt: Prompt, namespace: Known | None, known: Sequence[Known], ask: AskNode) -> Why:
     """Why an engine that asks for this prompt in this namespace misses.
 
     Args:
@@ -92,7 +92,7 @@ def why_missed(prompt: Prompt, namespace: Known | None, known: Sequence[Known], 
     return _never_seen(why, prompt, namespace, known, ask, more)
 
 
-def _never_seen(why: Why, prompt: Prompt, namespace: Known, known: Sequence[Known], ask: Ask, more: str) -> Why:
+def _never_seen(why: Why, prompt: Prompt, namespace: Known, known: Sequence[Known], ask: AskNode, more: str) -> Why:
     """The node remembers nothing of the block; is the prompt there under another block size, or with other keys?"""
     if prompt.tokens is not None:
         for other in known:
@@ -133,7 +133,7 @@ def _never_seen(why: Why, prompt: Prompt, namespace: Known, known: Sequence[Know
     return replace(why, reason=reason, advice=advice)
 
 
-def _unknown_namespace(prompt: Prompt, known: Sequence[Known], ask: Ask) -> Why:
+def _unknown_namespace(prompt: Prompt, known: Sequence[Known], ask: AskNode) -> Why:
     """The node never saw the layout that is asked for, or dropped it."""
     assert prompt.layout is not None
     layout = prompt.layout
@@ -160,7 +160,7 @@ def _unknown_namespace(prompt: Prompt, known: Sequence[Known], ask: Ask) -> Why:
     )
 
 
-def _elsewhere(block_hash: bytes, namespace: Known, known: Sequence[Known], ask: Ask) -> Known | None:
+def _elsewhere(block_hash: bytes, namespace: Known, known: Sequence[Known], ask: AskNode) -> Known | None:
     """A namespace that has this block, the one that differs least first."""
     others = [each for each in known if each.fingerprint != namespace.fingerprint]
     for each in sorted(others, key=lambda other: len(different_fields(namespace.layout, other.layout))):

@@ -148,7 +148,7 @@ class TestWhy:
 
 class TestEngine:
     def levels(self, command: object) -> list[tuple[str, str]]:
-        return [(each.level, each.text) for each in engine.look_at_flags(command, SOCKET)]
+        return [(each.level, each.text) for each in engine.check_flags(command, SOCKET)]
 
     def flags(self, **changed: object) -> str:
         return json.dumps(CONFIG | changed)
@@ -200,8 +200,8 @@ class TestEngine:
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
                 assert child.stdout is not None
                 assert child.stdout.readline() == b"runs\n"  # until then its command line may be empty
-                assert [each.level for each in engine.look_at_flags(engine.command_of(child.pid), SOCKET)] == [OK]
-                assert engine.look_at_process(child.pid, path).level == OK
+                assert [each.level for each in engine.check_flags(engine.command_of(child.pid), SOCKET)] == [OK]
+                assert engine.check_process(child.pid, path).level == OK
                 child.communicate()
 
     @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ class TestEngine:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
             assert child.stdout is not None
             child.stdout.readline()  # until then its environment may be this process's
-            assert [each.level for each in engine.look_at_plugins(child.pid)] == levels
+            assert [each.level for each in engine.check_plugins(child.pid)] == levels
             child.communicate(b"\n")
 
     def test_the_plugin_is_the_one_that_is_installed(self) -> None:
@@ -222,52 +222,52 @@ class TestEngine:
         assert (vllm_plugin.CONNECTOR, vllm_plugin.MODULE) == (engine._CONNECTOR, engine._MODULE)
 
     def test_versions(self) -> None:
-        found = engine.look_at_versions(sys.executable)
+        found = engine.check_versions(sys.executable)
         assert found[0].level == OK
         assert "protobuf" in found[0].text
-        assert engine.look_at_versions("/none/python")[0].level == FAIL
+        assert engine.check_versions("/none/python")[0].level == FAIL
 
 
 class TestNode:
     def test_sockets(self, short_folder: Path) -> None:
         path = short_folder / "s"
-        assert node.look_at_socket(path).level == FAIL
+        assert node.check_socket(path).level == FAIL
         path.write_text("")
-        assert "is no socket" in node.look_at_socket(path).text
+        assert "is no socket" in node.check_socket(path).text
         path.unlink()
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(path))
             path.chmod(0o600)
-            assert node.look_at_socket(path).level == OK
+            assert node.check_socket(path).level == OK
             path.chmod(0o666)
-            assert "everybody may read and write" in node.look_at_socket(path).advice
+            assert "everybody may read and write" in node.check_socket(path).advice
 
     def test_clocks(self) -> None:
         status = Status("1", 1, 1, 1.0, (), (), 0, "", "", time=1000.0)
-        assert node.look_at_clock(status, 999.9, 1000.1).level == OK
-        assert "7.0 s off" in node.look_at_clock(status, 1007.0, 1007.1).text
-        assert "7.0 s off" in node.look_at_clock(status, 992.9, 993.0).text
+        assert node.check_clock(status, 999.9, 1000.1).level == OK
+        assert "7.0 s off" in node.check_clock(status, 1007.0, 1007.1).text
+        assert "7.0 s off" in node.check_clock(status, 992.9, 993.0).text
 
     def test_hashes_that_differ(self) -> None:
         status = Status("1", 1, 1, 1.0, (), (), 0, "", "", hash_check=bytes(32))
-        assert "computes other hashes" in node.look_at_hashes(status).text
+        assert "computes other hashes" in node.check_hashes(status).text
 
     def test_an_engines_hashes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", str(Path(kvstore.__file__).parents[1]))
-        assert engine.look_at_hashes(sys.executable).level == OK
+        assert engine.check_hashes(sys.executable).level == OK
         other = tmp_path / "python"
         other.write_text(f"#!/bin/sh\necho {'00' * 32} {'00' * 32}\n")
         other.chmod(0o700)
-        assert engine.look_at_hashes(str(other)).level == FAIL
+        assert engine.check_hashes(str(other)).level == FAIL
         other.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'kvstore'\" >&2; exit 1\n")
-        assert "No module named 'kvstore'" in engine.look_at_hashes(str(other)).text
-        assert "can't be asked" in engine.look_at_hashes(str(tmp_path / "none")).text
+        assert "No module named 'kvstore'" in engine.check_hashes(str(other)).text
+        assert "can't be asked" in engine.check_hashes(str(tmp_path / "none")).text
 
 
 class TestMachine:
     def test_a_folder_that_is_no_memory(self, tmp_path: Path) -> None:
         config = NodeConfig(arena=1 << 20, arena_dir=tmp_path / "arena", disk_limit=0)
-        found = machine.look_at_shared_memory(config)
+        found = machine.check_shared_memory(config)
         assert found.level in (OK, WARN)  # a machine whose /tmp is memory
         assert str(tmp_path) in found.text
 
@@ -277,37 +277,37 @@ class TestMachine:
         open_one = Arena(shm_folder / "open", 1 << 20)
         for name in ("own", "left"):
             Arena(shm_folder / name, 1 << 20).close()
-        found = machine.look_at_unused_arenas(config)
+        found = machine.check_unused_arenas(config)
         assert (found.level, found.text) == (WARN, f"in {shm_folder}: left (1.098 MiB)")
         open_one.close()
-        assert "open" in machine.look_at_unused_arenas(config).text
+        assert "open" in machine.check_unused_arenas(config).text
         for name in ("open", "left"):
             shutil.rmtree(shm_folder / name)
-        assert machine.look_at_unused_arenas(config).level == OK
+        assert machine.check_unused_arenas(config).level == OK
 
     def test_locked_memory_matters_where_there_is_a_gpu(self, tmp_path: Path) -> None:
         config = NodeConfig(arena=1 << 60)
-        assert machine.look_at_limits(config, gpu=tmp_path / "none")[0].level == OK
-        limit = machine.look_at_limits(config, gpu=tmp_path)[0]
+        assert machine.check_limits(config, gpu=tmp_path / "none")[0].level == OK
+        limit = machine.check_limits(config, gpu=tmp_path)[0]
         assert limit.level == (OK if limit.text.startswith("unlimited") else WARN)
 
     def test_the_limits_are_those_of_node_and_engine(self, tmp_path: Path) -> None:
         with subprocess.Popen(["sleep", "600"]) as other:
             resource.prlimit(other.pid, resource.RLIMIT_NOFILE, (500, 500))
             resource.prlimit(other.pid, resource.RLIMIT_MEMLOCK, (4096, 4096))
-            memlock, files = machine.look_at_limits(NodeConfig(arena=1 << 30), other.pid, other.pid, tmp_path)
+            memlock, files = machine.check_limits(NodeConfig(arena=1 << 30), other.pid, other.pid, tmp_path)
             other.kill()
         assert (memlock.level, files.level) == (WARN, WARN)
         assert f"4 KiB for process {other.pid}, the arena has 1 GiB" in memlock.text
         assert f"500 at most for process {other.pid}" in files.text
 
     def test_a_numa_node_that_is_not_there(self) -> None:
-        assert machine.look_at_numa(NodeConfig(numa_node="999")).level == FAIL
+        assert machine.check_numa(NodeConfig(numa_node="999")).level == FAIL
 
 
 class TestTiers:
     def test_a_disk_that_is_smaller_than_its_limit(self, tmp_path: Path) -> None:
-        found = {each.subject: each for each in tiers.look_at_disk(NodeConfig(disk=tmp_path, disk_limit=1 << 60))}
+        found = {each.subject: each for each in tiers.check_disk(NodeConfig(disk=tmp_path, disk_limit=1 << 60))}
         assert found["disk"].level == WARN
         assert "lower --disk-limit" in found["disk"].advice
         assert found["O_DIRECT"].level in (OK, WARN)
@@ -315,17 +315,17 @@ class TestTiers:
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
     def test_a_folder_of_somebody_else(self) -> None:
-        assert tiers.look_at_disk(NodeConfig(disk=Path("/proc")))[-1].level == FAIL
+        assert tiers.check_disk(NodeConfig(disk=Path("/proc")))[-1].level == FAIL
 
     def test_redis(self, short_folder: Path) -> None:
         server = RedisServer(short_folder / "redis", "--maxmemory", "64mb")
         config = NodeConfig(redis=server.url, redis_limit=1 << 30)
-        found = {each.subject: each for each in tiers.look_at_redis(config)}
+        found = {each.subject: each for each in tiers.check_redis(config)}
         assert found["redis"].level == found["redis clock"].level == found["redis policy"].level == OK
         assert found["redis memory"].level == WARN
         server.client.config_set("maxmemory-policy", "allkeys-lru")
-        found = {each.subject: each for each in tiers.look_at_redis(config)}
+        found = {each.subject: each for each in tiers.check_redis(config)}
         assert found["redis policy"].level == FAIL
         server.close()
-        assert tiers.look_at_redis(config)[0].level == FAIL
-        assert tiers.look_at_redis(NodeConfig(redis="http://x"))[0].level == FAIL
+        assert tiers.check_redis(config)[0].level == FAIL
+        assert tiers.check_redis(NodeConfig(redis="http://x"))[0].level == FAIL
