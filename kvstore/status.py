@@ -1,4 +1,4 @@
-"""What a node says of itself."""
+"""The status of a node: its tiers, namespaces and counters, as ``kvstore status`` prints them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TierStatus:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStatus:
-    """One namespace."""
+    """One namespace at one moment."""
 
     name: str
     fingerprint: bytes
@@ -51,7 +51,7 @@ class NamespaceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A node."""
+    """A node at one moment."""
 
     version: str
     instance: int
@@ -89,8 +89,11 @@ class Status:
 
 
 def seen_by(status: Status, grant: Grant) -> Status:
-    """What of a status a caller may see: whoever has one tenant's token is told of that tenant's pages, and of tiers
-    only what these take of the arena, and what became of them since the node started."""
+    """What of a status a caller may see.
+
+    Whoever has one tenant's token is told of that tenant's pages, and of tiers only what these take of the arena, and
+    what became of them since the node started.
+    """
     if grant.every:
         return status
     own = tuple(each for each in status.namespaces if grant.sees(Layout.from_json(each.layout).tenant))

@@ -1,1 +1,1 @@
-"""The ``kvstore`` command: one module a command. The only code that prints."""
+"""The ``kvstore`` command: a module for each group of commands, and the only code that prints."""

@@ -1,4 +1,4 @@
-"""``kvstore check``: is what is on disk what was stored?"""
+"""``kvstore check``: verifies every record of a disk tier that no node uses, and repairs it if asked to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ exit codes:
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
-    """The command's flags."""
+    """Add its parser."""
     check = commands.add_parser(
         "check",
         help="verify every record of a disk tier while no node uses it",
@@ -44,7 +44,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check, print, and answer with the exit code."""
+    """Check, print, and return the exit code."""
     progress = Progress("kvstore check", show_size=format_size, lines=True)
     foreign: list[Path] = []
     reports = list(

@@ -1,7 +1,6 @@
 """``kvstore completion``: prints a shell's completion script, made from the command's own parser.
 
-shtab makes such scripts too, but those offer no flags after ``config`` and ``check``, and it would be
-one more dependency.
+shtab makes such scripts too, but those offer no flags after ``config`` and ``check``, at the price of a dependency.
 """
 
 from __future__ import annotations

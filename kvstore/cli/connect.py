@@ -1,4 +1,4 @@
-"""The node that a command talks to: its flag, and without it the environment's or this machine's node."""
+"""Connects a command to its node: that of ``--url``, else of ``KVSTORE_SOCKET``, else on the default socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the exit codes of ``kvstore`` mean."""
+"""Exit codes of ``kvstore``, and what ``--help`` says of them."""
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNCLEAN = 1, 2, 3
 EXIT_CODES = """\

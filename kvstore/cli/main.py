@@ -1,4 +1,4 @@
-"""The ``kvstore`` command."""
+"""The ``kvstore`` command: imports the module of the command that is called, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMMANDS = {
     "kvstore.cli.bench.capacity_plan": ("plan",),
     "kvstore.cli.proxy": ("proxy",),
 }
-"""Which module has which commands. That of the command that is called is imported alone: a probe is called often."""
+"""Module → its commands. Only the module of the command that is called is imported: probes are called often."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""``kvstore lookup``, ``evict``, ``clear``, ``pin`` and ``unpin``: an operator's hand on the pages of a namespace."""
+"""``kvstore lookup``, ``evict``, ``clear``, ``pin`` and ``unpin``: act on pages, by block hash or by prompt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Work = Callable[[Client, Namespace, list[bytes], argparse.Namespace], dict[str, 
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add these commands."""
+    """Add their parsers."""
     _add(commands, "lookup", _lookup, "say which tier has each page")
     _add(commands, "evict", _evict, "drop pages from every tier")
     _add(commands, "clear", _clear, "drop a namespace with all its pages, from every tier", hashes=False)

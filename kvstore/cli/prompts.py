@@ -1,4 +1,4 @@
-"""A prompt as somebody asks for it: which namespace, which block hashes, and what these were made from."""
+"""Reads prompts from files of JSON: token ids or block hashes, where known with layout and extra keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORM = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is known of one."""
+    """One prompt, by what its file says of it."""
 
     layout: Layout | None = None
     """Of the namespace that the engine asks; None: not said."""

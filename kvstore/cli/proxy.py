@@ -1,4 +1,4 @@
-"""``kvstore proxy``: one endpoint in front of prefill and decode instances."""
+"""``kvstore proxy``: serves one OpenAI-compatible endpoint in front of prefill and decode instances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("kvstore.proxy")
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
-    """The command's flags."""
+    """Add its parser."""
     proxy = commands.add_parser(
         "proxy",
         help="an OpenAI-compatible endpoint in front of prefill and decode instances (needs kvstore-offload[proxy])",

@@ -1,4 +1,4 @@
-"""``kvstore serve`` and ``kvstore config show``: run a node, or print the settings that it would use."""
+"""``kvstore serve`` and ``kvstore config show``: run a node, and print the settings that it would have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add these commands."""
+    """Add their parsers."""
     serve = commands.add_parser(
         "serve",
         help="run a node",

@@ -1,4 +1,4 @@
-"""``kvstore status`` and ``kvstore top``: what a node holds and does."""
+"""``kvstore status``, ``namespaces`` and ``top``: print what a node holds and what it is doing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ counted in pages:
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add these commands."""
+    """Add their parsers."""
     status = commands.add_parser(
         "status",
         help="what a node holds and has done",
@@ -150,7 +150,7 @@ def _namespace_line(namespace: NamespaceStatus) -> str:
         quota = namespace.quota_bytes.get(tier)
         of = f" of {format_size(quota)}" if quota else ""
         parts.append(f"{tier} {format_size(namespace.used_bytes[tier])}{of}")
-    if namespace.idle_seconds >= _WORTH_SAYING:
+    if namespace.idle_seconds >= _LONG_IDLE_SECONDS:
         parts.append(f"unused for {format_duration(namespace.idle_seconds)}")
     if namespace.durability:
         parts.append(f"durability {namespace.durability}")
@@ -166,7 +166,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-_WORTH_SAYING = 60.0
+_LONG_IDLE_SECONDS = 60.0
 _RATES = ("asked", "stored", "evicted", "overrun", "refused")
 
 

@@ -1,6 +1,6 @@
-"""Tables on stdout: as wide as the terminal; where none reads them, a row a line, so that other programs can search.
+"""Prints tables on stdout, as wide as the terminal; into a pipe or a file, each row as one line.
 
-Names come from clients, and may hold anything: nothing in them reaches a terminal as a command.
+Names come from clients, and may hold anything: control characters in them never reach a terminal.
 """
 
 from __future__ import annotations

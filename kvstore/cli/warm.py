@@ -1,4 +1,4 @@
-"""``kvstore warm``: bring pages up from disk and Redis before anybody asks for them."""
+"""``kvstore warm``: loads pages from disk and Redis into the arena before an engine asks for them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from kvstore.cli.connect import add_url_to, connect_to_node
-from kvstore.cli.pages import (
-    add_namespace_to,
-    add_pages_to,
-    check_pages_of,
-    find_namespace,
-    words_of,
-)
+from kvstore.cli.pages import add_namespace_to, add_pages_to, check_pages_of, find_namespace, words_of
 from kvstore.cli.prompts import read_prompts
 from kvstore.client.namespace import Namespace
 from kvstore.hashing import parse_hashes
@@ -42,31 +36,31 @@ examples:
 
 @dataclass(slots=True)
 class Warmed:
-    """What became of the pages."""
+    """What became of the pages of one call."""
 
     asked: int = 0
     already: int = 0
     """In the arena before."""
     disk: int = 0
-    """Brought up from there."""
+    """Loaded from there."""
     redis: int = 0
     absent: int = 0
     """In no tier; of a prompt, with all that is behind the first such page, which nobody can use."""
     failed: int = 0
-    """Somewhere below, but they did not come up: no room in the arena, or a tier that fails."""
+    """In a lower tier, but not loaded: the arena has no free slot, or the tier fails."""
     pushed_out: int = 0
-    """Came up, and left again for others of this call."""
+    """Loaded, and evicted again for others of this call."""
     bytes: int = 0
     seconds: float = 0.0
 
     @property
     def came(self) -> int:
-        """Pages that were brought up."""
+        """Pages that were loaded."""
         return self.disk + self.redis
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
-    """The command's flags."""
+    """Add its parser."""
     warm = commands.add_parser(
         "warm",
         help="bring pages up into the arena, by hash or by prompt",
@@ -82,7 +76,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Warm, print, and answer with the exit code."""
+    """Load, print, and return the exit code."""
     check_pages_of(options)
     prompts = read_prompts(Path(options.tokens), options.extra_key) if options.tokens is not None else None
     hashes = parse_hashes(words_of(options.hashes))
@@ -107,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _warm(namespace: Namespace, runs: Sequence[Sequence[bytes]], *, whole: bool) -> Warmed:
-    """Bring pages up.
+    """Load pages into the arena.
 
     Args:
         namespace: theirs.
@@ -133,26 +127,26 @@ def _warm_part(
 ) -> list[bytes]:
     found = namespace.lookup(hashes)
     usable = found.prefix if whole else len(hashes)
-    below = [h for h, tier in zip(hashes[:usable], found.tiers, strict=False) if tier not in (None, "arena")]
+    lower = [h for h, tier in zip(hashes[:usable], found.tiers, strict=False) if tier not in (None, "arena")]
     here = sum(tier == "arena" for tier in found.tiers[:usable])
     warmed.asked += len(hashes)
     warmed.already += here
-    warmed.absent += len(hashes) - here - len(below)
-    progress.advance(task, len(hashes) - len(below))
+    warmed.absent += len(hashes) - here - len(lower)
+    progress.advance(task, len(hashes) - len(lower))
     came: list[bytes] = []
-    while below:
-        batch = below[: namespace.batch_pages]
+    while lower:
+        batch = lower[: namespace.batch_pages]
         with namespace.prepare_load(batch) as pending:
             tiers = pending.tiers
         for tier in tiers:
-            warmed.already += tier == "arena"  # somebody else brought it up meanwhile
+            warmed.already += tier == "arena"  # another client loaded it meanwhile
             warmed.disk += tier == "disk"
             warmed.redis += tier == "redis"
             warmed.bytes += namespace.layout.page_bytes * (tier != "arena")
         came += batch[: len(tiers)]
-        passed = len(tiers) + (len(tiers) < len(batch))  # one that does not come must not stop the others
+        passed = len(tiers) + (len(tiers) < len(batch))  # one that can't be loaded must not stop the others
         warmed.failed += passed - len(tiers)
-        below = below[passed:]
+        lower = lower[passed:]
         progress.advance(task, passed)
     return came
 

@@ -373,12 +373,12 @@ def _entry(record: Any) -> _Entry:
         int(record["number"]),
         Layout.from_json(json.dumps(record["layout"])),
         str(record.get("durability", "")),
-        _seconds(record.get("created"), time.time()),  # an older version did not write these down
-        _seconds(record.get("idle"), 0.0),
+        _duration_or(record.get("created"), time.time()),  # an older version did not write these down
+        _duration_or(record.get("idle"), 0.0),
     )
 
 
-def _seconds(value: Any, otherwise: float) -> float:
+def _duration_or(value: Any, otherwise: float) -> float:
     """A time in a register: pages must not be lost for one that can't be."""
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= _LONGEST_SECONDS else otherwise
 

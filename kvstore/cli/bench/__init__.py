@@ -1,1 +1,1 @@
-"""``kvstore bench`` and ``kvstore plan``: what this machine reaches, and what a trace would gain."""
+"""``kvstore bench`` measures parts of kvstore on this machine; ``kvstore plan`` says what a trace would gain."""

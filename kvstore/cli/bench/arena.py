@@ -1,4 +1,4 @@
-"""``kvstore bench arena``: what a page in the arena costs the node, in memory and in processor time."""
+"""``kvstore bench arena``: measures what a page in the arena costs the node, in memory and processor time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Costs:
     load_us: float
     """of holding them and ending the hold,"""
     store_us: float
-    """of reserving and publishing them while there is room,"""
+    """of reserving and publishing them while slots are free,"""
     evict_us: float
     """while others have to leave,"""
     present_us: float
@@ -64,7 +64,7 @@ class Costs:
 
 
 def add(group: argparse._SubParsersAction[Any]) -> None:
-    """The benchmark's flags."""
+    """Add its parser."""
     parser = group.add_parser(
         "arena",
         help="memory and processor time that a page in the arena costs the node",
@@ -80,7 +80,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and answer with the exit code."""
+    """Measure, print, and return the exit code."""
     if not 4 * PROMPT_PAGES <= options.pages <= 1 << 26:
         raise ConfigError(f"--pages is {options.pages}, it must be from {4 * PROMPT_PAGES} to {1 << 26}")
     machine = this_machine()
@@ -120,7 +120,7 @@ def _write_plot(path: Path, costs: Costs) -> None:
 
 
 def measure(pages: int, progress: Callable[[int], None]) -> Costs:
-    """Fill an arena that has room for so many pages, twice."""
+    """Fill an arena of so many pages, twice."""
     from kvstore.arena.arena import Arena
     from kvstore.cli.bench.prompts import PAGE_BYTES, prompt_hashes, prompt_layout
     from kvstore.cli.bench.timing import percentile

@@ -1,4 +1,4 @@
-"""``kvstore plan``: what more memory, disk or Redis would have brought on a request trace."""
+"""``kvstore plan``: says what one more GiB of arena, disk or Redis would have brought on a request trace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TierPlan:
     """Of all tiers together: none while another tier is larger."""
     more_prefill_seconds: float
     more_from_this_tier: int
-    """Hits that this tier gains, from nowhere or from those below."""
+    """Hits that this tier gains, that were misses or hits of lower tiers."""
 
 
 class Curve:
@@ -98,7 +98,7 @@ class Curve:
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
-    """The command's flags."""
+    """Add its parser."""
     plan = commands.add_parser(
         "plan",
         help="what one more GiB of arena, disk or Redis would bring, by a request trace",
@@ -144,7 +144,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan, print, and answer with the exit code."""
+    """Plan, print, and return the exit code."""
     if options.block_tokens < 1:
         raise InvalidRequestError(f"--block-tokens must be at least 1, got {options.block_tokens}")
     if not 0 < options.prefill_rate < float("inf"):
@@ -166,8 +166,8 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         lines = {"LRU": [(float(place), point.hit_ratio) for place, point in enumerate(points)]}
         labels = [format_size(point.bytes) for point in points]
-        title, below = "Prefix hits by capacity", "capacity of the largest tier"
-        write_plot(Path(options.plot), line_plot(title, below, "hit blocks / all blocks", labels, lines))
+        title, x_label = "Prefix hits by capacity", "capacity of the largest tier"
+        write_plot(Path(options.plot), line_plot(title, x_label, "hit blocks / all blocks", labels, lines))
     if options.json:
         found = {"block_bytes": block_bytes, "blocks": curve.blocks, "prefill_tokens_a_second": options.prefill_rate}
         answer = {"tiers": [asdict(tier) for tier in tiers], "curve": [asdict(point) for point in points]}
@@ -197,9 +197,10 @@ def plan_tiers(curve: Curve, sizes: dict[str, int], block_bytes: int, rate: floa
     plans = []
     above = 0
     for tier, size in sizes.items():
-        top, bottom, below = (max(above, each) // block_bytes for each in (0, size, size + _GIB))
+        higher, now_pages, more_pages = (max(above, each) // block_bytes for each in (0, size, size + _GIB))
         now, more = largest // block_bytes, max(largest, size + _GIB) // block_bytes
-        mine, gained = curve.hits(bottom) - curve.hits(top), curve.hits(below) - curve.hits(bottom)
+        mine = curve.hits(now_pages) - curve.hits(higher)
+        gained = curve.hits(more_pages) - curve.hits(now_pages)
         seconds = (curve.tokens(more) - curve.tokens(now)) / rate
         plans.append(TierPlan(tier, size, mine / curve.blocks, curve.hits(more) - curve.hits(now), seconds, gained))
         above = max(above, size)

@@ -1,8 +1,7 @@
-"""The command group ``kvstore bench``.
+"""``kvstore bench``: the group of benchmarks, each a module of this folder that is named in ``BENCHES``.
 
-Each benchmark is a module with ``add(group)``, which adds its parser to the group of subparsers and sets ``run`` on it
-(a function from the parsed options to the exit code), and with its flags in it. It imports what is heavy in ``run``:
-every ``kvstore`` command imports this module. A new benchmark is one more name in ``BENCHES``.
+Such a module has ``add(group)``, which adds its parser to the group and sets ``run`` on it: a function from the parsed
+options to the exit code. What is heavy is imported in ``run``, since help and completion import all of them.
 """
 
 from __future__ import annotations
@@ -10,15 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.cli.bench import (
-    arena,
-    disk,
-    eviction,
-    lookup,
-    path,
-    redis,
-    scale,
-)
+from kvstore.cli.bench import arena, disk, eviction, lookup, path, redis, scale
 
 BENCHES = (arena, disk, eviction, lookup, path, redis, scale)
 

@@ -1,4 +1,4 @@
-"""``kvstore bench disk``: the disk tier beside plain O_DIRECT I/O of the same bytes."""
+"""``kvstore bench disk``: measures the disk tier beside plain O_DIRECT I/O of the same bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE_BYTES = (2 << 20, 64 << 10)
 OPENED_PAGE_BYTES = 64 << 10
 INDEX_PAGES = 1_000_000
 _SPARE = 4
-"""This part of the free space is left alone."""
+"""One such part of the free space is not used."""
 _EPILOG = """\
 Each round writes and reads the same bytes plainly (pieces of 2 MiB, O_DIRECT, one thread) and through a fresh tier, in
 turns; a ratio is the plain I/O's time over the tier's, medians over rounds. The tier verifies checksums at reading.
@@ -42,7 +42,7 @@ exit codes:
 
 
 def add(group: argparse._SubParsersAction[Any]) -> None:
-    """The benchmark's flags."""
+    """Add its parser."""
     parser = group.add_parser(
         "disk",
         help="write and read pages through the disk tier, beside plain I/O of the same bytes",
@@ -67,7 +67,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and answer with the exit code."""
+    """Measure, print, and return the exit code."""
     from kvstore.cli.bench.disk_opening import measure_index, measure_opening
     from kvstore.cli.bench.disk_speed import measure_speed
 
@@ -82,13 +82,13 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"--directory is needed: {error.strerror}") from error
     try:
-        room = shutil.disk_usage(root).free * (_SPARE - 1) // _SPARE
+        usable = shutil.disk_usage(root).free * (_SPARE - 1) // _SPARE
     except OSError as error:
         raise ConfigError(f"{root}: {error.strerror or error}") from error
-    if 3 * size > room:
+    if 3 * size > usable:
         raise ConfigError(
             f"--size is {format_size(size)}: two copies and a reserve take three times that, and of what is free in"
-            f" {root} only {format_size(room)} are used"
+            f" {root} only {format_size(usable)} are used"
         )
     machine = this_machine()
     progress = Progress("kvstore bench disk", len(PAGE_BYTES) * options.rounds + 2)
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=root) as name:
             folder = Path(name)
             speeds = [measure_speed(folder, each, size, options.rounds, progress.advance) for each in PAGE_BYTES]
-            opening = measure_opening(folder / "opened", log_size, min(log_size, room * 4 // 5), OPENED_PAGE_BYTES)
+            opening = measure_opening(folder / "opened", log_size, min(log_size, usable * 4 // 5), OPENED_PAGE_BYTES)
             progress.advance(1)
             index = measure_index(folder / "index", INDEX_PAGES, OPENED_PAGE_BYTES)
             progress.advance(1)

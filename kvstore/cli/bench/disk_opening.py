@@ -1,4 +1,4 @@
-"""How long a log takes to open, and how much memory its index takes."""
+"""Measures how long the disk tier takes to open, and how much memory its index takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast pages go to the disk tier and come back cold, beside plain O_DIRECT I/O in the same run."""
+"""Measures how fast the disk tier writes pages and reads them cold, beside plain O_DIRECT I/O in the same run."""
 
 from __future__ import annotations
 

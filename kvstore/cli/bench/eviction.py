@@ -1,4 +1,4 @@
-"""``kvstore bench eviction``: what each policy would have hit on a trace."""
+"""``kvstore bench eviction``: replays a request trace against each eviction policy and compares their hits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Figure:
 
 
 def add(group: argparse._SubParsersAction[Any]) -> None:
-    """The benchmark's flags."""
+    """Add its parser."""
     parser = group.add_parser(
         "eviction",
         help="replay a request trace: prefix hits by eviction policy and cache size",
@@ -74,7 +74,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replay, print, and answer with the exit code."""
+    """Replay, print, and return the exit code."""
     if options.workloads:
         if options.trace is not None or options.plot is not None:
             raise ConfigError("--workloads goes without TRACE and --plot")

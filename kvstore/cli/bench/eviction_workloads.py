@@ -1,4 +1,4 @@
-"""``kvstore bench eviction --workloads``: a node's policy against LRU on prompts that are made here."""
+"""``kvstore bench eviction --workloads``: compares a node's policy with LRU on generated prompts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Worst:
 
 
 def run(sizes: Sequence[int], *, as_json: bool) -> int:
-    """Measure, print, and answer with the exit code."""
+    """Measure, print, and return the exit code."""
     machine = this_machine()
     progress = Progress("kvstore bench eviction", REQUESTS * len(SEEDS) * len(WORKLOADS) * len(sizes) * 2)
     found = measure(sizes, REQUESTS, SEEDS, progress.advance)

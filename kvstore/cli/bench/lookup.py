@@ -1,4 +1,4 @@
-"""``kvstore bench lookup``: how long it takes to know which pages of a prompt are here, without a call."""
+"""``kvstore bench lookup``: measures lookups of a prompt's pages in the mapped index, without a call to the node."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Figure:
 
 
 def add(group: argparse._SubParsersAction[Any]) -> None:
-    """The benchmark's flags."""
+    """Add its parser."""
     parser = group.add_parser(
         "lookup",
         help="look prompts of 512 pages up on the same host, with up to a million pages indexed",
@@ -68,7 +68,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and answer with the exit code."""
+    """Measure, print, and return the exit code."""
     try:
         sizes = [int(each) for each in options.indexed.split(",")]
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a benchmark was measured on: a figure means nothing without it."""
+"""The machine that a benchmark ran on: processor, load, versions. A figure means nothing without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvstore bench path``: how fast pages move by each path, beside what bounds it."""
+"""``kvstore bench path``: measures how fast pages move by each path, beside what bounds it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ exit codes:
 
 
 def add(group: argparse._SubParsersAction[Any]) -> None:
-    """The benchmark's flags."""
+    """Add its parser."""
     parser = group.add_parser(
         "path",
         help="store and load pages by each path, beside memcpy, raw TCP and plain gRPC",
@@ -63,7 +63,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and answer with the exit code."""
+    """Measure, print, and return the exit code."""
     from kvstore.cli.bench.path_baselines import PATHS, ends
     from kvstore.cli.bench.path_speed import TURN_BYTES, measure
 

@@ -1,7 +1,4 @@
-"""The sides of ``kvstore bench path``: each moves the bytes of one call to a process that is known, and back.
-
-A path of kvstore is measured beside the limit that bounds it; ``PATHS`` has both by the path's name.
-"""
+"""What ``kvstore bench path`` compares: each path of kvstore, and the copy, socket or stream that bounds it."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _TIMEOUT = 30.0
 
 
 class Side(Protocol):
-    """One way for pages to move."""
+    """One way for pages to move, as it is measured."""
 
     pid: int
     """The process at the other end."""
@@ -49,7 +46,7 @@ class Side(Protocol):
         ...
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """Make room for other pages."""
+        """Drop them, so that other pages fit."""
         ...
 
 
@@ -110,7 +107,7 @@ def _last_line(errors: Path) -> str:
 
 
 class KVStoreSide:
-    """A client of the node."""
+    """A path of kvstore: a client of the node."""
 
     def __init__(self, client: Client, layout: kvstore.Layout, pid: int) -> None:
         self.pid = pid
@@ -132,7 +129,7 @@ class KVStoreSide:
 
 
 class RawTcp:
-    """One stream, ``sendall`` and ``recv_into``."""
+    """One TCP connection, ``sendall`` and ``recv_into``."""
 
     def __init__(self, port: int, pid: int) -> None:
         self.pid = pid
@@ -159,7 +156,7 @@ class RawTcp:
 
 
 class PlainGrpc:
-    """A stream of raw messages, of the same size as kvstore's."""
+    """gRPC streams of raw messages, of the same size as kvstore's."""
 
     def __init__(self, channel: grpc.Channel, pid: int) -> None:
         self.pid = pid

@@ -1,4 +1,4 @@
-"""What paths between hosts are measured beside, in a process of its own: raw TCP, and plain gRPC streams.
+"""The process at the other end of raw TCP and plain gRPC streams, which paths between hosts are measured beside.
 
 No framing, no index, no checksums: the bytes of one call from one process's memory into the other's.
 Prints one line with both ports, and ends with its standard input.

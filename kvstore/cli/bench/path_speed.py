@@ -1,4 +1,4 @@
-"""How fast pages go by one path, beside what bounds it, in the same run."""
+"""Measures how fast pages move by one path, in turns with what bounds it."""
 
 from __future__ import annotations
 

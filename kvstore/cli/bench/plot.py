@@ -1,4 +1,4 @@
-"""A line plot as an SVG file, with nothing but the standard library."""
+"""Line plots as SVG files, with nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def line_plot(
 
     Args:
         title: above the plot.
-        x_label: below it.
+        x_label: under it.
         y_label: beside it.
         ticks: labels at x = 0, 1, 2, …
         lines: by name: points from left to right, x in units of ticks.

@@ -1,4 +1,4 @@
-"""Prompts of 512 pages of 4 KiB that a benchmark's node holds, named alike by every process that asks for them."""
+"""Prompts of 512 pages of 4 KiB that a benchmark's node holds, named alike in every process that asks for them."""
 
 from __future__ import annotations
 

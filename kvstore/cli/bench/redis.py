@@ -1,4 +1,4 @@
-"""``kvstore bench redis``: the Redis tier beside a bare client of the same server."""
+"""``kvstore bench redis``: measures the Redis tier beside a bare client of the same server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ exit codes:
 
 
 def add(group: argparse._SubParsersAction[Any]) -> None:
-    """The benchmark's flags."""
+    """Add its parser."""
     parser = group.add_parser(
         "redis",
         help="store and load pages through the Redis tier, beside a bare client of the same server",
@@ -58,7 +58,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and answer with the exit code."""
+    """Measure, print, and return the exit code."""
     from kvstore.cli.bench.redis_baseline import BareClient, own_server
     from kvstore.cli.bench.redis_speed import measure
 

@@ -1,4 +1,4 @@
-"""What the Redis tier is measured beside: a bare client, and a server of the benchmark's own."""
+"""The bare client that the Redis tier is measured beside, and a server for both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AHEAD = 2
 class BareClient:
     """The fastest that a Python client can be: one socket, requests and replies straight from and to memory.
 
-    It sends ``SET`` with ``sendall`` and receives ``GET`` with ``recv_into``: no entries, no checksums, no books.
+    It sends ``SET`` with ``sendall`` and receives ``GET`` with ``recv_into``: no entries, no checksums, no accounting.
 
     Args:
         url: of one server.

@@ -1,4 +1,4 @@
-"""How fast pages go to the Redis tier and come back, beside a bare client of the same server in the same run."""
+"""Measures how fast the Redis tier stores and loads pages, in turns with a bare client of the same server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays of request traces: how many blocks a cache of so many pages would have had.
+"""Replays of request traces: how many blocks a cache of so many pages would have hit.
 
 A request hits its longest resident prefix, as an engine does; then all of its blocks are stored, those that are here
 already are touched, and pages of this request don't leave for it. That is what a node does for one request after the

@@ -1,4 +1,4 @@
-"""``kvstore bench scale``: one node, many clients, many small pages."""
+"""``kvstore bench scale``: measures one node under many clients at once, with many small pages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Figure:
 
 
 def add(group: argparse._SubParsersAction[Any]) -> None:
-    """The benchmark's flags."""
+    """Add its parser."""
     parser = group.add_parser(
         "scale",
         help="1 to 8 clients at once, with up to a million pages indexed",
@@ -74,7 +74,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and answer with the exit code."""
+    """Measure, print, and return the exit code."""
     from kvstore.cli.bench.prompts import PROMPT_PAGES
 
     indexed = _numbers("--indexed", options.indexed, PROMPT_PAGES, 10_000_000)

@@ -1,4 +1,4 @@
-"""How large a cache must be to have had each block of a trace: one pass for all sizes.
+"""Stack distances of a request trace: the smallest cache that hits each use of a block, in one pass.
 
 Least recently used keeps in a larger cache all that it keeps in a smaller one, so each use of a block has one smallest
 cache that hits it: its place in the stack of all blocks by last use (R. L. Mattson, J. Gecsei, D. R. Slutz and I. L.

@@ -1,4 +1,4 @@
-"""Prompts as three kinds of use make them, by seed: chats, agents, questions on documents.
+"""Generated request traces of three kinds, by seed: chats, agents, questions on documents.
 
 Each is a list of prompts; a prompt is a tuple of block numbers, head first, and equal numbers are equal prefixes, as in
 a trace. Lengths and pauses are drawn from heavy-tailed distributions, since real ones are; none is fitted to a trace.

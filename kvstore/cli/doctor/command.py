@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         return _why(options)
     if options.namespace or options.extra_key or options.against:
         raise InvalidRequestError("--namespace, --extra-key and --against go with --why FILE")
-    verdicts = _examine(options)
+    verdicts = _check_all(options)
     if options.json:
         counts = {level: sum(each.level == level for each in verdicts) for level in (OK, WARN, FAIL)}
         print(json.dumps({"findings": [dataclasses.asdict(each) for each in verdicts], "counts": counts}, indent=2))
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(each.level == FAIL for each in verdicts) else 0
 
 
-def _examine(options: argparse.Namespace) -> list[Verdict]:
+def _check_all(options: argparse.Namespace) -> list[Verdict]:
     config = load_config(Path(options.config) if options.config else None, os.environ)
     address = parse_url(options.url or socket_url(config.socket))
     if isinstance(address, EmbeddedConfig):

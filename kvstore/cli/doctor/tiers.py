@@ -89,7 +89,7 @@ def check_redis(config: NodeConfig) -> list[Verdict]:
 def _check_policies(policies: list[str]) -> Verdict:
     if policies == ["noeviction"]:
         return Verdict("redis policy", OK, "noeviction")
-    advice = "CONFIG SET maxmemory-policy noeviction: nodes evict by themselves, and allkeys-* drops their accounting"
+    advice = "CONFIG SET maxmemory-policy noeviction: nodes evict by themselves, and allkeys-* drops their books"
     level = FAIL if any(policy.startswith("allkeys") for policy in policies) else WARN
     return Verdict("redis policy", level, ", ".join(policies), advice)
 

@@ -71,7 +71,7 @@ class PagesHandler(grpc.GenericRpcHandler):
     def _load(self, request: pb.LoadPages, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
             with self._places.taken():
-                yield from self._runs(request, _seconds(context))
+                yield from self._runs(request, _time_left(context))
         except KVStoreError as error:
             abort(context, error)
 
@@ -107,7 +107,7 @@ class PagesHandler(grpc.GenericRpcHandler):
     def _save(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> pb.StoreCounts:
         try:
             with self._places.taken():
-                _seconds(context)
+                _time_left(context)
                 done = self._receive(messages, context)
         except KVStoreError as error:
             abort(context, error)
@@ -180,7 +180,7 @@ def _check_number(checksums: Sequence[int], pages: int) -> None:
         raise InvalidRequestError(f"{len(checksums)} checksums came for {pages} reserved pages")
 
 
-def _seconds(context: grpc.ServicerContext) -> float:
+def _time_left(context: grpc.ServicerContext) -> float:
     """How long a stream may take.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from kvstore.cli import main as cli
 TIMEOUT = 60
 
 
+MakeScript = Callable[[str], str]
+
+
 @pytest.fixture
-def script(capsys: pytest.CaptureFixture[str]):
+def script(capsys: pytest.CaptureFixture[str]) -> MakeScript:
     def make(shell: str) -> str:
         assert cli.main(["completion", shell]) == 0
         return capsys.readouterr().out
@@ -43,7 +47,7 @@ class Bash:
 
 
 @pytest.fixture
-def bash(script, tmp_path: Path) -> Bash:
+def bash(script: MakeScript, tmp_path: Path) -> Bash:
     if shutil.which("bash") is None:
         pytest.skip("there is no bash here")
     (tmp_path / "kvstore.toml").write_text("")
@@ -73,7 +77,7 @@ def test_values(bash: Bash) -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_take_it(shell: str, script, tmp_path: Path) -> None:
+def test_other_shells_take_it(shell: str, script: MakeScript, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell} here")
     file = tmp_path / f"kvstore.{shell}"

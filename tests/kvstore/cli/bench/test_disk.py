@@ -4,8 +4,7 @@ import errno
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +14,12 @@ from kvstore.cli.main import EXIT_FAILED, EXIT_USAGE, main
 from kvstore.tiers.disk import DiskTier
 
 SMALL = ["--size", "4MiB", "--log-size", "32MiB", "--rounds", "2"]
+
+
+class DiskUsage(NamedTuple):
+    """What is asked of :func:`shutil.disk_usage`."""
+
+    free: int
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +65,7 @@ def test_the_table_and_the_sentences(directory: Path, capsys: pytest.CaptureFixt
 def test_a_log_that_has_no_room_is_extrapolated(
     directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=64 << 20))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: DiskUsage(64 << 20))
     assert main(["bench", "disk", "--directory", str(directory), *SMALL, "--log-size", "1GiB"]) == 0
     assert "extrapolated from 32 MiB: the disk has no more room" in capsys.readouterr().out
     assert main(["bench", "disk", "--directory", str(directory), "--size", "64MiB"]) == EXIT_USAGE

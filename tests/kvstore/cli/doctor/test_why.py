@@ -33,7 +33,7 @@ class Node:
     def ask(self, fingerprint: bytes, hashes: Sequence[bytes]) -> list[tuple[str | None, bool]]:
         return [("arena" if (fingerprint, h) in self.pages else None, (fingerprint, h) in self.left) for h in hashes]
 
-    def why(self, prompt: Prompt, layout: Layout | None = LAYOUT):
+    def why(self, prompt: Prompt, layout: Layout | None = LAYOUT) -> Why:
         namespace = next((each for each in self.known if each.layout == layout), None)
         return why_missed(prompt, namespace, self.known, self.ask)
 
