@@ -6,7 +6,7 @@ import grp
 import hashlib
 import ipaddress
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.config.kinds import (
@@ -64,288 +64,229 @@ class NodeConfig:
         ConfigError: a value can't be used; the message names key, value and what would be right.
     """
 
-    socket: Path = field(
-        default_factory=default_socket,
-        metadata=declared(
-            PATH,
-            "Unix socket to serve on, private to its user",
-            flag=Flag("PATH", "Unix socket to serve on (default: {default})"),
-            default_place="`$XDG_RUNTIME_DIR/kvstore.sock`; without one `/run/kvstore.sock` for root, else"
-            " `/tmp/kvstore-UID/kvstore.sock`",
+    socket: Path = declared(
+        default_socket,
+        PATH,
+        "Unix socket to serve on, private to its user",
+        flag=Flag("PATH", "Unix socket to serve on (default: {default})"),
+        default_place="`$XDG_RUNTIME_DIR/kvstore.sock`; without one `/run/kvstore.sock` for root, else"
+        " `/tmp/kvstore-UID/kvstore.sock`",
+    )
+    group: str = declared(
+        "",
+        TEXT,
+        "name or number of a group whose members may use socket and arena as well; the node's user must be in"
+        " it. See below",
+        flag=Flag("GROUP", "let members of this group use socket and arena (default: this user only)"),
+    )
+    listen: str = declared(
+        "",
+        TEXT,
+        "`HOST:PORT` to serve on as well; only `PORT` is the loopback address",
+        flag=Flag("HOST:PORT", "serve on TCP as well; PORT alone is on the loopback address (default: no TCP)"),
+    )
+    bulk_port: int = declared(
+        0,
+        NUMBER,
+        "TCP port for bulk connections, on the address of `listen`",
+        flag=Flag("PORT", "TCP port for the pages themselves, with --listen (default: any free port)"),
+        zero="any free one",
+    )
+    connections: int = declared(
+        512,
+        NUMBER,
+        "most gRPC connections by TCP at once, 16 to 16384; a quarter of it is the most bulk connections, and"
+        " the most connections that have not shown a token yet. One tenant has at most half. Fewer where the"
+        " process's descriptors are few: the log says so",
+    )
+    metrics: str = declared(
+        "",
+        TEXT,
+        "`HOST:PORT` of HTTP with `/metrics` and `/health`; only `PORT` is the loopback address. With `tls_cert`"
+        " it is HTTPS, with `token_file` it wants a token",
+        flag=Flag(
+            "HOST:PORT", "HTTP: /metrics for Prometheus, /health, /console; as 9464, on loopback (default: none)"
         ),
     )
-    group: str = field(
-        default="",
-        metadata=declared(
-            TEXT,
-            "name or number of a group whose members may use socket and arena as well; the node's user must be in"
-            " it. See below",
-            flag=Flag("GROUP", "let members of this group use socket and arena (default: this user only)"),
-        ),
+    events: str = declared(
+        "",
+        TEXT,
+        "ZeroMQ endpoint that tells which pages come and go, `tcp://127.0.0.1:5557` or `ipc:///path`; needs the"
+        " extra `events`, see [observability](observability.md)",
+        flag=Flag("URL", "publish page events over ZeroMQ, as tcp://127.0.0.1:5557 (default: none)"),
     )
-    listen: str = field(
-        default="",
-        metadata=declared(
-            TEXT,
-            "`HOST:PORT` to serve on as well; only `PORT` is the loopback address",
-            flag=Flag("HOST:PORT", "serve on TCP as well; PORT alone is on the loopback address (default: no TCP)"),
-        ),
+    events_replay: str = declared(
+        "",
+        TEXT,
+        "ZeroMQ endpoint where subscribers ask for events that they missed",
+        flag=Flag("URL", "ZeroMQ endpoint that replays missed events (default: none)"),
     )
-    bulk_port: int = field(
-        default=0,
-        metadata=declared(
-            NUMBER,
-            "TCP port for bulk connections, on the address of `listen`",
-            flag=Flag("PORT", "TCP port for the pages themselves, with --listen (default: any free port)"),
-            zero="any free one",
-        ),
+    events_tenants: str = declared(
+        "",
+        TEXT,
+        "tenants whose pages `events` tells of, as `search,chat`, or `*` for all: pages of tenants are left out"
+        " otherwise",
     )
-    connections: int = field(
-        default=512,
-        metadata=declared(
-            NUMBER,
-            "most gRPC connections by TCP at once, 16 to 16384; a quarter of it is the most bulk connections, and"
-            " the most connections that have not shown a token yet. One tenant has at most half. Fewer where the"
-            " process's descriptors are few: the log says so",
-        ),
+    events_key: Path | None = declared(
+        None,
+        PATH,
+        "file of the secret key (CURVE) of both ZeroMQ endpoints, which nobody else may read: then they may be"
+        " on other addresses than loopback, and who connects needs a [key](observability.md#page-events) as well",
     )
-    metrics: str = field(
-        default="",
-        metadata=declared(
-            TEXT,
-            "`HOST:PORT` of HTTP with `/metrics` and `/health`; only `PORT` is the loopback address. With `tls_cert`"
-            " it is HTTPS, with `token_file` it wants a token",
-            flag=Flag(
-                "HOST:PORT", "HTTP: /metrics for Prometheus, /health, /console; as 9464, on loopback (default: none)"
-            ),
-        ),
+    events_clients: Path | None = declared(
+        None,
+        PATH,
+        "folder of the public keys, `*.key`, of those who may connect",
     )
-    events: str = field(
-        default="",
-        metadata=declared(
-            TEXT,
-            "ZeroMQ endpoint that tells which pages come and go, `tcp://127.0.0.1:5557` or `ipc:///path`; needs the"
-            " extra `events`, see [observability](observability.md)",
-            flag=Flag("URL", "publish page events over ZeroMQ, as tcp://127.0.0.1:5557 (default: none)"),
-        ),
+    traces: str = declared(
+        "",
+        TEXT,
+        "where OpenTelemetry's spans of calls go, as OTLP over gRPC: `http://127.0.0.1:4317`; needs the extra"
+        " `tracing`, see [observability](observability.md#traces)",
     )
-    events_replay: str = field(
-        default="",
-        metadata=declared(
-            TEXT,
-            "ZeroMQ endpoint where subscribers ask for events that they missed",
-            flag=Flag("URL", "ZeroMQ endpoint that replays missed events (default: none)"),
-        ),
+    tls_cert: Path | None = declared(
+        None,
+        PATH,
+        "PEM file of the node's certificate, followed by its chain; TCP then uses TLS",
+        flag=Flag("FILE", "use TLS on TCP, with this certificate and its chain (PEM)"),
     )
-    events_tenants: str = field(
-        default="",
-        metadata=declared(
-            TEXT,
-            "tenants whose pages `events` tells of, as `search,chat`, or `*` for all: pages of tenants are left out"
-            " otherwise",
-        ),
+    tls_key: Path | None = declared(
+        None,
+        PATH,
+        "PEM file of its private key, which nobody else may read",
+        flag=Flag("FILE", "the certificate's private key (PEM); only its owner may be able to read it"),
     )
-    events_key: Path | None = field(
-        default=None,
-        metadata=declared(
-            PATH,
-            "file of the secret key (CURVE) of both ZeroMQ endpoints, which nobody else may read: then they may be"
-            " on other addresses than loopback, and who connects needs a [key](observability.md#page-events) as well",
-        ),
+    client_ca: Path | None = declared(
+        None,
+        PATH,
+        "PEM file of the authorities that sign clients' certificates; TCP clients then need one",
+        flag=Flag("FILE", "TCP clients must show a certificate signed by one of these authorities (PEM)"),
     )
-    events_clients: Path | None = field(
-        default=None,
-        metadata=declared(PATH, "folder of the public keys, `*.key`, of those who may connect"),
+    token_file: Path | None = declared(
+        None,
+        PATH,
+        "tokens, one per line, `TOKEN` or `NAME:TOKEN`, optionally followed by [tenant and"
+        " rights](security.md#tokens); TCP clients then need one",
+        flag=Flag("FILE", "TCP clients must show a token from this file; one per line, TOKEN or NAME:TOKEN"),
     )
-    traces: str = field(
-        default="",
-        metadata=declared(
-            TEXT,
-            "where OpenTelemetry's spans of calls go, as OTLP over gRPC: `http://127.0.0.1:4317`; needs the extra"
-            " `tracing`, see [observability](observability.md#traces)",
-        ),
+    insecure: bool = declared(
+        False,
+        SWITCH,
+        "allow addresses other than loopback without TLS, tokens or client certificates",
+        flag=Flag("", "allow addresses other than loopback without TLS, tokens or client certificates"),
     )
-    tls_cert: Path | None = field(
-        default=None,
-        metadata=declared(
-            PATH,
-            "PEM file of the node's certificate, followed by its chain; TCP then uses TLS",
-            flag=Flag("FILE", "use TLS on TCP, with this certificate and its chain (PEM)"),
-        ),
+    arena: int = declared(
+        1 << 30,
+        SIZE,
+        "bytes of shared memory for pages; at least 64 KiB",
+        flag=Flag("SIZE", "shared memory for pages, as 512MiB or 64GiB (default: {default})"),
     )
-    tls_key: Path | None = field(
-        default=None,
-        metadata=declared(
-            PATH,
-            "PEM file of its private key, which nobody else may read",
-            flag=Flag("FILE", "the certificate's private key (PEM); only its owner may be able to read it"),
-        ),
+    arena_dir: Path | None = declared(
+        None,
+        PATH,
+        "folder of the arena's files, on a tmpfs",
+        flag=Flag("DIR", "folder of the arena, on a tmpfs (default: one in /dev/shm, named after the socket)"),
+        default_place="`/dev/shm/kvstore-UID/…`, by socket",
     )
-    client_ca: Path | None = field(
-        default=None,
-        metadata=declared(
-            PATH,
-            "PEM file of the authorities that sign clients' certificates; TCP clients then need one",
-            flag=Flag("FILE", "TCP clients must show a certificate signed by one of these authorities (PEM)"),
-        ),
+    numa_node: str = declared(
+        "",
+        TEXT,
+        "number of the NUMA node to put the arena's memory on: that of the engine's GPU or cores. Without it,"
+        " wherever the system puts it",
+        flag=Flag("N", "put the arena into the memory of this NUMA node (default: any)", behind="redis_limit"),
     )
-    token_file: Path | None = field(
-        default=None,
-        metadata=declared(
-            PATH,
-            "tokens, one per line, `TOKEN` or `NAME:TOKEN`, optionally followed by [tenant and"
-            " rights](security.md#tokens); TCP clients then need one",
-            flag=Flag("FILE", "TCP clients must show a token from this file; one per line, TOKEN or NAME:TOKEN"),
-        ),
+    disk: Path = declared(
+        default_disk,
+        PATH,
+        "folder of the disk tier",
+        flag=Flag("DIR", "folder of the disk tier (default: {default})"),
+        default_place="`$XDG_CACHE_HOME/kvstore`, without one `~/.cache/kvstore`",
     )
-    insecure: bool = field(
-        default=False,
-        metadata=declared(
-            SWITCH,
-            "allow addresses other than loopback without TLS, tokens or client certificates",
-            flag=Flag("", "allow addresses other than loopback without TLS, tokens or client certificates"),
-        ),
+    disk_limit: int = declared(
+        10 << 30,
+        SIZE,
+        "most bytes on disk, at least 1 MiB; `0` turns the disk tier off",
+        flag=Flag("SIZE", "size of the disk tier; 0 turns it off (default: {default})"),
+        reloaded=True,
     )
-    arena: int = field(
-        default=1 << 30,
-        metadata=declared(
-            SIZE,
-            "bytes of shared memory for pages; at least 64 KiB",
-            flag=Flag("SIZE", "shared memory for pages, as 512MiB or 64GiB (default: {default})"),
-        ),
+    disk_deadline: float = declared(
+        5.0,
+        SECONDS,
+        "seconds after which a read or write of the disk is given up: the page is a miss, or is not on disk yet",
     )
-    arena_dir: Path | None = field(
-        default=None,
-        metadata=declared(
-            PATH,
-            "folder of the arena's files, on a tmpfs",
-            flag=Flag("DIR", "folder of the arena, on a tmpfs (default: one in /dev/shm, named after the socket)"),
-            default_place="`/dev/shm/kvstore-UID/…`, by socket",
-        ),
+    disk_write_limit: int = declared(
+        0,
+        SIZE,
+        "most bytes written to disk per day, including pages that are carried over",
+        flag=Flag("SIZE", "bytes written to disk per day at most, to spare an SSD (default: no limit)"),
+        zero="none",
+        reloaded=True,
     )
-    numa_node: str = field(
-        default="",
-        metadata=declared(
-            TEXT,
-            "number of the NUMA node to put the arena's memory on: that of the engine's GPU or cores. Without it,"
-            " wherever the system puts it",
-            flag=Flag("N", "put the arena into the memory of this NUMA node (default: any)", behind="redis_limit"),
-        ),
+    disk_key_file: Path | None = declared(
+        None,
+        PATH,
+        "key (32 bytes, or 64 hexadecimal digits) that encrypts pages on disk; needs the extra `encryption`",
+        flag=Flag("FILE", "encrypt pages on disk with the key in this file (default: not encrypted)"),
     )
-    disk: Path = field(
-        default_factory=default_disk,
-        metadata=declared(
-            PATH,
-            "folder of the disk tier",
-            flag=Flag("DIR", "folder of the disk tier (default: {default})"),
-            default_place="`$XDG_CACHE_HOME/kvstore`, without one `~/.cache/kvstore`",
-        ),
+    redis: str = declared(
+        "",
+        TEXT,
+        "the Redis or Valkey that nodes share: `redis://`, `rediss://` (TLS), `unix:///path`,"
+        " `redis+sentinel://`, `redis+cluster://`",
+        flag=Flag("URL", "share pages with other nodes through this Redis, as redis://10.0.0.5:6379 (default: none)"),
     )
-    disk_limit: int = field(
-        default=10 << 30,
-        metadata=declared(
-            SIZE,
-            "most bytes on disk, at least 1 MiB; `0` turns the disk tier off",
-            flag=Flag("SIZE", "size of the disk tier; 0 turns it off (default: {default})"),
-            reloaded=True,
-        ),
+    redis_limit: int = declared(
+        10 << 30,
+        SIZE,
+        "most bytes in Redis, of all nodes together: the same on each of them",
+        flag=Flag("SIZE", "size of the Redis tier, of all nodes together; the same on each (default: {default})"),
+        reloaded=True,
     )
-    disk_deadline: float = field(
-        default=5.0,
-        metadata=declared(
-            SECONDS,
-            "seconds after which a read or write of the disk is given up: the page is a miss, or is not on disk yet",
-        ),
+    namespace: tuple[NamespaceRule, ...] = declared(
+        (),
+        NAMESPACE_RULES,
+        "what namespaces are granted, see below; in the file only",
+        reloaded=True,
     )
-    disk_write_limit: int = field(
-        default=0,
-        metadata=declared(
-            SIZE,
-            "most bytes written to disk per day, including pages that are carried over",
-            flag=Flag("SIZE", "bytes written to disk per day at most, to spare an SSD (default: no limit)"),
-            zero="none",
-            reloaded=True,
-        ),
+    tenant: tuple[TenantRule, ...] = declared(
+        (),
+        TENANT_RULES,
+        "what tenants are granted, see below; in the file only",
+        reloaded=True,
     )
-    disk_key_file: Path | None = field(
-        default=None,
-        metadata=declared(
-            PATH,
-            "key (32 bytes, or 64 hexadecimal digits) that encrypts pages on disk; needs the extra `encryption`",
-            flag=Flag("FILE", "encrypt pages on disk with the key in this file (default: not encrypted)"),
-        ),
+    expire_namespaces: float = declared(
+        0.0,
+        DURATION,
+        "how long a namespace may be unused, as `30d`, before it is dropped; in Redis, unused by every node. A"
+        " rule's `expire` wins. Time in which the node does not run does not count",
+        flag=Flag("TIME", "drop namespaces that nobody has used for this long, as 30d (default: never)"),
+        zero="never",
+        reloaded=True,
     )
-    redis: str = field(
-        default="",
-        metadata=declared(
-            TEXT,
-            "the Redis or Valkey that nodes share: `redis://`, `rediss://` (TLS), `unix:///path`,"
-            " `redis+sentinel://`, `redis+cluster://`",
-            flag=Flag(
-                "URL", "share pages with other nodes through this Redis, as redis://10.0.0.5:6379 (default: none)"
-            ),
-        ),
+    verify_checksums: bool = declared(
+        True,
+        SWITCH,
+        "`false` serves damaged pages from disk; only for demonstrating that checksums matter",
     )
-    redis_limit: int = field(
-        default=10 << 30,
-        metadata=declared(
-            SIZE,
-            "most bytes in Redis, of all nodes together: the same on each of them",
-            flag=Flag("SIZE", "size of the Redis tier, of all nodes together; the same on each (default: {default})"),
-            reloaded=True,
-        ),
+    drain_seconds: float = declared(
+        10.0,
+        SECONDS,
+        "how long a stopping node waits for calls under way and for writing back; service managers must wait longer",
+        reloaded=True,
     )
-    namespace: tuple[NamespaceRule, ...] = field(
-        default=(),
-        metadata=declared(NAMESPACE_RULES, "what namespaces are granted, see below; in the file only", reloaded=True),
+    log_level: str = declared(
+        "info",
+        TEXT,
+        "`debug`, `info`, `warning` or `error`",
+        flag=Flag("LEVEL", "debug, info, warning or error (default: {default})"),
+        reloaded=True,
     )
-    tenant: tuple[TenantRule, ...] = field(
-        default=(),
-        metadata=declared(TENANT_RULES, "what tenants are granted, see below; in the file only", reloaded=True),
-    )
-    expire_namespaces: float = field(
-        default=0.0,
-        metadata=declared(
-            DURATION,
-            "how long a namespace may be unused, as `30d`, before it is dropped; in Redis, unused by every node. A"
-            " rule's `expire` wins. Time in which the node does not run does not count",
-            flag=Flag("TIME", "drop namespaces that nobody has used for this long, as 30d (default: never)"),
-            zero="never",
-            reloaded=True,
-        ),
-    )
-    verify_checksums: bool = field(
-        default=True,
-        metadata=declared(
-            SWITCH, "`false` serves damaged pages from disk; only for demonstrating that checksums matter"
-        ),
-    )
-    drain_seconds: float = field(
-        default=10.0,
-        metadata=declared(
-            SECONDS,
-            "how long a stopping node waits for calls under way and for writing back; service managers must wait"
-            " longer",
-            reloaded=True,
-        ),
-    )
-    log_level: str = field(
-        default="info",
-        metadata=declared(
-            TEXT,
-            "`debug`, `info`, `warning` or `error`",
-            flag=Flag("LEVEL", "debug, info, warning or error (default: {default})"),
-            reloaded=True,
-        ),
-    )
-    log_format: str = field(
-        default="text",
-        metadata=declared(
-            TEXT,
-            "`json`: one JSON object a line, with `time` (UTC), `level`, `logger`, `thread`, `message` and `exception`",
-            flag=Flag("FORMAT", "text, or json: one JSON object per line (default: {default})"),
-            reloaded=True,
-        ),
+    log_format: str = declared(
+        "text",
+        TEXT,
+        "`json`: one JSON object a line, with `time` (UTC), `level`, `logger`, `thread`, `message` and `exception`",
+        flag=Flag("FORMAT", "text, or json: one JSON object per line (default: {default})"),
+        reloaded=True,
     )
 
     def __post_init__(self) -> None:

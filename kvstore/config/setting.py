@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore.config.kinds import SIZE, Kind
 
+T = TypeVar("T")
 ENVIRONMENT_PREFIX = "KVSTORE_"
 CONNECT_PREFIX = "KVSTORE_CONNECT_"
 """What begins so is for clients, not for nodes."""
@@ -81,6 +82,7 @@ class Setting:
 
 
 def declared(
+    default: T | Callable[[], Any],
     kind: Kind,
     meaning: str,
     *,
@@ -88,9 +90,12 @@ def declared(
     zero: str = "",
     default_place: str = "",
     reloaded: bool = False,
-) -> dict[str, Any]:
-    """The metadata of a field that declares a setting; the parameters are fields of :class:`Setting`."""
-    return {
+) -> T:
+    """A dataclass's field that declares a setting: its default, or what makes it; the rest is as in :class:`Setting`.
+
+    Like :func:`dataclasses.field` it is typed as the default, for type checkers to compare with the field's type.
+    """
+    metadata = {
         "kind": kind,
         "meaning": meaning,
         "flag": flag,
@@ -98,18 +103,16 @@ def declared(
         "default_place": default_place,
         "reloaded": reloaded,
     }
+    factory: Callable[[], T] = default if callable(default) else lambda: default
+    return dataclasses.field(default_factory=factory, metadata=metadata)
 
 
 def settings_of(config: type[Any]) -> dict[str, Setting]:
     """The settings that a dataclass declares, by key, in its order."""
     return {
-        field.name: Setting(field.name, _default_of(field), **field.metadata) for field in dataclasses.fields(config)
+        field.name: Setting(field.name, field.default_factory, **field.metadata)  # type: ignore[arg-type]
+        for field in dataclasses.fields(config)
     }
-
-
-def _default_of(field: dataclasses.Field[Any]) -> Callable[[], Any]:
-    default, factory = field.default, field.default_factory
-    return (lambda: default) if factory is dataclasses.MISSING else factory
 
 
 def in_order_of_flags(settings: dict[str, Setting]) -> list[Setting]:

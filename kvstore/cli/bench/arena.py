@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
@@ -74,8 +75,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--pages", type=int, default=1 << 20, metavar="N", help="how many the arena has room for (default: %(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--plot", metavar="FILE", help="write a plot of the processor times, as SVG")
+    add_output_flags(parser, "write a plot of the processor times, as SVG")
     parser.set_defaults(run=run)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.bench.stack_distance import NEVER, needed_pages
 from kvstore.cli.bench.trace import TracedRequest, read_trace, unique_blocks
@@ -138,8 +139,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     plan.add_argument("--arena", metavar="SIZE", default="64GiB", help="size of the arena now (default: %(default)s)")
     plan.add_argument("--disk", metavar="SIZE", default="0", help="size of the disk tier now (default: none)")
     plan.add_argument("--redis", metavar="SIZE", default="0", help="size of the Redis tier now (default: none)")
-    plan.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    plan.add_argument("--plot", metavar="FILE", help="write the curve by capacity, as SVG")
+    add_output_flags(plan, "write the curve by capacity, as SVG")
     plan.set_defaults(run=run)
 
 

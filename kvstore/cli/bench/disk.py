@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.cli.bench.flags import add_output_flags, check_rounds
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
@@ -61,8 +62,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         help="bytes of pages of 64 KiB in the log that is opened; what the disk has no room for is extrapolated"
         " (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--plot", metavar="FILE", help="write a plot of the ratios, as SVG")
+    add_output_flags(parser, "write a plot of the ratios, as SVG")
     parser.set_defaults(run=run)
 
 
@@ -75,8 +75,7 @@ def run(options: argparse.Namespace) -> int:
         _multiple("--size", options.size, PAGE_BYTES[0]),
         _multiple("--log-size", options.log_size, 16 << 20),
     )
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds is {options.rounds}, the least is 1")
+    check_rounds(options.rounds)
     try:
         root = Path(options.directory or tempfile.gettempdir())  # only now: a node's container may have no such place
     except OSError as error:

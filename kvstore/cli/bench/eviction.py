@@ -14,6 +14,7 @@ from rich.table import Table
 
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES, EvictionPolicy
 from kvstore.cli.bench import eviction_workloads
+from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.bench.replay import hit_blocks, hit_blocks_offline
@@ -68,8 +69,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--workloads", action="store_true", help="instead of a trace: a node's policy against LRU on generated prompts"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--plot", metavar="FILE", help="write a plot of it, as SVG")
+    add_output_flags(parser, "write a plot of it, as SVG")
     parser.set_defaults(run=run)
 
 

@@ -14,11 +14,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.cli.bench.flags import add_output_flags, check_rounds, parse_numbers
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.node_process import serving
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
-from kvstore.errors import ConfigError
 
 INDEXED = (10_000, 100_000, 1_000_000)
 PROMPT_PAGES = 512
@@ -62,21 +62,14 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         help="how many pages are indexed (default: %(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=300, metavar="N", help="lookups a row (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--plot", metavar="FILE", help="write a plot of the medians, as SVG")
+    add_output_flags(parser, "write a plot of the medians, as SVG")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and return the exit code."""
-    try:
-        sizes = [int(each) for each in options.indexed.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--indexed is {options.indexed!r}, it must be numbers with commas between") from error
-    if min(sizes) < PROMPT_PAGES or max(sizes) > 10_000_000:
-        raise ConfigError(f"--indexed is {options.indexed!r}, each must be from {PROMPT_PAGES} to 10000000")
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds is {options.rounds}, the least is 1")
+    sizes = parse_numbers("--indexed", options.indexed, PROMPT_PAGES, 10_000_000)
+    check_rounds(options.rounds)
     machine = this_machine()
     progress = Progress("kvstore bench lookup", sum(sizes))
     figures = [figure for size in sizes for figure in measure(size, options.rounds, progress.advance)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
@@ -57,8 +58,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         "--pages", action="append", type=int, metavar="N", help="pages a call; may be repeated (default: 1, 8, 64)"
     )
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds a row (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--plot", metavar="FILE", help="write a plot of the ratios, as SVG")
+    add_output_flags(parser, "write a plot of the ratios, as SVG")
     parser.set_defaults(run=run)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.cli.bench.flags import add_output_flags, check_rounds
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
@@ -52,8 +53,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--size", default="256MiB", metavar="BYTES", help="bytes a round, kept in memory twice (default: %(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--plot", metavar="FILE", help="write a plot of the ratios, as SVG")
+    add_output_flags(parser, "write a plot of the ratios, as SVG")
     parser.set_defaults(run=run)
 
 
@@ -65,8 +65,7 @@ def run(options: argparse.Namespace) -> int:
     size = parse_size(options.size)
     if size < LEAST_SIZE:
         raise ConfigError(f"--size is {format_size(size)}, the least is {format_size(LEAST_SIZE)}")
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds is {options.rounds}, the least is 1")
+    check_rounds(options.rounds)
     machine = this_machine()
     speeds = []
     with contextlib.ExitStack() as stack:

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.cli.bench.flags import add_output_flags, parse_numbers
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.node_process import serving, without_settings
 from kvstore.cli.bench.plot import line_plot, write_plot
@@ -68,8 +69,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--seconds", type=float, default=3.0, metavar="S", help="how long each work is done (default: %(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--plot", metavar="FILE", help="write a plot of the loads, as SVG")
+    add_output_flags(parser, "write a plot of the loads, as SVG")
     parser.set_defaults(run=run)
 
 
@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure, print, and return the exit code."""
     from kvstore.cli.bench.prompts import PROMPT_PAGES
 
-    indexed = _numbers("--indexed", options.indexed, PROMPT_PAGES, 10_000_000)
-    clients = _numbers("--clients", options.clients, 1, 64)
+    indexed = sorted(set(parse_numbers("--indexed", options.indexed, PROMPT_PAGES, 10_000_000)))
+    clients = sorted(set(parse_numbers("--clients", options.clients, 1, 64)))
     if not 0 < options.seconds <= 600:
         raise ConfigError(f"--seconds is {options.seconds:g}, it must be above 0 and at most 600")
     machine = this_machine()
@@ -173,16 +173,6 @@ def _line(process: subprocess.Popen[str]) -> str:
     if not line:
         raise ResourceError("a client of the benchmark ended early")
     return line
-
-
-def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
-    try:
-        numbers = [int(each) for each in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"{flag} is {text!r}, it must be numbers with commas between") from error
-    if min(numbers) < least or max(numbers) > most:
-        raise ConfigError(f"{flag} is {text!r}, each must be from {least} to {most}")
-    return sorted(set(numbers))
 
 
 def _print(figures: Sequence[Figure]) -> None:

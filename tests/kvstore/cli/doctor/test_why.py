@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli.doctor.why import Known, compare, why_missed
+from kvstore.cli.doctor.why import Known, Why, compare, why_missed
 from kvstore.cli.prompts import Prompt, read_prompt
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import hash_blocks
