@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ConfigError
-from kvstore.units import format_size, parse_size
+from kvstore.units import format_size, parse_duration, parse_named, parse_size
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,9 @@ def test_sizes_for_people(size: int, text: str) -> None:
 @given(st.integers(0, 1 << 52))
 def test_what_is_written_can_be_read_again(size: int) -> None:
     assert parse_size(format_size(size)) == pytest.approx(size, rel=1e-3)
+
+
+def test_an_error_says_whose_value_it_is() -> None:
+    assert parse_named("--for", parse_duration, "2m") == 120.0
+    with pytest.raises(ConfigError, match=r"^--for: not a time: 'soon'; write it as 90s"):
+        parse_named("--for", parse_duration, "soon")

@@ -200,7 +200,7 @@ class TestWhichNode:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["pin", LAYOUT.name, WORDS[0], "--for", "soon"], "not a time: 'soon'"),
+        (["pin", LAYOUT.name, WORDS[0], "--for", "soon"], "--for: not a time: 'soon'"),
         (["pin", LAYOUT.name, WORDS[0], "--for", "0s"], "366 days"),
         (["pin", LAYOUT.name, WORDS[0], "--for", "400d"], "366 days"),
         (["evict", LAYOUT.name, "abcd"], "64 hexadecimal digits, got 'abcd'"),
