@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import figures_table
 from kvstore.errors import ConfigError
 from kvstore.segments.check import SegmentReport, check_log
 from kvstore.segments.folder import words_for
@@ -67,14 +67,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(reports: list[SegmentReport], *, repair: bool) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("segment", "size", "pages", "damaged", ""):
-        table.add_column(column, justify="left" if column in ("segment", "") else "right")
+    table = figures_table("segment", "size", "pages", "damaged", "", left=("segment", ""))
     for report in reports:
         figures = (format_size(report.bytes), f"{report.pages:,}", f"{report.damaged_pages:,}")
         table.add_row(report.name, *figures, _words(report))
-    console = Console()
-    console.print(table)
+    Console().print(table)
     damaged = sum(report.damaged for report in reports)
     pages = sum(report.pages for report in reports)
     if damaged:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstore.cli.connect import add_url_to, connect_to_node
-from kvstore.cli.tables import print_table, shown
+from kvstore.cli.tables import figures_table, print_table, shown
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.page_codes import TIER_NAMES
 from kvstore.status import NamespaceStatus, Status, TierStatus
@@ -118,14 +118,10 @@ def _namespaces(options: argparse.Namespace) -> int:
 
 def _print_status(status: Status) -> None:
     print(_head(status))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("tier", "used", "limit", "pages", "hit", "asked", "stored", "evicted", "overrun", "refused"):
-        table.add_column(column, justify="left" if column == "tier" else "right")
+    counted = ("hit", "asked", "stored", "evicted", "overrun", "refused")
+    table = figures_table("tier", "used", "limit", "pages", *counted, left=("tier",))
     for tier in status.tiers:
-        counters = [
-            f"{tier.counters[name]:,}" if name in tier.counters else "–"
-            for name in ("hit", "asked", "stored", "evicted", "overrun", "refused")
-        ]
+        counters = [f"{tier.counters[name]:,}" if name in tier.counters else "–" for name in counted]
         sizes = (format_size(tier.used_bytes), format_size(tier.limit_bytes), f"{tier.pages:,}")
         table.add_row(tier.name, *sizes, *counters)
     print_table(table)
@@ -230,9 +226,8 @@ def _plain_rates(before: Status, now: Status, seconds: float) -> dict[str, Any]:
 
 def _rates(before: Status, now: Status, seconds: float) -> Group:
     """What happened between two looks at a node."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("tier", "used", "pages", "hits", *(f"{name}/s" for name in _RATES)):
-        table.add_column(column, justify="left" if column == "tier" else "right", no_wrap=True)
+    rates = [f"{name}/s" for name in _RATES]
+    table = figures_table("tier", "used", "pages", "hits", *rates, left=("tier",), no_wrap=True)
     earlier = {tier.name: tier for tier in before.tiers}
     for tier in now.tiers:
         table.add_row(*_rates_of(earlier.get(tier.name, tier), tier, seconds))

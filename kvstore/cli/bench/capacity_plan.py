@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.bench.stack_distance import NEVER, needed_pages
 from kvstore.cli.bench.trace import TracedRequest, read_trace, unique_blocks
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import figures_table
 from kvstore.errors import InvalidRequestError
 from kvstore.units import format_size, parse_size
 
@@ -221,17 +221,14 @@ def plan_curve(curve: Curve, block_bytes: int, rate: float) -> list[Point]:
 
 def _print(tiers: list[TierPlan], points: list[Point]) -> None:
     console = Console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("tier", "now", "hits from it", "1 GiB more: hits", "prefill saved", "hits from it"):
-        table.add_column(name, justify="left" if name == "tier" else "right")
+    columns = ("now", "hits from it", "1 GiB more: hits", "prefill saved", "hits from it")
+    table = figures_table("tier", *columns, left=("tier",))
     for tier in tiers:
         gains = (f"+{tier.more_hit_blocks:,}", f"{tier.more_prefill_seconds:,.1f} s", f"+{tier.more_from_this_tier:,}")
         table.add_row(tier.tier, format_size(tier.bytes), f"{tier.hit_ratio:.2%}", *gains)
     console.print(table)
     print()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("largest tier", "hits", "blocks", "prefill saved", "a further GiB saves"):
-        table.add_column(name, justify="right")
+    table = figures_table("largest tier", "hits", "blocks", "prefill saved", "a further GiB saves")
     for point, following in zip(points, [*points[1:], None], strict=True):
         each = "–"
         if following is not None:

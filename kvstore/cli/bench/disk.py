@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.cli.bench.flags import add_output_flags, check_rounds
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import figures_table
 from kvstore.errors import ConfigError, ResourceError
 from kvstore.units import format_size, parse_size
 
@@ -133,11 +133,7 @@ def _multiple(flag: str, text: str, of: int) -> int:
 
 
 def _print_speeds(speeds: list[Speed]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("pages of")
-    table.add_column("")
-    for column in ("GB/s", "plain GB/s", "of plain"):
-        table.add_column(column, justify="right")
+    table = figures_table("pages of", "", "GB/s", "plain GB/s", "of plain", left=("pages of", ""))
     for speed in speeds:
         for name, gbps, plain, ratio in (
             ("write", speed.write_gbps, speed.plain_write_gbps, speed.write_of_plain),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES, EvictionPolicy
 from kvstore.cli.bench import eviction_workloads
@@ -20,6 +19,7 @@ from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.bench.replay import hit_blocks, hit_blocks_offline
 from kvstore.cli.bench.trace import read_trace, unique_blocks
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import figures_table
 from kvstore.errors import ConfigError
 
 SIZES = (1, 2, 5, 10, 20, 50)
@@ -128,10 +128,7 @@ def _by_policy(figures: list[Figure]) -> dict[str, list[Figure]]:
 
 
 def _print(figures: list[Figure]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("policy")
-    for size in SIZES:
-        table.add_column(f"{size} %", justify="right")
+    table = figures_table("policy", *(f"{size} %" for size in SIZES), left=("policy",))
     for policy, row in _by_policy(figures).items():
         name = f"{policy} (default)" if row[0].default else policy
         table.add_row(name, *(f"{figure.hit_ratio:.4f}" for figure in row))

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES, LeastRecentlyUsed
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.replay import hit_blocks
 from kvstore.cli.bench.workloads import WORKLOADS
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import figures_table
 
 REQUESTS = 1500
 """Of each workload and seed."""
@@ -47,10 +47,7 @@ def run(sizes: Sequence[int], *, as_json: bool) -> int:
         f"{REQUESTS:,} requests a workload; hits of {DEFAULT_POLICY} over LRU's, the worst of seeds {SEEDS[0]} to"
         f" {SEEDS[-1]}"
     )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("workload")
-    for size in sizes:
-        table.add_column(f"{size} %", justify="right")
+    table = figures_table("workload", *(f"{size} %" for size in sizes), left=("workload",))
     for workload in WORKLOADS:
         table.add_row(workload, *(f"{each.of_lru:.3f}" for each in found if each.workload == workload))
     Console().print(table)

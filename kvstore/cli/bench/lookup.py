@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.cli.bench.flags import add_output_flags, check_rounds, parse_numbers
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.node_process import serving
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import figures_table
 
 INDEXED = (10_000, 100_000, 1_000_000)
 PROMPT_PAGES = 512
@@ -112,9 +112,7 @@ def measure(indexed: int, rounds: int, progress: Callable[[int], None]) -> list[
 
 
 def _print(figures: Sequence[Figure]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("pages indexed", "here", "", "p50 µs", "p99 µs"):
-        table.add_column(column, justify="left" if column in ("here", "") else "right")
+    table = figures_table("pages indexed", "here", "", "p50 µs", "p99 µs", left=("here", ""))
     for figure in figures:
         kind = "cold" if figure.cold else "warm"
         table.add_row(f"{figure.indexed:,}", figure.here, kind, f"{figure.p50_us:.0f}", f"{figure.p99_us:.0f}")

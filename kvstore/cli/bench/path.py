@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import figures_table
 from kvstore.errors import ConfigError
 from kvstore.units import format_size, parse_size
 
@@ -96,11 +96,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(speeds: list[Speed]) -> None:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("path", "", "a call"):
-        table.add_column(column, no_wrap=True)
-    for column in ("GB/s", "limit", "ratio", "p50 ms", "p99 ms", "CPU-s/GB", "limit's"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("GB/s", "limit", "ratio", "p50 ms", "p99 ms", "CPU-s/GB", "limit's")
+    table = figures_table("path", "", "a call", *columns, left=("path", "", "a call"), no_wrap=True)
     for speed in speeds:
         table.add_row(
             speed.path,

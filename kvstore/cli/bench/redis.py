@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.cli.bench.flags import add_output_flags, check_rounds
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import figures_table
 from kvstore.errors import ConfigError
 from kvstore.units import format_size, parse_size
 
@@ -91,11 +91,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(speeds: list[Speed]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    table.add_column("pages of")
-    for column in ("store GB/s", "bare", "of bare", "load GB/s", "bare", "of bare", "lookup ms"):
-        table.add_column(column, justify="right")
+    columns = ("store GB/s", "bare", "of bare", "load GB/s", "bare", "of bare", "lookup ms")
+    table = figures_table("", "pages of", *columns, left=("", "pages of"))
     for speed in speeds:
         figures = (
             f"{speed.store_gbps:.2f}",
@@ -111,11 +108,7 @@ def _print(speeds: list[Speed]) -> None:
 
 
 def _print_cpu(speeds: list[Speed], size: int) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "pages of"):
-        table.add_column(column)
-    for column in ("store", "bare store", "load", "bare load"):
-        table.add_column(column, justify="right")
+    table = figures_table("", "pages of", "store", "bare store", "load", "bare load", left=("", "pages of"))
     for speed in speeds:
         cpus = (speed.store_cpu, speed.bare_store_cpu, speed.load_cpu, speed.bare_load_cpu)
         table.add_row(speed.way, format_size(speed.page_bytes), *map(_cpu, cpus))

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.cli.bench.flags import add_output_flags, parse_numbers
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.node_process import serving, without_settings
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import figures_table
 from kvstore.errors import ConfigError, ResourceError
 
 INDEXED = (10_000, 100_000, 1_000_000)
@@ -176,9 +176,8 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 
 def _print(figures: Sequence[Figure]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("pages indexed", "work", "clients", "pages/s", "speedup", "p50 µs", "p99 µs"):
-        table.add_column(column, justify="left" if column == "work" else "right")
+    columns = ("pages indexed", "work", "clients", "pages/s", "speedup", "p50 µs", "p99 µs")
+    table = figures_table(*columns, left=("work",))
     for figure in figures:
         table.add_row(
             f"{figure.indexed:,}",
