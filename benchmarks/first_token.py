@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 import kvstore
-from kvstore.cli.bench.node_process import Clock, serving
+from kvstore.cli.bench.node_process import serving
+from kvstore.cli.bench.timing import ProcessorCaches, seconds_of
 from kvstore.connector.reference.engine import Engine
 from kvstore.connector.reference.model import Llama, LlamaConfig
 
@@ -99,17 +100,17 @@ class Bench:
         self.first_token(self.beside, prompt)
         layout = self.beside.layouts[0]
         pages = (self.tokens - 1) // BLOCK_SIZE
-        clock = Clock()
+        caches = ProcessorCaches()
         source = np.ones(pages * layout.page_bytes, np.uint8)
         target = np.ones_like(source)
         loaded, copied, step = [], [], []
         for number in range(-2, rounds):
             self.forget(self.beside)
-            clock.sweep()
+            caches.sweep()
             loaded.append(self.first_token(self.beside, prompt))
-            clock.sweep()
-            copied.append(clock.time(lambda: np.copyto(target, source)))
-            clock.sweep()
+            caches.sweep()
+            copied.append(seconds_of(lambda: np.copyto(target, source)))
+            caches.sweep()
             step.append(self.first_token(self.alone, prompt))
             if number == -1:
                 loaded, copied, step = [], [], []  # those warmed up

@@ -20,7 +20,8 @@ import numpy as np
 
 import kvstore
 from kvstore.cli.bench.machine import this_machine
-from kvstore.cli.bench.node_process import percentile, serving
+from kvstore.cli.bench.node_process import serving
+from kvstore.cli.bench.timing import percentile
 
 PAGE_BYTES = 2 << 20
 PAGES = 32

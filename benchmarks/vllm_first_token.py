@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 import kvstore
-from kvstore.cli.bench.node_process import Clock, serving
+from kvstore.cli.bench.node_process import serving
+from kvstore.cli.bench.timing import ProcessorCaches, seconds_of
 from kvstore.layout import Layout
 from tests.vllm.engine import BLOCK_SIZE, EngineError, EngineProcess, transfer_config
 from tests.vllm.model import write_llama
@@ -117,12 +118,12 @@ class Bench:
         result.page_bytes, result.pages = layout.page_bytes, len(prompt) // BLOCK_SIZE
         source = np.ones(result.pages * layout.page_bytes, np.uint8)
         target = np.ones_like(source)
-        clock = Clock()
+        caches = ProcessorCaches()
         copied, steps = [], []
         computed = self.first_token(self.plain, prompt, keep=True)
         for _ in range(rounds):
-            clock.sweep()
-            copied.append(clock.time(lambda: np.copyto(target, source)))
+            caches.sweep()
+            copied.append(seconds_of(lambda: np.copyto(target, source)))
             steps.append(self.first_token(self.plain, prompt, keep=True))
         self.plain.forget()
         result.memcpy_ms, result.uncovered_step_ms = statistics.median(copied) * 1e3, statistics.median(steps) * 1e3
