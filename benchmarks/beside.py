@@ -29,7 +29,8 @@ import torch
 
 import kvstore
 from kvstore.cli.bench.machine import this_machine
-from kvstore.cli.bench.node_process import percentile, serving
+from kvstore.cli.bench.node_process import serving
+from kvstore.cli.bench.timing import percentile
 
 Bytes = npt.NDArray[np.uint8]
 SHAPES = ((8, 2 << 20), (64, 512 << 10))
