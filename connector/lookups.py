@@ -1,5 +1,5 @@
-"""Which pages the node has, without ever letting the scheduler wait: a look into the mapping where that tells all, or
-else a call on a thread of its own."""
+"""Lookups that never let the scheduler wait: a look into the mapped index where that tells all, or else a call to the
+node on a thread of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISS_TTL = 1.0
 """Seconds for which a miss is remembered."""
 
 HIT_TTL = 2.0
-"""Seconds after which a hit that the mapping showed is looked at again, while its request waits for room."""
+"""Seconds after which a hit that the mapping showed is looked at again, while its request waits for blocks."""
 
 HASHES_A_CALL = 16384
 """Most hashes in one call to the node (512 KiB). Of a longer prefix the rest is not asked for, in no group."""
@@ -107,13 +107,9 @@ class Lookups:
 
     :meth:`ask`, :meth:`take` and :meth:`forget` hold a lock for a few dictionary operations, never during a call.
 
-    Args:
-        client: whose ``lookup`` is called.
-        namespaces: where the pages are, one a cache group.
-        other_ranks: for each further rank that has a part of each page, where its parts are, by cache group. A page is
-            there when all of its parts are.
-        budget: seconds from the first :meth:`ask` of a request after which silence is a miss.
-        clock: seconds, monotonic.
+    There is one namespace a cache group, and as many for each of ``other_ranks``, which have further parts of each
+    page: it is there when all of its parts are. ``budget`` is how many seconds after the first :meth:`ask` of a request
+    silence is a miss.
     """
 
     def __init__(

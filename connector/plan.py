@@ -1,4 +1,4 @@
-"""What the scheduler half tells the worker half in one step. Plain data: it crosses from one process to another."""
+"""Plans: what the scheduler half tells the worker half in one step. Plain data: it crosses to another process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoadPlan:
     """The last one is a ticket's, of a block that is not full: nobody else has a use for it."""
     wait: float = 0.0
     """Seconds for which pages that are not there are waited for: they are on their way, in the order of the tokens."""
-    below: bool = False
+    lower_tier: bool = False
     """Not all of them are in the node's arena: it may take long, and others must not wait behind it."""
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class StepPlan:
                 load.node,
                 load.partial,
                 load.wait,
-                load.below,
+                load.lower_tier,
             )
             for load in self.loads
         ]
@@ -113,8 +113,8 @@ class StepPlan:
             loads, stores, preempted, finished, held, overwritten = msgpack.unpackb(data)
             return cls(
                 tuple(
-                    LoadPlan(*_fields(load), str(node), bool(partial), float(wait), bool(below))
-                    for *load, node, partial, wait, below in loads
+                    LoadPlan(*_fields(load), str(node), bool(partial), float(wait), bool(lower_tier))
+                    for *load, node, partial, wait, lower_tier in loads
                 ),
                 tuple(StorePlan(*_fields(store), parent=bytes(parent)) for *store, parent in stores),
                 tuple(map(str, preempted)),

@@ -1,4 +1,4 @@
-"""The nodes beside an engine's ranks, where these run on several hosts: asked as if they were one."""
+"""Nodes of an engine whose ranks run on several hosts, each with a node of its own: asked as if they were one."""
 
 from __future__ import annotations
 

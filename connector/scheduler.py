@@ -1,4 +1,4 @@
-"""The scheduler half of the connector: decides what to load and what to store. No tensors, no waiting for I/O."""
+"""The scheduler half of the connector: it decides what to load and what to store. No tensors, no waiting for I/O."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvstore.connector.arrivals import Arrival, Arrivals
-from kvstore.connector.hits import leading
-from kvstore.connector.lookups import Lookups, LookupStatistics, Tiers
-from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
+from kvstore.connector.awaited_pages import AwaitedPages, PagePoller
+from kvstore.connector.longest_hit import leading
+from kvstore.connector.lookups import Answer, Lookups, LookupStatistics, Tiers
+from kvstore.connector.plan import LoadPlan, StepPlan
+from kvstore.connector.plan_builder import PlanBuilder
 from kvstore.connector.store_threshold import StoreThreshold
 from kvstore.errors import InvalidRequestError
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 LOOKUP_BUDGET = 0.020
 """Seconds for which a request may be told to wait for its lookup."""
-
 
 HOLD = 0.250
 """Seconds, from a request's end on, for which an engine that has no free block waits for what stores still read."""
@@ -100,11 +100,11 @@ class SchedulerConnector:
         peers: Mapping[str, tuple[NodeClient, Sequence[Sequence[Namespace]]]] | None = None,
     ) -> None:
         nodes = {_OWN_NODE: (client, (namespaces, *other_ranks))} | dict(peers or {})
-        self._arrivals = {
-            node: Arrivals(f"pages at {node or 'the own node'}", its_client, theirs, clock)
+        self._pollers = {
+            node: PagePoller(f"pages at {node or 'the own node'}", its_client, theirs, clock)
             for node, (its_client, theirs) in nodes.items()
         }
-        self._awaited: dict[str, tuple[str, Arrival]] = {}  # by request: the node, and what comes there
+        self._awaited: dict[str, tuple[str, AwaitedPages]] = {}  # by request: the node, and what comes there
         self._block_sizes = tuple(namespace.layout.block_size for namespace in namespaces)
         self._lookups = Lookups(client, namespaces, lookup_budget, clock, other_ranks)
         self._store_threshold = StoreThreshold(store_threshold)
@@ -113,14 +113,7 @@ class SchedulerConnector:
         self._transfers: dict[str, _Transfers] = {}
         self._loading: set[str] = set()
         self._held: dict[str, float] = {}  # finished requests whose blocks are held → since when
-        # Planned since the last step.
-        self._loads: list[LoadPlan] = []
-        self._stores: dict[tuple[str, int], dict[int, bytes]] = {}  # request and group → block id → hash
-        self._parents: dict[tuple[str, int], bytes] = {}  # of the first of these
-        self._preempted: list[str] = []
-        self._finished: list[str] = []
-        self._finished_hold: list[tuple[int, ...]] = []
-        self._overwritten: dict[int, None] = {}
+        self._next = PlanBuilder()
 
     def get_presence(
         self, request_id: str, hashes_by_group: Sequence[Sequence[bytes]], num_computed_tokens: int = 0
@@ -186,7 +179,7 @@ class SchedulerConnector:
             early: the load begins with the first pages that are there, and copies them while it waits for the others.
                 Those that do not come are load errors.
         """
-        arrival = Arrival(
+        awaited = AwaitedPages(
             tuple(
                 (*hashes, *([partial] if partial is not None else ()))
                 for hashes, partial in zip(hashes_by_group, partials, strict=True)
@@ -196,18 +189,18 @@ class SchedulerConnector:
             tuple(states),
             early and len(self._block_sizes) == 1,
         )
-        self._awaited[request_id] = node, arrival
-        self._arrivals[node].expect(request_id, arrival)
+        self._awaited[request_id] = node, awaited
+        self._pollers[node].expect(request_id, awaited)
 
     def partials_are_there(self, request_id: str) -> bool:
         """Whether also those blocks of an awaited request that are not full can be loaded, of every group that has one:
         each by the place behind the group's full blocks."""
-        _, arrival = self._awaited.get(request_id, (_OWN_NODE, None))
+        _, awaited = self._awaited.get(request_id, (_OWN_NODE, None))
         return (
-            arrival is not None
-            and arrival.settled
-            and any(arrival.has_partial)
-            and all(known[-1] for known, partial in zip(arrival.expected, arrival.has_partial, strict=True) if partial)
+            awaited is not None
+            and awaited.settled
+            and any(awaited.has_partial)
+            and all(known[-1] for known, partial in zip(awaited.expected, awaited.has_partial, strict=True) if partial)
         )
 
     def get_num_new_matched_tokens(
@@ -249,15 +242,11 @@ class SchedulerConnector:
         Args:
             block_ids: of any group. Tell them before :meth:`save_blocks` of the same step.
         """
-        overwritten = dict.fromkeys(block_ids)
-        for planned in self._stores.values():
-            for block_id in planned.keys() & overwritten.keys():
-                del planned[block_id]
-        self._overwritten.update(overwritten)
+        self._next.overwrite(block_ids)
 
     def was_allocated(self, block_id: int) -> bool:
         """Whether :meth:`blocks_allocated` told of it in this step."""
-        return block_id in self._overwritten
+        return self._next.is_overwritten(block_id)
 
     def update_state_after_alloc(self, request_id: str, loads: Mapping[int, Sequence[tuple[int, int]]]) -> None:
         """The request has blocks now, and waits for those that kvstore is to fill.
@@ -271,42 +260,35 @@ class SchedulerConnector:
             InvalidRequestError: a page that the answer to :meth:`get_presence` did not have. Nothing is loaded.
         """
         transfers = self._transfers.setdefault(request_id, _Transfers())
-        node, arrival = self._forget_awaited(request_id)
-        asked = self._lookups.take(request_id)
-        answer = asked if arrival is None else arrival
-        if arrival is not None:
+        node, awaited = self._forget_awaited(request_id)
+        answer = self._lookups.take(request_id)
+        if awaited is not None:
             # What a peer has, the own node may lack: it is stored there.
             transfers.present = {
                 group: [] if node else _with(known, loads.get(group, ()))[: len(known) - partial]
-                for group, (known, partial) in enumerate(zip(arrival.present, arrival.has_partial, strict=True))
+                for group, (known, partial) in enumerate(zip(awaited.present, awaited.has_partial, strict=True))
             }
-            transfers.tiers = tuple(map(tuple, arrival.tiers))
-        elif asked is not None and asked.present is not None:
-            transfers.present = {group: list(present) for group, present in enumerate(asked.present)}
-            transfers.tiers = asked.tiers
-        wait = max(0.0, arrival.deadline - self._clock()) if arrival is not None and arrival.on_the_way else 0.0
+            transfers.tiers = tuple(map(tuple, awaited.tiers))
+        elif answer is not None and answer.present is not None:
+            transfers.present = {group: list(present) for group, present in enumerate(answer.present)}
+            transfers.tiers = answer.tiers
+        offered = answer if awaited is None else awaited
+        wait = max(0.0, awaited.deadline - self._clock()) if awaited is not None and awaited.on_the_way else 0.0
         plans = []
         for group, pages in loads.items():
-            hashes = []
-            for index, _ in pages:
-                block_hash = None if answer is None else answer.offered(group, index)
-                if block_hash is None:
-                    raise InvalidRequestError(
-                        f"request {request_id}: block {index} of group {group} is to be loaded and was not offered"
-                    )
-                hashes.append(block_hash)
-            if pages:
-                partial = arrival is not None and arrival.has_partial[group] and hashes[-1] == arrival.hashes[group][-1]
+            hashes = _offered_hashes(request_id, offered, group, pages)
+            if hashes:
+                partial = awaited is not None and awaited.has_partial[group] and hashes[-1] == awaited.hashes[group][-1]
                 block_ids = tuple(block_id for _, block_id in pages)
-                below = any(transfers.tiers[group][index] != "arena" for index, _ in pages)
-                plans.append(LoadPlan(request_id, tuple(hashes), block_ids, group, node, partial, wait, below))
+                lower_tier = any(transfers.tiers[group][index] != "arena" for index, _ in pages)
+                plans.append(LoadPlan(request_id, hashes, block_ids, group, node, partial, wait, lower_tier))
         if plans:
             transfers.loaded = True
             transfers.loading = {
                 block_id: (group, index) for group, pages in loads.items() for index, block_id in pages
             }
             self._loading.add(request_id)
-            self._loads.extend(plans)
+            self._next.load(plans)
 
     def offered_tiers(self, request_id: str) -> Tiers:
         """By group, the tier of each page that :meth:`get_presence` has told of; empty where that is not known."""
@@ -352,21 +334,20 @@ class SchedulerConnector:
         transfers = self._transfers.setdefault(request_id, _Transfers())
         known = transfers.present.get(group, ())
         num_saved = transfers.num_saved.get(group, 0)
-        new = {
-            block_ids[index]: block_hashes[index]
+        places = [
+            index
             for index in range(num_saved, len(block_ids))
             if block_ids[index] != NULL_BLOCK_ID
             and not (index < len(known) and known[index])
             and (self._store_threshold.see(group, block_hashes[index]) or wanted)
-        }
+        ]
         transfers.num_saved[group] = max(num_saved, len(block_ids))
-        if new:
+        if places:
             transfers.stores = True
-            if (request_id, group) not in self._stores:
-                first = block_hashes.index(next(iter(new.values())))
-                self._parents[request_id, group] = block_hashes[first - 1] if first else b""
-            self._stores.setdefault((request_id, group), {}).update(new)
-            self._lookups.expect(group, list(new.values()))
+            parent = block_hashes[places[0] - 1] if places[0] else b""
+            blocks = {block_ids[index]: block_hashes[index] for index in places}
+            self._next.store(request_id, group, blocks, parent)
+            self._lookups.expect(group, list(blocks.values()))
 
     def save_state(
         self, request_id: str, group: int, block_hashes: Sequence[bytes], block_id: int, *, wanted: bool = False
@@ -385,8 +366,7 @@ class SchedulerConnector:
         if (place < len(known) and known[place]) or not (self._store_threshold.see(group, block_hash) or wanted):
             return
         transfers.stores = True
-        self._stores.setdefault((request_id, group), {})[block_id] = block_hash
-        self._parents.setdefault((request_id, group), block_hashes[-2] if place else b"")
+        self._next.store(request_id, group, {block_id: block_hash}, block_hashes[-2] if place else b"")
         self._lookups.expect(group, block_hashes)  # a miss is remembered under the first of them
 
     def save_partials(self, request_id: str, partials: Sequence[PartialBlock]) -> bool:
@@ -400,47 +380,26 @@ class SchedulerConnector:
             Whether they are stored: not where the request went on behind its prompt, and one of them is full in this
             step. It is stored under its own name then, by which others hit it.
         """
-        if any(partial.block_id in self._stores.get((request_id, partial.group), ()) for partial in partials):
+        if any(self._next.is_stored(request_id, partial.group, partial.block_id) for partial in partials):
             return False
         for partial in partials:
             self._transfers.setdefault(request_id, _Transfers()).stores = True
-            self._stores.setdefault((request_id, partial.group), {})[partial.block_id] = partial.block_hash
-            self._parents.setdefault((request_id, partial.group), partial.parent)
+            self._next.store(request_id, partial.group, {partial.block_id: partial.block_hash}, partial.parent)
         return bool(partials)
 
     def build_connector_meta(self) -> StepPlan:
         """Everything planned since the last call, for the worker half. Give it also to steps that compute nothing."""
-        stores = tuple(
-            StorePlan(request_id, tuple(new.values()), tuple(new), group, self._parents[request_id, group])
-            for (request_id, group), new in self._stores.items()
-            if new
-        )
-        plan = StepPlan(
-            tuple(self._loads),
-            stores,
-            tuple(self._preempted),
-            tuple(self._finished),
-            tuple(self._finished_hold),
-            tuple(self._overwritten),
-        )
-        self._parents = {}
-        self._loads, self._stores, self._preempted, self._overwritten = [], {}, [], {}
-        self._finished, self._finished_hold = [], []
-        return plan
+        planned, self._next = self._next, PlanBuilder()
+        return planned.build()
 
     def request_preempted(self, request_id: str) -> None:
         """The request's blocks go to others from the next step on. Call it before that step's plan is built.
 
         Stores that still read from the blocks are given up; when the request is scheduled again it starts over here.
         """
-        self._lookups.forget(request_id)
-        self._forget_awaited(request_id)
-        for group in range(len(self._block_sizes)):
-            self._stores.pop((request_id, group), None)
-        self._loading.discard(request_id)
-        transfers = self._transfers.pop(request_id, None)
-        if transfers is not None and transfers.stores:
-            self._preempted.append(request_id)
+        self._next.drop_stores(request_id)
+        if self._forget(request_id):
+            self._next.preempt([request_id])
 
     def request_finished(self, request_id: str, block_ids: Iterable[int] = ()) -> bool:
         """The request is over: computed to its end, or aborted at any moment. Forgets it.
@@ -452,15 +411,9 @@ class SchedulerConnector:
         Returns:
             True: its blocks may still be read. Free them when the worker half has reported it in ``finished_sending``.
         """
-        self._lookups.forget(request_id)
-        self._forget_awaited(request_id)
-        self._loading.discard(request_id)
-        transfers = self._transfers.pop(request_id, None)
-        if transfers is None or not transfers.stores:
+        if not self._forget(request_id):
             return False
-        self._finished.append(request_id)
-        if self._touched_early:
-            self._finished_hold.append(tuple(block_ids))
+        self._next.finish(request_id, tuple(block_ids) if self._touched_early else None)
         self._held[request_id] = self._clock()
         return True
 
@@ -504,7 +457,7 @@ class SchedulerConnector:
         of preempting a request. Stores of those that ended :data:`HOLD` ago are given up with the next plan; twice as
         long after its end nobody waits for a request any more."""
         now = self._clock()
-        self._preempted += [request_id for request_id, since in self._held.items() if now - since >= HOLD]
+        self._next.preempt([request_id for request_id, since in self._held.items() if now - since >= HOLD])
         return any(now - since < 2 * HOLD for since in self._held.values())
 
     def statistics(self) -> LookupStatistics:
@@ -514,29 +467,56 @@ class SchedulerConnector:
     def shutdown(self) -> None:
         """Stops the background threads, in a few seconds at most. Everything is a miss from now on."""
         self._lookups.shutdown()
-        for arrivals in self._arrivals.values():
-            arrivals.shutdown()
+        for poller in self._pollers.values():
+            poller.shutdown()
 
     def _ask(
         self, request_id: str, hashes_by_group: Sequence[Sequence[bytes]], first: tuple[int, ...]
     ) -> tuple[tuple[bool, ...], ...] | None:
         """By group what is there; None: not known yet."""
-        node, arrival = self._awaited.get(request_id, (_OWN_NODE, None))
-        if arrival is not None:
-            if not self._arrivals[node].look(request_id, arrival):
+        node, awaited = self._awaited.get(request_id, (_OWN_NODE, None))
+        if awaited is not None:
+            if not self._pollers[node].look(request_id, awaited):
                 return None
-            if any(True in known[start:] for known, start in zip(arrival.expected, first, strict=True)):
-                return arrival.expected
+            if any(True in known[start:] for known, start in zip(awaited.expected, first, strict=True)):
+                return awaited.expected
             del self._awaited[request_id]
         return self._lookups.ask(request_id, hashes_by_group, first)
 
-    def _forget_awaited(self, request_id: str) -> tuple[str, Arrival | None]:
+    def _forget(self, request_id: str) -> bool:
+        """Drops everything that is known of a request. Whether a worker may still read from its blocks."""
+        self._lookups.forget(request_id)
+        self._forget_awaited(request_id)
+        self._loading.discard(request_id)
+        transfers = self._transfers.pop(request_id, None)
+        return transfers is not None and transfers.stores
+
+    def _forget_awaited(self, request_id: str) -> tuple[str, AwaitedPages | None]:
         """Waits no longer for a request's pages. Returns the node, and what is known of them."""
         if request_id not in self._awaited:
             return _OWN_NODE, None
-        node, arrival = self._awaited.pop(request_id)
-        self._arrivals[node].forget(request_id)
-        return node, arrival
+        node, awaited = self._awaited.pop(request_id)
+        self._pollers[node].forget(request_id)
+        return node, awaited
+
+
+def _offered_hashes(
+    request_id: str, answer: Answer | AwaitedPages | None, group: int, pages: Sequence[tuple[int, int]]
+) -> tuple[bytes, ...]:
+    """Of these pages of a group, each named by its place in the prefix; its block does not matter.
+
+    Raises:
+        InvalidRequestError: the answer does not have one of them.
+    """
+    hashes = []
+    for index, _ in pages:
+        block_hash = None if answer is None else answer.offered(group, index)
+        if block_hash is None:
+            raise InvalidRequestError(
+                f"request {request_id}: block {index} of group {group} is to be loaded and was not offered"
+            )
+        hashes.append(block_hash)
+    return tuple(hashes)
 
 
 def _with(known: Sequence[bool], loads: Sequence[tuple[int, int]]) -> list[bool]:

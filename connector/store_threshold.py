@@ -1,17 +1,13 @@
-"""How often prefixes were seen, for engines that store only what comes again."""
+"""The store threshold: how many requests must have had a page before it is stored, for what never comes again."""
 
 from __future__ import annotations
 
 REMEMBERED = 1 << 18
-"""Most pages whose sightings are remembered (about 50 MB). Beyond it the one that was first seen longest ago goes."""
+"""Most pages that are counted (about 50 MB). Beyond it the one that was first seen longest ago is forgotten."""
 
 
 class StoreThreshold:
-    """Counts pages until they were seen often enough.
-
-    Args:
-        threshold: how often that is; 1: at once.
-    """
+    """Counts requests by page until there were ``threshold`` of them; 1: pages are stored at once."""
 
     def __init__(self, threshold: int) -> None:
         self._threshold = threshold

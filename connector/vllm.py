@@ -50,37 +50,19 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cac
 from vllm.v1.kv_cache_interface import group_kernel_blocks
 
 from kvstore.connector.engine.block_events import BlockEvents
-from kvstore.connector.engine.groups import fails_by_block
-from kvstore.connector.engine.identity import (
-    CacheGroup,
-    Place,
-    layouts_by_part,
-    parts_a_rank,
-)
+from kvstore.connector.engine.groups import fails_by_block, group_of, layers_of, touches_early
+from kvstore.connector.engine.identity import CacheGroup, Place, cache_group, layouts_by_part, model_of, parts_a_rank
 from kvstore.connector.engine.load_admission import LoadAdmission
-from kvstore.connector.engine.metrics import (
-    METRICS,
-    Counts,
-    Increments,
-    together,
-    worker_counts,
-)
+from kvstore.connector.engine.metrics import METRICS, Counts, Increments, together, worker_counts
 from kvstore.connector.engine.options import KEEP, RECOMPUTE, Options
+from kvstore.connector.engine.page_parts import parts_of
+from kvstore.connector.engine.page_rows import rows_by_part
 from kvstore.connector.engine.requests import EngineRequests
-from kvstore.connector.engine.setup import Connection, log_beside, parts_of
-from kvstore.connector.engine.values import (
-    cache_group,
-    check_groups,
-    check_model,
-    check_parallel,
-    group_of,
-    layers_of,
-    model_of,
-    rows_by_part,
-    touches_early,
-)
+from kvstore.connector.engine.setup import Connection, log_beside
+from kvstore.connector.engine.supported import check_groups, check_model, check_parallel
 from kvstore.connector.plan import StepPlan
-from kvstore.connector.worker import SHUTDOWN_WAIT, LoadTiming, WorkerConnector
+from kvstore.connector.worker import SHUTDOWN_WAIT, WorkerConnector
+from kvstore.connector.worker_statistics import LoadTiming
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.gpu.cudart import cuda_runtime
 from kvstore.gpu.mixed import paged_kv
@@ -207,7 +189,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._awaited_layers: Mapping[str, int] = {}  # in this step
         # The scheduler half's.
         self._requests: EngineRequests | None = None
-        self._announcements: BlockEvents | None = None
+        self._block_events: BlockEvents | None = None
         self._storing: frozenset[int] = frozenset()
         self._managers: Sequence[Any] = ()
         if role is KVConnectorRole.SCHEDULER:
@@ -262,18 +244,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Describes the pages and begins to serve. Where that can't be, the engine goes on without kvstore."""
-        config, groups = self._kv_cache_config, self._kv_cache_config.kv_cache_groups
         try:
-            check_model(self._vllm_config.model_config)
-            check_groups(config)
-            check_parallel(self._vllm_config.parallel_config)
-            blocks = {n: group_kernel_blocks(kv_caches[n], config.num_blocks) for g in groups for n in g.layer_names}
-            place = _place(self._vllm_config, config.kv_tp_replicas)
-            cut = parts_a_rank(self._options.kv_parts, place.tp_size)
-            views = [rows_by_part(group, blocks, cut) for group in groups]
-            described = [self._describe(group, blocks, of[0], cut) for group, of in zip(groups, views, strict=True)]
-            model, tenant = model_of(self._vllm_config), self._options.tenant
-            self._layouts = layouts_by_part(model, described, place, tenant, max(1, cut))
+            self._layouts, views = self._describe(kv_caches)
             pages = [[paged_kv(tensors) for tensors in of_part] for of_part in zip(*views, strict=True)]
         except ConfigError:
             raise
@@ -284,7 +256,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         device = views[0][0][0].device
         runtime = cuda_runtime(device)
         pin = partial(PinnedMapping, runtime=runtime) if device.type == "cuda" else None
-        self._layers = {} if self._async_load else self._layers_that_wait(groups[0])
+        self._layers = {} if self._async_load else self._layers_that_wait(self._kv_cache_config.kv_cache_groups[0])
         self._worker = self._connection.worker_half(
             self._layouts, pages, pin, by_layer=bool(self._layers), touched_early=self._is_touched_early()
         )
@@ -403,7 +375,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("vLLM runs without kvstore: %s", error)
             return
         self._storing = frozenset(part.worker for part in parts)
-        self._announcements = BlockEvents(len(parts)) if self._has_listeners else None
+        self._block_events = BlockEvents(len(parts)) if self._has_listeners else None
         groups = [
             group_of(group, manager)
             for group, manager in zip(self._kv_cache_config.kv_cache_groups, self._managers, strict=True)
@@ -412,7 +384,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._requests = self._connection.scheduler_half(
             parts,
             groups,
-            room=LoadAdmission(
+            load_admission=LoadAdmission(
                 groups,
                 self._kv_cache_config.num_blocks - 1,  # the null block
                 1 + guessed + self._vllm_config.num_lookahead_tokens if guessed else 0,
@@ -421,7 +393,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             may_store=self._kv_transfer_config.is_kv_producer,
             may_load=self._kv_transfer_config.is_kv_consumer,
             touched_early=self._is_touched_early(),
-            announcements=self._announcements,
+            block_events=self._block_events,
             event_block_size=resolve_kv_cache_block_sizes(self._kv_cache_config, self._vllm_config)[1],
         )
 
@@ -486,9 +458,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Blocks that kvstore has, under vLLM's names for them, and blocks that it has lost."""
-        if self._announcements is None:
+        if self._block_events is None:
             return
-        stored, removed = self._announcements.take()
+        stored, removed = self._block_events.take()
         for block in stored:
             yield BlockStored(
                 block_hashes=[maybe_convert_block_hash(block.name)],
@@ -527,6 +499,27 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return touches_early(self._kv_cache_config, hash_block_size, runner_is_v2)
 
     def _describe(
+        self, kv_caches: Mapping[str, torch.Tensor]
+    ) -> tuple[list[list[Layout]], list[list[list[torch.Tensor]]]]:
+        """This worker's layouts, by part and group, and its blocks as rows of bytes, by group, part and layer.
+
+        Raises:
+            ConfigError: ``kv_parts`` does not fit.
+            ResourceError: these are no pages that kvstore keeps, or the weights can't be read.
+        """
+        config, groups = self._kv_cache_config, self._kv_cache_config.kv_cache_groups
+        check_model(self._vllm_config.model_config)
+        check_groups(config)
+        check_parallel(self._vllm_config.parallel_config)
+        blocks = {n: group_kernel_blocks(kv_caches[n], config.num_blocks) for g in groups for n in g.layer_names}
+        place = _place(self._vllm_config, config.kv_tp_replicas)
+        cut = parts_a_rank(self._options.kv_parts, place.tp_size)
+        views = [rows_by_part(group, blocks, cut) for group in groups]
+        described = [self._describe_group(group, blocks, of[0], cut) for group, of in zip(groups, views, strict=True)]
+        model = model_of(self._vllm_config)
+        return layouts_by_part(model, described, place, self._options.tenant, max(1, cut)), views
+
+    def _describe_group(
         self, group: Any, blocks: Mapping[str, torch.Tensor], views: Sequence[torch.Tensor], cut: int
     ) -> CacheGroup:
         config, names = self._kv_cache_config, list(group.layer_names)

@@ -1,21 +1,22 @@
-"""The worker half of the connector: carries out the scheduler half's plans, in the background."""
+"""The worker half of the connector: it carries out the scheduler half's plans, in the background."""
 
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvstore.connector.arrivals import PARTIAL_WAIT, pause_after
+from kvstore.connector.awaited_pages import PARTIAL_WAIT, pause_after
 from kvstore.connector.health import NodeHealth
 from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
-from kvstore.connector.transfer_queue import Plan, Transfer, TransferQueue
+from kvstore.connector.transfer_queue import TransferQueue
+from kvstore.connector.transfers import Plan, Transfer
+from kvstore.connector.worker_statistics import LoadTiming, WorkerCounters, WorkerStatistics
 from kvstore.errors import InvalidRequestError, PermissionDeniedError
 
 if TYPE_CHECKING:
@@ -44,44 +45,6 @@ SHUTDOWN_WAIT = 5.0
 """Seconds for which the last calls and copies are waited for at shutdown; before that, as many for stores."""
 
 
-LoadTiming = tuple[str, int, float]
-"""Tier, pages, seconds."""
-
-MOST_TIMINGS = 64
-"""That are kept for whoever asks."""
-
-MOST_STORED = 1024
-"""Batches of stored pages that are kept for whoever asks."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatistics:
-    """Pages that were to move since the start, and what became of them."""
-
-    pages_loaded: Mapping[str, int] = field(default_factory=dict)
-    """By the tier they came from: ``"arena"``, ``"disk"``."""
-    pages_not_loaded: int = 0
-    """Gone, late, or not asked for because the node failed: load errors."""
-    pages_stored: int = 0
-    pages_present: int = 0
-    """To be stored, but kvstore had them already."""
-    pages_refused: int = 0
-    """kvstore had no room for them."""
-    pages_dropped: int = 0
-    """Given up: the queue was full, it was too late, their blocks were given away, or the node failed."""
-    loads_late: int = 0
-    """Loads given up at their deadline."""
-    stores_late: int = 0
-    load_failures: int = 0
-    """Loads that the node, or the copy, ended with an error."""
-    store_failures: int = 0
-    bytes_loaded: int = 0
-    bytes_stored: int = 0
-    load_seconds: float = 0.0
-    """Time that the load threads were busy, waiting for the node included."""
-    store_seconds: float = 0.0
-
-
 class WorkerConnector:
     """Moves pages between kvstore and the engine's paged KV. Its methods belong to the engine's worker thread; none
     raises for a failure of kvstore, none but :meth:`wait_for_save`, :meth:`rest` and :meth:`shutdown` waits for I/O.
@@ -102,8 +65,8 @@ class WorkerConnector:
     Args:
         namespaces: of the layouts of the model's cache groups, one each, or ``parts``, group by group.
         peers: the same namespaces at other nodes, by the names that plans give these. Their pages are loaded on a
-            thread of its own, as are those that are not in the arena (``LoadPlan.below``), so that a node that hangs,
-            or a slow disk, holds up nobody else's.
+            thread of its own, as are those that are not in the arena (``LoadPlan.lower_tier``), so that a node that
+            hangs, or a slow disk or Redis, holds up nobody else's.
         pages: the engine's paged KV, one for each namespace; its ``page_bytes`` is the layout's.
         parts: into how many parts a page is cut here, each with a namespace of its own. They are moved one after the
             other; plans speak of whole pages, and what is counted are parts.
@@ -152,7 +115,7 @@ class WorkerConnector:
         self._parts = parts
         self._clock = clock
         self._load_health = NodeHealth("loading pages", clock)
-        self._below_health = NodeHealth("loading pages from disk or Redis", clock)
+        self._lower_tier_health = NodeHealth("loading pages from disk or Redis", clock)
         self._store_health = NodeHealth("storing pages", clock)
         self._load_errors: set[int] = set()
         self._failed: set[str] = set()
@@ -160,18 +123,17 @@ class WorkerConnector:
         self._not_loaded: dict[str, set[int]] = {}  # load errors of requests with other loads under way
         self._stores_under_way: Counter[str] = Counter()
         self._ending: set[str] = set()  # finished requests that are reported when their stores are over
-        self._lock = threading.Lock()  # for the counters, which the lanes' threads change
-        self._counts: Counter[str] = Counter()
-        self._loaded_by_tier: Counter[str] = Counter()
-        self._stored: deque[tuple[int, tuple[bytes, ...]]] = deque(maxlen=MOST_STORED)
-        self._timings: deque[LoadTiming] = deque(maxlen=MOST_TIMINGS)
-        self._seconds: dict[str, float] = {"load": 0.0, "store": 0.0}
-        self._loads, self._loads_from_below, self._peer_loads = self._load_lanes = [
+        self._counters = WorkerCounters()
+        self._loads, self._lower_tier_loads, self._peer_loads = self._load_queues = [
             TransferQueue[LoadPlan](name, QUEUED_LOADS, load_deadline, self._carry_out_load, clock)
-            for name in ("kvstore-load", "kvstore-load-below", "kvstore-peer-load")
+            for name in ("kvstore-load", "kvstore-load-lower", "kvstore-peer-load")
         ]
         self._stores: TransferQueue[StorePlan] = TransferQueue(
             "kvstore-store", QUEUED_STORES, store_deadline, self._carry_out_store, clock
+        )
+        self._queues: tuple[TransferQueue[LoadPlan] | TransferQueue[StorePlan], ...] = (
+            *self._load_queues,
+            self._stores,
         )
 
     def handle_preemptions(self, plan: StepPlan) -> None:
@@ -179,15 +141,15 @@ class WorkerConnector:
         that writes to these blocks, but for engines that are ``touched_early``."""
         self._stores.revoke(plan.preempted)
         if plan.overwritten:
-            self._count(pages_dropped=self._stores.withdraw(plan.overwritten))
-        self._stores.tell()
+            self._counters.add(pages_dropped=self._stores.withdraw(plan.overwritten))
+        self._stores.confirm()
 
     def start_load_kv(self, plan: StepPlan) -> None:
         """Begins the step's loads. Call it before the forward pass where that computes what is loaded."""
         after = self._mark(plan.loads)
         for load in self._of_parts(plan.loads):
             self._loads_under_way[load.request_id] += 1
-            self._lane_of(load).submit(load, after)
+            self._queue_of(load).submit(load, after)
 
     def wait_for_load(self) -> None:
         """Waits until every load begun so far is over, well or badly, ``load_deadline`` and a copy at most.
@@ -195,8 +157,8 @@ class WorkerConnector:
         For steps that compute what they load: before the forward pass, or behind it where that waited for each layer
         (:meth:`wait_for_layer_load`).
         """
-        for lane in self._load_lanes:
-            lane.wait_idle()
+        for queue in self._load_queues:
+            queue.wait_idle()
 
     def wait_for_layer_load(self, layer: int) -> set[str]:
         """Waits until every load begun so far has this layer in its blocks, or is over, ``load_deadline`` at most. Call
@@ -211,7 +173,7 @@ class WorkerConnector:
             request counts for nothing, and :meth:`get_finished` reports it, with load errors, when no copy writes to
             its blocks any more. So do loads that failed meanwhile.
         """
-        return {load.plan.request_id for lane in self._load_lanes for load in lane.wait_layer(layer)}
+        return {load.plan.request_id for queue in self._load_queues for load in queue.wait_layer(layer)}
 
     def start_save_kv(self, plan: StepPlan) -> None:
         """Begins the step's stores. Call it when the forward pass that computes their blocks has been queued."""
@@ -235,13 +197,13 @@ class WorkerConnector:
     def rest(self) -> None:
         """Before the engine's memory is taken away: waits until every load and store begun so far is over, for their
         deadlines and a copy at most. Nothing is copied then until :meth:`wake`: loads fail, stores are dropped."""
-        for lane in self._lanes():
-            lane.rest()
+        for queue in self._queues:
+            queue.rest()
 
     def wake(self) -> None:
         """The engine's memory is back, at its old addresses; what was in it counts for nothing."""
-        for lane in self._lanes():
-            lane.wake()
+        for queue in self._queues:
+            queue.wake()
 
     def get_finished(self) -> tuple[set[str], set[str]]:
         """What came to its end since the last call.
@@ -251,24 +213,10 @@ class WorkerConnector:
             ``finished_recving``: requests whose loads, of all groups, are over, well or badly; nothing writes to their
             blocks any more.
         """
-        received: set[str] = set()
-        self._failed = set()  # most engines never ask for them
-        for load in [load for lane in self._load_lanes for load in lane.take_ended()]:
-            request_id = load.plan.request_id
-            missing = load.plan.block_ids[load.pages_done :]
-            self._not_loaded.setdefault(request_id, set()).update(missing)
-            self._count(pages_not_loaded=len(missing))
-            self._loads_under_way[request_id] -= 1
-            if not self._loads_under_way[request_id]:
-                received.add(request_id)
-                del self._loads_under_way[request_id]
-                errors = self._not_loaded.pop(request_id)
-                self._load_errors.update(errors)
-                if errors:
-                    self._failed.add(request_id)
+        received = self._collect_loads()
         for store in self._stores.take_ended():
             self._stores_under_way[store.plan.request_id] -= 1
-            self._count(pages_dropped=len(store.plan.hashes) - store.pages_done)
+            self._counters.add(pages_dropped=len(store.plan.hashes) - store.pages_done)
         self._stores_under_way += Counter()  # drops those at zero
         sent = {request_id for request_id in self._ending if not self._stores_under_way[request_id]}
         self._ending -= sent
@@ -289,49 +237,53 @@ class WorkerConnector:
 
     def take_load_timings(self) -> list[LoadTiming]:
         """How long loads from one tier alone took, since the last call."""
-        with self._lock:
-            timings = list(self._timings)
-            self._timings.clear()
-        return timings
+        return self._counters.take_timings()
 
     def take_stored(self) -> list[tuple[int, tuple[bytes, ...]]]:
         """Groups and hashes of pages that are stored, or were before, since the last call."""
-        with self._lock:
-            stored = list(self._stored)
-            self._stored.clear()
-        return stored
+        return self._counters.take_stored()
 
     def statistics(self) -> WorkerStatistics:
         """Counters since the start."""
-        with self._lock:
-            return WorkerStatistics(
-                pages_loaded=dict(self._loaded_by_tier),
-                **self._counts,
-                loads_late=sum(lane.late for lane in self._load_lanes),
-                stores_late=self._stores.late,
-                load_failures=sum(
-                    health.failures for health in (self._load_health, self._below_health, *self._peer_health.values())
-                ),
-                store_failures=self._store_health.failures,
-                load_seconds=self._seconds["load"],
-                store_seconds=self._seconds["store"],
-            )
+        load_health = (self._load_health, self._lower_tier_health, *self._peer_health.values())
+        return self._counters.statistics(
+            loads_late=sum(queue.late for queue in self._load_queues),
+            stores_late=self._stores.late,
+            load_failures=sum(health.failures for health in load_health),
+            store_failures=self._store_health.failures,
+        )
 
     def shutdown(self) -> None:
         """Gives up what is under way and stops the threads, waiting :data:`SHUTDOWN_WAIT` for all of them at most.
 
         Stores that have to arrive: :meth:`wait_for_save` before. A second call changes nothing.
         """
-        for lane in self._lanes():
-            lane.stop()
+        for queue in self._queues:
+            queue.stop()
         end = time.monotonic() + SHUTDOWN_WAIT
-        for lane in self._lanes():
-            lane.join(max(0.0, end - time.monotonic()))
+        for queue in self._queues:
+            queue.join(max(0.0, end - time.monotonic()))
         if self._arena is not None:
             self._arena.close()
 
-    def _lanes(self) -> tuple[TransferQueue[LoadPlan] | TransferQueue[StorePlan], ...]:
-        return (*self._load_lanes, self._stores)
+    def _collect_loads(self) -> set[str]:
+        """Requests all of whose loads are over now; what is missing of them are load errors."""
+        received: set[str] = set()
+        self._failed = set()  # most engines never ask for them
+        for load in [load for queue in self._load_queues for load in queue.take_ended()]:
+            request_id = load.plan.request_id
+            missing = load.plan.block_ids[load.pages_done :]
+            self._not_loaded.setdefault(request_id, set()).update(missing)
+            self._counters.add(pages_not_loaded=len(missing))
+            self._loads_under_way[request_id] -= 1
+            if not self._loads_under_way[request_id]:
+                received.add(request_id)
+                del self._loads_under_way[request_id]
+                errors = self._not_loaded.pop(request_id)
+                self._load_errors.update(errors)
+                if errors:
+                    self._failed.add(request_id)
+        return received
 
     def _mark(self, plans: Sequence[LoadPlan | StorePlan]) -> Event | None:
         """What is copied, by other threads, waits for what this one has queued by now. All groups are on one device."""
@@ -343,14 +295,14 @@ class WorkerConnector:
             for part in range(self._parts):
                 yield replace(plan, group=plan.group * self._parts + part)
 
-    def _lane_of(self, load: LoadPlan) -> TransferQueue[LoadPlan]:
+    def _queue_of(self, load: LoadPlan) -> TransferQueue[LoadPlan]:
         """Nobody waits behind a load that may take longer than their own."""
-        return self._peer_loads if load.node else self._loads_from_below if load.below else self._loads
+        return self._peer_loads if load.node else self._lower_tier_loads if load.lower_tier else self._loads
 
     def _carry_out_load(self, transfer: Transfer[LoadPlan]) -> None:
         started = time.monotonic()
-        node, below = transfer.plan.node, transfer.plan.below
-        own = self._below_health if below else self._load_health
+        node = transfer.plan.node
+        own = self._lower_tier_health if transfer.plan.lower_tier else self._load_health
         health = self._peer_health.get(node) if node else own
         if health is not None and health.available():  # None: not one of the peers, and so nothing is loaded
             try:
@@ -360,10 +312,10 @@ class WorkerConnector:
                 health.failed(error)
             else:
                 health.succeeded()
-        self._spend("load", time.monotonic() - started)
+        self._counters.add_seconds("load", time.monotonic() - started)
 
     def _load(self, transfer: Transfer[LoadPlan]) -> None:
-        plan, lane = transfer.plan, self._lane_of(transfer.plan)
+        plan, queue = transfer.plan, self._queue_of(transfer.plan)
         hashes, block_ids = plan.hashes, plan.block_ids
         namespace, pages = self._groups[plan.group]
         _wait_for_engine(transfer)
@@ -372,30 +324,29 @@ class WorkerConnector:
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
         while (start := transfer.pages_done) < len(hashes):
             batch = slice(start, start + size)
-            if not lane.wanted(transfer):
+            if not queue.wanted(transfer):
                 return
             started = time.monotonic()
             with self._pinned(), namespace.borrow(hashes[batch]) as pending:
                 last = batch.stop >= len(hashes) and not pending.more  # the batches before it are there as a whole
-                on_layer = partial(lane.pass_layer, transfer) if self._by_layer and last else None
-                with lane.touch(transfer) as allowed:
+                on_layer = partial(queue.pass_layer, transfer) if self._by_layer and last else None
+                with queue.touch(transfer) as allowed:
                     if not allowed:
                         return
                     pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)], on_layer, transfer.after)
                 tiers = list(pending.tiers)
                 valid = pending.complete()
-            if not lane.advance(transfer, valid):
+            if not queue.advance(transfer, valid):
                 return
-            with self._lock:
-                self._loaded_by_tier.update(tiers[:valid])
-                if valid == len(tiers) and len(set(tiers)) == 1 and not plan.node:
-                    self._timings.append((tiers[0], valid, (time.monotonic() - started) * self._parts))
-            self._count(bytes_loaded=valid * pages.page_bytes)
+            is_timed = valid == len(tiers) and len(set(tiers)) == 1 and not plan.node
+            timing = (tiers[0], valid, (time.monotonic() - started) * self._parts) if is_timed else None
+            self._counters.add_loaded(tiers[:valid], timing)
+            self._counters.add(bytes_loaded=valid * pages.page_bytes)
             if valid < len(hashes[batch]) and not (pending.more and valid == len(tiers)):
                 if self._may_come(transfer, namespace):
-                    lane.postpone(transfer, pause_after(self._clock() - transfer.advanced))
+                    queue.postpone(transfer, pause_after(self._clock() - transfer.advanced))
                 return
-        lane.end(transfer)  # nobody has to wait for what follows
+        queue.end(transfer)  # nobody has to wait for what follows
         if plan.partial:
             with suppress(PermissionDeniedError):  # a token that may only read: it leaves by itself
                 namespace.evict(hashes[-1:])
@@ -423,7 +374,7 @@ class WorkerConnector:
                 self._store_health.failed(error)
             else:
                 self._store_health.succeeded()
-        self._spend("store", time.monotonic() - started)
+        self._counters.add_seconds("store", time.monotonic() - started)
 
     def _store(self, transfer: Transfer[StorePlan]) -> None:
         hashes, block_ids = transfer.plan.hashes, transfer.plan.block_ids
@@ -432,7 +383,7 @@ class WorkerConnector:
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
         for start in range(0, len(hashes), size):
             batch = slice(start, start + size)
-            if not self._stores.make_room(transfer):
+            if not self._stores.finish_copies(transfer):
                 return
             parent = hashes[start - 1] if start else transfer.plan.parent
             with ExitStack() as reserved:
@@ -450,7 +401,7 @@ class WorkerConnector:
                     pages.gather(wanted_ids, wanted_pages, transfer.after)
                 if self._touched_early:
                     finish = partial(self._finish, transfer, batch, pending, reserved.pop_all())
-                    self._stores.set_aside(transfer, wanted_ids, len(wanted) * pages.page_bytes, finish)
+                    self._stores.await_confirmation(transfer, wanted_ids, len(wanted) * pages.page_bytes, finish)
                     continue
                 if not self._stores.wanted(transfer):
                     return  # its blocks may have been given away, and overwritten, during the copy
@@ -465,7 +416,8 @@ class WorkerConnector:
         reserved: AbstractContextManager[object],
         wanted: bool,
     ) -> bool:
-        """Publish what was set aside, or give it up. Whether there is a point in going on with its transfer."""
+        """Publish a copy that had to be confirmed, or give it up. Whether there is a point in going on with its
+        transfer."""
         started = time.monotonic()
         published = False
         try:
@@ -473,7 +425,7 @@ class WorkerConnector:
                 published = wanted and self._publish(transfer, batch, pending)
         except Exception as error:  # noqa: BLE001 - as in _carry_out_store
             self._store_health.failed(error)
-        self._spend("store", time.monotonic() - started)
+        self._counters.add_seconds("store", time.monotonic() - started)
         return published
 
     def _publish(self, transfer: Transfer[StorePlan], batch: slice, pending: PendingStore) -> bool:
@@ -483,15 +435,14 @@ class WorkerConnector:
         result = pending.complete()
         if not self._stores.advance(transfer, len(hashes[batch])):
             return False
-        self._count(
+        self._counters.add(
             pages_stored=result.stored,
             pages_present=result.present,
             pages_refused=result.refused,
             bytes_stored=result.stored * pages.page_bytes,
         )
         if not result.refused:
-            with self._lock:
-                self._stored.append((transfer.plan.group // self._parts, hashes[batch]))
+            self._counters.add_stored(transfer.plan.group // self._parts, hashes[batch])
         if batch.stop >= len(hashes):
             _touch_whole(namespace, hashes)
         return True
@@ -504,14 +455,6 @@ class WorkerConnector:
     def _pinned(self) -> AbstractContextManager[None]:
         """Around asking for pages and copying them."""
         return nullcontext() if self._arena is None else self._arena.use()
-
-    def _count(self, **pages: int) -> None:
-        with self._lock:
-            self._counts.update(pages)
-
-    def _spend(self, what: str, seconds: float) -> None:
-        with self._lock:
-            self._seconds[what] += seconds
 
 
 def _wait_for_engine(transfer: Transfer[Plan]) -> None:

@@ -1,1 +1,1 @@
-"""Prefill and decode on different engines: handover tickets, and waiting for pages on their way."""
+"""Prefill and decode on different engines: the handover of a prompt's pages from one to the other, by a ticket."""

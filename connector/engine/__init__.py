@@ -1,1 +1,1 @@
-"""The adapter for an engine whose scheduler works like vLLM's. Imports no engine: its objects are read."""
+"""The scheduler side of an engine like vLLM: hits, admission of loads, names of blocks. Its objects are only read."""

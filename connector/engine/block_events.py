@@ -1,4 +1,4 @@
-"""Which blocks kvstore holds, for those who listen to an engine's block events."""
+"""Block events: which blocks kvstore holds, for those who listen to an engine's events, such as routers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 REMEMBERED = 1 << 16
-"""Most blocks that are on their way, most that were announced, and most that nobody has taken yet. Beyond it the oldest
+"""Most blocks that are on their way, most that were told of, and most that nobody has taken yet. Beyond it the oldest
 is forgotten."""
 
 
@@ -26,11 +26,8 @@ class Block:
 
 
 class BlockEvents:
-    """A block is announced once all its parts are stored, and taken back when a lookup finds that it has gone.
-
-    Args:
-        ranks: how many parts a block has, each of which is stored by one worker.
-    """
+    """A block is told of once all its parts are stored, and again when a lookup finds that it has gone. There is one
+    part a rank, each of which is stored by one worker."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

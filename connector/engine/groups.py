@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kvstore.connector.hits import NumSkipped
+from kvstore.connector.longest_hit import NumSkipped
+
+WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
+"""Kinds of layers that keep all tokens, by the names of vLLM's specs."""
+
+STATES = ("MambaSpec",)
+"""Kinds of layers of which a block holds a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +43,51 @@ def fails_by_block(groups: Sequence[Group]) -> bool:
 def hash_block_size(block_sizes: Sequence[int]) -> int:
     """Tokens between two hashes, so that each group's blocks have some."""
     return math.gcd(*block_sizes)
+
+
+def layers_of(group: Any) -> list[tuple[str, Any]]:
+    """Names and specs of a cache group's layers, in the order in which they lie in a page: the engine's, but for layers
+    with blocks as long as those of an earlier one, which lie beside it and are copied together with it."""
+    by_name = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+    layers = [(name, by_name.get(name, group.kv_cache_spec)) for name in group.layer_names]
+    sizes = list(dict.fromkeys(spec.page_size_bytes for _, spec in layers))
+    return sorted(layers, key=lambda layer: sizes.index(layer[1].page_size_bytes))
+
+
+def group_of(group: Any, manager: Any = None) -> Group:
+    """What both halves need to know of a ``KVCacheGroupSpec``; the scheduler's, with vLLM's manager of its blocks."""
+    _, spec = layers_of(group)[0]
+    is_offered = getattr(spec, "mamba_cache_mode", "") == "align"
+    most = getattr(manager, "max_admission_blocks_per_request", None)
+    if is_offered and most is None:
+        # The state that it goes on from and the one that it writes, one for a checkpoint, one for a copy of a part.
+        most = 4 + spec.num_speculative_blocks
+    return Group(
+        block_size=group.kv_cache_spec.block_size,
+        keeps=type(spec).__name__ in WHOLE,
+        num_skipped=_none_skipped if manager is None else manager.get_num_skipped_tokens,
+        most_blocks=most,
+        is_state=type(spec).__name__ in STATES,
+        is_offered=is_offered,
+    )
+
+
+def _none_skipped(num_computed_tokens: int) -> int:
+    return 0
+
+
+def touches_early(config: Any, hash_block_size: int, runner_is_v2: bool) -> bool:
+    """Whether vLLM may write to blocks that a step gives out before it calls ``handle_preemptions`` for that step.
+
+    Its V1 model runner never does. V2 zeroes new blocks first, which models with recurrent layers need, and those that
+    keep keys and values in several types. It copies blocks in which a hit ends (recurrent layers again: elsewhere hits
+    end where blocks do), and moves states on.
+
+    Args:
+        config: a ``KVCacheConfig``.
+        hash_block_size: tokens between two of vLLM's own hashes: where hits may end.
+        runner_is_v2: whether it runs V2.
+    """
+    has_states = any(type(spec).__name__ in STATES for group in config.kv_cache_groups for _, spec in layers_of(group))
+    hits_end_inside = any(group.kv_cache_spec.block_size != hash_block_size for group in config.kv_cache_groups)
+    return runner_is_v2 and (getattr(config, "needs_kv_cache_zeroing", True) or has_states or hits_end_inside)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvstore.connector.engine.weights import weights_fingerprint
+from kvstore.connector.engine.groups import layers_of
+from kvstore.connector.engine.weights import weights_fingerprint, weights_folder
 from kvstore.errors import ConfigError, ResourceError
 from kvstore.layout import Layout
+
+if TYPE_CHECKING:
+    import torch
 
 _NAMES_NOTHING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "name_or_path")
 """Keys of a model's configuration that change no number, or are told elsewhere."""
@@ -51,6 +55,38 @@ class Model:
         return cls(name=Path(model).name if Path(model).is_dir() else model, version=digest.hexdigest()[:16])
 
 
+def model_of(config: Any) -> Model:
+    """What a ``VllmConfig`` computes with.
+
+    Raises:
+        ResourceError: its weights are in no folder on this machine, or can't be read.
+    """
+    model = config.model_config
+    folders = [weights_folder(model.model, model.revision, config.load_config.download_dir)]
+    settings = {
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "load_format": str(config.load_config.load_format),
+        "loader": str(config.load_config.model_loader_extra_config),  # it may name other weights than the folder's
+        "kv_cache_dtype": str(config.cache_config.cache_dtype),
+        "lora_dtype": str(getattr(config.lora_config, "lora_dtype", "")),
+    }
+    for name in ("quantization_config", "model_impl", "override_attention_dtype"):
+        settings[name] = str(getattr(model, name, ""))
+    for name in ("mm_processor_kwargs", "video_pruning_rate"):
+        settings[name] = str(getattr(model.multimodal_config, name, ""))
+    hf_config = model.hf_config.to_dict()
+    if "longrope" in str(hf_config):  # which of its factors hold depends on it
+        settings["max_model_len"] = str(model.max_model_len)
+    speculative = config.speculative_config
+    if speculative is not None and speculative.uses_draft_kv_cache():  # its layers are in the pages
+        settings["speculative"] = str(speculative.method)
+        draft = speculative.draft_model_config
+        if draft is not None and draft.model != model.model:
+            folders.append(weights_folder(draft.model, draft.revision, config.load_config.download_dir))
+    return Model.describe(model.model, folders, hf_config, settings)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroup:
     """One cache group's blocks on one rank."""
@@ -70,6 +106,44 @@ class CacheGroup:
         """The details as a name: the first ones in words, all of them as a digest."""
         digest = hashlib.sha256("\0".join(self.details).encode()).hexdigest()[:16]
         return f"{' '.join(self.details[:2])} {digest}"
+
+
+def cache_group(
+    group: Any,
+    blocks: Mapping[str, torch.Tensor],
+    page_bytes: int,
+    details: Sequence[str],
+    isa: Callable[[str], str],
+    parts: int = 0,
+) -> CacheGroup:
+    """What decides on the bytes of a cache group's blocks.
+
+    Args:
+        group: a ``KVCacheGroupSpec``.
+        blocks: of each of its layers.
+        page_bytes: of one block of all of its layers, or of a part of it.
+        details: what is the same for all of them: the engine's version, attention backends, the cache's layout.
+        isa: the processor's instruction set by which a layer packs its blocks.
+        parts: into how many ranges of KV heads the blocks are cut (:func:`rows_by_part`): described is one of them.
+    """
+    layers = layers_of(group)
+    if parts:
+        layers = [(name, replace(spec, num_kv_heads=spec.num_kv_heads // parts)) for name, spec in layers]
+    _, spec = layers[0]
+    of_layers = []
+    for name, layer_spec in layers:
+        inside = blocks[name][0, : layer_spec.num_kv_heads] if parts else blocks[name][0]
+        shape = f"{tuple(inside.shape)} {inside.stride()} {inside.dtype}"
+        of_layers.append(f"{name} {shape} {isa(name)} {layer_spec!r}")
+    return CacheGroup(
+        block_size=spec.block_size,
+        page_bytes=page_bytes,
+        dtype=str(getattr(spec, "dtype", "")).removeprefix("torch."),
+        layers=len(layers),
+        kv_heads=getattr(spec, "num_kv_heads", 0),
+        head_size=getattr(spec, "head_size", 0),
+        details=[*details, *of_layers],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

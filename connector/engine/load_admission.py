@@ -1,4 +1,4 @@
-"""Which loads may hold blocks of the engine at the same time.
+"""Admission of loads: which of them may hold blocks of the engine at the same time.
 
 A request holds blocks from the moment its load is planned until the engine computes the rest of it, and nobody can take
 them back meanwhile. vLLM keeps free what such requests still need, but counts too little in groups with windows: from
@@ -27,12 +27,8 @@ class LoadAdmission:
 
     A load is admitted while the blocks of all of them and those that any one still needs fit together: then the engine
     can go on with whichever it takes first once nothing else runs, and what runs ends, or gives its blocks back. Models
-    without windows are left to the engine.
-
-    Args:
-        groups: the model's cache groups.
-        num_blocks: that the engine can give to requests.
-        lookahead: tokens behind those of a request that it takes blocks for: such as it guesses.
+    without windows are left to the engine. ``num_blocks`` is how many it can give to requests; it takes blocks for
+    ``lookahead`` more tokens than a request has: such as it guesses.
     """
 
     def __init__(self, groups: Sequence[Group], num_blocks: int, lookahead: int = 0) -> None:

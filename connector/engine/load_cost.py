@@ -1,4 +1,4 @@
-"""Whether pages are loaded or computed: by how fast either was lately, on this machine."""
+"""The cost of loading: whether pages are loaded or computed, by how fast either was lately on this machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ NEGLIGIBLE = 0.020
 
 
 class LoadCost:
-    """How long a page of each tier, and a token of prefill, took lately.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """How long a page of each tier, and a token of prefill, took lately."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

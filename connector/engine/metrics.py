@@ -1,4 +1,4 @@
-"""What both halves have counted, as changes that the engine's own metrics add up."""
+"""The connector's metrics: what both halves have counted, as changes that the engine's own counters add up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvstore.connector.disagg.handover import HandoverStatistics
 from kvstore.connector.lookups import LookupStatistics
-from kvstore.connector.worker import WorkerStatistics
+from kvstore.connector.worker_statistics import WorkerStatistics
 
 Counts = dict[str, float]
 """By the name of a metric, or by name and label, with a ``|`` between them."""

@@ -1,4 +1,4 @@
-"""What a user sets in ``kv_connector_extra_config``."""
+"""The connector's options: what a user sets in vLLM's ``kv_connector_extra_config``."""
 
 from __future__ import annotations
 

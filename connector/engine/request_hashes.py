@@ -1,4 +1,4 @@
-"""Names of the blocks of an engine's requests. Nothing of vLLM is imported here: its requests are read."""
+"""Block hashes of an engine's requests: the names of their blocks in kvstore. The engine's objects are only read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 
 from kvstore.connector.blocks.extra_keys import MultimodalInput, PrefixKeys
 from kvstore.connector.blocks.hashing import BlockHashChain
-from kvstore.connector.engine.values import weights_folder
-from kvstore.connector.engine.weights import weights_fingerprint
+from kvstore.connector.engine.weights import weights_fingerprint, weights_folder
 from kvstore.errors import KVStoreError, ResourceError
 
 ADAPTER_WAIT = 1.0
@@ -30,11 +29,8 @@ _logger = logging.getLogger("kvstore.connector")
 
 
 class Hashes:
-    """Block hashes of vLLM's requests. They are kvstore's own: vLLM's depend on PYTHONHASHSEED and on its settings.
-
-    Args:
-        block_size: tokens between two hashes.
-    """
+    """Block hashes of vLLM's requests, one for each ``block_size`` tokens: the ``gcd`` of the groups' block sizes. They
+    are kvstore's own: vLLM's depend on PYTHONHASHSEED and on its settings."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size

@@ -1,4 +1,4 @@
-"""What the scheduler half's adapter knows of one request of an engine."""
+"""The state of one request of an engine: its block hashes, what is stored of it, and what its load saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of an engine's requests take a ticket, or are answered with one (:mod:`kvstore.connector.disagg.handover`)."""
+"""Tickets of an engine's requests: which of them take one, or are answered with one, between prefill and decode."""
 
 from __future__ import annotations
 
@@ -18,38 +18,34 @@ _logger = logging.getLogger("kvstore.connector")
 
 
 class RequestTickets:
-    """Belongs to the scheduler's thread.
-
-    Args:
-        handover: None: this instance has no key, and neither gives nor takes tickets.
-        hashes: names of blocks.
-    """
+    """Belongs to the scheduler's thread. Without a ``handover`` this instance has no key, and neither gives nor takes
+    tickets."""
 
     def __init__(self, handover: Handover | None, hashes: Hashes) -> None:
         self._handover = handover
         self._hashes = hashes
         self._said: set[str] = set()
 
-    def take(self, tracked: RequestState, hashes_a_block: Sequence[int]) -> None:
+    def take(self, state: RequestState, hashes_a_block: Sequence[int]) -> None:
         """A request has come; a prefill instance may have computed its prompt."""
-        request = tracked.request
-        tracked.hands_over = _asks(request, "do_remote_decode")
-        if not _asks(request, "do_remote_prefill") or tracked.chain is None or not tracked.may_load:
+        request = state.request
+        state.hands_over = _asks(request, "do_remote_decode")
+        if not _asks(request, "do_remote_prefill") or state.chain is None or not state.may_load:
             return
         if self._hashes.private:
             return  # nothing that another instance has stored is found any more
         if self._handover is None:
             self._say_once("a request came with a ticket, and this instance has no ticket_key_file: it computes")
         elif not request.skip_reading_prefix_cache:
-            prompt = self._prompt(tracked, hashes_a_block)
+            prompt = self._prompt(state, hashes_a_block)
             self._handover.take(request.request_id, request.kv_transfer_params, prompt)
 
     def give(
-        self, tracked: RequestState, hashes_a_block: Sequence[int], block_ids: Sequence[Sequence[int]]
+        self, state: RequestState, hashes_a_block: Sequence[int], block_ids: Sequence[Sequence[int]]
     ) -> dict[str, Any] | None:
         """What a request is answered with, at its end, that another instance goes on with."""
-        request = tracked.request
-        if not tracked.hands_over or tracked.chain is None or not tracked.may_store or self._hashes.private:
+        request = state.request
+        if not state.hands_over or state.chain is None or not state.may_store or self._hashes.private:
             return None
         if self._handover is None:
             self._say_once("a request asks for a ticket, and this instance has no ticket_key_file: it gets none")
@@ -57,18 +53,18 @@ class RequestTickets:
         computed = request.num_computed_tokens - request.num_in_flight_tokens
         if request.status.name not in _DONE or computed < request.num_prompt_tokens:
             return None
-        return self._handover.give(request.request_id, self._prompt(tracked, hashes_a_block), block_ids)
+        return self._handover.give(request.request_id, self._prompt(state, hashes_a_block), block_ids)
 
     def counts(self) -> Counts:
         """Tickets since the start."""
         return ticket_counts(self._handover.statistics()) if self._handover is not None else {}
 
-    def _prompt(self, tracked: RequestState, hashes_a_block: Sequence[int]) -> Prompt:
-        assert tracked.chain is not None
-        tracked.hashes(hashes_a_block)  # the chain has all blocks now
-        request = tracked.request
+    def _prompt(self, state: RequestState, hashes_a_block: Sequence[int]) -> Prompt:
+        assert state.chain is not None
+        state.hashes(hashes_a_block)  # the chain has all blocks now
+        request = state.request
         tokens = request.all_token_ids[: request.num_prompt_tokens]
-        return Prompt(tokens, tracked.chain, self._hashes.block_size, tracked.state_tokens)
+        return Prompt(tokens, state.chain, self._hashes.block_size, state.state_tokens)
 
     def _say_once(self, what: str) -> None:
         if what not in self._said:

@@ -1,5 +1,5 @@
-"""The requests of an engine whose scheduler works like vLLM's: how long their hits are, what is loaded into which of
-their blocks, and which blocks are stored when. The engine's request objects are read, nothing of vLLM is imported.
+"""The requests of an engine like vLLM: how long their hits are, what is loaded into which of their blocks, and which
+blocks are stored when. The engine's request objects are read, nothing of vLLM is imported.
 """
 
 from __future__ import annotations
@@ -16,32 +16,22 @@ from kvstore.connector.engine.groups import Group
 from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.load_cost import LoadCost
 from kvstore.connector.engine.metrics import Counts, lookup_counts
+from kvstore.connector.engine.new_blocks import new_blocks
 from kvstore.connector.engine.request_hashes import Hashes
 from kvstore.connector.engine.request_state import RequestState, wishes
 from kvstore.connector.engine.request_tickets import RequestTickets
-from kvstore.connector.engine.values import new_blocks
-from kvstore.connector.hits import longest_hit
+from kvstore.connector.longest_hit import longest_hit
 from kvstore.connector.lookups import Tiers
 from kvstore.connector.plan import StepPlan
 from kvstore.connector.scheduler import NULL_BLOCK_ID, SchedulerConnector
-from kvstore.connector.worker import LoadTiming
+from kvstore.connector.worker_statistics import LoadTiming
 
 
 class EngineRequests:
     """Runs on the engine's scheduler thread; nothing waits for I/O.
 
-    Args:
-        scheduler: the half that looks up and plans.
-        groups: the model's cache groups.
-        hashes: names of blocks, one for each ``gcd`` of the groups' block sizes.
-        async_load: requests wait for their loads, instead of the step that computes them.
-        may_store: whether this engine stores at all.
-        may_load: whether it loads.
-        tickets: for prefill and decode on different engines.
-        room: who holds blocks for a load.
-        announcements: told of blocks that are stored or gone; None: nobody listens.
-        event_block_size: tokens between two of the engine's own hashes, by which listeners know blocks.
-        clock: seconds, monotonic.
+    With ``async_load`` requests wait for their loads, instead of the step that computes them. ``block_events`` is None
+    where nobody listens; listeners know blocks by the engine's own hashes, one for each ``event_block_size`` tokens.
     """
 
     def __init__(
@@ -54,8 +44,8 @@ class EngineRequests:
         may_store: bool = True,
         may_load: bool = True,
         tickets: RequestTickets,
-        room: LoadAdmission,
-        announcements: BlockEvents | None = None,
+        load_admission: LoadAdmission,
+        block_events: BlockEvents | None = None,
         event_block_size: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,15 +56,15 @@ class EngineRequests:
         self._may_store = may_store
         self._may_load = may_load
         self._tickets = tickets
-        self._load_admission = room
-        self._announcements = announcements
+        self._load_admission = load_admission
+        self._block_events = block_events
         self._event_block_size = event_block_size
         self._block_sizes = [group.block_size for group in groups]
         self._hashes_a_block = [size // hashes.block_size for size in self._block_sizes]
         # A load may cover a prompt to its last token only where all of the blocks before it are there afterwards.
         self._keeps_all = all(group.keeps for group in groups)
         self._requests: dict[str, RequestState] = {}
-        self._speeds = LoadCost(clock)
+        self._load_cost = LoadCost(clock)
         self._seconds_saved = 0.0
         self._loads_declined = 0
 
@@ -83,27 +73,27 @@ class EngineRequests:
         known yet. Plans nothing."""
         if self._load_admission.waits(request.request_id) or not self._hashes.ready(request):
             return None, False
-        tracked = self._track(request)
-        tracked.num_local = num_computed_tokens
-        if tracked.chain is None or not tracked.may_load or request.skip_reading_prefix_cache:
+        state = self._track(request)
+        state.num_local = num_computed_tokens
+        if state.chain is None or not state.may_load or request.skip_reading_prefix_cache:
             return 0, False
         if any(num_computed_tokens % size for size in self._block_sizes):
             return 0, False  # the engine copies a part of a block that this load would fill
         self._load_admission.release(request.request_id)
-        tracked.lets_pass &= self._load_admission.holders
-        if tracked.lets_pass:
+        state.lets_pass &= self._load_admission.holders
+        if state.lets_pass:
             return None, False
         # An asynchronous load may cover the whole prompt: vLLM then computes its last token again.
         limit = request.num_tokens - (0 if self._async_load and self._keeps_all else 1)
         hashes = [
             of_group[: limit // size]
-            for of_group, size in zip(tracked.hashes(self._hashes_a_block), self._block_sizes, strict=True)
+            for of_group, size in zip(state.hashes(self._hashes_a_block), self._block_sizes, strict=True)
         ]
         presence = self._scheduler.get_presence(request.request_id, hashes, num_computed_tokens)
         if presence is None:
             return None, False
-        self._announce_misses(tracked, hashes)
-        hit = self._hit(tracked, presence, limit)
+        self._tell_misses(state, hashes)
+        hit = self._hit(state, presence, limit)
         waits = hit > num_computed_tokens and self._async_load
         if not waits:
             self._load_admission.leave(request.request_id)
@@ -115,18 +105,18 @@ class EngineRequests:
         self, request: Any, block_ids: Sequence[Sequence[int]], num_external_tokens: int
     ) -> None:
         """The request has these blocks, by group; those of the external tokens are to be filled."""
-        tracked = self._track(request)
+        state = self._track(request)
         loads: dict[int, list[tuple[int, int]]] = {}
         if num_external_tokens:
-            end = tracked.num_local + num_external_tokens
+            end = state.num_local + num_external_tokens
             for group, (size, ids) in enumerate(zip(self._block_sizes, block_ids, strict=True)):
-                places = range(tracked.num_local // size, -(-end // size))
+                places = range(state.num_local // size, -(-end // size))
                 loads[group] = [(at, ids[at]) for at in places if ids[at] != NULL_BLOCK_ID]
                 self._allocated(block_id for _, block_id in loads[group])
             held = [block_id for ids in block_ids for block_id in ids if block_id != NULL_BLOCK_ID]
             self._load_admission.enter(request.request_id, request.num_tokens, end, held)
             tiers = self._scheduler.offered_tiers(request.request_id)
-            tracked.gain = self._speeds.gain(*self._pages(tiers, tracked.num_local, end))
+            state.gain = self._load_cost.gain(*self._pages(tiers, state.num_local, end))
         self._scheduler.update_state_after_alloc(request.request_id, loads)
 
     def tokens_by_tier(self, request_id: str, num_external_tokens: int) -> Mapping[str, int]:
@@ -144,46 +134,46 @@ class EngineRequests:
     def plan_step(self, output: Any) -> tuple[StepPlan, int]:
         """Everything for the workers in this step, and the step's number, if it is to be told when it is over."""
         for request_id in output.preempted_req_ids or ():
-            if (tracked := self._requests.get(request_id)) is not None:
-                self._notice_preemption(tracked)
+            if (state := self._requests.get(request_id)) is not None:
+                self._notice_preemption(state)
         if not self._keeps_all:
             self._allocated(new_blocks(output, self._requests, self._block_sizes))
-        state = output.kv_connector_block_state
+        block_state = output.kv_connector_block_state
         for request_id, scheduled in output.num_scheduled_tokens.items():
-            tracked = self._requests.get(request_id)
-            if tracked is None:
+            state = self._requests.get(request_id)
+            if state is None:
                 continue
             waits = self._load_admission.leave(request_id) and not self._async_load
-            if waits or tracked.chain is None or not tracked.may_store:
+            if waits or state.chain is None or not state.may_store:
                 continue  # a load in this step may fail: what it was to fill is looked at afterwards
-            request = tracked.request
+            request = state.request
             # Where a step computes on blocks that it loads, what it computes counts once the load is known to be good.
             computed = (
                 request.num_computed_tokens + scheduled
                 if self._async_load
                 else request.num_computed_tokens - request.num_in_flight_tokens
             )
-            self._save(tracked, computed, partial(state.get_block_ids, request_id))
-        self._save_states(getattr(state, "boundary_state_offloads", {}), state)
+            self._save(state, computed, partial(block_state.get_block_ids, request_id))
+        self._save_states(block_state)
         plan = self._scheduler.build_connector_meta()
         if not self._keeps_all:  # blocks that may soon be given to others are stored first
             first = sorted(plan.stores, key=lambda store: self._groups[store.group].keeps)
             plan = replace(plan, stores=tuple(first))
-        return plan, self._speeds.begin_step(output.total_num_scheduled_tokens)
+        return plan, self._load_cost.begin_step(output.total_num_scheduled_tokens)
 
     def request_finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """The request is over. True: its blocks are held until its stores are. And what its answer says to others."""
-        tracked = self._requests.pop(request.request_id, None)
-        if tracked is None:
+        state = self._requests.pop(request.request_id, None)
+        if state is None:
             return False, None
-        self._notice_preemption(tracked)
+        self._notice_preemption(state)
         loads = self._load_admission.leave(request.request_id)
         if not self._async_load:
-            self._seconds_saved += tracked.gain
-        if request.num_computed_tokens and not loads and tracked.may_store:
+            self._seconds_saved += state.gain
+        if request.num_computed_tokens and not loads and state.may_store:
             computed = request.num_computed_tokens - request.num_in_flight_tokens
-            self._save(tracked, computed, lambda: block_ids)
-        params = None if loads else self._tickets.give(tracked, self._hashes_a_block, block_ids)
+            self._save(state, computed, lambda: block_ids)
+        params = None if loads else self._tickets.give(state, self._hashes_a_block, block_ids)
         held = (block_id for of_group in block_ids for block_id in of_group)
         return self._scheduler.request_finished(request.request_id, held), params
 
@@ -206,17 +196,17 @@ class EngineRequests:
         # vLLM takes the blocks of a failed load back, and looks at nobody behind a request for which there are too few:
         # a window takes more to compute than to load. Who holds blocks must not wait behind it, or neither ever runs.
         for request_id in failed_recving:
-            if (tracked := self._requests.get(request_id)) is not None:
-                tracked.lets_pass = frozenset(self._load_admission.holders - {request_id})
+            if (state := self._requests.get(request_id)) is not None:
+                state.lets_pass = frozenset(self._load_admission.holders - {request_id})
 
     def note(self, step: int, timings: Iterable[LoadTiming], stored: Iterable[tuple[int, Sequence[bytes]]]) -> None:
         """What the workers have told beside: a step that is over, how long loads took, and pages that are stored."""
-        if self._announcements is not None:
+        if self._block_events is not None:
             for group, hashes in stored:
-                self._announcements.store(group, hashes)
+                self._block_events.store(group, hashes)
         for tier, pages, seconds in timings:
-            self._speeds.note_load(tier, pages, seconds)
-        self._speeds.end_step(step)
+            self._load_cost.note_load(tier, pages, seconds)
+        self._load_cost.end_step(step)
 
     def has_pending_block_frees(self) -> bool:
         """Whether stores hold blocks that come free without a preemption."""
@@ -226,8 +216,8 @@ class EngineRequests:
         """Nothing that was stored is found by this engine any more, whose weights may be others from now on. What it
         stores is found until it ends, by itself alone; the pages of others stay."""
         self._hashes.reset()
-        for tracked in self._requests.values():
-            tracked.chain = None
+        for state in self._requests.values():
+            state.chain = None
 
     def counts(self) -> Counts:
         """What was counted since the start."""
@@ -238,18 +228,18 @@ class EngineRequests:
         """Stops what runs in the background."""
         self._scheduler.shutdown()
 
-    def _hit(self, tracked: RequestState, presence: Mapping[int, Sequence[bool]], limit: int) -> int:
+    def _hit(self, state: RequestState, presence: Mapping[int, Sequence[bool]], limit: int) -> int:
         """Tokens that are there with what kvstore has and what is worth loading."""
         known, num_skipped = list(presence.values()), [group.num_skipped for group in self._groups]
-        num_local, request = tracked.num_local, tracked.request
+        num_local, request = state.num_local, state.request
         hit = longest_hit(known, self._block_sizes, num_skipped, num_local, limit)
         if hit > num_local:
             pages, size = self._pages(self._scheduler.offered_tiers(request.request_id), num_local, hit)
-            worth = num_local + self._speeds.pages_worth_loading(pages, size) * size
-            if pages and worth < hit:
-                self._loads_declined += not tracked.declined
-                tracked.declined = True
-                hit = longest_hit(known, self._block_sizes, num_skipped, num_local, worth)
+            num_worth = num_local + self._load_cost.pages_worth_loading(pages, size) * size
+            if pages and num_worth < hit:
+                self._loads_declined += not state.declined
+                state.declined = True
+                hit = longest_hit(known, self._block_sizes, num_skipped, num_local, num_worth)
         if hit > num_local and self._scheduler.partials_are_there(request.request_id):
             length = request.num_prompt_tokens
             if all(hit == length // size * size for size in self._block_sizes):
@@ -257,88 +247,87 @@ class EngineRequests:
         return hit
 
     def _track(self, request: Any) -> RequestState:
-        tracked = self._requests.get(request.request_id)
-        if tracked is None or tracked.request is not request:
+        state = self._requests.get(request.request_id)
+        if state is None or state.request is not request:
             store, load = wishes(request.kv_transfer_params)
             store, load = store and self._may_store, load and self._may_load
             chain = self._hashes.chain(request) if store or load else None
-            tracked = RequestState(
+            state = RequestState(
                 request, chain, len(self._groups), request.num_preemptions, may_store=store, may_load=load
             )
-            self._requests[request.request_id] = tracked
-            self._tickets.take(tracked, self._hashes_a_block)
-        self._notice_preemption(tracked)
-        return tracked
+            self._requests[request.request_id] = state
+            self._tickets.take(state, self._hashes_a_block)
+        self._notice_preemption(state)
+        return state
 
-    def _notice_preemption(self, tracked: RequestState) -> None:
-        if tracked.num_preemptions != tracked.request.num_preemptions:
-            self._load_admission.leave(tracked.request.request_id)
-            may = tracked.may_store or tracked.may_load
-            tracked.restart(self._hashes.chain(tracked.request) if may else None)
-            self._scheduler.request_preempted(tracked.request.request_id)
+    def _notice_preemption(self, state: RequestState) -> None:
+        if state.num_preemptions != state.request.num_preemptions:
+            self._load_admission.leave(state.request.request_id)
+            may = state.may_store or state.may_load
+            state.restart(self._hashes.chain(state.request) if may else None)
+            self._scheduler.request_preempted(state.request.request_id)
 
-    def _save(self, tracked: RequestState, num_computed: int, block_ids: Callable[[], Any]) -> None:
+    def _save(self, state: RequestState, num_computed: int, block_ids: Callable[[], Any]) -> None:
         """Plans to store blocks that are full when the step is over."""
-        num_known = min(num_computed, tracked.request.num_tokens)
-        if tracked.chain is None or all(
-            num_known // size <= saved for size, saved in zip(self._block_sizes, tracked.num_saved, strict=True)
+        num_known = min(num_computed, state.request.num_tokens)
+        if state.chain is None or all(
+            num_known // size <= saved for size, saved in zip(self._block_sizes, state.num_saved, strict=True)
         ):
             return
-        ids, hashes = block_ids(), tracked.hashes(self._hashes_a_block)
+        ids, hashes = block_ids(), state.hashes(self._hashes_a_block)
         for group, size in enumerate(self._block_sizes):
             if self._groups[group].is_offered:
-                tracked.num_saved[group] = num_known // size
+                state.num_saved[group] = num_known // size
                 continue
             full = min(num_known // size, len(ids[group]))
             # Where steps wait for their loads, vLLM shares blocks before it is known that they were filled: whoever
             # loads or computes a block stores it, and nobody who found it.
-            found = 0 if self._async_load else min(full, tracked.num_local // size)
+            found = 0 if self._async_load else min(full, state.num_local // size)
             self._scheduler.save_blocks(
-                tracked.request.request_id,
+                state.request.request_id,
                 group,
                 hashes[group][:full],
                 [NULL_BLOCK_ID] * found + ids[group][found:full],
-                wanted=tracked.hands_over,
+                wanted=state.hands_over,
             )
-            self._plan_announcements(tracked, group, hashes[group], range(tracked.num_saved[group], full))
-            tracked.num_saved[group] = full
+            self._plan_block_events(state, group, hashes[group], range(state.num_saved[group], full))
+            state.num_saved[group] = full
 
-    def _save_states(self, offers: Mapping[str, Sequence[tuple[int, int, int]]], state: Any) -> None:
+    def _save_states(self, block_state: Any) -> None:
         """Plans to store states that this step computes: of which group, in which block, behind how many tokens."""
+        offers: Mapping[str, Sequence[tuple[int, int, int]]] = getattr(block_state, "boundary_state_offloads", {})
         for request_id, states in offers.items():
-            tracked = self._requests.get(request_id)
-            if tracked is None or tracked.chain is None or not tracked.may_store:
+            state = self._requests.get(request_id)
+            if state is None or state.chain is None or not state.may_store:
                 continue
-            hashes, block_ids = tracked.hashes(self._hashes_a_block), state.get_block_ids(request_id)
+            hashes, block_ids = state.hashes(self._hashes_a_block), block_state.get_block_ids(request_id)
             for group, block_id, num_tokens in states:
                 if block_id not in block_ids[group] and self._scheduler.was_allocated(block_id):
                     continue  # offered behind the step before, and given to another request in this one
                 count, partial_tokens = divmod(num_tokens, self._block_sizes[group])
                 if partial_tokens or not 0 < count <= len(hashes[group]):
                     continue  # a prompt's tail: it would be found by this request alone
-                self._scheduler.save_state(
-                    request_id, group, hashes[group][:count], block_id, wanted=tracked.hands_over
-                )
-                if num_tokens <= tracked.request.num_prompt_tokens:
-                    tracked.state_tokens = max(tracked.state_tokens, num_tokens)
-                self._plan_announcements(tracked, group, hashes[group], range(count - 1, count))
+                self._scheduler.save_state(request_id, group, hashes[group][:count], block_id, wanted=state.hands_over)
+                if num_tokens <= state.request.num_prompt_tokens:
+                    state.state_tokens = max(state.state_tokens, num_tokens)
+                self._plan_block_events(state, group, hashes[group], range(count - 1, count))
 
-    def _plan_announcements(self, tracked: RequestState, group: int, hashes: Sequence[bytes], places: range) -> None:
-        if self._announcements is not None:
+    def _plan_block_events(self, state: RequestState, group: int, hashes: Sequence[bytes], places: range) -> None:
+        if self._block_events is not None:
             size = self._block_sizes[group]
-            for index, block in blocks_of(tracked.request, group, size, self._event_block_size, places):
-                self._announcements.plan(hashes[index], block)
+            for index, block in blocks_of(state.request, group, size, self._event_block_size, places):
+                self._block_events.plan(hashes[index], block)
 
-    def _announce_misses(self, tracked: RequestState, hashes: Sequence[Sequence[bytes]]) -> None:
+    def _tell_misses(self, state: RequestState, hashes: Sequence[Sequence[bytes]]) -> None:
         """Once a request: what kvstore lacks of it."""
-        if self._announcements is None or tracked.looked_up:
+        if self._block_events is None or state.looked_up:
             return
-        tiers = self._scheduler.offered_tiers(tracked.request.request_id)
-        tracked.looked_up = bool(tiers)
+        tiers = self._scheduler.offered_tiers(state.request.request_id)
+        state.looked_up = bool(tiers)
         for group, (names, where) in enumerate(zip(hashes, tiers, strict=False)):
             for name, tier in zip(names, where, strict=False):
                 if tier is None:
-                    self._announcements.miss(group, name)
+                    self._block_events.miss(group, name)
 
     def _pages(self, tiers: Tiers, num_local: int, end: int) -> tuple[list[str], int]:
         """The tiers of the pages of these tokens, in the group whose pages are all needed, and tokens a page."""

@@ -1,12 +1,10 @@
-"""The halves of an engine's connector, put together from a user's options and the layouts of its pages."""
+"""Setup: the two halves of an engine's connector, made from a user's options and the layouts of its pages."""
 
 from __future__ import annotations
 
 import logging
-import socket
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvstore.client.environment import connect_by_environment
@@ -16,13 +14,14 @@ from kvstore.connector.engine.block_events import BlockEvents
 from kvstore.connector.engine.groups import Group, fails_by_block, hash_block_size
 from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.options import RECOMPUTE, Options
+from kvstore.connector.engine.page_parts import Part
 from kvstore.connector.engine.request_hashes import Hashes
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.engine.requests import EngineRequests
 from kvstore.connector.rank_nodes import NodeClient, RankNodes
 from kvstore.connector.scheduler import SchedulerConnector
 from kvstore.connector.worker import WorkerConnector
-from kvstore.errors import KVStoreError, ResourceError
+from kvstore.errors import KVStoreError
 from kvstore.gpu.mixed import MixedKV
 from kvstore.gpu.paged_kv import PagedKV
 from kvstore.gpu.pinned import Bytes, PinnedMapping
@@ -44,24 +43,9 @@ _TRACES_SECONDS = 1.0
 """How long the end waits for the last spans to be sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Of each page: what one rank has of it, or less."""
-
-    host: str
-    """Whose node it is at; empty: the scheduler's."""
-    layouts: tuple[Layout, ...]
-    """By group."""
-    worker: int = 0
-    """Number of the worker that stores it: the first one at its node that holds it."""
-
-
 class Connection:
-    """The engine's node, and the nodes that prefill instances may hand over from.
-
-    Args:
-        options: that the user set.
-        environment: with ``KVSTORE_CONNECT_*``.
+    """The engine's node, and the nodes that prefill instances may hand over from. ``environment`` has
+    ``KVSTORE_CONNECT_*``.
 
     Raises:
         ConfigError: a URL or a file that can't be used, or traces without OpenTelemetry.
@@ -115,12 +99,12 @@ class Connection:
         parts: Sequence[Part],
         groups: Sequence[Group],
         *,
-        room: LoadAdmission,
+        load_admission: LoadAdmission,
         async_load: bool,
         may_store: bool,
         may_load: bool,
         touched_early: bool,
-        announcements: BlockEvents | None,
+        block_events: BlockEvents | None,
         event_block_size: int,
     ) -> EngineRequests:
         """For the scheduler; the arguments are those of :class:`EngineRequests`.
@@ -145,37 +129,17 @@ class Connection:
             touched_early=touched_early,
             peers=self._peers.ranks(layouts),
         )
-        handover = None
-        if self._ticket_key is not None:
-            if self._rank_nodes is not None:
-                _logger.warning(
-                    "this instance takes tickets and gives none: a ticket names one node, its ranks have more"
-                )
-            handover = Handover(
-                scheduler,
-                self._ticket_key,
-                (self._options.node_id or default_node_id(self._options.url)) if self._rank_nodes is None else None,
-                [layout for of_part in layouts for layout in of_part],
-                self._peers.names,
-                wait=self._options.load_deadline_ms / 1000,
-                # What does not come is computed: where a step waits for its loads it would wait for it, and of several
-                # groups all would be computed.
-                early=async_load and fails_by_block(groups) and self._options.load_failure_policy == RECOMPUTE,
-                has_partials=not any(group.is_state for group in groups),
-                offered=[number for number, group in enumerate(groups) if group.is_offered],
-            )
-            self._peers.compare(layouts[0])
         hashes = Hashes(hash_block_size([group.block_size for group in groups]))
         return EngineRequests(
             scheduler,
             groups,
             hashes,
-            room=room,
+            load_admission=load_admission,
             async_load=async_load,
             may_store=may_store,
             may_load=may_load,
-            tickets=RequestTickets(handover, hashes),
-            announcements=announcements,
+            tickets=RequestTickets(self._handover(scheduler, layouts, groups, async_load), hashes),
+            block_events=block_events,
             event_block_size=event_block_size,
         )
 
@@ -191,6 +155,35 @@ class Connection:
             sending = threading.Thread(target=self._traces.shutdown, name="kvstore-traces", daemon=True)
             sending.start()
             sending.join(_TRACES_SECONDS)
+
+    def _handover(
+        self,
+        scheduler: SchedulerConnector,
+        layouts: Sequence[Sequence[Layout]],
+        groups: Sequence[Group],
+        async_load: bool,
+    ) -> Handover | None:
+        """Prefill and decode on different engines; None: there is no key for it."""
+        if self._ticket_key is None:
+            return None
+        node_id: str | None = self._options.node_id or default_node_id(self._options.url)
+        if self._rank_nodes is not None:
+            _logger.warning("this instance takes tickets and gives none: a ticket names one node, its ranks have more")
+            node_id = None
+        self._peers.compare(layouts[0])
+        return Handover(
+            scheduler,
+            self._ticket_key,
+            node_id,
+            [layout for of_part in layouts for layout in of_part],
+            self._peers.names,
+            wait=self._options.load_deadline_ms / 1000,
+            # What does not come is computed: where a step waits for its loads it would wait for it, and of several
+            # groups all would be computed.
+            early=async_load and fails_by_block(groups) and self._options.load_failure_policy == RECOMPUTE,
+            has_partials=not any(group.is_state for group in groups),
+            offered=[number for number, group in enumerate(groups) if group.is_offered],
+        )
 
     def _namespaces(self, layouts: Sequence[Sequence[Layout]]) -> list[list[Namespace]]:
         """By part: opened now if the node is there, or else as soon as it is. All of them wait once."""
@@ -229,35 +222,6 @@ def _spans(traces: TracerProvider | None) -> ClientSpans | None:
     from kvstore.tracing import ClientSpans
 
     return ClientSpans(traces)
-
-
-def parts_of(
-    workers: Sequence[tuple[str, Sequence[Sequence[str]]]], expected: int, url: str, rank_nodes: Collection[str]
-) -> list[Part]:
-    """What the workers keep: the parts of a page, each once where several workers hold the same at one node.
-
-    Args:
-        workers: for each rank its machine's name, and its layouts by part and group, as JSON.
-        expected: how many there are.
-        url: of the workers' node: of one that all of them use, or of one on each host.
-        rank_nodes: machines whose node is known to be another one.
-
-    Raises:
-        ResourceError: a worker is missing, or nobody knows where its node is.
-    """
-    if len(workers) != expected:
-        raise ResourceError(f"{len(workers)} of {expected} workers could describe their pages")
-    unknown = {host for host, _ in workers} - {"", socket.gethostname(), *rank_nodes}
-    if unknown and url.startswith("unix:"):
-        raise ResourceError(
-            f"there are workers on {', '.join(sorted(unknown))}, and {url} is a socket of this machine alone;"
-            " name their hosts' nodes in rank_nodes, or one node by kv:// or kvs:// for all of them"
-        )
-    told: dict[tuple[str, tuple[str, ...]], int] = {}
-    for worker, (host, parts) in enumerate(workers):
-        for texts in parts:
-            told.setdefault((host if host in rank_nodes else "", tuple(texts)), worker)
-    return [Part(host, tuple(map(Layout.from_json, texts)), worker) for (host, texts), worker in told.items()]
 
 
 def log_beside(engine: str) -> None:

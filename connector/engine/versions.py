@@ -1,4 +1,4 @@
-"""Which releases of vLLM the connector is for."""
+"""The releases of vLLM that the connector is for."""
 
 from __future__ import annotations
 

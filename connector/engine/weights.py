@@ -70,6 +70,21 @@ def weights_fingerprint(path: Path, memory: Path | None = None) -> str:
         raise ResourceError(f"the weights in {path} can't be read: {error}") from error
 
 
+def weights_folder(model: str, revision: str | None, download_dir: str | None, file: str = "config.json") -> Path:
+    """Where a model's weights are: a folder, or a snapshot of the hub's cache."""
+    if Path(model).exists():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(model, file, cache_dir=download_dir, revision=revision)
+    except ValueError:  # no name on the hub: an address, a file in a repository
+        found = None
+    if not isinstance(found, str):
+        raise ResourceError(f"the weights of {model} are in no folder on this machine")
+    return Path(found).parent
+
+
 def _read(files: Sequence[Path]) -> str:
     sizes = [file.stat().st_size for file in files]
     chunks = [

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from worker_pages import is_idle
 
 import kvstore
 import kvstore.gpu.paged_kv
@@ -141,7 +142,7 @@ class Engine:
             self.worker.handle_preemptions(StepPlan())
             self.worker.get_finished()
             self.wait_until_still()
-            if not self.worker._stores._live():
+            if not self.worker._stores._table.live():
                 return
 
     def step(self, number: int) -> None:
@@ -198,11 +199,11 @@ class Engine:
 
     def wait_until_still(self) -> None:
         """Until the thread that copies has nothing to do, or waits for the device."""
-        lane = self.worker._stores
+        queue = self.worker._stores
         while True:
-            with lane._changed:
-                told = any(copy.is_sure or copy.transfer.over for copy in lane._copied._copies)
-                if lane._current is None and not lane._queued and not told:
+            with queue._changed:
+                told = any(copy.confirmed or copy.transfer.over for copy in queue._copies._copies)
+                if is_idle(queue) and not told:
                     return
             if self.device.awaited is not None and not self.device.awaited.is_done:
                 return

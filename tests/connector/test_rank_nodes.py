@@ -17,7 +17,7 @@ from kvstore.connector.blocks.extra_keys import PrefixKeys
 from kvstore.connector.blocks.hashing import BlockHashChain
 from kvstore.connector.disagg.handover import Handover, Prompt
 from kvstore.connector.disagg.ticket import Ticket, fingerprint_of, sign
-from kvstore.connector.engine.setup import Part, parts_of
+from kvstore.connector.engine.page_parts import Part, parts_of
 from kvstore.connector.rank_nodes import RankNodes
 from kvstore.connector.scheduler import SchedulerConnector
 from kvstore.errors import ResourceError

@@ -1,5 +1,5 @@
 """In which order vLLM's model runners touch blocks and tell the connector: read in the installed release's source,
-since no test here runs V2. ``loop.py`` has both orders, ``connector/engine/values.py`` says for whom they differ."""
+since no test here runs V2. ``loop.py`` has both orders, ``connector/engine/groups.py`` says for whom they differ."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_an_engine_that_has_nothing_else_to_do_publishes_everything(
     statistics = loop.worker._worker.statistics()
     assert statistics.pages_stored >= (1 if kind == "recurrent" else 6)
     assert (statistics.pages_dropped, statistics.stores_late) == (0, 0)
-    assert not loop.worker._worker._stores._live()
+    assert not loop.worker._worker._stores._table.live()
     assert loop.left_over() == []
 
 

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvstore.connector.arrivals import LONGEST_PAUSE, PARTIAL_WAIT
+from kvstore.connector.awaited_pages import LONGEST_PAUSE, PARTIAL_WAIT
 from kvstore.connector.plan import LoadPlan, StepPlan
+from kvstore.connector.transfers import State
 from kvstore.connector.worker import LOAD_DEADLINE, WorkerConnector
 
 PAGE_BYTES = 64
 WAIT = 3.0
+
+
+def not_before(worker: WorkerConnector) -> list[float]:
+    """When each load that is queued may be taken up."""
+    return [transfer.not_before for transfer in worker._loads._table.in_state(State.QUEUED)]
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def next_look(worker, clock):
 
     def run(end=float("inf")):
         with worker._loads._changed:
-            waiting = [transfer.not_before for transfer in worker._loads._queued]
+            waiting = not_before(worker)
         if waiting and clock() < min(waiting) <= end:
             clock.now = min(waiting)
 
@@ -64,7 +70,7 @@ def begun(worker, kv, eventually):
     """These blocks are filled, and the load waits for the other pages."""
 
     def run(*blocks):
-        eventually(lambda: filled(kv) == list(blocks) and any(each.not_before for each in worker._loads._queued))
+        eventually(lambda: filled(kv) == list(blocks) and any(not_before(worker)))
 
     return run
 

@@ -1,16 +1,16 @@
-"""Which blocks are announced, and when that is taken back."""
+"""Which blocks listeners are told of, and when they are told that these have gone."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvstore.connector.engine import block_events as announcements
+from kvstore.connector.engine import block_events
 from kvstore.connector.engine.block_events import Block, BlockEvents
 
 ONE, TWO = (Block(name, None, [1, 2], 0) for name in ("one", "two"))
 
 
-def test_a_block_is_announced_once_when_it_is_stored() -> None:
+def test_a_block_is_told_of_once_when_it_is_stored() -> None:
     blocks = BlockEvents(ranks=1)
     blocks.plan(b"1", ONE)
     assert blocks.take() == ([], [])
@@ -44,7 +44,7 @@ def test_what_a_lookup_misses_is_taken_back_once_if_it_was_announced() -> None:
 
 
 def test_it_forgets_the_oldest_of_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcements, "REMEMBERED", 1)
+    monkeypatch.setattr(block_events, "REMEMBERED", 1)
     blocks = BlockEvents(ranks=1)
     blocks.plan(b"1", ONE)
     blocks.plan(b"2", TWO)
@@ -53,7 +53,7 @@ def test_it_forgets_the_oldest_of_too_many(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_nobody_takes_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcements, "REMEMBERED", 2)
+    monkeypatch.setattr(block_events, "REMEMBERED", 2)
     blocks = BlockEvents(ranks=1)
     for number in range(5):
         name = bytes([number])

@@ -8,9 +8,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from engine_objects import HfConfig, ModelConfig, MultiModalConfig, SpeculativeConfig, VllmConfig
 
 from kvstore.connector.engine import weights
 from kvstore.connector.engine.identity import (
@@ -18,6 +20,7 @@ from kvstore.connector.engine.identity import (
     Model,
     Place,
     layouts,
+    model_of,
 )
 from kvstore.connector.engine.weights import weights_fingerprint
 from kvstore.errors import ResourceError
@@ -175,3 +178,47 @@ def test_each_rank_and_group_has_a_namespace_of_its_own() -> None:
     ]
     assert len(set(made)) == len(made) == 12
     assert layouts(model, [group], Place(), "")[0].format.startswith("vllm-1 FLASH ")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> VllmConfig:
+    (tmp_path / "model.bin").write_bytes(b"weights")
+    return VllmConfig(ModelConfig(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("model_config", "dtype", "f16"),
+        ("model_config", "quantization", "fp8"),
+        ("model_config", "quantization_config", {"bits": 4}),
+        ("model_config", "model_impl", "transformers"),
+        ("model_config", "override_attention_dtype", "f16"),
+        ("model_config", "multimodal_config", MultiModalConfig(mm_processor_kwargs={"crops": 4})),
+        ("model_config", "multimodal_config", MultiModalConfig(video_pruning_rate=0.5)),
+        ("model_config", "hf_config", HfConfig({"architectures": ["B"]})),
+        ("load_config", "load_format", "dummy"),
+        ("load_config", "model_loader_extra_config", {"tensorizer_uri": "s3://bucket/other"}),
+        ("cache_config", "cache_dtype", "fp8"),
+    ],
+)
+def test_what_changes_numbers_changes_the_model(config: VllmConfig, part: str, field: str, value: Any) -> None:
+    before = model_of(config).version
+    assert model_of(config).version == before
+    setattr(getattr(config, part), field, value)
+    assert model_of(config).version != before
+
+
+def test_a_drafter_counts_where_its_layers_are_in_the_pages(config: VllmConfig) -> None:
+    plain = model_of(config).version
+    for has_layers in (False, True):
+        config.speculative_config = SpeculativeConfig(has_layers)
+        assert (model_of(config).version != plain) is has_layers
+
+
+def test_weights_that_are_nowhere_here_are_an_error_of_ours(config: VllmConfig) -> None:
+    pytest.importorskip("huggingface_hub", reason="looks into the hub's cache")
+    for model in ("org/repo:Q4_K_M", "s3://bucket/model", "org/none-such"):
+        config.model_config.model = model
+        with pytest.raises(ResourceError, match="in no folder on this machine"):
+            model_of(config)

@@ -24,11 +24,11 @@ def held_behind(hit: int) -> int:
     return places + places - max(0, hit - 7) // SIZE
 
 
-def enter(room: LoadAdmission, name: str, num_tokens: int, hit: int, shared: list[int] | None = None) -> list[int]:
+def enter(admission: LoadAdmission, name: str, num_tokens: int, hit: int, shared: list[int] | None = None) -> list[int]:
     """Have a request hold as many blocks as a load of so many tokens takes, of which it shares some with others."""
     blocks = list(shared or ())
     blocks += [next(BLOCKS) for _ in range(held_behind(hit) - len(blocks))]
-    room.enter(name, num_tokens, hit, blocks)
+    admission.enter(name, num_tokens, hit, blocks)
     return blocks
 
 
@@ -37,76 +37,76 @@ def test_a_load_alone_always_begins() -> None:
 
 
 def test_without_windows_the_engine_counts_rightly_itself() -> None:
-    room = LoadAdmission([WHOLE, STATES], 1)
-    enter(room, "a", num_tokens=44, hit=40)
-    assert room.admits("b", num_tokens=44, hit=40)
-    assert not room.waits("b")
+    admission = LoadAdmission([WHOLE, STATES], 1)
+    enter(admission, "a", num_tokens=44, hit=40)
+    assert admission.admits("b", num_tokens=44, hit=40)
+    assert not admission.waits("b")
 
 
 def test_the_block_that_a_window_needs_next_counts_though_as_many_are_behind_it() -> None:
     for num_blocks, fits in ((12 + 12 + 2, True), (12 + 12 + 1, False)):
-        room = LoadAdmission([WHOLE, WINDOW], num_blocks)
-        enter(room, "a", num_tokens=44, hit=40)
-        assert room.admits("b", num_tokens=44, hit=40) is fits
+        admission = LoadAdmission([WHOLE, WINDOW], num_blocks)
+        enter(admission, "a", num_tokens=44, hit=40)
+        assert admission.admits("b", num_tokens=44, hit=40) is fits
 
 
 def test_a_window_never_needs_more_than_it_may_have() -> None:
-    room = LoadAdmission([WINDOW], 2 + 2 + 5)
-    room.enter("a", 4000, 40, [next(BLOCKS), next(BLOCKS)])
-    assert room.admits("b", num_tokens=4000, hit=40)
+    admission = LoadAdmission([WINDOW], 2 + 2 + 5)
+    admission.enter("a", 4000, 40, [next(BLOCKS), next(BLOCKS)])
+    assert admission.admits("b", num_tokens=4000, hit=40)
 
 
 def test_guessed_tokens_need_blocks_too() -> None:
     for lookahead, fits in ((4, True), (5, False)):
-        room = LoadAdmission([WHOLE, WINDOW], 12 + 12 + 2, lookahead)
-        enter(room, "a", num_tokens=40, hit=40)
-        assert room.admits("b", num_tokens=40, hit=40) is fits
+        admission = LoadAdmission([WHOLE, WINDOW], 12 + 12 + 2, lookahead)
+        enter(admission, "a", num_tokens=40, hit=40)
+        assert admission.admits("b", num_tokens=40, hit=40) is fits
 
 
 def test_blocks_that_several_have_count_once() -> None:
-    room = LoadAdmission([WHOLE, WINDOW], 12 + 1 + 1 + 12 + 2)
-    shared = enter(room, "a", num_tokens=44, hit=40)[:11]
+    admission = LoadAdmission([WHOLE, WINDOW], 12 + 1 + 1 + 12 + 2)
+    shared = enter(admission, "a", num_tokens=44, hit=40)[:11]
     for name in ("b", "c"):
-        assert room.admits(name, num_tokens=44, hit=40)
-        enter(room, name, 44, 40, shared)
-    assert room.admits("d", num_tokens=44, hit=40)
-    room.release("a")
-    enter(room, "d", 44, 40)
-    assert not room.admits("e", num_tokens=44, hit=40), "the others still have what they shared"
+        assert admission.admits(name, num_tokens=44, hit=40)
+        enter(admission, name, 44, 40, shared)
+    assert admission.admits("d", num_tokens=44, hit=40)
+    admission.release("a")
+    enter(admission, "d", 44, 40)
+    assert not admission.admits("e", num_tokens=44, hit=40), "the others still have what they shared"
 
 
 def test_who_was_refused_first_goes_first() -> None:
-    room = LoadAdmission([WHOLE, WINDOW], 26)
-    enter(room, "a", num_tokens=44, hit=40)
-    assert not room.admits("large", num_tokens=60, hit=56)
-    assert not room.admits("small", num_tokens=8, hit=4), "it goes past one that waits"
-    room.release("large")  # it asks again, and is looked up once more
-    assert [name for name in ("a", "large", "small", "new") if room.waits(name)] == ["small"]
-    assert room.release("a")
-    assert not room.waits("small"), "nobody is beside it"
-    assert room.admits("large", num_tokens=60, hit=56)
+    admission = LoadAdmission([WHOLE, WINDOW], 26)
+    enter(admission, "a", num_tokens=44, hit=40)
+    assert not admission.admits("large", num_tokens=60, hit=56)
+    assert not admission.admits("small", num_tokens=8, hit=4), "it goes past one that waits"
+    admission.release("large")  # it asks again, and is looked up once more
+    assert [name for name in ("a", "large", "small", "new") if admission.waits(name)] == ["small"]
+    assert admission.release("a")
+    assert not admission.waits("small"), "nobody is beside it"
+    assert admission.admits("large", num_tokens=60, hit=56)
 
 
 def test_nobody_waits_for_one_that_is_gone() -> None:
-    room = LoadAdmission([WHOLE, WINDOW], 26)
-    enter(room, "a", num_tokens=44, hit=40)
-    assert not room.admits("large", num_tokens=60, hit=56)
-    assert not room.admits("small", num_tokens=8, hit=4)
-    assert not room.leave("large")
-    assert not room.waits("small")
-    assert room.admits("small", num_tokens=8, hit=4)
+    admission = LoadAdmission([WHOLE, WINDOW], 26)
+    enter(admission, "a", num_tokens=44, hit=40)
+    assert not admission.admits("large", num_tokens=60, hit=56)
+    assert not admission.admits("small", num_tokens=8, hit=4)
+    assert not admission.leave("large")
+    assert not admission.waits("small")
+    assert admission.admits("small", num_tokens=8, hit=4)
 
 
 def test_nobody_waits_for_one_that_the_engine_takes_later() -> None:
     """As with priorities: others are asked first, again and again."""
-    room = LoadAdmission([WHOLE, WINDOW], 40)
-    enter(room, "a", num_tokens=44, hit=40)
-    assert not room.admits("large", num_tokens=150, hit=140)
-    assert not room.admits("small", num_tokens=8, hit=4)
-    room.release("a")
+    admission = LoadAdmission([WHOLE, WINDOW], 40)
+    enter(admission, "a", num_tokens=44, hit=40)
+    assert not admission.admits("large", num_tokens=150, hit=140)
+    assert not admission.admits("small", num_tokens=8, hit=4)
+    admission.release("a")
     for name in ("small", "another"):
-        assert room.admits(name, num_tokens=8, hit=4)
-        enter(room, name, num_tokens=8, hit=4)
+        assert admission.admits(name, num_tokens=8, hit=4)
+        enter(admission, name, num_tokens=8, hit=4)
 
 
 @given(
@@ -117,16 +117,16 @@ def test_whatever_is_admitted_can_be_finished_one_after_the_other(
     num_blocks: int, events: list[tuple[str, int, int, bool]]
 ) -> None:
     """Each holder, taken first, gets what it needs beside what all hold."""
-    room = LoadAdmission([WHOLE, WINDOW], num_blocks)
+    admission = LoadAdmission([WHOLE, WINDOW], num_blocks)
     holds: dict[str, tuple[int, int]] = {}
     for name, hit, more, leaves in events:
         if leaves or name in holds:
-            assert room.leave(name) == (holds.pop(name, None) is not None)
-        elif room.admits(name, hit + more, hit):
-            enter(room, name, hit + more, hit)
+            assert admission.leave(name) == (holds.pop(name, None) is not None)
+        elif admission.admits(name, hit + more, hit):
+            enter(admission, name, hit + more, hit)
             behind = -(-(hit + more) // SIZE) - -(-hit // SIZE)
             holds[name] = held_behind(hit), behind + min(behind, 5)
             if len(holds) > 1:
                 free = num_blocks - sum(held for held, _ in holds.values())
                 assert all(needed <= free for _, needed in holds.values())
-        assert room.holders == holds.keys()
+        assert admission.holders == holds.keys()

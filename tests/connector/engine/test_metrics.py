@@ -14,7 +14,7 @@ from kvstore.connector.engine.metrics import (
     worker_counts,
 )
 from kvstore.connector.lookups import LookupStatistics
-from kvstore.connector.worker import WorkerStatistics
+from kvstore.connector.worker_statistics import WorkerStatistics
 
 
 def test_every_count_of_the_worker_half_is_told_once() -> None:

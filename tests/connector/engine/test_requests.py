@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from engine_objects import BlockState, NewRequest, Request, SchedulerOutput
 
 pytest.importorskip("torch", reason="reads an engine's tensors")
 
@@ -33,55 +33,35 @@ second one beside it does not fit."""
 
 
 @pytest.fixture
-def requests(client: Any, clock: Any) -> Iterator[EngineRequests]:
+def requests(client: Any, namespace: Any, clock: Any) -> Iterator[EngineRequests]:
     client.shows = True
-    namespaces = [
-        SimpleNamespace(layout=Layout(model="m", block_size=SIZE, page_bytes=64, group=group)) for group in (0, 1)
-    ]
+    layouts = [Layout(model="m", block_size=SIZE, page_bytes=64, group=group) for group in (0, 1)]
     hashes = Hashes(SIZE)
-    scheduler = SchedulerConnector(client, namespaces, clock=clock)
+    scheduler = SchedulerConnector(client, [type(namespace)(layout) for layout in layouts], clock=clock)
     made = EngineRequests(
         scheduler,
         [ATTENTION, STATES],
         hashes,
         tickets=RequestTickets(None, hashes),
-        room=LoadAdmission([ATTENTION, replace(STATES, is_state=False)], NUM_BLOCKS),
+        load_admission=LoadAdmission([ATTENTION, replace(STATES, is_state=False)], NUM_BLOCKS),
         clock=clock,
     )
     yield made
     made.shutdown()
 
 
-def new_request(name: str = "a", **fields: Any) -> Any:
-    plain = {
-        "all_token_ids": TOKENS,
-        "num_tokens": len(TOKENS),
-        "num_prompt_tokens": len(TOKENS),
-        "num_computed_tokens": 0,
-        "num_in_flight_tokens": 0,
-        "num_preemptions": 0,
-        "kv_transfer_params": None,
-        "skip_reading_prefix_cache": False,
-        "lora_request": None,
-        "prompt_embeds": None,
-        "mm_features": [],
-        "cache_salt": None,
-        "resumable": False,
-    }
-    return SimpleNamespace(request_id=name, **(plain | fields))
+def new_request(name: str = "a", **fields: Any) -> Request:
+    return Request(name, TOKENS, **fields)
 
 
-def step_of(request: Any, scheduled: int, tables: tuple[list[int], ...], *states: tuple[int, int, int]) -> Any:
+def step_of(
+    request: Request, scheduled: int, tables: tuple[list[int], ...], *states: tuple[int, int, int]
+) -> SchedulerOutput:
     """A step that computes so many tokens of one request, with these blocks, and offers these states."""
-    return SimpleNamespace(
-        preempted_req_ids=None,
-        scheduled_cached_reqs=SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set()),
-        scheduled_new_reqs=[SimpleNamespace(req_id=request.request_id, block_ids=tables)],
-        num_scheduled_tokens={request.request_id: scheduled},
-        total_num_scheduled_tokens=scheduled,
-        kv_connector_block_state=SimpleNamespace(
-            get_block_ids=lambda name: tables, boundary_state_offloads={request.request_id: list(states)}
-        ),
+    return SchedulerOutput(
+        [NewRequest(request.request_id, tables)],
+        {request.request_id: scheduled},
+        BlockState(lambda name: tables, {request.request_id: list(states)}),
     )
 
 
@@ -128,7 +108,7 @@ def test_a_state_whose_block_was_given_to_another_request_is_not_stored(requests
     requests.get_num_new_matched_tokens(request, 0)
     tables = ([11, 12, 13], [0, 0, 23])
     step = step_of(request, 12, tables, (1, 20, 4), (1, 21, 8), (1, 23, 12))
-    step.scheduled_new_reqs.append(SimpleNamespace(req_id=other.request_id, block_ids=([14], [21])))
+    step.scheduled_new_reqs.append(NewRequest(other.request_id, ([14], [21])))
     plan, _ = requests.plan_step(step)
     assert stores_of(plan, 1) == {20: NAMES[0], 23: NAMES[2]}
 

@@ -12,10 +12,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="moves an engine's tensors")
 
 import kvstore  # noqa: E402
-from kvstore.connector.engine import setup as opening  # noqa: E402
+from kvstore.connector.engine import setup  # noqa: E402
 from kvstore.connector.engine.groups import Group  # noqa: E402
 from kvstore.connector.engine.load_admission import LoadAdmission  # noqa: E402
 from kvstore.connector.engine.options import Options  # noqa: E402
+from kvstore.connector.engine.page_parts import Part  # noqa: E402
 from kvstore.connector.engine.requests import EngineRequests  # noqa: E402
 from kvstore.connector.plan import StepPlan, StorePlan  # noqa: E402
 from kvstore.gpu.paged_kv import PagedKV  # noqa: E402
@@ -24,17 +25,17 @@ LAYOUT = kvstore.Layout(model="m", block_size=16, page_bytes=16 * 32 * 4)
 HASHES = tuple(kvstore.hash_blocks(list(range(16)), 16))
 
 
-def scheduler_half(connection: opening.Connection, parts: list[opening.Part]) -> EngineRequests:
+def scheduler_half(connection: setup.Connection, parts: list[Part]) -> EngineRequests:
     groups = [Group(16, keeps=True, num_skipped=lambda num_tokens: 0)]
     return connection.scheduler_half(
         parts,
         groups,
-        room=LoadAdmission(groups, 100),
+        load_admission=LoadAdmission(groups, 100),
         async_load=True,
         may_store=True,
         may_load=True,
         touched_early=False,
-        announcements=None,
+        block_events=None,
         event_block_size=16,
     )
 
@@ -45,10 +46,10 @@ def test_a_start_does_not_wait_for_a_node_that_hangs_however_patient_its_calls_a
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(opening, "START_WAIT", 0.05)
+    monkeypatch.setattr(setup, "START_WAIT", 0.05)
     node = node_process()
     node.pause()
-    connection = opening.Connection(Options.parse({"url": node.url, "load_deadline_ms": 3_600_000}), {})
+    connection = setup.Connection(Options.parse({"url": node.url, "load_deadline_ms": 3_600_000}), {})
     workers: list[Any] = []
 
     def start() -> None:
@@ -70,11 +71,11 @@ def test_a_start_does_not_wait_for_a_node_that_hangs_however_patient_its_calls_a
 def test_all_parts_of_a_page_wait_together(
     node_process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(opening, "START_WAIT", 0.05)
+    monkeypatch.setattr(setup, "START_WAIT", 0.05)
     node = node_process()
     node.pause()
-    connection = opening.Connection(Options.parse({"url": node.url}), {})
-    parts = [opening.Part("", (replace(LAYOUT, tp_rank=rank, tp_size=8),), rank) for rank in range(8)]
+    connection = setup.Connection(Options.parse({"url": node.url}), {})
+    parts = [Part("", (replace(LAYOUT, tp_rank=rank, tp_size=8),), rank) for rank in range(8)]
     half = scheduler_half(connection, parts)
     assert caplog.text.count("is not there yet") == 1
     node.resume()
@@ -88,8 +89,8 @@ def test_what_goes_wrong_at_a_start_is_told_whatever_it_is(
     def fail(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    connection = opening.Connection(Options.parse({"url": "unix:///nobody/s"}), {})
+    connection = setup.Connection(Options.parse({"url": "unix:///nobody/s"}), {})
     monkeypatch.setattr(connection._client, "lookup", fail)
-    scheduler_half(connection, [opening.Part("", (LAYOUT,))]).shutdown()
+    scheduler_half(connection, [Part("", (LAYOUT,))]).shutdown()
     assert "vLLM starts without it: RuntimeError: can't start new thread" in caplog.text
     connection.close()

@@ -27,7 +27,7 @@ class TestLoads:
         for request_id, count in (("fast", 2), ("slow", 3)):
             answer(request_id)
             connector.update_state_after_alloc(request_id, {0: [(index, 1 + index) for index in range(count)]})
-        assert [load.below for load in connector.build_connector_meta().loads] == [False, True]
+        assert [load.lower_tier for load in connector.build_connector_meta().loads] == [False, True]
 
     def test_the_engine_may_take_less_than_was_offered(self, client, answer, connector, hashes):
         client.pages.update(hashes[:5])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from worker_pages import page_of
+from worker_pages import is_idle, page_of
 
 from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
 from kvstore.connector.worker import WorkerConnector
@@ -31,8 +31,7 @@ def worker(namespace, kv, clock, gates) -> Iterator[WorkerConnector]:
     for gate in gates.values():
         gate.open()
     worker.shutdown()
-    assert not any(lane._thread.is_alive() for lane in worker._load_lanes)
-    assert not worker._stores._thread.is_alive()
+    assert not any(queue._thread.is_alive() for queue in worker._queues)
     assert namespace.held == 0
 
 
@@ -63,9 +62,9 @@ def settled(worker):
     """Waits until all threads have let go of everything that they were given."""
 
     def run():
-        for lane in (*worker._load_lanes, worker._stores):
-            with lane._changed:
-                assert lane._changed.wait_for(lambda lane=lane: not lane._queued and lane._current is None, 20)
+        for queue in worker._queues:
+            with queue._changed:
+                assert queue._changed.wait_for(lambda queue=queue: is_idle(queue), 20)
 
     return run
 

@@ -81,7 +81,7 @@ class TestLoads:
             return borrow(asked)
 
         monkeypatch.setattr(stocked, "borrow", borrow_slowly)
-        from_disk = LoadPlan("slow", tuple(hashes[:1]), (20,), below=True)
+        from_disk = LoadPlan("slow", tuple(hashes[:1]), (20,), lower_tier=True)
         from_arena = LoadPlan("fast", tuple(hashes[1:2]), (21,))
         worker.start_load_kv(StepPlan(loads=(from_disk, from_arena)))
         disk.wait_reached()
@@ -96,7 +96,7 @@ class TestLoads:
         settled()
         assert outcome(worker) == ({"fast"}, set())
 
-    def test_what_is_here_is_copied_before_what_is_below_is_up(
+    def test_what_is_in_the_arena_is_copied_before_what_is_on_disk(
         self, worker, load, settled, stocked, hashes, gates, kv, monkeypatch
     ):
         borrow = stocked.borrow
@@ -105,11 +105,11 @@ class TestLoads:
         stocked.on_disk.update(hashes[3:5])
 
         def borrow_what_is_here(asked):
-            below = [block_hash in stocked.on_disk for block_hash in asked]
-            if below[0]:
+            on_disk = [block_hash in stocked.on_disk for block_hash in asked]
+            if on_disk[0]:
                 disk.go_through()
-            elif True in below:
-                lent = borrow(asked[: below.index(True)])
+            elif True in on_disk:
+                lent = borrow(asked[: on_disk.index(True)])
                 lent.more = True
                 return lent
             return borrow(asked)
@@ -217,7 +217,7 @@ class TestLoads:
         assert outcome(worker) == ({"d"}, set())
 
     def test_a_full_queue_is_a_load_error_at_once(self, worker, load, stocked, gates, monkeypatch):
-        monkeypatch.setattr(worker._loads, "_capacity", 1)
+        monkeypatch.setattr(worker._loads._table, "_capacity", 1)
         gates["borrow"].close()
         load("a")
         gates["borrow"].wait_reached()

@@ -7,7 +7,9 @@ from worker_pages import NOTHING, PAGE_BYTES, outcome
 
 from kvstore.connector import worker as worker_module
 from kvstore.connector.plan import StepPlan, StorePlan
-from kvstore.connector.worker import STORE_DEADLINE, WorkerConnector, WorkerStatistics
+from kvstore.connector.transfers import State
+from kvstore.connector.worker import STORE_DEADLINE, WorkerConnector
+from kvstore.connector.worker_statistics import WorkerStatistics
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 
 
@@ -81,7 +83,7 @@ class TestStores:
     def test_a_full_queue_drops_and_counts_and_still_reports(
         self, worker, store, settled, gates, namespace, monkeypatch
     ):
-        monkeypatch.setattr(worker._stores, "_capacity", 1)
+        monkeypatch.setattr(worker._stores._table, "_capacity", 1)
         gates["prepare_store"].close()
         store("a")
         gates["prepare_store"].wait_reached()
@@ -219,7 +221,7 @@ class TestOverwrittenBlocks:
         store("b", count=6)
         worker.handle_preemptions(StepPlan(overwritten=(2,)))
         kv.blocks[2] = 99
-        assert [transfer.plan.request_id for transfer in worker._stores._queued] == ["a", "b"]
+        assert [transfer.plan.request_id for transfer in worker._stores._table.in_state(State.QUEUED)] == ["a", "b"]
         gates["prepare_store"].open()
         settled()
         assert set(namespace.pages) == {*hashes[:6]} - {hashes[1]}
@@ -297,7 +299,7 @@ class TestWaitingAndShutdown:
         with worker._stores._changed:  # the copy can't end before the wait has begun
             gates["gather"].open()
             worker.wait_for_save()
-        assert worker._stores._live() == []
+        assert worker._stores._table.live() == []
 
     def test_a_wait_for_stores_ends_also_before_their_deadline(self, namespace, kv, gates, hashes):
         worker = WorkerConnector([namespace], [kv], store_deadline=3600.0)
@@ -305,10 +307,10 @@ class TestWaitingAndShutdown:
         worker.start_save_kv(StepPlan(stores=(StorePlan("a", tuple(hashes[:1]), (1,)),)))
         gates["prepare_store"].wait_reached()
         worker.wait_for_save(0.01)
-        assert worker._stores._live()
+        assert worker._stores._table.live()
         gates["prepare_store"].open()
         worker.wait_for_save(3600.0)
-        assert not worker._stores._live()
+        assert not worker._stores._table.live()
         worker.shutdown()
 
     def test_after_shutdown_loads_are_errors_and_stores_are_dropped(self, worker, load, store, stocked):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from worker_pages import NOTHING, PAGE_BYTES
 
-from kvstore.connector import copied
+from kvstore.connector import unconfirmed_copies
 from kvstore.connector.plan import StepPlan
 from kvstore.connector.worker import STORE_DEADLINE, WorkerConnector
 from kvstore.errors import UnavailableError
@@ -30,13 +30,13 @@ def worker(namespace, kv, clock, gates) -> Iterator[WorkerConnector]:
 
 @pytest.fixture
 def copied_all(worker, settled) -> Callable[[], None]:
-    """Waits until the lane's thread can do nothing more before the engine tells of a step."""
+    """Waits until the queue's thread can do nothing more before the engine tells of a step."""
 
     def run() -> None:
         settled()
-        lane = worker._stores
-        with lane._changed:
-            assert lane._changed.wait_for(lambda: not any(copy.is_sure for copy in lane._copied._copies), 20)
+        queue = worker._stores
+        with queue._changed:
+            assert queue._changed.wait_for(lambda: not any(copy.confirmed for copy in queue._copies._copies), 20)
 
     return run
 
@@ -118,7 +118,7 @@ def test_others_do_not_wait_behind_copies_that_wait(worker, store, copied_all, n
 
 
 def test_what_waits_is_bounded(worker, store, namespace, gates, monkeypatch, hashes):
-    monkeypatch.setattr(copied, "MOST_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr(unconfirmed_copies, "MOST_BYTES", 2 * PAGE_BYTES)
     most = 0
     prepare = namespace.prepare_store
 

@@ -1,4 +1,4 @@
-"""How long a prefix is a hit when several cache groups have to agree on it."""
+"""The longest hit: the prefix that all cache groups of a model can go on from."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.connector.hits import longest_hit
+from kvstore.connector.longest_hit import longest_hit
 
 
 def full(_: int) -> int:

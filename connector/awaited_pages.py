@@ -1,8 +1,8 @@
-"""Waiting for pages that a prefill instance has computed and that are still on their way to a node.
+"""Pages that a prefill instance has computed and that are still on their way to a node: polled until they are there.
 
-Nobody announces them: they are looked up again until they are there, on a thread of its own for each node, so that one
-that hangs holds up nobody else's. A load that can do without those that do not come begins with the first ones; the
-worker half waits for the others.
+Nobody tells of them: they are looked up again and again, on a thread of its own for each node, so that one that hangs
+holds up nobody else's. A load that can do without those that do not come begins with the first ones; the worker half
+waits for the others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHUTDOWN_WAIT = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class AwaitedPages:
     """What is known of one request's pages. Everything is by cache group."""
 
     hashes: tuple[tuple[bytes, ...], ...]
@@ -100,54 +100,49 @@ def pause_after(waited: float) -> float:
     return min(max(waited, FIRST_PAUSE), LONGEST_PAUSE)
 
 
-class Arrivals:
-    """Waits at one node. Its methods hold a lock for a few dictionary operations, never during a call.
+class PagePoller:
+    """Waits for pages at one node. Its methods hold a lock for a few dictionary operations, never during a call.
 
-    Args:
-        what: whose pages, for the log.
-        client: of the node.
-        ranks: where the pages are, one namespace a cache group, for each rank that has a part of them. A page is there
-            when all of its parts are.
-        clock: seconds, monotonic.
+    ``what`` names the node's pages in the log. ``ranks`` has one namespace a cache group, for each rank that has a part
+    of each page: a page is there when all of its parts are.
     """
 
     def __init__(
         self, what: str, client: NodeClient, ranks: Sequence[Sequence[Namespace]], clock: Callable[[], float]
     ) -> None:
-        self._what = what
         self._client = client
         self._ranks = tuple(map(tuple, ranks))
         self._clock = clock
         self._health = NodeHealth(f"waiting for {what}", clock)
         self._changed = threading.Condition()
-        self._waiting: dict[str, Arrival] = {}
+        self._waiting: dict[str, AwaitedPages] = {}
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def expect(self, request_id: str, arrival: Arrival) -> None:
-        """Begins to wait. Where that is of no use, or one lookup can't ask for so many pages, the arrival is settled at
+    def expect(self, request_id: str, pages: AwaitedPages) -> None:
+        """Begins to wait. Where that is of no use, or one lookup can't ask for so many pages, the pages are settled at
         once, with nothing there."""
-        arrival.present = [[False] * len(hashes) for hashes in arrival.hashes]
-        arrival.tiers = [[None] * len(hashes) for hashes in arrival.hashes]
-        too_long = sum(map(len, arrival.hashes)) * len(self._ranks) > MOST_LOOKUP_PAGES
+        pages.present = [[False] * len(hashes) for hashes in pages.hashes]
+        pages.tiers = [[None] * len(hashes) for hashes in pages.hashes]
+        too_long = sum(map(len, pages.hashes)) * len(self._ranks) > MOST_LOOKUP_PAGES
         with self._changed:
             if self._stopped or too_long or len(self._waiting) >= MOST_WAITING or not self._health.available():
-                arrival.settled = True
+                pages.settled = True
                 return
-            self._waiting[request_id] = arrival
+            self._waiting[request_id] = pages
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kvstore-arrivals", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="kvstore-awaited", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def look(self, request_id: str, arrival: Arrival) -> bool:
+    def look(self, request_id: str, pages: AwaitedPages) -> bool:
         """Whether waiting is over. It is at the deadline, also when the node hangs."""
         with self._changed:
-            if not arrival.settled and self._clock() >= arrival.deadline:
-                arrival.settled = True
-            if arrival.settled:
+            if not pages.settled and self._clock() >= pages.deadline:
+                pages.settled = True
+            if pages.settled:
                 self._waiting.pop(request_id, None)
-            return arrival.settled
+            return pages.settled
 
     def forget(self, request_id: str) -> None:
         """Nobody waits any more."""
@@ -158,8 +153,8 @@ class Arrivals:
         """Stops the thread; waits for a call under way, :data:`SHUTDOWN_WAIT` at most."""
         with self._changed:
             self._stopped = True
-            for arrival in self._waiting.values():
-                arrival.settled = True
+            for pages in self._waiting.values():
+                pages.settled = True
             self._waiting.clear()
             self._changed.notify()
         if self._thread is not None:
@@ -188,13 +183,11 @@ class Arrivals:
                 if not self._stopped:
                     self._changed.wait(pause)
 
-    def _look_up(self, waiting: dict[str, Arrival]) -> None:
+    def _look_up(self, waiting: dict[str, AwaitedPages]) -> None:
         """One round: what is still missing of each."""
-        for request_id, arrival in waiting.items():
-            missing = [[place for place, here in enumerate(known) if not here] for known in arrival.present]
-            asked = [
-                [hashes[place] for place in places] for hashes, places in zip(arrival.hashes, missing, strict=True)
-            ]
+        for request_id, pages in waiting.items():
+            missing = [[place for place, here in enumerate(known) if not here] for known in pages.present]
+            asked = [[hashes[place] for place in places] for hashes, places in zip(pages.hashes, missing, strict=True)]
             queries = [query for namespaces in self._ranks for query in zip(namespaces, asked, strict=True)]
             found = [lookup.tiers for lookup in self._client.lookup(queries)]
             if list(map(len, found)) != [len(hashes) for _, hashes in queries]:
@@ -202,17 +195,17 @@ class Arrivals:
             groups = len(asked)
             of_all = of_all_parts([tuple(found[rank : rank + groups]) for rank in range(0, len(found), groups)])
             with self._changed:
-                if not arrival.settled:
+                if not pages.settled:
                     for group, (places, tiers) in enumerate(zip(missing, of_all, strict=True)):
                         for place, tier in zip(places, tiers, strict=True):
-                            arrival.present[group][place] = tier is not None
-                            arrival.tiers[group][place] = tier
-                    arrival.settle(self._clock())
-                if arrival.settled:
+                            pages.present[group][place] = tier is not None
+                            pages.tiers[group][place] = tier
+                    pages.settle(self._clock())
+                if pages.settled:
                     self._waiting.pop(request_id, None)
 
-    def _give_up(self, waiting: dict[str, Arrival]) -> None:
+    def _give_up(self, waiting: dict[str, AwaitedPages]) -> None:
         with self._changed:
-            for request_id, arrival in waiting.items():
-                arrival.settled = True
+            for request_id, pages in waiting.items():
+                pages.settled = True
                 self._waiting.pop(request_id, None)

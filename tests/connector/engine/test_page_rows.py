@@ -1,0 +1,75 @@
+"""Rows of bytes out of an engine's blocks, and what is told of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_objects import group_of_heads, group_of_shapes
+
+torch = pytest.importorskip("torch", reason="reads an engine's tensors")
+
+from kvstore.connector.engine.identity import cache_group  # noqa: E402
+from kvstore.connector.engine.page_rows import rows_by_part, rows_of  # noqa: E402
+from kvstore.errors import ConfigError, ResourceError  # noqa: E402
+from kvstore.gpu.mixed import paged_kv  # noqa: E402
+
+
+def test_a_block_that_is_one_run_of_bytes_is_a_row() -> None:
+    whole = torch.arange(4 * 2 * 8 * 6, dtype=torch.int16).view(4, 2, 8, 6)
+    rows = rows_of(whole, 2 * 8 * 6 * 2)
+    assert torch.equal(rows[3].view(torch.int16), whole[3].flatten())
+    turned = whole.view(4, 8, 2, 6).transpose(1, 2)  # shown in another order than it lies
+    assert torch.equal(rows_of(turned, 192), rows)
+    padded = torch.zeros(4, 256, dtype=torch.uint8)[:, :192].view(4, 2, 96)
+    assert rows_of(padded, 256).shape == (4, 256)
+    assert rows_of(padded, 192).stride() == (256, 1)
+
+
+def test_a_block_of_which_parts_lie_elsewhere_is_refused() -> None:
+    heads_outside = torch.zeros(2, 4, 8, 6).transpose(0, 1)  # all blocks of one head, then of the next
+    with pytest.raises(ResourceError, match="not one run of bytes"):
+        rows_of(heads_outside, 2 * 8 * 6 * 4)
+    with pytest.raises(ResourceError, match="not one run of bytes"):
+        rows_of(torch.zeros(4, 96, dtype=torch.uint8), 128)  # pages longer than from block to block
+
+
+def test_heads_are_cut_into_what_ranks_have() -> None:
+    whole = {name: torch.randn(5, 4, 8, 6) for name in ("0", "1")}
+    first, second = rows_by_part(group_of_heads(4), whole, 2)
+    of_rank = {name: blocks[:, 2:].contiguous() for name, blocks in whole.items()}
+    (alone,) = rows_by_part(group_of_heads(2), of_rank, 1)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(second, alone, strict=True))
+    assert first[0].shape == (5, 2 * 8 * 6 * 4)
+    # So both have one name, and are told from what is cut otherwise.
+    described = cache_group(group_of_heads(4), whole, 2 * 384, ["vllm"], lambda _: "", 2)
+    assert described == cache_group(group_of_heads(2), of_rank, 2 * 384, ["vllm"], lambda _: "", 1)
+    assert described == cache_group(group_of_heads(2), of_rank, 2 * 384, ["vllm"], lambda _: "")
+    assert described != cache_group(group_of_heads(4), whole, 4 * 384, ["vllm"], lambda _: "")
+
+
+def test_pages_of_layers_with_other_heads_are_those_of_ranks_that_have_a_part_of_each() -> None:
+    whole = {name: torch.randn(5, heads, 8, 6) for name, heads in (("0", 4), ("1", 2), ("2", 4))}
+    of_rank = {name: blocks[:, blocks.shape[1] // 2 :].contiguous() for name, blocks in whole.items()}
+    _, second = rows_by_part(group_of_shapes([4, 2, 4]), whole, 2)
+    (alone,) = rows_by_part(group_of_shapes([2, 1, 2]), of_rank, 0)
+    pages = [np.zeros(5 * 8 * 6 * 4, np.uint8) for _ in range(2)]
+    for rows, page in zip((second, alone), pages, strict=True):
+        paged_kv(rows).gather([3], [page])
+    assert pages[0].tobytes() == pages[1].tobytes()
+    assert pages[0].tobytes() == b"".join(of_rank[name][3].numpy().tobytes() for name in ("0", "2", "1"))
+    described = cache_group(group_of_shapes([2, 1, 2]), of_rank, 960, ["vllm"], lambda _: "")
+    assert described != cache_group(group_of_shapes([2, 2, 1]), of_rank, 960, ["vllm"], lambda _: "")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "parts", "says"),
+    [
+        (torch.zeros(5, 4, 8, 6), 3, "4 KV heads of 0 can't be cut into 3"),
+        (torch.zeros(5, 8, 4, 6).transpose(1, 2), 2, "do not come first in a block"),
+        (torch.zeros(5, 2, 4, 4, 6), 2, "don't show their KV heads"),
+        (torch.zeros(5, 8, 6), 2, "don't show their KV heads"),
+    ],
+)
+def test_heads_that_can_not_be_cut_are_refused(blocks: torch.Tensor, parts: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        rows_by_part(group_of_heads(4), {"0": blocks, "1": blocks}, parts)
