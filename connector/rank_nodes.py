@@ -31,8 +31,8 @@ class RankNodes:
     """One call a node answers for all of its ranks; all nodes are called at the same time.
 
     Args:
-        own: client of the node of this host.
-        others: clients by host name; closed by whoever made them.
+        own: client of the node of this host, closed by whoever made it.
+        others: the same of other hosts, by host name.
     """
 
     def __init__(self, own: Client, others: dict[str, Client]) -> None:

@@ -1,4 +1,4 @@
-"""Prefill and decode on different engines: what the scheduler half does more for them.
+"""Handover of a prompt from prefill to decode, on different engines: what the scheduler half does for it.
 
 *Prefill* gives a ticket when a request ends whose prompt it has computed, and has the prompt's last, partial block
 stored as well. *Decode* takes it, waits for the pages, loads them from the node that the ticket names, and computes
@@ -86,7 +86,7 @@ class Handover:
     """Gives and takes tickets. Belongs to the scheduler's thread; nothing waits for I/O.
 
     Args:
-        scheduler: the half that it works with, which was given the peers.
+        scheduler: the half that it works with, which was given the same peers.
         key: 32 bytes, the same on all instances that hand over to each other.
         node_id: what others call the node of this engine (:func:`default_node_id`); None: its ranks have several, which
             no ticket can name: it takes tickets, and gives none.
@@ -99,8 +99,6 @@ class Handover:
             states.
         offered: groups of which only those states are stored that an engine offers. Decode waits for the last one that
             prefill had to store, as the ticket says: which one that is is up to the engine.
-        clock: seconds, monotonic: the scheduler half's.
-        now: seconds since the epoch.
     """
 
     def __init__(

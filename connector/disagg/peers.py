@@ -22,13 +22,7 @@ _logger = logging.getLogger("kvstore.connector")
 
 
 class Peers:
-    """Clients of these nodes. Nothing is asked of them before somebody does; each may be away.
-
-    Args:
-        urls: by node id.
-        environment: with ``KVSTORE_CONNECT_*``, as for the engine's own node.
-        traces: gets spans of what they do.
-        timeout: seconds for a call.
+    """Clients of the nodes at these URLs, by node id. Nothing is asked of them before somebody does; each may be away.
 
     Raises:
         ConfigError: a URL, or one of the files, can't be used.
@@ -92,14 +86,8 @@ def clients_of(
     traces: TracerProvider | None = None,
     timeout: float = TIMEOUT,
 ) -> dict[str, Client]:
-    """Clients by name. Nothing is asked yet.
-
-    Args:
-        option: what the user set, for messages.
-        urls: by name.
-        environment: with ``KVSTORE_CONNECT_*``.
-        traces: gets spans of what they do.
-        timeout: seconds for a call.
+    """Clients of the nodes that an option names, with the credentials in ``KVSTORE_CONNECT_*`` and seconds for a call.
+    Nothing is asked yet.
 
     Raises:
         ConfigError: a URL, or one of the files, can't be used.

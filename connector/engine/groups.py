@@ -1,4 +1,4 @@
-"""An engine's cache groups, as far as they decide on hits, loads and stores."""
+"""An engine's cache groups, as far as they decide on hits, loads and stores. The engine's objects are only read."""
 
 from __future__ import annotations
 

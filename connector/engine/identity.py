@@ -1,4 +1,4 @@
-"""Which namespace an engine's pages belong to: everything that makes its bytes mean the same to another engine."""
+"""The identity of an engine's pages: all that decides what their bytes mean, which their namespace's layout names."""
 
 from __future__ import annotations
 

@@ -25,11 +25,7 @@ MOST_HEAD_BYTES = 128 << 10
 
 
 class ClientConnection(web.RequestHandler):
-    """aiohttp's, of which errors are a client's to read: in OpenAI's form, and without a traceback in the log.
-
-    Args:
-        server: of which it is one.
-    """
+    """aiohttp's, of which errors are a client's to read: in OpenAI's form, and without a traceback in the log."""
 
     def __init__(self, server: web.Server) -> None:
         super().__init__(

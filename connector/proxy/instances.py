@@ -1,4 +1,4 @@
-"""Which instance of an engine the proxy asks next. Decides only; whoever speaks HTTP tells it what happened."""
+"""The choice of the instance that the proxy asks next. Pure: whoever speaks HTTP tells it what happened."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ class Instance:
 
 
 class Instances:
-    """All of them, in service or not.
-
-    Args:
-        prefill: URLs.
-        decode: URLs.
+    """Those at these URLs, in service or not.
 
     Raises:
         InvalidRequestError: no such URL, one twice, or no instance for one of the roles.

@@ -121,12 +121,7 @@ class Deadlines:
 
 
 class _FailedError(Exception):
-    """An attempt failed, and may be made elsewhere.
-
-    Args:
-        words: what the instance did.
-        answer: what the client is told if nobody does better.
-    """
+    """An attempt failed, and may be made elsewhere; ``answer`` is what the client is told if nobody does better."""
 
     def __init__(self, words: str, answer: web.Response) -> None:
         super().__init__(words)

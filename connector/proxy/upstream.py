@@ -83,11 +83,8 @@ class Upstream:
     """Speaks with the instances. A context manager, in whose task the checks run.
 
     Each request has a connection of its own: nothing next to what it asks for, and so a connection that was closed
-    meanwhile is never mistaken for an instance that died.
-
-    Args:
-        instances: with whom.
-        tls: for those with ``https://``; None: as the system trusts them.
+    meanwhile is never mistaken for an instance that died. ``tls`` is for instances with ``https://``; None: as the
+    system trusts them.
     """
 
     def __init__(self, instances: Instances, tls: ssl.SSLContext | None = None) -> None:
@@ -133,7 +130,7 @@ class Upstream:
 
         Args:
             instance: whom.
-            method: GET or POST.
+            method: GET, POST or OPTIONS.
             path: from the instance's URL on, with a slash before it.
             headers: of the request.
             body: of it.

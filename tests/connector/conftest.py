@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import pytest
@@ -67,6 +68,10 @@ class Gate:
             raise self.error
 
 
+Queries = Sequence[tuple["FakeNamespace", Sequence[bytes]]]
+T = TypeVar("T")
+
+
 @dataclass
 class Found:
     tiers: tuple[str | None, ...]
@@ -84,16 +89,16 @@ class FakeClient:
         self.shows = False
         self.gate = Gate()
 
-    def lookup_here(self, queries):
+    def lookup_here(self, queries: Queries) -> list[Found] | None:
         """What it shows without a call: all of it, once ``shows`` is set."""
         return self._answer(queries) if self.shows else None
 
-    def lookup(self, queries):
+    def lookup(self, queries: Queries) -> list[Found]:
         self.calls.append([tuple(hashes) for _, hashes in queries])
         self.gate.go_through()
         return self._answer(queries)
 
-    def _answer(self, queries):
+    def _answer(self, queries: Queries) -> list[Found]:
         answers = []
         for namespace, hashes in queries:
             layout = namespace.layout
@@ -111,21 +116,28 @@ class Stored:
     refused: int
 
 
-class FakePending:
+class FakePending(Generic[T]):
     """Both kinds: what is not completed is given up when its context ends."""
 
-    def __init__(self, pages, tiers, finish, give_up) -> None:
+    def __init__(
+        self,
+        pages: Sequence[np.ndarray | None],
+        tiers: list[str],
+        finish: Callable[[], T],
+        give_up: Callable[[], None],
+    ) -> None:
         self.pages, self.tiers, self.more = pages, tiers, False
-        self._finish, self._give_up = finish, give_up
+        self._finish = finish
+        self._give_up: Callable[[], None] | None = give_up
 
-    def complete(self):
+    def complete(self) -> T:
         self._give_up = None
         return self._finish()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._give_up is not None:
             self._give_up()
 
@@ -163,7 +175,7 @@ class FakeNamespace:
     def lookup(self, hashes: Sequence[bytes]) -> Found:
         return Found(tuple("arena" if block_hash in self.pages else None for block_hash in hashes))
 
-    def borrow(self, hashes: Sequence[bytes]) -> FakePending:
+    def borrow(self, hashes: Sequence[bytes]) -> FakePending[int]:
         assert 0 < len(hashes) <= self.batch_pages
         self.borrow_gate.go_through()
         here = [block_hash in self.pages for block_hash in hashes]
@@ -178,7 +190,7 @@ class FakeNamespace:
         tiers = ["disk" if block_hash in self.on_disk else "arena" for block_hash in hashes]
         return FakePending([self.pages[block_hash] for block_hash in hashes], tiers, complete, self._release)
 
-    def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> FakePending:
+    def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> FakePending[Stored]:
         assert 0 < len(hashes) <= self.batch_pages
         self.prepare_store_gate.go_through()
         known, refused = set(self.pages), self.refuse
@@ -229,19 +241,26 @@ class FakePagedKV:
         self.calls.append(("mark", threading.get_ident()))
         return Mark(self.computed)
 
-    def scatter(self, pages, block_ids, on_layer=None, after=None) -> None:
-        assert after.passed, "what the engine computes is not there yet"
+    def scatter(
+        self,
+        pages: Sequence[np.ndarray],
+        block_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+        after: Mark | None = None,
+    ) -> None:
+        assert after is not None and after.passed, "what the engine computes is not there yet"
         self.calls.append(("scatter", threading.get_ident()))
         assert len(pages) == len(block_ids)
-        for layer in range(LAYERS if on_layer is not None else 0):
-            self.layer_gates[layer].go_through()
-            on_layer(layer)
+        if on_layer is not None:
+            for layer, gate in enumerate(self.layer_gates):
+                gate.go_through()
+                on_layer(layer)
         self.scatter_gate.go_through()
         for page, block_id in zip(pages, block_ids, strict=True):
             self.blocks[block_id] = page
 
-    def gather(self, block_ids, out, after=None) -> None:
-        assert after.passed, "what the engine computes is not there yet"
+    def gather(self, block_ids: Sequence[int], out: Sequence[np.ndarray], after: Mark | None = None) -> None:
+        assert after is not None and after.passed, "what the engine computes is not there yet"
         self.calls.append(("gather", threading.get_ident()))
         for page, block_id in zip(out, block_ids, strict=True):
             page[:] = self.blocks[block_id]

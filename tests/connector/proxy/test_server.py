@@ -9,7 +9,7 @@ import resource
 import socket
 import sys
 import threading
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
 from openai_instance import words_of
@@ -486,11 +486,18 @@ def test_an_address_that_this_host_does_not_have_is_passed_over_where_it_has_ano
         proxy_module._listen("localhost", 0)
 
 
+@dataclass
+class Nobody:
+    """An instance that is not there."""
+
+    url: str
+
+
 def test_it_may_have_more_descriptors_than_the_soft_limit(proxy):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
     try:
-        nobody = [SimpleNamespace(url=f"http://127.0.0.1:{port}") for port in (1, 2)]
+        nobody = [Nobody(f"http://127.0.0.1:{port}") for port in (1, 2)]
         process = proxy(nobody[:1], nobody[1:]).process
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from worker_pages import is_idle, page_of
@@ -12,7 +13,8 @@ from kvstore.connector.worker import WorkerConnector
 
 
 @pytest.fixture
-def gates(namespace, kv):
+def gates(namespace: Any, kv: Any) -> dict[str, Any]:
+    """By the step that each holds up."""
     return {
         "computed": kv.computed,
         "borrow": namespace.borrow_gate,
@@ -25,7 +27,7 @@ def gates(namespace, kv):
 
 
 @pytest.fixture
-def worker(namespace, kv, clock, gates) -> Iterator[WorkerConnector]:
+def worker(namespace: Any, kv: Any, clock: Any, gates: dict[str, Any]) -> Iterator[WorkerConnector]:
     worker = WorkerConnector([namespace], [kv], clock=clock)
     yield worker
     for gate in gates.values():
@@ -36,10 +38,10 @@ def worker(namespace, kv, clock, gates) -> Iterator[WorkerConnector]:
 
 
 @pytest.fixture
-def load(worker, hashes):
+def load(worker: WorkerConnector, hashes: list[bytes]) -> Callable[..., None]:
     """Begins a load of a request's first pages into blocks 20, 21, …"""
 
-    def run(request_id="a", count=3):
+    def run(request_id: str = "a", count: int = 3) -> None:
         plan = LoadPlan(request_id, tuple(hashes[:count]), tuple(range(20, 20 + count)))
         worker.start_load_kv(StepPlan(loads=(plan,)))
 
@@ -47,10 +49,10 @@ def load(worker, hashes):
 
 
 @pytest.fixture
-def store(worker, hashes):
+def store(worker: WorkerConnector, hashes: list[bytes]) -> Callable[..., None]:
     """Begins a store of blocks 1, 2, … as a request's first pages."""
 
-    def run(request_id="a", count=3, finished=()):
+    def run(request_id: str = "a", count: int = 3, finished: Sequence[str] = ()) -> None:
         plan = StorePlan(request_id, tuple(hashes[:count]), tuple(range(1, 1 + count)))
         worker.start_save_kv(StepPlan(stores=(plan,), finished=tuple(finished)))
 
@@ -58,10 +60,10 @@ def store(worker, hashes):
 
 
 @pytest.fixture
-def settled(worker):
+def settled(worker: WorkerConnector) -> Callable[[], None]:
     """Waits until all threads have let go of everything that they were given."""
 
-    def run():
+    def run() -> None:
         for queue in worker._queues:
             with queue._changed:
                 assert queue._changed.wait_for(lambda queue=queue: is_idle(queue), 20)
@@ -70,7 +72,7 @@ def settled(worker):
 
 
 @pytest.fixture
-def stocked(namespace, hashes):
+def stocked(namespace: Any, hashes: list[bytes]) -> Any:
     """kvstore has the first six pages: page n is full of 100 + n."""
     for number, block_hash in enumerate(hashes[:6]):
         namespace.pages[block_hash] = page_of(100 + number)
