@@ -1,4 +1,4 @@
-"""Every error that kvstore raises on purpose.
+"""The errors that kvstore raises on purpose. In brackets: the built-in error that one is as well.
 
 ::
 
@@ -17,7 +17,9 @@
     ├── ResourceError (OSError)            the machine can't give what the configuration asks for
     └── FormatError                        a file or a peer speaks a format that this version does not
 
-A page that is damaged, evicted or late is none of these: it is a miss.
+A page that is damaged, evicted or late is none of these: it is a miss. After an ``InvalidRequestError`` nothing was
+stored, lost or changed. A call that ended with ``UnavailableError`` or ``DeadlineError`` may have been done all the
+same; it may be made again.
 """
 
 from __future__ import annotations

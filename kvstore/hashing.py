@@ -95,11 +95,6 @@ def encode_by_block(keys_by_block: Iterable[Sequence[ExtraKey | TaggedKey]]) -> 
             raise InvalidRequestError(f"extra keys {list(keys)!r} can't be encoded: {error}") from error
 
 
-def hash_block(parent: bytes, packed_tokens: bytes, extra: bytes = b"") -> bytes:
-    """The hash of one block: SHA-256 over parent, tokens and extra keys, as the other functions encode them."""
-    return hashlib.sha256(parent + packed_tokens + extra).digest()
-
-
 def hash_partial(parent: bytes, packed_tokens: bytes, extra: bytes, bound_to: bytes) -> bytes:
     """The name of a block that is not full, for those alone who know what it is bound to. No full block has it.
 

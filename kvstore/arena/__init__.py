@@ -1,10 +1,10 @@
-"""The DRAM tier: pages in shared memory that engines on the host map.
+"""The arena: pages in shared memory, the DRAM tier, which engines on the same host map and read without a call.
 
 Files, in one private folder (by default under ``/dev/shm``, one folder a node):
 
 =============== ====================================================================================================
 ``pages``       the payloads. A page lies at a multiple of 4 KiB, a *frame*; its slot's number is its first frame's.
-``headers``     what the pages are: superblock, counters (those of the tiers below, too), the unit table, then one
+``headers``     what the pages are: superblock, counters (those of the lower tiers, too), the unit table, then one
                 64-byte header for each frame, of which the first one of each slot is used, then the index from page
                 keys to slots. Written by the node alone; clients read it.
 ``readers``     one line for each client: what it reads without a call, since when. Written by the clients.
@@ -15,14 +15,29 @@ Files, in one private folder (by default under ``/dev/shm``, one folder a node):
 ``namespaces.json``  which layouts the namespace numbers in the headers stand for.
 =============== ====================================================================================================
 
-These three are never truncated or resized: another size or format makes new files, and the old ones' superblock is
-marked retired. They are allocated in full before anyone maps them, or a later write would be a SIGBUS.
+``pages``, ``headers`` and ``readers`` are never truncated or resized: another size or format makes new files, and the
+old ones' superblock is marked retired. They are allocated in full before anyone maps them, or a later write would be a
+SIGBUS. ``format.py`` has their bytes, ``arena.py`` makes and maps them.
 
-A header's *generation* says what its slot is, also after the node was killed at any instruction:
+**Generations.** A header's *generation* says what its slot is, also after the node was killed at any instruction. 0:
+never used. Odd: being changed, or free; the bytes mean nothing. Even: a complete page, described by the header. A
+generation is never used twice for one slot.
 
-* 0: never used. Odd: being changed, or free; the bytes mean nothing. Even: a complete page, described by the header.
-* Publishing writes key, length and checksum first and the even generation last. Taking a page out makes the
-  generation odd first. A generation is never used twice for one slot.
-* While a client may write into a slot, the header names the client as its *owner*. A node that takes the arena over
-  leaves such slots alone until the client's lock is gone: a process that was stopped may wake up and go on writing.
+**The order of writes that makes a reader safe.** Readers take no lock that the node waits for, nor the other way round:
+each side writes in an order that the other one sees (on x86-64; elsewhere pages are held by calls to the node).
+
+* A page comes (``Arena.publish``, then ``Arena.index``): payload; key, length and checksum; the even generation; last
+  its word in the index (:mod:`kvstore.arena.index`).
+* A page leaves (``Arena.begin_change``): the odd generation; its word in the index is cleared; last the node's *epoch*
+  moves on. Only then may the slot be lent to a writer, and only when no reader is left that could have found the page
+  (``ReaderEpochs.passed``).
+* A reader (``ReadingLine``, ``IndexReader``): announces the epoch that it sees in its line of ``readers``; searches the
+  index, and reads the generation before and behind the key; copies; compares the generation once more, since a reader
+  that is past the deadline which it announced is not waited for; last takes its announcement back.
+
+This is epoch-based reclamation, with a seqlock in each slot; :mod:`kvstore.arena.epochs` says why it holds.
+
+**Writers.** While a client may write into a slot, the header names the client as its *owner*. A node that takes the
+arena over leaves such slots alone until the client's lock is gone (:mod:`kvstore.arena.clients`): a process that was
+stopped may wake up and go on writing.
 """

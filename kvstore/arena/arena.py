@@ -1,4 +1,7 @@
-"""The arena's files: made, mapped, taken over, and their headers written. Which slot is whose is the catalog's."""
+"""The arena's files: made, mapped, taken over from an earlier node, and the headers in them written.
+
+Which page lies in which slot is decided by the catalog of the store.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from kvstore.errors import ResourceError
 from kvstore.host.forking import tell_children
 from kvstore.host.numa import Placement
 from kvstore.host.process_lock import ProcessLock
-from kvstore.host.shared_memory import check_room
+from kvstore.host.shared_memory import check_space
 from kvstore.security.socket_group import SocketGroup
 from kvstore.units import format_size
 
@@ -79,7 +82,7 @@ class Arena:
         directory: the folder; made where it is missing.
         arena_bytes: size of ``pages``; rounded down to whole units.
         progress: told how far populating is; it takes about a second for each GiB.
-        sharers: who besides this user may attach.
+        group: whose members besides this user may attach.
         numa_node: whose memory it is in; None: any.
         embedded_in: the folder of the embedded store whose arena this is, and with which it goes; None: it stays.
 
@@ -94,7 +97,7 @@ class Arena:
         directory: Path,
         arena_bytes: int,
         progress: Progress = lambda done, size: None,
-        sharers: SocketGroup = SocketGroup(),  # noqa: B008 - it can't be changed
+        group: SocketGroup = SocketGroup(),  # noqa: B008 - it can't be changed
         numa_node: int | None = None,
         embedded_in: Path | None = None,
     ) -> None:
@@ -109,7 +112,7 @@ class Arena:
         self._maps: dict[tuple[int, int], mmap.mmap] = {}
         """By device and inode."""
         tell_children(self)
-        self._lock = _own_directory(directory, sharers)
+        self._lock = _own_directory(directory, group)
         self._is_new = not any((directory / name).exists() for name in MEMORY_NAMES)
         try:
             (directory / "clients").mkdir(mode=0o700, exist_ok=True)
@@ -117,7 +120,7 @@ class Arena:
             if not self.taken_over:
                 with placement.allocating():
                     self._make(lambda done, size: progress(done // 2, size))
-            self._let_in(sharers)
+            self._let_in(group)
             self._map()
             if self.taken_over:  # it may lie elsewhere
                 placement.move(self._pages_map)
@@ -134,13 +137,13 @@ class Arena:
                 raise ResourceError.of_place(directory, error) from error
             raise
 
-    def _let_in(self, sharers: SocketGroup) -> None:
+    def _let_in(self, group: SocketGroup) -> None:
         """Set what a client's user needs, and nothing more: who reads a header must not write it."""
-        sharers.set_modes(self.directory / "headers", 0o600, 0o640)
+        group.set_modes(self.directory / "headers", 0o600, 0o640)
         for name in ("pages", "readers"):
-            sharers.set_modes(self.directory / name, 0o600, 0o660)
+            group.set_modes(self.directory / name, 0o600, 0o660)
         # Set-group-id: a client's lock file is the group's, so that the node may open it.
-        sharers.set_modes(self.directory / "clients", 0o700, 0o2770)
+        group.set_modes(self.directory / "clients", 0o700, 0o2770)
 
     def _map(self) -> None:
         self._pages_map = self._map_file("pages", self.arena_bytes)
@@ -189,9 +192,9 @@ class Arena:
         """What clients compare; see ``kvstore.arena.format.EDITION_OFFSET``."""
         return int(self._edition[0])
 
-    def open_for_readers(self, *, below: bool) -> None:
-        """The index is complete; ``below``: a page that is not in it may be in a tier below."""
-        if below:
+    def open_for_readers(self, *, lower_tiers: bool) -> None:
+        """The index is complete; ``lower_tiers``: a page that is not in it may be in one of these."""
+        if lower_tiers:
             self._elsewhere[0] = 1
         self.new_edition()
 
@@ -213,7 +216,10 @@ class Arena:
     # -- headers -----------------------------------------------------------------------------------------------------
 
     def begin_change(self, frame: int, owner: int) -> None:
-        """From now on the slot's bytes mean nothing, also to a node that takes over; ``owner`` may write them."""
+        """From now on the slot's bytes mean nothing, also to a node that takes over; ``owner`` may write them.
+
+        The order of writes is :mod:`kvstore.arena`'s.
+        """
         word = frame * 8 + fmt.GENERATION_WORD
         generation = self._words[word]
         if generation % 2 == 0:
@@ -271,7 +277,7 @@ class Arena:
         return dict(zip(fmt.COUNTERS, self._counters.tolist(), strict=True))
 
     def tier_counters(self, tier: str) -> memoryview:
-        """The counters of a tier below, to be written by that tier alone, and released before the arena is given up."""
+        """The counters of a lower tier, to be written by that tier alone, and released before the arena is given up."""
         start = fmt.TIER_COUNTERS_OFFSETS[tier]
         return memoryview(self._headers_map)[start : start + 8 * len(fmt.TIER_COUNTERS)].cast("Q")
 
@@ -397,7 +403,7 @@ class Arena:
         size = self.arena_bytes + headers_bytes + READERS_BYTES
         old = [path for path in (self.directory / name for name in MEMORY_NAMES) if path.exists()]
         # Before the old files go: a size that can't be had must not cost the pages that are there.
-        check_room(self.directory, size, reusable=sum(path.stat().st_blocks * 512 for path in old))
+        check_space(self.directory, size, reusable=sum(path.stat().st_blocks * 512 for path in old))
         if old:
             _log.warning("%s: its size or format has changed: the pages in it are dropped", self.directory)
         self._retire_old()
@@ -426,7 +432,7 @@ class Arena:
         remove_memory(self.directory)
 
 
-def _own_directory(directory: Path, sharers: SocketGroup) -> ProcessLock:
+def _own_directory(directory: Path, group: SocketGroup) -> ProcessLock:
     """Make a folder that is nobody else's and lock it for this process.
 
     Raises:
@@ -435,7 +441,7 @@ def _own_directory(directory: Path, sharers: SocketGroup) -> ProcessLock:
     """
     for tries_left in reversed(range(_MOST_TRIES)):
         try:
-            return _try_to_own(directory, sharers)
+            return _try_to_own(directory, group)
         except FileNotFoundError as error:  # an embedded store that is closed takes its folder along
             if not tries_left:
                 raise ResourceError.of_place(directory, error) from error
@@ -446,7 +452,7 @@ def _own_directory(directory: Path, sharers: SocketGroup) -> ProcessLock:
     raise AssertionError("every try returns or raises")
 
 
-def _try_to_own(directory: Path, sharers: SocketGroup) -> ProcessLock:
+def _try_to_own(directory: Path, group: SocketGroup) -> ProcessLock:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
     if status.st_uid != os.geteuid():
@@ -456,8 +462,8 @@ def _try_to_own(directory: Path, sharers: SocketGroup) -> ProcessLock:
         raise ResourceError(f"{above} belongs to user {above.stat().st_uid}, not to {os.geteuid()} or root")
     if status.st_mode & stat.S_ISVTX:  # /dev/shm itself, say: made private, it would be taken from everybody else
         raise ResourceError(f"{directory} is shared by all users: name a folder inside it")
-    sharers.set_modes(directory, 0o700, 0o750)
-    sharers.check_way_to(directory)
+    group.set_modes(directory, 0o700, 0o750)
+    group.check_way_to(directory)
     return ProcessLock(directory / LOCK_NAME, f"{directory} is in use")
 
 

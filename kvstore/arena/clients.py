@@ -1,4 +1,4 @@
-"""Which clients on this host are attached, and which of them still live.
+"""The attached clients of an arena: processes on this host that map it, and which of them still live.
 
 A client makes a file in the arena's ``clients`` folder, locks it with ``flock`` and names it to the node, which renames
 it to the client's number. The kernel drops the lock when the client dies, however it dies and whatever became of its
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Clients:
-    """The attached clients, by number (1 to 65535)."""
+    """The attached clients, by number (1 to 65535). Safe for threads."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

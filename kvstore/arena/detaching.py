@@ -1,4 +1,4 @@
-"""What becomes of mapped files that this process must not use any more, while others still have views of them."""
+"""Detaching mapped files in place: a forked child's views of its parent's arena get memory of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvstore.host.descriptors import let_go
+from kvstore.host.descriptors import redirect_to_null
 
 _PROT_READ_WRITE, _PROT_READ = mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
@@ -32,7 +32,7 @@ def detach(mappings: Mapping[tuple[int, int], mmap.mmap]) -> None:
         status = os.fstat(fd)
         return (status.st_dev, status.st_ino) in mappings
 
-    let_go(is_one)  # a mapping of Python's has a descriptor of its own
+    redirect_to_null(is_one)  # a mapping of Python's has a descriptor of its own
 
 
 def _replace(mapping: mmap.mmap) -> None:

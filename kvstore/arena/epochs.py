@@ -1,8 +1,10 @@
-"""Who reads the arena without a call, and since when: one line of a small file for each client.
+"""Reading epochs: which clients read the arena without a call, and since when, so that no page is replaced under them.
 
-The node's *epoch* counts pages that left. A reader announces the epoch that it sees before it looks into the index,
-and takes that back behind its last copy. A page that left at epoch ``e`` left the index before the epoch moved on; so
-who announces a later one can't find it, and the node lends its slot to a writer only when no line says ``e`` or less.
+This is epoch-based reclamation. Each client has one *line*, a cache line of the file ``readers``, as each of LMDB's
+readers has a slot in its reader table. The node's *epoch* counts pages that left. A reader announces the epoch that it
+sees before it looks into the index, and takes that back behind its last copy. A page that left at epoch ``e`` left the
+index before the epoch moved on; so who announces a later one can't find it, and the node lends its slot to a writer
+only when no line says ``e`` or less.
 
 For that each side must see the other: the reader announces, then looks; the node clears the index, then looks at the
 lines. On x86-64 a store may be seen later than loads behind it, unless a locked instruction comes between. Taking or
@@ -37,7 +39,7 @@ _LOOK_SECONDS = 0.0002
 
 
 class ReaderEpochs:
-    """The node's view of all readers.
+    """The node's side: whether any client still reads what left the arena.
 
     Args:
         lines: the file of lines, as unsigned 64-bit numbers.
@@ -77,7 +79,7 @@ class ReaderEpochs:
 
 
 class ReadingLine:
-    """A client's own line. Safe for threads: with several reads under way it says the oldest one's epoch.
+    """The client's side: its own line. Safe for threads: with several reads under way it says the oldest one's epoch.
 
     Args:
         line: its words.

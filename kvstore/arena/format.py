@@ -1,4 +1,4 @@
-"""The bytes of the ``headers`` file: offsets and types, no files and no mappings."""
+"""The format of the ``headers`` file: offsets and types. No files here, and no mappings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EDITION_OFFSET = 512
 """Where the node's edition lies: another number whenever what clients know of it may be out of date, since the node was
 restarted or a namespace dropped; 0 while a node makes the index, and in files that were replaced. One 64-bit word."""
 ELSEWHERE_OFFSET = 520
-"""Where the node says whether a page that is not in the index may be here all the same, in a tier below or without a
+"""Where the node says whether a page that is not in the index may be here all the same, in a lower tier or without a
 place in the index: 0 or 1. One 64-bit word."""
 EPOCH_OFFSET = 576
 """Where the node's epoch lies, in a cache line of its own; see ``kvstore.arena.epochs``. One 64-bit word."""
@@ -52,7 +52,7 @@ COUNTERS = (
 the file of an older one."""
 
 TIER_COUNTERS_OFFSETS = {"disk": 2048, "redis": 2304}
-"""Where the counters of the tiers below lie: unsigned 64-bit numbers, in the order of ``TIER_COUNTERS``; zeros in the
+"""Where the counters of the lower tiers lie: unsigned 64-bit numbers, in the order of ``TIER_COUNTERS``; zeros in the
 file of an older version.
 
 They tell what this node has done, like those of the arena, and so they live here, and as long as those: a disk's folder

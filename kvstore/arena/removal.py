@@ -1,4 +1,4 @@
-"""Arenas that go: an embedded store's when it is closed, and what a killed one left whose folder is gone.
+"""Removal of arenas: an embedded store's when it is closed, and what a killed one left whose folder is gone.
 
 A node's arena stays, so that its pages outlive it. An embedded store is done with its own when it is closed: what is to
 outlive it is on disk. One that is killed leaves it to the next opening of its folder. So its arena says which folder

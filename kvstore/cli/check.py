@@ -15,7 +15,7 @@ from kvstore.cli.progress import Progress
 from kvstore.cli.tables import figures_table
 from kvstore.errors import ConfigError
 from kvstore.segments.check import SegmentReport, check_log
-from kvstore.segments.folder import words_for
+from kvstore.segments.folder import describe_foreign_files
 from kvstore.units import format_size
 
 EXIT_SOUND, EXIT_DAMAGED = 0, 1
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     )
     progress.end()
     if foreign:
-        print(f"kvstore check: {options.directory}: {words_for(foreign)}", file=sys.stderr)
+        print(f"kvstore check: {options.directory}: {describe_foreign_files(foreign)}", file=sys.stderr)
     if not reports:
         raise ConfigError(f"no segments in {options.directory}")
     damaged = [report for report in reports if report.damaged]

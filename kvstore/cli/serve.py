@@ -25,7 +25,7 @@ from kvstore.config.load import load_config, load_settings
 from kvstore.config.node import SETTINGS, NodeConfig
 from kvstore.config.setting import in_order_of_flags
 from kvstore.errors import KVStoreError
-from kvstore.host.malloc import keep_giving_back, keep_room_for_messages, limit_malloc_arenas
+from kvstore.host.malloc import keep_giving_back, keep_memory_for_messages, limit_malloc_arenas
 from kvstore.node.node import Node
 from kvstore.service.access.descriptor_budget import raise_limit
 from kvstore.units import format_size
@@ -98,7 +98,7 @@ def _show(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     limit_malloc_arenas()  # before there are threads
     raise_limit()
-    keep_room_for_messages()
+    keep_memory_for_messages()
     config = load_config(*_sources(options))
     log_to_stderr(config.log_level, config.log_format)
     stop = threading.Event()

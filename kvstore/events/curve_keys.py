@@ -1,4 +1,4 @@
-"""Keys of those who publish and subscribe over ZeroMQ: CURVE, which is what ZeroMQ has in place of TLS.
+"""CURVE keys for events over ZeroMQ, which has CURVE in place of TLS: the node's own, and its subscribers'.
 
 Both ends have a key pair, in files as ``zmq.auth.create_certificates`` writes them: ``NAME.key`` has the public key,
 ``NAME.key_secret`` both. What is sent is encrypted; who connects must know the node's public key, and the node theirs.

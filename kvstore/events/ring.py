@@ -1,4 +1,4 @@
-"""The latest changes of what is in which tier. Bounded: who reads too slowly misses some, and is told.
+"""The event ring: the latest changes of what is in which tier. Bounded: who reads too slowly misses some, and is told.
 
 Whoever changes a tier adds here under the lock of that tier, so changes of one page in one tier are in their order.
 Nothing is remembered while nobody reads.

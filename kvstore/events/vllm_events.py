@@ -1,4 +1,4 @@
-"""What happened to pages, in the form in which vLLM tells of its blocks: msgpack of its ``KVEventBatch``.
+"""Events in vLLM's form: what happened to pages, as msgpack of its ``KVEventBatch``.
 
 A batch is an array (time, events, data parallel rank), an event a map with its class in ``type``; fields that vLLM has
 a default for are left out where they have it. The node knows blocks by hash alone: ``token_ids`` is empty.

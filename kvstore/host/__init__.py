@@ -1,1 +1,1 @@
-"""The machine below a node: forks, locks, memory, processors, files that are replaced as a whole."""
+"""The host: what a node asks of its machine (forks, locks, memory, processors, files replaced as a whole)."""

@@ -23,12 +23,12 @@ class AtomicFiles:
 
     Args:
         counted: the folder whose files count against a limit; None: none does.
-        leave_room: told how many bytes these files take or are about to take; makes room before it returns.
+        reserve: told how many bytes these files take or are about to take; frees them before it returns.
     """
 
-    def __init__(self, counted: Path | None = None, leave_room: Callable[[int], None] = lambda size: None) -> None:
+    def __init__(self, counted: Path | None = None, reserve: Callable[[int], None] = lambda size: None) -> None:
         self._counted = counted
-        self._leave_room = leave_room
+        self._reserve = reserve
         self._changed = threading.Condition()
         self._wanted: dict[Path, bytes] = {}
         """Newest contents that are not written yet."""
@@ -47,7 +47,7 @@ class AtomicFiles:
         """Count a file that may be there from before. To be called before any is replaced."""
         if path.parent == self._counted and path.exists():
             self._sizes[path] = _whole_blocks(path.stat().st_size)
-            self._leave_room(sum(self._sizes.values()))
+            self._reserve(sum(self._sizes.values()))
 
     def replace(self, path: Path, content: bytes) -> None:
         """Write a file (0600) that survives a loss of power, in place of the one that is there.
@@ -98,12 +98,12 @@ class AtomicFiles:
             _replace(path, content)
             return
         new = _whole_blocks(len(content))
-        self._leave_room(sum(self._sizes.values()) + new)  # for a moment both are there
+        self._reserve(sum(self._sizes.values()) + new)  # for a moment both are there
         try:
             _replace(path, content)
             self._sizes[path] = new
         finally:
-            self._leave_room(sum(self._sizes.values()))
+            self._reserve(sum(self._sizes.values()))
 
 
 def _replace(path: Path, content: bytes) -> None:

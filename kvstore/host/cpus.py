@@ -1,4 +1,4 @@
-"""How many processors this process may use: those that it may run on, and of their time what cgroups leave it."""
+"""Usable processors: those that this process may run on, and what cgroups leave it of their time."""
 
 from __future__ import annotations
 

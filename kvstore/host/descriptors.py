@@ -1,4 +1,4 @@
-"""This process's descriptors, found by what they are: those of others' code, which tells nobody their numbers."""
+"""This process's open file descriptors, found by what they are: libraries open some and tell nobody their numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def open_descriptors(which: Callable[[int], bool]) -> list[int]:
-    """Those for which ``which`` says yes; its OSError is a no. None where the system does not tell."""
+    """The descriptors for which ``which`` says yes; its OSError is a no. Empty where ``/proc`` is missing."""
     found = []
     with suppress(OSError):
         for entry in Path("/proc/self/fd").iterdir():
@@ -19,8 +19,11 @@ def open_descriptors(which: Callable[[int], bool]) -> list[int]:
     return found
 
 
-def let_go(which: Callable[[int], bool]) -> None:
-    """Close what others' code has open and may close once more: its number must not become another file's."""
+def redirect_to_null(which: Callable[[int], bool]) -> None:
+    """Let go of files that a library has open: their descriptors refer to ``/dev/null`` from now on.
+
+    They are not closed: the library may close them once more, and by then their numbers could be other files'.
+    """
     with suppress(OSError):
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""The process's own memory: glibc gives it out from arenas, of which a node needs few, and gives back what is free."""
+"""glibc's allocator, set for a node: few arenas, memory kept for messages, and free memory given back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def limit_malloc_arenas() -> None:
     _set(_M_ARENA_MAX, _ARENAS, "MALLOC_ARENA_MAX")
 
 
-def keep_room_for_messages() -> None:
+def keep_memory_for_messages() -> None:
     """Keep what one message leaves for the next one, instead of giving it back to the system and taking it again.
 
     By default glibc gives back about twice the largest block that it ever freed: a node that receives messages of 2 MiB

@@ -1,4 +1,4 @@
-"""Where memory lies on a machine with several NUMA nodes: an arena beside the engine that reads it.
+"""NUMA placement: an arena's memory on the node of the engine that reads it.
 
 Pages of shared memory lie where the thread that touches them first may allocate. So the thread that makes the arena is
 bound to one node meanwhile; what was there before is moved by ``mbind``. Both are asked of the system directly: the

@@ -1,4 +1,4 @@
-"""One process at a time: a file that is locked as long as its owner lives, and says who that is."""
+"""A lock between processes: a file that is locked as long as its owner lives, and says who that is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the machine has room for an arena: asked before anything is allocated, since running out later kills."""
+"""Whether an arena fits into the machine's memory: asked before it is allocated, since running out later kills."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstore.units import format_size
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def check_room(directory: Path, size: int, reusable: int = 0) -> None:
+def check_space(directory: Path, size: int, reusable: int = 0) -> None:
     """Refuse an arena of ``size`` bytes that can't be held.
 
     Args:

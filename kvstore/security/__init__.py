@@ -1,1 +1,1 @@
-"""Who may do what: tenants' grants, secrets in files, TLS contexts, the group that may use the socket."""
+"""Security: tokens' grants, files that hold secrets, TLS contexts, the group that may use socket and arena."""

@@ -1,4 +1,4 @@
-"""Who may do what: a token's tenant and rights. Decides; knows neither the wire nor files.
+"""Grants: a token's tenant and rights, and what these allow. Decisions only; knows neither the wire nor files.
 
 A namespace belongs to the tenant that its layout names. Whoever has a tenant's token sees that tenant's namespaces and
 those of the names that the token *shares*, and can't tell any other namespace from one that does not exist.

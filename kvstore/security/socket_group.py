@@ -1,4 +1,4 @@
-"""Who besides a node's own user may use its socket and its arena: nobody, or the members of one group."""
+"""The group whose members may use a node's socket and arena, besides its own user: one, or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SocketGroup:
-    """Sets modes and groups. Nothing is ever open to others than the group."""
+    """Gives files and folders to the group, and sets their modes. Nothing is ever open to others."""
 
     gid: int | None = None
     """The group. None: the node's own user is alone."""

@@ -1,4 +1,11 @@
-"""A log of segment files: the format, and the rules that make it survive a crash.
+"""An append-only log of segment files: its format on disk, and what is found again after a crash.
+
+The format is drawn here and coded in ``record`` (bytes) and ``cipher`` (encryption). ``segment`` is one file, ``log``
+all files of a directory, ``folder`` tells them from foreign ones, ``recovery`` reads what a process left, and ``check``
+verifies and repairs a log that no node has open. In memory, ``index`` knows where each page lies (``fingerprints``: of
+which namespace), and ``dead_records`` which records have to stay hidden. I/O goes through ``blockfile`` (whole blocks,
+O_DIRECT), ``aligned`` (memory for that) and ``io_threads`` (deadlines); ``batching`` plans it, and ``write_budget``
+limits it by the day. What is written and what is deleted is decided in :mod:`kvstore.tiers.disk`.
 
 **Files.** A directory belongs to one process at a time, which holds an ``flock`` on its file ``lock`` (it contains that
 process's id). ``<id>.segment``, id as 16 hexadecimal digits, are the segments; ids only grow, so names in order are
@@ -46,18 +53,24 @@ what is stored: a log is checked without its key.
 **Order.** Segments by id, in them chunks by position, in them records in order: the last record of a key says where its
 page is, or, being a tombstone, that there is none.
 
-**Reclaim.** Space comes back by deleting whole segments, in any order: the one of which the smallest part was used
-lately goes first. Before it goes, pages of it that were read lately are appended once more, up to a quarter of its
-bytes; so at least three quarters of each segment come back, and of what is written at most a third is written again.
-A record that no longer counts (its page was removed, or stored again) is *dead*; it stays in its segment until that
-goes, and something newer hides it: a tombstone, or another record of the key. When a segment goes that hides a dead
-record of an *older* segment, a tombstone is appended first. The oldest segment hides nothing of the kind: where there
-is no room for the tombstones of another, it goes. A segment in which no page is left goes at once.
+**Reclaim.** Space is reclaimed by deleting whole segments, in any order: first the one of which the smallest part is in
+recent use. Before it is deleted, pages of it that were read recently are appended once more (*carried over*), up to a
+quarter of its bytes; so at least three quarters of each segment are reclaimed, and of what is written at most a third
+is written again. A record whose page was removed, or stored again, is *dead*. It stays in its segment until that is
+deleted, and something newer hides it: a tombstone, or another record of the key. Before a segment is deleted that hides
+a dead record of an *older* segment, a tombstone for it is appended elsewhere. The oldest segment hides nothing of the
+kind: where there is no space for the tombstones of another, it is deleted instead. A segment in which no page is left
+is deleted at once.
 
 **Limit.** Everything counts: all files, the footer that the open segment will get, and what a call that hangs may still
 write. A quarter of a segment is kept free where there are segments enough, for carrying over within the limit.
 
-**Crash.** An append returned means that its bytes are in the file; sealing only makes opening fast. Opened again:
+**What is found again after a crash.** When the process dies, at any instruction: every page and every tombstone whose
+append had returned, since its bytes are in the file. Of an append that was under way, the chunk as a whole or nothing.
+When the machine loses power: what a flush had confirmed; more may be there, and is verified like all else. Never wrong
+bytes, nor another page's: checksums refuse them when a page is read.
+
+How it is found, when the log is opened again; sealing only makes this fast:
 
 - A segment with a sound trailer and footer is *sealed*: its records are read from there.
 - Any other is scanned chunk header by chunk header. Where no sound header of this segment stands, or one whose payloads
@@ -67,13 +80,12 @@ write. A quarter of a segment is kept free where there are segments enough, for 
   no records, counts against the limit, and leaves before any other.
 - A file that the system refuses to read is left as it is; as long as it is there, no tombstone newer than it is lost.
 
-An append that failed, or was late, and could not be cut off may be found whole at the next opening. Its pages count as
-dead until then and get tombstones, so that one which is removed meanwhile stays away.
+An append that failed, or was late, and could not be cut off may be found whole at the next opening. Its records count
+as dead until then, and their keys get tombstones, so that a page which is removed meanwhile stays away.
 
 Opening never appends to an old segment. Payloads are not read at opening: their checksums are verified when they are
 read. A tombstone in a chunk whose header is damaged is lost with it, and the page it hid comes back, its own bytes.
 
-After a loss of power, only what a flush had confirmed is sure to be there; what is there beyond it is still verified.
 A segment whose sync the system refused is not synced again: a later sync would succeed though what could not be written
 was dropped. What can be read of it is appended anew, and it is deleted. That a sync was refused is not written down.
 """

@@ -1,4 +1,4 @@
-"""Memory that O_DIRECT takes: pages go to the system from where they are, where they lie on whole blocks.
+"""Aligned memory for O_DIRECT: pages go to the system from where they are, where they lie on whole blocks.
 
 A page whose address is aligned is written in place, but for the part of its last block that it does not fill; that
 part, and any page that lies at an odd address, goes through aligned memory of the thread's own. Reads always do: one

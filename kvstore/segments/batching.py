@@ -1,4 +1,4 @@
-"""The log's decisions, without I/O: what goes into one write, what into one read, and what leaves."""
+"""Planning of I/O, without any: what goes into one write, what into one read, and which segments are deleted first."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def plan_reads(extents: Sequence[tuple[int, int]]) -> list[range]:
     return runs
 
 
-def order_to_leave(footprints: Sequence[int], live: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """In which order segments leave: first those of which the smallest part is wanted.
+def order_of_eviction(footprints: Sequence[int], live: Sequence[int], recent: Sequence[int]) -> list[int]:
+    """In which order segments are deleted: first those of which the smallest part is in recent use.
 
     Among equals, those that hold the fewest pages at all, then the oldest. Equal means to a sixteenth: a page more or
     less must not outweigh age.
@@ -69,7 +69,7 @@ def order_to_leave(footprints: Sequence[int], live: Sequence[int], wanted: Seque
     Args:
         footprints: bytes that each segment holds, the oldest first.
         live: of these, bytes of pages that are still found.
-        wanted: of these, bytes of pages used lately.
+        recent: of these, bytes of pages in recent use.
 
     Returns:
         Their numbers.
@@ -78,7 +78,7 @@ def order_to_leave(footprints: Sequence[int], live: Sequence[int], wanted: Seque
     def share(part: int, index: int) -> int:
         return part * 16 // max(1, footprints[index])
 
-    return sorted(range(len(footprints)), key=lambda i: (share(wanted[i], i), share(live[i], i), i))
+    return sorted(range(len(footprints)), key=lambda i: (share(recent[i], i), share(live[i], i), i))
 
 
 def leading_within(lengths: Sequence[int], most_bytes: int) -> int:

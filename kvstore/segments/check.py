@@ -1,4 +1,4 @@
-"""Verifying every record of a log that no node has open, and dropping what is damaged."""
+"""The check of a log that no node has open: every record is verified, and damage repaired if asked."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_log(
     *,
     repair: bool = False,
     progress: Progress = lambda done, size: None,
-    left_alone: Callable[[Collection[Path]], None] = lambda strangers: None,
+    left_alone: Callable[[Collection[Path]], None] = lambda foreign: None,
 ) -> Iterator[SegmentReport]:
     """Verify one segment after the other, the oldest first.
 
@@ -66,7 +66,7 @@ def check_log(
         directory: of the disk tier.
         repair: False changes nothing.
         progress: told how far it is.
-        left_alone: told, once, what is called like a segment and is none; nothing of it is looked at or changed.
+        left_alone: told, once, which foreign files are named like segments; they are neither read nor changed.
 
     Raises:
         ConfigError: no such directory.
@@ -77,15 +77,15 @@ def check_log(
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory")
     try:
-        paths, strangers = list_segments(directory)
+        paths, foreign = list_segments(directory)
         if not paths:
-            left_alone(strangers)
+            left_alone(foreign)
             return
         lock = ProcessLock(directory / LOCK_NAME, f"{directory} is in use")
         try:
             # All of them before anything is changed: a newer version's segment refuses the whole directory.
             found = {number: recover(path, number) for number, path in paths.items()}
-            left_alone([*strangers, *(paths.pop(number) for number in out_of_reach(found.values()))])
+            left_alone([*foreign, *(paths.pop(number) for number in out_of_reach(found.values()))])
             size = sum(path.stat().st_size for path in paths.values())
             done = 0
             for number, path in paths.items():

@@ -1,4 +1,4 @@
-"""Small numbers for the namespaces that pages belong to, and how many bytes each namespace has."""
+"""Namespaces' fingerprints as small numbers, with the pages and bytes that each namespace has."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which files of a folder are the segments of its log, and which only bear such a name.
+"""The segment files of a log's folder, told apart from foreign files that only bear such a name.
 
 An operator, a copy gone wrong or another program may leave anything there. What no log wrote under its name is left
-alone, and said so: it neither counts nor leaves, and no segment's number is made from its name.
+alone, with a warning: it neither counts nor leaves, and no segment's number is made from its name.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ class Listed(NamedTuple):
 
     segments: dict[int, Path]
     """Files that may be segments, by number, the oldest first."""
-    strangers: list[Path]
-    """What else ends like a segment: folders, links, names that are not a log's."""
+    foreign: list[Path]
+    """Not ours, but named like a segment: folders, links, names that no log gives."""
 
     @property
     def last_id(self) -> int:
-        """The largest number that something is called by; a stranger's counts, too, where a log may come by it."""
-        numbers = [number for path in self.strangers if (number := segment_id(path.name)) is not None]
+        """The largest number in a name; that of a foreign file counts, too, where a log may get there by counting."""
+        numbers = [number for path in self.foreign if (number := segment_id(path.name)) is not None]
         return max([*self.segments, *(number for number in numbers if number <= _FURTHEST_ID)], default=0)
 
 
 def list_segments(directory: Path) -> Listed:
-    """The files of a folder that may be segments, and what else is called like one.
+    """The files of a folder that may be segments, and those that are only named like one.
 
     Raises:
         OSError: the system refuses to list it.
     """
     segments: dict[int, Path] = {}
-    strangers = []
+    foreign = []
     with os.scandir(directory) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             number = segment_id(entry.name)
             if number is not None and entry.is_file(follow_symlinks=False):
                 segments[number] = directory / segment_name(number)
             elif entry.name.endswith(".segment"):
-                strangers.append(directory / entry.name)
-    return Listed(segments, strangers)
+                foreign.append(directory / entry.name)
+    return Listed(segments, foreign)
 
 
 def out_of_reach(found: Iterable[RecoveredSegment]) -> set[int]:
@@ -63,15 +63,15 @@ def out_of_reach(found: Iterable[RecoveredSegment]) -> set[int]:
     return {each.id for each in found if each.id > reach}
 
 
-def warn_of_strangers(directory: Path, strangers: Collection[Path]) -> None:
-    """Say in the log what is left alone."""
-    if strangers:
-        _log.warning("%s: %s", directory, words_for(strangers))
+def warn_of_foreign_files(directory: Path, foreign: Collection[Path]) -> None:
+    """Say in the node's log which files are left alone, if any."""
+    if foreign:
+        _log.warning("%s: %s", directory, describe_foreign_files(foreign))
 
 
-def words_for(strangers: Collection[Path]) -> str:
-    """What is to be said of them; a few are named."""
-    names = [repr(path.name) for path in sorted(strangers)]
+def describe_foreign_files(foreign: Collection[Path]) -> str:
+    """One line about files that are left alone; the first few are named."""
+    names = [repr(path.name) for path in sorted(foreign)]
     if len(names) > _NAMED_AT_ONCE:
         names[_NAMED_AT_ONCE:] = [f"and {len(names) - _NAMED_AT_ONCE} more"]
     return f"no segments of this log, though called like them, and left alone: {', '.join(names)}"

@@ -1,8 +1,8 @@
-"""Where each page of a log lies, in memory: about 85 bytes a page, looked up and filled in whole batches.
+"""The in-memory index of a log, from page key to place: about 85 bytes a page, used in whole batches.
 
-Python's own containers take five times that for a million pages. A page is a row of columns; a table of row numbers,
-probed linearly, finds rows by key. Of a key, the namespace's fingerprint is kept once, the rest by page. Not safe for
-threads: who owns it has a lock.
+Python's own containers take five times that for a million pages. A page is a row of columns; a hash table of row
+numbers, probed linearly, finds rows by key. Of a key, the namespace's fingerprint is kept once, the rest by page. Not
+safe for threads: its owner has a lock.
 """
 
 from __future__ import annotations
@@ -276,21 +276,6 @@ class PageIndex:
             np.bincount(at, used, count + 1)[:count].astype(np.int64).tolist(),
         )
 
-    @property
-    def memory_bytes(self) -> int:
-        """What the index itself takes."""
-        columns = (
-            self._namespaces,
-            self._block_hashes,
-            self._hashes,
-            self._segments,
-            self._blocks,
-            self._lengths,
-            self._checksums,
-        )
-        rest = (self._ticks, self._read, self._table)
-        return sum(column.nbytes for column in (*columns, *rest)) + len(self._free) * self._free.itemsize
-
     def _find(self, key: bytes) -> int:
         if len(key) != KEY_BYTES:
             return -1
@@ -324,13 +309,13 @@ class PageIndex:
         rows[reused:] = np.arange(self._used_rows, end)
         self._used_rows = end
         if end > len(self._hashes):
-            room = end + end // 8
+            capacity = end + end // 8
             for column in (self._hashes, self._segments, self._blocks, self._lengths, self._checksums):
                 # In place: the system moves large memory without a copy, so that growing takes no second index.
-                column.resize(room, refcheck=False)
+                column.resize(capacity, refcheck=False)
             for other in (self._namespaces, self._ticks, self._read):
-                other.resize(room, refcheck=False)
-            self._block_hashes.resize((room, _WORDS), refcheck=False)
+                other.resize(capacity, refcheck=False)
+            self._block_hashes.resize((capacity, _WORDS), refcheck=False)
         return rows
 
     def _enter(self, rows: Rows, hashes: npt.NDArray[np.uint32]) -> None:

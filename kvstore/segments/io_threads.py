@@ -1,4 +1,4 @@
-"""Threads that do what may hang, so that whoever waits for it can stop waiting.
+"""Threads for I/O with deadlines: whoever waits for a call that hangs can stop waiting.
 
 A system call on a disk that does not answer can't be called off. It is left to its thread: what it reads into and the
 file that it uses stay its own until it comes back.
@@ -107,13 +107,8 @@ class IoThreads:
         self._lock = threading.Lock()
         self._alive = 0
         self._idle = 0
-        self._hanging = 0
+        self._hanging = 0  # calls that go on though nobody waits for them any more
         self._closed = False
-
-    @property
-    def hanging(self) -> int:
-        """Calls that go on though nobody waits for them any more."""
-        return self._hanging
 
     def run(self, call: Callable[[], T], seconds: float, afterwards: Callable[[], None] | None = None) -> T:
         """Do one call and wait for it.

@@ -1,4 +1,4 @@
-"""Many segments: where appends go, which segments leave to make room, and what is found again at opening."""
+"""The segment log: where appends go, how much space is used and free, and what is found again at opening."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from kvstore.host.process_lock import ProcessLock
 from kvstore.segments import record
 from kvstore.segments.batching import CHUNK_BYTES
 from kvstore.segments.blockfile import SYNC_DEADLINES, Patience
-from kvstore.segments.cipher import TAG_BYTES, Cipher
-from kvstore.segments.folder import LAST_ID, list_segments, out_of_reach, warn_of_strangers
+from kvstore.segments.cipher import TAG_BYTES, Cipher, check_key
+from kvstore.segments.folder import LAST_ID, list_segments, out_of_reach, warn_of_foreign_files
 from kvstore.segments.io_threads import LateError
-from kvstore.segments.key_check import check_key
 from kvstore.segments.record import BLOCK, ChunkSize
 from kvstore.segments.recovery import RecoveredSegment, recover
 from kvstore.segments.segment import NO_CHUNK, Entry, Segment, segment_name
@@ -33,9 +32,9 @@ LOCK_BYTES = 4096
 MAX_SEGMENT_BYTES = 256 << 20
 MIN_SEGMENT_BYTES = 512 << 10
 MIN_LIMIT_BYTES = 2 * MIN_SEGMENT_BYTES
-_SEGMENTS_IN_LIMIT = 8  # so that the one which leaves is a small part of the whole
-_RESERVE_SHARE = 4  # of a segment: room for carrying over, once there are enough segments
-_TRY_ROOM_AGAIN_SECONDS = 60.0
+_SEGMENTS_IN_LIMIT = 8  # so that the one which is deleted is a small part of the whole
+_HEADROOM_SHARE = 4  # this part of a segment is kept free for carrying over, once there are enough segments
+_GROW_AGAIN_SECONDS = 60.0
 _CHUNK_OVERHEAD = 128 << 10  # more than all headers and footers of a segment with one full chunk
 
 
@@ -69,7 +68,7 @@ class SegmentLog:
         direct: whether to use O_DIRECT where the file system has it.
         patience: for every call that may hang, but for those at opening.
         clock: seconds that only grow.
-        late: told of a deadline that passed without anything being refused for it.
+        on_late: told of a deadline that passed without anything being refused for it.
         write_limit_bytes: most bytes a day that :attr:`budget` grants; 0: no limit.
         now: seconds since 1970.
         cipher: encrypts the pages of new segments, and decrypts those of old ones.
@@ -91,7 +90,7 @@ class SegmentLog:
         direct: bool = True,
         patience: Patience | None = None,
         clock: Callable[[], float] = time.monotonic,
-        late: Callable[[OSError], None] = lambda error: None,
+        on_late: Callable[[OSError], None] = lambda error: None,
         write_limit_bytes: int = 0,
         now: Callable[[], float] = time.time,
         cipher: Cipher | None = None,
@@ -106,23 +105,20 @@ class SegmentLog:
                 f" limit, {limit_bytes}"
             )
         self.limit_bytes = limit_bytes
-        self._small_bytes = LOCK_BYTES
-        self.beside_bytes = 0
-        """What files of others in the directory take."""
-        self.segment_bytes = min(
-            segment_bytes, limit_bytes - LOCK_BYTES - FILE_BYTES
-        )  # the one being written never has to leave
+        self._small_files_bytes = LOCK_BYTES
+        self.other_files_bytes = 0
+        """What other files in the directory take of the limit."""
+        # So that the segment being written never has to be deleted.
+        self.segment_bytes = min(segment_bytes, limit_bytes - LOCK_BYTES - FILE_BYTES)
         self.chunk_bytes = min(CHUNK_BYTES, self.segment_bytes - _CHUNK_OVERHEAD)
         """Most padded payload that one append of several pages may hold."""
-        self.reserve_bytes = self.segment_bytes // _RESERVE_SHARE if 4 * self.segment_bytes <= limit_bytes else 0
-        """What is kept free, where it can be, so that wanted pages can be carried over before their segment goes."""
-        self._room_bytes = limit_bytes  # less where the file system turned out to be smaller
-        self._room_again_at = 0.0
+        self._usable_bytes = limit_bytes  # less where the file system turned out to be smaller
+        self._grow_again_at = 0.0
         self._directory = directory
         self._direct = direct
         self._patience = patience
         self._clock = clock
-        self._late = late
+        self._on_late = on_late
         self._cipher = cipher
         self.overhead_bytes = TAG_BYTES if cipher is not None else 0
         """How much longer a page is in new segments."""
@@ -138,8 +134,7 @@ class SegmentLog:
             try:
                 self.budget = WriteBudget(directory, write_limit_bytes, patience, now)
                 """Bytes that may be written today."""
-                self._small_bytes += self.budget.file_bytes
-                self._most_padded = limit_bytes - self._small_bytes - _fresh_footprint(ChunkSize(1, 0))
+                self._small_files_bytes += self.budget.file_bytes
                 self._recovered, self._next_id = self._recover()
             except BaseException:
                 self._lock.release()
@@ -158,8 +153,8 @@ class SegmentLog:
             except OSError:
                 read[number] = RecoveredSegment(number, None, path.lstat().st_size, 0, sealed=False, table=b"")
                 unread.add(number)
-        strangers = [*listed.strangers, *(listed.segments.pop(number) for number in out_of_reach(read.values()))]
-        warn_of_strangers(self._directory, strangers)
+        foreign = [*listed.foreign, *(listed.segments.pop(number) for number in out_of_reach(read.values()))]
+        warn_of_foreign_files(self._directory, foreign)
         recovered = []
         for number, path in listed.segments.items():
             found = read[number]
@@ -172,10 +167,10 @@ class SegmentLog:
         return recovered, listed.last_id + 1
 
     def check_limit(self, limit_bytes: int) -> None:
-        """Whether :meth:`set_limit` would take that; safe for threads.
+        """Check that :meth:`set_limit` would take that; safe for threads.
 
         Raises:
-            ConfigError: there would be room for less than two segments.
+            ConfigError: there would be space for less than two segments.
         """
         least = max(MIN_LIMIT_BYTES, 2 * self.segment_bytes)
         if limit_bytes < least:
@@ -185,22 +180,18 @@ class SegmentLog:
             )
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Another limit from now on; whoever calls this makes room behind it. Segments keep their length.
+        """Another limit from now on; the caller then deletes what is too much. Segments keep their length.
 
         Raises:
-            ConfigError: there would be room for less than two segments; nothing was changed.
+            ConfigError: there would be space for less than two segments; nothing was changed.
         """
         self.check_limit(limit_bytes)
-        self.limit_bytes = self._room_bytes = limit_bytes
-        self.reserve_bytes = self.segment_bytes // _RESERVE_SHARE if 4 * self.segment_bytes <= limit_bytes else 0
-        self._most_padded = limit_bytes - self._small_bytes - _fresh_footprint(ChunkSize(1, 0))
+        self.limit_bytes = self._usable_bytes = limit_bytes
 
     def set_write_limit(self, limit_bytes: int) -> None:
         """Another limit on the bytes written a day; 0: none."""
-        self._small_bytes -= self.budget.file_bytes
         self.budget.limit_bytes = limit_bytes
-        self._small_bytes += self.budget.file_bytes
-        self._most_padded = self.limit_bytes - self._small_bytes - _fresh_footprint(ChunkSize(1, 0))
+        self._small_files_bytes = LOCK_BYTES + self.budget.file_bytes
 
     def replay(self) -> Iterator[tuple[Segment, npt.NDArray[np.void]]]:
         """The records found at opening (``record.RECORDS``), segment by segment: the last one of a key counts."""
@@ -225,11 +216,16 @@ class SegmentLog:
         return report
 
     @property
+    def headroom_bytes(self) -> int:
+        """What is kept free, where it can be, so that pages can be carried over before their segment is deleted."""
+        return self.segment_bytes // _HEADROOM_SHARE if 4 * self.segment_bytes <= self.limit_bytes else 0
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of all files, with the footer that the segment being written will get."""
         return (
-            self._small_bytes
-            + self.beside_bytes
+            self._small_files_bytes
+            + self.other_files_bytes
             + self._older_bytes
             + (self._active.footprint if self._active is not None else 0)
         )
@@ -237,7 +233,8 @@ class SegmentLog:
     def fits(self, length: int) -> bool:
         """Whether a payload of this length could be stored if nothing else were."""
         length += self.overhead_bytes
-        return length <= record.MAX_PAYLOAD_BYTES and record.padded(length) <= self._most_padded - self.beside_bytes
+        others = self._small_files_bytes + self.other_files_bytes + _fresh_footprint(ChunkSize(1, 0))
+        return length <= record.MAX_PAYLOAD_BYTES and record.padded(length) <= self.limit_bytes - others
 
     def stored_lengths(self, entries: Sequence[Entry]) -> list[int]:
         """How long the payloads of entries will be on disk."""
@@ -248,7 +245,7 @@ class SegmentLog:
         """How large a chunk of these entries is."""
         return ChunkSize.of(self.stored_lengths(entries))
 
-    def missing(self, chunk: ChunkSize = NO_CHUNK, reserve_bytes: int = 0) -> int:
+    def missing(self, chunk: ChunkSize = NO_CHUNK, headroom_bytes: int = 0) -> int:
         """How many bytes too few are free for an append of this size that leaves a reserve."""
         if not chunk.records:
             growth = 0
@@ -256,12 +253,12 @@ class SegmentLog:
             growth = self._active.footprint_with(chunk) - self._active.footprint
         else:
             growth = _fresh_footprint(chunk)
-        return self.used_bytes + growth + reserve_bytes - self._room()
+        return self.used_bytes + growth + headroom_bytes - self._usable()
 
-    def may_leave(self, chunk: ChunkSize) -> list[Segment]:
-        """The segments of which one may leave to make room for such an append; the one it goes to is last or not in.
+    def evictable(self, chunk: ChunkSize) -> list[Segment]:
+        """The segments that may be deleted to free space for such an append, the oldest first.
 
-        Those in which calls still hang are not in.
+        Not in: the one that the append would go to, and those in which calls still hang.
         """
         takes = self._active is not None and self._takes(self._active, chunk)
         return [segment for segment in self.segments if not segment.stuck and not (takes and segment is self._active)]
@@ -270,7 +267,7 @@ class SegmentLog:
         """Whether the segment is being written."""
         return segment is self._active
 
-    def drop(self, segment: Segment) -> None:
+    def delete(self, segment: Segment) -> None:
         """Delete a segment. Waits for those who are reading it.
 
         Raises:
@@ -288,23 +285,23 @@ class SegmentLog:
         self._count_older()
 
     def file_system_is_full(self) -> None:
-        """The system had no room below the limit: from now on, for a while, what is used is what there is."""
-        self._room_bytes = self.used_bytes
-        self._room_again_at = self._clock() + _TRY_ROOM_AGAIN_SECONDS
+        """The file system is full below the limit: for a while, what is used now counts as the limit."""
+        self._usable_bytes = self.used_bytes
+        self._grow_again_at = self._clock() + _GROW_AGAIN_SECONDS
 
     def try_to_grow(self) -> bool:
-        """Take the whole limit for free again. False: it was all the time."""
-        below = self._room_bytes < self.limit_bytes
-        self._room_bytes = self.limit_bytes
-        return below
+        """Use the whole limit again. False: that was so already."""
+        was_less = self._usable_bytes < self.limit_bytes
+        self._usable_bytes = self.limit_bytes
+        return was_less
 
-    def _room(self) -> int:
-        if self._clock() >= self._room_again_at:
-            self._room_bytes = self.limit_bytes
-        return self._room_bytes
+    def _usable(self) -> int:
+        if self._clock() >= self._grow_again_at:
+            self._usable_bytes = self.limit_bytes
+        return self._usable_bytes
 
     def append(self, entries: Sequence[Entry]) -> tuple[Segment, npt.NDArray[np.void]]:
-        """Write one chunk; room was made before.
+        """Write one chunk, for which there is space.
 
         Returns:
             The segment, and the record of each entry (``record.RECORDS``).
@@ -336,7 +333,7 @@ class SegmentLog:
                     self._directory, number, direct=self._direct, patience=self._patience, cipher=self._cipher
                 )
             except FileExistsError:  # put there since the folder was opened: the next number may be free
-                warn_of_strangers(self._directory, [self._directory / segment_name(number)])
+                warn_of_foreign_files(self._directory, [self._directory / segment_name(number)])
         raise OSError(
             errno.EOVERFLOW, f"{self._directory}: no number is left for a segment behind {segment_name(LAST_ID)}"
         )
@@ -391,7 +388,7 @@ class SegmentLog:
         else:
             error = active.seal()
             if isinstance(error, LateError):  # a refusal to seal follows one that was told
-                self._late(error)
+                self._on_late(error)
         self._count_older()
 
     def _count_older(self) -> None:

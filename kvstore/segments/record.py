@@ -40,29 +40,16 @@ _TRAILER_MAGIC = b"KVTRAIL1"
 _ENVELOPE = struct.Struct("<8sQ")  # magic, xxh3_64 of what follows
 _SEGMENT = struct.Struct("<II Q16s16s")  # version, codec of its pages, id, stamp, check of the key
 _CHUNK = struct.Struct("<Q16sIIQ8x")  # id, stamp, sequence, records, payload bytes
-_RECORD = struct.Struct("<64sQQIB3x")  # key, offset, checksum, length, codec
 _TRAILER = struct.Struct("<Q16sQIIQ")  # id, stamp, footer's offset, records, 0, checksum of the table
 
 _TABLE_AT = _ENVELOPE.size + _CHUNK.size
 
-
 RECORDS = np.dtype(
     [("key", "V64"), ("offset", "<u8"), ("checksum", "<u8"), ("length", "<u4"), ("codec", "u1"), ("zero", "V3")]
 )
-"""A table of records as an array: the layout of ``_RECORD``, which a whole footer is read with at once."""
-
-
-class Record(NamedTuple):
-    """Where one page lies, or (codec ``TOMBSTONE``) that it is gone."""
-
-    key: bytes
-    offset: int
-    """Of the payload, from the start of the file, in bytes; a multiple of ``BLOCK``."""
-    checksum: int
-    """xxh3_64 of the payload (unsigned)."""
-    length: int
-    """Of the payload, in bytes, without padding."""
-    codec: int = RAW
+"""A table of records as an array. A record says where one page lies, or (codec ``TOMBSTONE``) that it is gone: offset
+of its payload in the file, xxh3_64 of the payload as it is stored, and its length in bytes without padding."""
+_RECORD_BYTES = RECORDS.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +99,7 @@ class ChunkHeader:
     @property
     def size(self) -> ChunkSize:
         """How much of the file it takes."""
-        return ChunkSize(len(self.table) // _RECORD.size, self.payload_bytes)
+        return ChunkSize(len(self.table) // _RECORD_BYTES, self.payload_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,29 +127,17 @@ def padded_in_all(lengths: Iterable[int]) -> int:
 
 def chunk_header_bytes(records: int) -> int:
     """Length of the header of a chunk of so many records."""
-    return padded(_TABLE_AT + records * _RECORD.size)
+    return padded(_TABLE_AT + records * _RECORD_BYTES)
 
 
 def footer_bytes(records: int) -> int:
     """Length of table and trailer of a segment of so many records."""
-    return padded(records * _RECORD.size) + BLOCK
+    return padded(records * _RECORD_BYTES) + BLOCK
 
 
 def page_footprints(lengths: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     """What pages of these lengths take on disk: whole blocks, and a record each in header and footer."""
-    return -(-lengths.astype(np.int64) // BLOCK) * BLOCK + np.where(lengths > 0, 2 * _RECORD.size, 0)
-
-
-def encode_records(records: Iterable[Record]) -> bytes:
-    """The table: 88 bytes a record, without padding."""
-    return b"".join(
-        _RECORD.pack(record.key, record.offset, record.checksum, record.length, record.codec) for record in records
-    )
-
-
-def decode_records(table: bytes) -> tuple[Record, ...]:
-    """The records of a table whose checksum was found right."""
-    return tuple(map(Record._make, _RECORD.iter_unpack(table)))
+    return -(-lengths.astype(np.int64) // BLOCK) * BLOCK + np.where(lengths > 0, 2 * _RECORD_BYTES, 0)
 
 
 def table_checksum(table: bytes) -> int:
@@ -207,7 +182,7 @@ def decode_chunk_header(blocks: bytes) -> ChunkHeader | None:
     if body is None:
         return None
     segment, stamp, sequence, count, payload_bytes = _CHUNK.unpack_from(body)
-    table = body[_CHUNK.size : _CHUNK.size + count * _RECORD.size]
+    table = body[_CHUNK.size : _CHUNK.size + count * _RECORD_BYTES]
     return ChunkHeader(segment, stamp, sequence, payload_bytes, table)
 
 
@@ -228,7 +203,7 @@ def decode_trailer(block: bytes) -> Trailer | None:
 
 def record_table_bytes(records: int) -> int:
     """Length of a table of so many records, without padding."""
-    return records * _RECORD.size
+    return records * _RECORD_BYTES
 
 
 def _close(magic: bytes, body: bytes, size: int) -> bytes:

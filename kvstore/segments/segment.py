@@ -83,7 +83,7 @@ class Segment:
         self._file: BlockFile | None = None  # open as long as it is appended to
         self._footer_due = False
         self._table = bytearray()  # what the footer will hold
-        self._hidden = bytearray()  # the keys of its tombstones
+        self._tombstone_keys = bytearray()  # the keys of its tombstones
         self._sequence = 0
         self._state = threading.Condition()
         self._readers = 0
@@ -161,11 +161,11 @@ class Segment:
     def tombstones(self) -> list[bytes]:
         """The keys that its tombstones hide."""
         size = record.KEY_BYTES
-        return [bytes(self._hidden[at : at + size]) for at in range(0, len(self._hidden), size)]
+        return [bytes(self._tombstone_keys[at : at + size]) for at in range(0, len(self._tombstone_keys), size)]
 
-    def hide(self, keys: Sequence[bytes]) -> None:
+    def add_tombstones(self, keys: Sequence[bytes]) -> None:
         """It holds tombstones of these keys."""
-        self._hidden += b"".join(keys)
+        self._tombstone_keys += b"".join(keys)
 
     @property
     def empty(self) -> bool:
@@ -208,7 +208,7 @@ class Segment:
         self.size = at
         self._sequence += 1
         self._table += table
-        self.hide([entry.key for entry in entries if entry.payload is None])
+        self.add_tombstones([entry.key for entry in entries if entry.payload is None])
         return records
 
     def _encode(self, entries: Sequence[Entry], at: int) -> tuple[list[ByteArray], npt.NDArray[np.void]]:

@@ -1,4 +1,4 @@
-"""How many bytes a day may be written: flash wears out by writing. The count outlives restarts and crashes."""
+"""The write budget: most bytes that are written a day, since flash wears out. It outlives restarts and crashes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LINE = re.compile(rb"day (\d{1,9}) bytes (\d{1,18})\n")
 
 
 class WriteBudget:
-    """Grants bytes to be written, at most so many a day (UTC). One thread at a time.
+    """At most so many bytes a day (UTC). One thread at a time.
 
-    The file says what is granted, and it is written before: a sixty-fourth of the limit at a time. After a crash, up to
-    that much counts as written though it is not; never the other way round.
+    The file says how many bytes may have been written, and is written ahead of them: a sixty-fourth of the limit at a
+    time. After a crash, up to that much counts as written though it is not; never the other way round.
 
     Args:
         directory: of the log; the file in it is called ``writes``.
@@ -58,12 +58,6 @@ class WriteBudget:
     def file_bytes(self) -> int:
         """What the file counts against the disk limit."""
         return FILE_BYTES if self.limit_bytes or self._path.exists() else 0
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes that were granted today."""
-        self._turn_of_the_day()
-        return self._written
 
     def take(self, size: int, *, must: bool = False) -> bool:
         """Ask for bytes to be written.

@@ -11,7 +11,7 @@ import socket
 import stat
 from collections.abc import Container
 
-from kvstore.host.descriptors import let_go
+from kvstore.host.descriptors import redirect_to_null
 from kvstore.wire.local import SOCKET_NAME
 
 
@@ -31,7 +31,7 @@ def let_sockets_go(paths: Container[str], ports: Container[int]) -> None:
             return len(name) > 1 and name[1] in ports
         return name in paths or (name[:14] == "/proc/self/fd/" and name.endswith(f"/{SOCKET_NAME}"))
 
-    let_go(is_one)
+    redirect_to_null(is_one)
 
 
 def bound_to(endpoint: str) -> tuple[str, int]:

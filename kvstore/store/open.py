@@ -56,7 +56,7 @@ def open_store(
             )
             own.append(disk)
             directories.append(config.disk)
-            small_files = AtomicFiles(config.disk, disk.leave_room)
+            small_files = AtomicFiles(config.disk, disk.reserve_for_other_files)
             available = shutil.disk_usage(config.disk).free + disk.statistics().used_bytes
             if available < config.disk_limit:
                 _log.warning(

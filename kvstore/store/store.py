@@ -118,7 +118,7 @@ class Store:
             )
         self.namespaces.save()
         self.orphans = Orphans(state, self._pins, self._removal)
-        arena.open_for_readers(below=bool(lower_tiers.all()))
+        arena.open_for_readers(lower_tiers=bool(lower_tiers.all()))
 
     # -- clients and namespaces --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The counters of a tier below, in memory that may outlive the process."""
+"""The counters of a lower tier, in memory that may outlive the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long calls of the tiers below take."""
+"""Latency histograms of calls on the lower tiers, by tier and operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""Upper bounds of the classes in seconds; one more has the rest."""
+"""Upper bounds of the buckets in seconds; one more bucket has the rest."""
 
 
 class Latencies(NamedTuple):
@@ -20,13 +20,13 @@ class Latencies(NamedTuple):
     operation: str
     """``read``, ``write`` or ``lookup``, of one batch of pages."""
     counts: tuple[int, ...]
-    """Calls in each class."""
+    """Calls in each bucket."""
     seconds: float
     """Of all of them."""
 
 
 class TierLatencies:
-    """Safe for threads."""
+    """Measures calls. Safe for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

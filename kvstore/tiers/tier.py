@@ -1,4 +1,4 @@
-"""The contract that every tier below the arena keeps."""
+"""The contract of a lower tier: a bounded place for pages beside the arena, on disk or in Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PageBytes = npt.NDArray[np.uint8]
 
 
 READER: ContextVar[Hashable] = ContextVar("reader", default=None)
-"""For whom this thread reads: a tier that can't read for all of them at once takes turns."""
+"""For whom this thread reads (a client): a tier that can't read for all at once serves them in turn."""
 
 
 class PageWrite(NamedTuple):
@@ -41,7 +41,7 @@ class PageWrite(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A server of others."""
+    """A server that a tier's pages are on."""
 
     name: str
     answers: bool
@@ -98,7 +98,7 @@ class Tier(Protocol):
         ...
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
-        """Store pages, in the order given, side by side; makes room within the limit first.
+        """Store pages, in the order given, side by side; evicts others first to stay within the limit.
 
         Returns:
             Which pages are here now and would be found after a crash of the process (one already here counts).
@@ -137,7 +137,7 @@ class Tier(Protocol):
         ...
 
     def check_limit(self, limit_bytes: int) -> None:
-        """Whether ``set_limit`` would take that. No I/O, and nobody is waited for.
+        """Check that ``set_limit`` would take that. No I/O, and nobody is waited for.
 
         Raises:
             ConfigError: less than the tier can do with while it is open.
@@ -158,7 +158,7 @@ class Tier(Protocol):
         ...
 
     def tell(self, events: EventRing) -> None:
-        """Say there from now on which pages come and go here, as far as this node brings it about or learns of it."""
+        """Add to ``events`` from now on which pages come and go here, as far as this node causes it or learns of it."""
         ...
 
     def used_by(self, prefix: bytes) -> int:

@@ -1,8 +1,7 @@
-"""What is known of the pages on disk, in memory: where they lie, which are forgotten, what was counted. No I/O.
+"""The catalog of the disk tier, in memory: where each page lies, what needs a tombstone, what was counted. No I/O.
 
-This is one of the tier's two locks: every method here holds it, for as long as it takes to decide, and nothing else
-does. The other one is held by whoever changes the log (:class:`~kvstore.tiers.disk.tier.DiskTier`), over its I/O. New
-rows in the index come with both: whoever changes the log may look through all of the index without this one.
+Its lock is one of the tier's two, see :mod:`kvstore.tiers.disk`: every method holds it, for as long as it takes to
+decide. Rows are added to the index under both locks, so whoever holds the log lock may scan the index without this one.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ import numpy.typing as npt
 
 from kvstore.events.ring import EventRing
 from kvstore.segments import record
+from kvstore.segments.dead_records import DeadRecords
 from kvstore.segments.index import PageIndex, Place, Rows
 from kvstore.segments.segment import Entry, Segment
-from kvstore.segments.tombstones import DeadRecords
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.disk.quotas import Quotas
 from kvstore.tiers.disk.reader import Fetched, Outcome
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
 
 _TIER = "disk"
-_LATELY_SHARE = 2
-"""Used while this part of the limit was written last: wanted."""
+_RECENT_SHARE = 2
+"""A page is in recent use if it was used while the last half of the limit was written."""
 KEYS_A_LOOK = 1 << 13
-"""Keys looked for under one hold of the lock."""
+"""Most keys looked up under one hold of the lock."""
 PAGES_A_STEP = 1 << 10
-"""Pages told, or forgotten, under one."""
+"""Most pages listed, or removed, under one."""
 
 
 class Asked(NamedTuple):
@@ -40,34 +39,30 @@ class Asked(NamedTuple):
     position: int
     """In the call."""
     row: int
+    """In the index."""
     place: Place
 
 
 class DiskCatalog:
-    """The pages of one log. Safe for threads.
-
-    Args:
-        limit_bytes: of the tier: half of it is how much may be written until a page that is not used is not wanted.
-        counts: the tier's counters.
-    """
+    """The pages of one log, of a tier that is limited to ``limit_bytes``. Safe for threads."""
 
     def __init__(self, limit_bytes: int, counts: TierCounts | None = None) -> None:
         self._lock = threading.Lock()
         self._index = PageIndex()
         self._quotas = Quotas(self._index)
-        self._unreadable: set[bytes] = set()  # in the index, but the last read was refused: written anew if asked
-        self._forgotten: set[bytes] = set()  # out of the index, but not yet by a tombstone on disk
+        self._unreadable: set[bytes] = set()  # in the index, but the last read was refused: a new write is taken
+        self._pending_tombstones: set[bytes] = set()  # keys out of the index, whose tombstones are not on disk yet
         self._dead = DeadRecords()
-        self._lately = limit_bytes // _LATELY_SHARE
-        self._clock_of_use = self._lately  # and bytes that were written since
+        self._recent_bytes = limit_bytes // _RECENT_SHARE
+        self._tick = self._recent_bytes  # the clock of use: grows by the bytes that are written
         self._used_bytes = 0
         self._counts = counts or TierCounts()
         self.events = EventRing()  # nobody reads this one
         """Told which pages come and go."""
 
-    # -- questions ---------------------------------------------------------------------------------------------------
+    # -- lookups -----------------------------------------------------------------------------------------------------
 
-    def contain(self, keys: Sequence[bytes]) -> list[bool]:
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Which pages are here."""
         here: list[bool] = []
         for at in range(0, len(keys), KEYS_A_LOOK):
@@ -75,8 +70,8 @@ class DiskCatalog:
                 here += (self._index.find(keys[at : at + KEYS_A_LOOK]) >= 0).tolist()
         return here
 
-    def are_sound(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which pages are here, and were not refused when they were read last."""
+    def are_readable(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which pages are here, and were not refused by the system when they were read last."""
         with self._lock:
             here: list[bool] = (self._index.find(keys) >= 0).tolist()
             if not self._unreadable:
@@ -112,13 +107,13 @@ class DiskCatalog:
                 used_bytes=self._used_bytes, limit_bytes=limit_bytes, pages=len(self._index), **self._counts.all()
             )
 
-    def all(self) -> list[tuple[Place, bytes]]:
+    def all_pages(self) -> list[tuple[Place, bytes]]:
         """Every page, by place."""
         with self._lock:
             rows = self._index.all_rows()
             return sorted(zip(self._index.places(rows), self._index.keys(rows), strict=True))
 
-    # -- what others tell --------------------------------------------------------------------------------------------
+    # -- gauges, counters, limits ------------------------------------------------------------------------------------
 
     @property
     def used_bytes(self) -> int:
@@ -130,18 +125,18 @@ class DiskCatalog:
         with self._lock:
             self._used_bytes = size
 
-    def refused(self, pages: int) -> None:
-        """So many pages could not be written."""
+    def count_refused(self, pages: int) -> None:
+        """Pages could not be written."""
         self._counts.add(refused=pages)
 
-    def failed(self, errors: int, late: int) -> None:
-        """So many system calls failed, and so much was not done in time."""
+    def count_failed(self, errors: int, late: int) -> None:
+        """System calls failed, and pages or calls were late."""
         self._counts.add(errors=errors, late=late)
 
     def set_limit(self, limit_bytes: int) -> None:
-        """The tier's limit is another one: so is how long a page that is not used counts as wanted."""
+        """The tier's limit has changed, and with it what counts as recent use."""
         with self._lock:
-            self._lately = limit_bytes // _LATELY_SHARE
+            self._recent_bytes = limit_bytes // _RECENT_SHARE
 
     def set_quota(self, fingerprint: bytes, limit_bytes: int) -> None:
         """See :class:`~kvstore.tiers.disk.quotas.Quotas`."""
@@ -149,14 +144,14 @@ class DiskCatalog:
             self._quotas.set(fingerprint, limit_bytes)
 
     def touch(self, keys: Sequence[bytes]) -> list[bool]:
-        """Pages were used. Returns which are here."""
+        """Note that pages were used. Returns which are here."""
         with self._lock:
             rows = self._index.find(keys)
-            self._index.touch(rows[rows >= 0], self._clock_of_use)
+            self._index.touch(rows[rows >= 0], self._tick)
         return [row >= 0 for row in rows.tolist()]
 
     def clear(self) -> None:
-        """Know nothing any more, and leave the counters to who opens the tier next."""
+        """Forget all pages, and leave the counters to who opens the tier next."""
         with self._lock:
             self._index = PageIndex()
             self._quotas = Quotas(self._index)
@@ -165,26 +160,26 @@ class DiskCatalog:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def replay(self, age: int, segment: Segment, records: npt.NDArray[np.void]) -> None:
-        """Take up the records (``record.RECORDS``) of one segment, the oldest segment first.
+        """Take in the records of one segment, the oldest segment first.
 
         Args:
             age: how many segments came before.
-            segment: learns its tombstones, and whether its pages are encrypted.
-            records: in the order in which they were written.
+            segment: is told its tombstones, and whether its pages are encrypted.
+            records: in the order in which they were written (``record.RECORDS``).
         """
         joined = records["key"].tobytes()
         keys = [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
-        hidden = records["codec"] == record.TOMBSTONE
+        is_tombstone = records["codec"] == record.TOMBSTONE
         segment.encrypted = segment.encrypted or bool((records["codec"] == record.AES_GCM).any())
         with self._lock:
-            # None of them counts as used lately, but those of newer segments were used later.
-            self._clock_of_use = self._lately + age + 1
-            if not hidden.any() and len(set(keys)) == len(keys):
+            # None of them counts as in recent use, but those of newer segments were used later.
+            self._tick = self._recent_bytes + age + 1
+            if not is_tombstone.any() and len(set(keys)) == len(keys):
                 self._put(segment.id, keys, records, age)
                 return
             for at, key in enumerate(keys):  # in order: a page may come, go and come again
-                if hidden[at]:
-                    segment.hide([key])
+                if is_tombstone[at]:
+                    segment.add_tombstones([key])
                     self._forget([key], pending=False)
                 else:
                     self._put(segment.id, [key], records[at : at + 1], age)
@@ -199,10 +194,10 @@ class DiskCatalog:
             places = self._index.places(rows[here])
         return [Asked(*each) for each in zip(here.tolist(), rows[here].tolist(), places, strict=True)]
 
-    def were_read(
+    def note_reads(
         self, keys: Sequence[bytes], asked: Sequence[Asked], fetched: Fetched, into: Sequence[PageBytes]
     ) -> list[int | None]:
-        """Count a call that read, and forget what turned out to be damaged.
+        """Count a call that read, note the use of what was found, and forget what was damaged.
 
         Args:
             keys: of the call.
@@ -235,7 +230,7 @@ class DiskCatalog:
                 elif outcome is Outcome.FAILED and self._place_of(key) == place:
                     self._unreadable.add(key)
             if touched:  # a row may have got another page by now, which then counts as read: no harm
-                self._index.touch(np.array(touched, np.int64), self._clock_of_use)
+                self._index.touch(np.array(touched, np.int64), self._tick)
         missed = answers.count(None)
         self._counts.add(
             asked=len(keys),
@@ -248,19 +243,19 @@ class DiskCatalog:
         )
         return answers
 
-    # -- writing; callers change the log ------------------------------------------------------------------------------
+    # -- writing; callers hold the log lock ---------------------------------------------------------------------------
 
-    def choose(
-        self, pages: Sequence[PageWrite], wrong: set[bytes], fits: Callable[[int], bool], overhead_bytes: int
+    def choose_writes(
+        self, pages: Sequence[PageWrite], corrupt: set[bytes], fits: Callable[[int], bool], overhead_bytes: int
     ) -> list[Entry]:
         """Which pages have to be written: each once, not those that are here, not those that can't be.
 
         What is here counts as used: it should not leave for the rest of its prefix. What does not fit into the quota
-        of its namespace is refused; nothing leaves yet, see :meth:`keep_quotas`.
+        of its namespace is refused; nothing leaves yet, see :meth:`enforce_quotas`.
 
         Args:
             pages: that are asked for.
-            wrong: the keys of those that are not what their checksums say.
+            corrupt: the keys of those that their checksums refuse.
             fits: whether a payload of a length could be stored at all.
             overhead_bytes: how much longer payloads are on disk.
         """
@@ -269,12 +264,12 @@ class DiskCatalog:
         with self._lock:
             rows = self._index.find(keys)
             here = rows >= 0
-            self._index.touch(rows[here], self._clock_of_use)
+            self._index.touch(rows[here], self._tick)
             possible = {length: length > 0 and fits(length) for length in {len(page.payload) for page in pages}}
             for (key, checksum, payload, _), known in zip(pages, here.tolist(), strict=True):
                 if key in wanted or (known and key not in self._unreadable):
                     continue
-                if key in wrong:
+                if key in corrupt:
                     self._counts.add(corrupt=1)
                 elif possible[len(payload)]:
                     wanted[key] = Entry(key, checksum, payload)
@@ -287,7 +282,7 @@ class DiskCatalog:
     def _refuse_surplus(
         self, fingerprint: bytes, keys: Sequence[bytes], wanted: dict[bytes, Entry], overhead_bytes: int
     ) -> None:
-        """Drop from what is wanted of a namespace what can't fit into its quota together with what is here."""
+        """Remove from ``wanted`` what can't fit into a namespace's quota together with what is here."""
         here = dict(zip(keys, self._index.find(keys).tolist(), strict=True))
         asked = [key for key in keys if key in wanted or here[key] >= 0]
         lengths = self._index.lengths(np.array([here[key] for key in asked], np.int64)).tolist()
@@ -297,13 +292,13 @@ class DiskCatalog:
         refused = asked[self._quotas.fitting(fingerprint, lengths) :]
         self._counts.add(refused=sum([wanted.pop(key, None) is not None for key in refused]))
 
-    def keep_quotas(self, keys: Sequence[bytes]) -> int:
-        """Behind a call that wrote: let pages of its namespaces leave for what was written, where these have quotas.
+    def enforce_quotas(self, keys: Sequence[bytes]) -> int:
+        """After a call that wrote: evict pages of its namespaces that are over their quotas.
 
-        Not before: a write that is refused must not cost a page.
+        Not before it: a write that is refused must not cost a page.
 
         Args:
-            keys: that were asked for; of the pages that are here now, they leave last.
+            keys: of the call; of the pages that are here now, they leave last.
 
         Returns:
             How many pages left.
@@ -318,17 +313,17 @@ class DiskCatalog:
             self._counts.add(evicted=left)
         return left
 
-    def were_appended(
+    def note_appended(
         self, segment: int, entries: Sequence[Entry], records: npt.NDArray[np.void], used_bytes: int, *, carried: bool
     ) -> None:
-        """A chunk was written.
+        """Index a chunk that was appended.
 
         Args:
             segment: the id of the segment that holds it.
-            entries: what was written.
+            entries: what was appended.
             records: of these (``record.RECORDS``).
             used_bytes: what the log takes now.
-            carried: whether they lay elsewhere before.
+            carried: whether the pages were carried over from another segment.
         """
         keys = [entry.key for entry in entries if entry.payload is not None]
         if len(keys) < len(entries):
@@ -338,16 +333,16 @@ class DiskCatalog:
             if carried:
                 self._counts.add(carried=len(keys))
             else:
-                self._clock_of_use += record.padded_in_all(records["length"].tolist())
+                self._tick += record.padded_in_all(records["length"].tolist())
                 written = sum([0 if payload is None else len(payload) for _, _, payload in entries])
                 self._counts.add(stored=len(keys), written_bytes=written)
-            self._put(segment, keys, records, self._clock_of_use)
-            # Either by this tombstone, or because this page comes after.
-            self._forgotten.difference_update([entry.key for entry in entries])
+            self._put(segment, keys, records, self._tick)
+            # Settled, by this tombstone or by the page that comes after what it would have hidden.
+            self._pending_tombstones.difference_update([entry.key for entry in entries])
             self._unreadable.difference_update(keys)
 
-    def tell_stored(self, pages: Sequence[PageWrite], written: Container[bytes]) -> None:
-        """Behind a call that wrote: say which of the pages that it wrote are here now."""
+    def publish_stored(self, pages: Sequence[PageWrite], written: Container[bytes]) -> None:
+        """After a call that wrote: add to ``events`` which of the pages that it wrote are here now."""
         if not self.events.wanted:
             return
         with self._lock:
@@ -355,14 +350,14 @@ class DiskCatalog:
             here = [page for page, row in zip(pages, rows, strict=True) if row >= 0 and page.key in written]
             self.events.stored(_TIER, [(page.key, page.parent) for page in here])
 
-    def may_lie_in(self, segment: int, keys: Sequence[bytes]) -> None:
-        """Pages that were not written may be whole in a segment all the same, now or later: they must not come back."""
+    def note_failed_append(self, segment: int, keys: Sequence[bytes]) -> None:
+        """An append failed, or was late, but may have left whole pages in the segment: these must not come back."""
         with self._lock:
             self._dead.add(keys, [segment] * len(keys))
             rows = self._index.find(keys).tolist()
-            self._forgotten.update(key for key, row in zip(keys, rows, strict=True) if row < 0)
+            self._pending_tombstones.update(key for key, row in zip(keys, rows, strict=True) if row < 0)
 
-    # -- forgetting; callers change the log ---------------------------------------------------------------------------
+    # -- removal; callers hold the log lock ---------------------------------------------------------------------------
 
     def forget(self, keys: Sequence[bytes]) -> tuple[int, set[int]]:
         """Take pages out of the index. Returns how many were here, and the segments that they lay in.
@@ -371,11 +366,11 @@ class DiskCatalog:
         come back either.
         """
         keys = list(dict.fromkeys(keys))  # none twice
-        absent = [key for key, here in zip(keys, self.contain(keys), strict=True) if not here]
+        absent = [key for key, here in zip(keys, self.contains(keys), strict=True) if not here]
         with self._lock:
             if absent and len(self._dead):
                 dead = self._dead.anywhere(absent)
-                self._forgotten.update(key for key, is_dead in zip(absent, dead, strict=True) if is_dead)
+                self._pending_tombstones.update(key for key, is_dead in zip(absent, dead, strict=True) if is_dead)
         count = 0
         segments: set[int] = set()
         for at in range(0, len(keys), PAGES_A_STEP):
@@ -388,57 +383,57 @@ class DiskCatalog:
             time.sleep(0)  # whoever waits for the lock goes first
         return count, segments
 
-    def forgotten(self) -> list[bytes]:
-        """Keys that want a tombstone."""
+    def pending_tombstones(self) -> list[bytes]:
+        """Keys that were removed, and whose tombstones are not written yet."""
         with self._lock:
-            return list(self._forgotten)
+            return list(self._pending_tombstones)
 
-    def still_forgotten(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Those of the keys that want a tombstone yet."""
+    def still_pending(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of the keys whose tombstones are still to be written."""
         with self._lock:
-            return [key for key in keys if key in self._forgotten]
+            return [key for key in keys if key in self._pending_tombstones]
 
-    # -- segments that leave; callers change the log ------------------------------------------------------------------
+    # -- reclaiming segments; callers hold the log lock ---------------------------------------------------------------
 
-    def sizes(self, segments: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Bytes of the pages in each segment: of all, and of those used lately. Without the lock: see above."""
-        return self._index.bytes_by_segment(segments, self._clock_of_use - self._lately)
+    def bytes_by_segment(self, segments: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Bytes of the pages in each segment: of all, and of those in recent use. Without this lock: see above."""
+        return self._index.bytes_by_segment(segments, self._tick - self._recent_bytes)
 
-    def are_in(self, segment: int) -> bool:
+    def has_pages_in(self, segment: int) -> bool:
         """Whether any page lies in a segment."""
         with self._lock:
             return len(self._index.rows_in(segment)) > 0
 
-    def read_lately_in(self, segment: int) -> list[tuple[Place, bytes]]:
-        """The pages of a segment that were read there, and lately; the latest first."""
+    def recently_read_in(self, segment: int) -> list[tuple[Place, bytes]]:
+        """The pages of a segment that were read there recently; the latest first."""
         with self._lock:
-            rows = self._index.read_since(self._index.rows_in(segment), self._clock_of_use - self._lately)
+            rows = self._index.read_since(self._index.rows_in(segment), self._tick - self._recent_bytes)
             return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
 
-    def lie_in(self, segment: int) -> list[tuple[Place, bytes]]:
+    def pages_in(self, segment: int) -> list[tuple[Place, bytes]]:
         """The pages of a segment, by place."""
         with self._lock:
             rows = self._index.rows_in(segment)
             return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
 
-    def still_there(self, pages: Sequence[tuple[Place, bytes]]) -> list[bool]:
-        """Which of the pages still lie where they lay."""
+    def still_at(self, pages: Sequence[tuple[Place, bytes]]) -> list[bool]:
+        """Which of the pages still lie at these places."""
         with self._lock:
             return [self._place_of(key) == place for place, key in pages]
 
-    def to_be_hidden(self, segment: Segment, *, behind_unread: bool) -> list[bytes]:
-        """The keys that need a tombstone elsewhere when a segment goes: older segments hold dead records of them.
+    def tombstones_needed(self, segment: Segment, *, behind_unread: bool) -> list[bytes]:
+        """The keys that need a new tombstone when a segment is deleted: older segments hold dead records of them.
 
-        These are pages that lie in it, and keys that its tombstones hide now.
+        These are keys of pages in it, and keys that its own tombstones hide now.
 
         Args:
-            segment: that is to go.
-            behind_unread: whether an older one could not be read: what that one holds is not known.
+            segment: that is to be deleted.
+            behind_unread: whether an older one could not be read, of which nobody knows what it holds.
         """
         with self._lock:
-            return self._to_be_hidden(segment, behind_unread)
+            return self._tombstones_needed(segment, behind_unread)
 
-    def _to_be_hidden(self, segment: Segment, behind_unread: bool) -> list[bytes]:
+    def _tombstones_needed(self, segment: Segment, behind_unread: bool) -> list[bytes]:
         tombstones = list(dict.fromkeys(segment.tombstones))
         rows = self._index.find(tombstones).tolist()
         # A page of the key that lies in another segment hides the rest as well.
@@ -448,35 +443,36 @@ class DiskCatalog:
         keys += self._index.keys(self._index.rows_in(segment.id))
         return [key for key, dead in zip(keys, self._dead.older(keys, segment.id), strict=True) if dead]
 
-    def leave(self, segment: Segment, *, behind_unread: bool) -> tuple[list[bytes], list[bytes]]:
-        """Take the pages of a segment out of the index. Returns their keys, and those that :meth:`to_be_hidden` names.
+    def evict_segment(self, segment: Segment, *, behind_unread: bool) -> tuple[list[bytes], list[bytes]]:
+        """Take the pages of a segment out of the index.
 
-        The latter are forgotten until a tombstone for them is written.
+        Returns:
+            Their keys, and the :meth:`tombstones_needed`, which are pending from now on.
         """
         with self._lock:
-            hidden = self._to_be_hidden(segment, behind_unread)
+            needed = self._tombstones_needed(segment, behind_unread)
             rows = self._index.rows_in(segment.id)
             leaving = self._index.keys(rows)
             self._index.remove(rows)
             self._unreadable.difference_update(leaving)
             self.events.removed(_TIER, leaving)
             self._counts.add(evicted=len(leaving))
-            self._forgotten.update(hidden)
-        return leaving, hidden
+            self._pending_tombstones.update(needed)
+        return leaving, needed
 
-    def did_not_go(self, segment: int, keys: Sequence[bytes]) -> None:
-        """The segment that these pages left is still there: they may come back, but none that is removed now."""
+    def segment_not_deleted(self, segment: int, keys: Sequence[bytes]) -> None:
+        """The segment that these pages were evicted with is still there: their records in it are dead."""
         with self._lock:
             self._dead.add(keys, [segment] * len(keys))
 
-    def is_gone(self, segment: int) -> None:
-        """A segment's file is gone: what only that held needs no tombstone any more."""
+    def segment_deleted(self, segment: int) -> None:
+        """A segment's file is gone: what it alone held needs no tombstone any more."""
         with self._lock:
-            keys = list(self._forgotten)
+            keys = list(self._pending_tombstones)
             before = self._dead.anywhere(keys)
             self._dead.drop(segment)
             after = self._dead.anywhere(keys)
-            self._forgotten.difference_update(
+            self._pending_tombstones.difference_update(
                 key for key, was, is_dead in zip(keys, before, after, strict=True) if was and not is_dead
             )
 
@@ -488,12 +484,12 @@ class DiskCatalog:
 
     def _put(self, segment: int, keys: Sequence[bytes], records: npt.NDArray[np.void], tick: int) -> None:
         """Pages, none twice, lie in a segment now."""
-        rows = self._bury(keys)
+        rows = self._supersede(keys)
         ids = np.full(len(keys), segment, np.uint64)
         self._index.put(keys, ids, records["offset"], records["length"], records["checksum"], tick, rows)
 
-    def _bury(self, keys: Sequence[bytes]) -> Rows:
-        """The records of these pages, where they have any, count no longer. Returns the pages' rows."""
+    def _supersede(self, keys: Sequence[bytes]) -> Rows:
+        """The records of these pages, where they have any, are dead from now on. Returns the pages' rows."""
         rows = self._index.find(keys)
         known = np.flatnonzero(rows >= 0)
         if len(known):
@@ -502,11 +498,11 @@ class DiskCatalog:
         return rows
 
     def _forget(self, keys: Sequence[bytes], *, pending: bool = True) -> None:
-        """Take pages out of the index; their records stay behind, to be hidden by tombstones."""
-        rows = self._bury(keys)
+        """Take pages out of the index; their records stay in the log, to be hidden by tombstones."""
+        rows = self._supersede(keys)
         if self.events.wanted:
             self.events.removed(_TIER, [key for key, row in zip(keys, rows.tolist(), strict=True) if row >= 0])
         self._index.remove(rows[rows >= 0])
         self._unreadable.difference_update(keys)
         if pending:
-            self._forgotten.update(keys)
+            self._pending_tombstones.update(keys)

@@ -1,4 +1,4 @@
-"""One chunk at a time into the log, and what is then known of it; one page after the other back from it."""
+"""The segment log and the catalog of its pages, kept in step: each append changes both."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from kvstore.tiers.tier import PageBytes
 
 
 class PageLog:
-    """A log and what is known of its pages, changed together. One thread at a time but for :meth:`fetch`."""
+    """A log, and the catalog of its pages. For the holder of the log lock; ``fetch`` and ``page_bytes`` are for all."""
 
-    def __init__(self, log: SegmentLog, pages: DiskCatalog, reads: DiskReader, device: Device) -> None:
+    def __init__(self, log: SegmentLog, catalog: DiskCatalog, reader: DiskReader, device: Device) -> None:
         self.log = log
-        self.pages = pages
+        self.catalog = catalog
         self.device = device
-        self._reads = reads
+        self._reader = reader
 
     def append(self, entries: Sequence[Entry], *, carried: bool = False) -> None:
-        """Write one chunk, for which room was made.
+        """Append one chunk, for which there is space.
 
         Raises:
             OSError: the system refuses, or is late.
@@ -35,15 +35,15 @@ class PageLog:
         try:
             segment, records = self.log.append(entries)
         except OSError:
-            # What can't be cut off may be whole, now or when a late call ends: it must not come back after a restart.
+            # What can't be cut off may be whole, now or when the late call ends: it must not come back after a restart.
             last = self.log.segments[-1] if self.log.segments else None
             if last is not None and not last.sealed:
-                self.pages.may_lie_in(last.id, [entry.key for entry in entries if entry.payload is not None])
+                self.catalog.note_failed_append(last.id, [entry.key for entry in entries if entry.payload is not None])
             raise
-        self.pages.were_appended(segment.id, entries, records, self.log.used_bytes, carried=carried)
+        self.catalog.note_appended(segment.id, entries, records, self.log.used_bytes, carried=carried)
 
     def append_tombstones(self, keys: Sequence[bytes]) -> None:
-        """Write tombstones, as far as there is room for them.
+        """Append tombstones, as far as there is space for them.
 
         Raises:
             OSError: the system refuses, or is late.
@@ -55,8 +55,8 @@ class PageLog:
                 self.append([Entry(keys[index], 0, None) for index in chunk])
 
     def fetch(self, keys: Sequence[bytes], places: Sequence[Place], into: Sequence[PageBytes]) -> Fetched:
-        """Read pages, and learn how well the device reads."""
-        fetched = self._reads.fetch(keys, places, into, self.log.by_id.get)
+        """Read pages (see :meth:`DiskReader.fetch`), and tell the circuit breaker for reads how it went."""
+        fetched = self._reader.fetch(keys, places, into, self.log.by_id.get)
         if fetched.errors:
             error = fetched.errors[0]
             self.device.warn("%d reads failed: %s", len(fetched.errors), error)
@@ -66,15 +66,15 @@ class PageLog:
         return fetched
 
     def page_bytes(self, place: Place) -> int:
-        """How long a page is in memory."""
+        """How long a page is in memory: without the tag of an encrypted one."""
         segment = self.log.by_id.get(place.segment)
         return place.length - (TAG_BYTES if segment is not None and segment.encrypted else 0)
 
     def count_failure(self, error: OSError) -> None:
         """Count a call that the system refused, or that was late."""
-        self.pages.failed(1, int(isinstance(error, LateError)))
+        self.catalog.count_failed(1, int(isinstance(error, LateError)))
 
     def write_failed(self, error: OSError) -> None:
-        """Count it, and learn how well the device writes."""
+        """Count it, and tell the circuit breaker for writes."""
         self.count_failure(error)
         self.device.writing.failed(error)

@@ -1,4 +1,4 @@
-"""How many bytes each namespace may take on disk, and which of its pages leave when it would take more. No I/O."""
+"""Namespaces' quotas on disk: how many bytes each may take, and which of its pages leave when it takes more. No I/O."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Outcome(enum.Enum):
     """What became of one page's read."""
 
     FOUND = enum.auto()
-    GONE = enum.auto()  # its segment made room for others
+    GONE = enum.auto()  # its segment was deleted
     CORRUPT = enum.auto()
     FAILED = enum.auto()  # the system refused
     LATE = enum.auto()
@@ -152,7 +152,7 @@ class _Run:
         """Read, verify, copy. Returns what became of each page."""
         first, last = self._pages[0][1].offset, self._pages[-1][1]
         memory = take_scratch(last.offset + padded(last.length) - first)
-        # Held for one read at a time, so that making room waits for no more than that.
+        # Held for one read at a time, so that deleting the segment waits for no more than that.
         with self._segment.reading() as file:
             if file is None:
                 return [(Outcome.GONE, 0)] * len(self._pages)

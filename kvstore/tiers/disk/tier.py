@@ -1,4 +1,4 @@
-"""Pages in a segment log on disk: the tier, and who may change its log when."""
+"""The disk tier's interface: opens the parts, and holds the log lock around every change."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class DiskTier:
     not done by the deadline; ``refused`` counts pages that were not taken, whether they can't fit or the disk would not
     have them; ``read_bytes`` and ``written_bytes`` count payload, without padding.
 
-    Pages leave by whole segments: the one of which the smallest part was used lately. Pages of it that were read since
-    they were written, and lately, are carried over into the newest segment, up to a quarter of it: at least three
-    quarters of each segment come back, so for every 3 bytes that are stored at most 1 is written again.
+    Pages leave by whole segments: first the one of which the smallest part is in recent use. Pages of it that were read
+    since they were written, and recently, are carried over into the newest segment, up to a quarter of it: at least
+    three quarters of each segment are reclaimed, so for every 3 bytes that are stored at most 1 is written again.
 
     A page whose bytes are found damaged is forgotten; one whose read the system refused stays findable, and a new write
     of it is taken. A call whose I/O is late answers by the deadline with misses, and the disk is set aside: nothing is
@@ -106,14 +106,13 @@ class DiskTier:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        # Of the two locks, this one is held by whoever changes the log, over its I/O: all of `_log`, `_room` and
-        # `_writing` belongs to its holder. The other one is inside of `_pages`, and held for moments only.
-        self._changing = threading.Lock()
+        # Held over I/O: `_log`, `_page_log`, `_reclaimer` and `_writer` belong to its holder.
+        self._log_lock = threading.Lock()
         self._closed = False
         tell_children(self)
-        self._pages = DiskCatalog(limit_bytes, counts)
+        self._catalog = DiskCatalog(limit_bytes, counts)
         self._device = Device(deadline, clock)
-        self._reads = DiskReader(self._device.reading.patience, verify=verify)
+        self._reader = DiskReader(self._device.reading.patience, verify=verify)
         self._log = SegmentLog(
             directory,
             limit_bytes,
@@ -121,18 +120,18 @@ class DiskTier:
             direct=direct,
             patience=self._device.writing.patience,
             clock=clock,
-            late=lambda error: self._pages.failed(1, int(isinstance(error, LateError))),
+            on_late=lambda error: self._catalog.count_failed(1, int(isinstance(error, LateError))),
             write_limit_bytes=write_limit_bytes,
             now=now,
             cipher=Cipher(key) if key is not None else None,
         )
-        self._logged = PageLog(self._log, self._pages, self._reads, self._device)
-        self._room = Reclaimer(self._logged)
-        self._writing = DiskWriter(self._logged, self._room)
+        self._page_log = PageLog(self._log, self._catalog, self._reader, self._device)
+        self._reclaimer = Reclaimer(self._page_log)
+        self._writer = DiskWriter(self._page_log, self._reclaimer)
         try:
             for age, (segment, records) in enumerate(self._log.replay()):
-                self._pages.replay(age, segment, records)
-            self._room.make(NO_CHUNK, carry=False)
+                self._catalog.replay(age, segment, records)
+            self._reclaimer.make_space(NO_CHUNK, carry=False)
             self.recovery = self._log.settle()
             """What opening found (:class:`~kvstore.segments.log.RecoveryReport`)."""
         except OSError as error:
@@ -141,7 +140,7 @@ class DiskTier:
                 f"{directory} holds {self._log.used_bytes} bytes, the limit is {limit_bytes}, and old segments"
                 f" can't be deleted: {error.strerror or error}"
             ) from error
-        self._pages.used_bytes = self._log.used_bytes
+        self._catalog.used_bytes = self._log.used_bytes
         if self.recovery.cut_bytes or self.recovery.unreadable:
             _log.warning(
                 "%s was not closed cleanly: %d of %d segments can't be read, %d bytes of torn tails were cut off, and"
@@ -157,18 +156,18 @@ class DiskTier:
         """Which pages are here. Answers from memory, without I/O. While reads are set aside, none is."""
         if self._device.reading.resting:
             return [False] * len(keys)
-        return self._pages.contain(keys)
+        return self._catalog.contains(keys)
 
     def keys(self, prefix: bytes) -> list[bytes]:
         """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint."""
-        return self._pages.keys(prefix)
+        return self._catalog.keys(prefix)
 
     def fingerprints(self) -> list[bytes]:
         """The namespaces that have pages here."""
-        return self._pages.fingerprints()
+        return self._catalog.fingerprints()
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
-        """Store pages, in the order given, side by side; makes room within the limit first.
+        """Store pages, in the order given, side by side; evicts others first to stay within the limit.
 
         Returns:
             Which pages are here now and would be found after a crash of the process (one already here counts).
@@ -180,21 +179,21 @@ class DiskTier:
             if len(page.key) != KEY_BYTES:
                 raise InvalidRequestError(f"a page key has {len(page.key)} bytes, it must have {KEY_BYTES}")
         overhead = self._log.overhead_bytes
-        wrong = _wrong(pages) if overhead else set()
-        with self._changing:
+        corrupt = _corrupt(pages) if overhead else set()
+        with self._log_lock:
             if self._closed:  # the directory may be another's by now
-                self._pages.refused(len(pages))
+                self._catalog.count_refused(len(pages))
                 return [False] * len(pages)
-            wanted = self._pages.choose(pages, wrong, self._log.fits, overhead)
+            wanted = self._catalog.choose_writes(pages, corrupt, self._log.fits, overhead)
             if wanted:
-                self._writing.store_tombstones()
-                self._writing.store(wanted)
+                self._writer.write_tombstones()
+                self._writer.write(wanted)
             keys = [page.key for page in pages]
-            if self._pages.keep_quotas(keys):
-                self._writing.store_tombstones()
+            if self._catalog.enforce_quotas(keys):
+                self._writer.write_tombstones()
             # A chunk may have pushed out an earlier one of the same call.
-            self._pages.tell_stored(pages, {entry.key for entry in wanted})
-            return self._pages.are_sound(keys)
+            self._catalog.publish_stored(pages, {entry.key for entry in wanted})
+            return self._catalog.are_readable(keys)
 
     def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
         """Read pages into the arrays given, each of its page's exact length.
@@ -203,17 +202,19 @@ class DiskTier:
             For each page its verified xxh3_64, or None for a miss (the array may then hold anything).
         """
         asked = [
-            each for each in self._pages.find(keys) if self._logged.page_bytes(each.place) == len(into[each.position])
+            each
+            for each in self._catalog.find(keys)
+            if self._page_log.page_bytes(each.place) == len(into[each.position])
         ]
         fetched = Fetched([])
         if asked and not self._device.reading.may_try():
             asked = []
         if asked:
             positions = [each.position for each in asked]
-            fetched = self._logged.fetch(
+            fetched = self._page_log.fetch(
                 [keys[at] for at in positions], [each.place for each in asked], [into[at] for at in positions]
             )
-        return self._pages.were_read(keys, asked, fetched, into)
+        return self._catalog.note_reads(keys, asked, fetched, into)
 
     def touch(self, keys: Sequence[bytes]) -> list[bool]:
         """Note that pages were used, though they were not read here: those that are used stay longer. No I/O.
@@ -221,7 +222,7 @@ class DiskTier:
         Returns:
             Which of them are here.
         """
-        return self._pages.touch(keys)
+        return self._catalog.touch(keys)
 
     def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
         """Limit what the pages of a namespace take, from its next write on; 0: by the tier's limit alone.
@@ -231,10 +232,10 @@ class DiskTier:
         Raises:
             InvalidRequestError: ``prefix`` is no fingerprint (32 bytes), or the limit is below 0.
         """
-        self._pages.set_quota(prefix, limit_bytes)
+        self._catalog.set_quota(prefix, limit_bytes)
 
     def check_limit(self, limit_bytes: int) -> None:
-        """Whether :meth:`set_limit` would take that.
+        """Check that :meth:`set_limit` would take that.
 
         Raises:
             ConfigError: less than two segments.
@@ -248,44 +249,44 @@ class DiskTier:
             ConfigError: less than two segments; nothing was changed.
             ResourceError: the system refuses to delete segments, or is late; the limit holds for what comes.
         """
-        with self._changing:
+        with self._log_lock:
             if self._closed:
                 return
             self._log.set_limit(limit_bytes)
-            self._pages.set_limit(limit_bytes)
+            self._catalog.set_limit(limit_bytes)
             try:
-                self._room.make(NO_CHUNK, carry=False)
+                self._reclaimer.make_space(NO_CHUNK, carry=False)
             except OSError as error:
-                self._logged.write_failed(error)
+                self._page_log.write_failed(error)
                 raise ResourceError(
                     f"the disk tier has {self._log.used_bytes} bytes, the limit is {limit_bytes} now, and segments"
                     f" can't be deleted: {error.strerror or error}"
                 ) from error
             finally:
-                self._pages.used_bytes = self._log.used_bytes
+                self._catalog.used_bytes = self._log.used_bytes
 
     def set_write_limit(self, limit_bytes: int) -> None:
         """Limit what is written a day (UTC), from now on; what was written today counts. 0: no limit."""
-        with self._changing:
+        with self._log_lock:
             if not self._closed:
                 self._log.set_write_limit(limit_bytes)
 
     def tell(self, events: EventRing) -> None:
-        """Say there from now on which pages come and go here."""
-        self._pages.events = events
+        """Add to ``events`` from now on which pages come and go here."""
+        self._catalog.events = events
 
     def used_by(self, prefix: bytes) -> int:
         """Bytes of a namespace's pages: whole blocks, and a record each in a header and a footer. No I/O."""
-        return self._pages.used_by(prefix)
+        return self._catalog.used_by(prefix)
 
     def remove(self, keys: Sequence[bytes]) -> int:
         """Forget pages, also over a restart. Returns how many were here. Segments left without pages are deleted."""
-        with self._changing:
+        with self._log_lock:
             if self._closed:
                 return 0
-            count, segments = self._pages.forget(keys)
-            self._room.drop_empty(segments)
-            self._writing.store_tombstones()
+            count, segments = self._catalog.forget(keys)
+            self._reclaimer.delete_empty(segments)
+            self._writer.write_tombstones()
         return count
 
     def flush(self) -> None:
@@ -297,21 +298,21 @@ class DiskTier:
                 read back, verified and written anew, or leave. A process that ends in between takes this knowledge
                 along.
         """
-        with self._changing:
-            self._writing.store_tombstones()
-            self._writing.sync()
+        with self._log_lock:
+            self._writer.write_tombstones()
+            self._writer.sync()
 
-    def leave_room(self, size: int) -> None:
-        """From now on so many bytes of the limit are taken by files of others in the directory. Makes room first."""
-        with self._changing:
+    def reserve_for_other_files(self, size: int) -> None:
+        """From now on other files in the directory take so many bytes of the limit. Evicts pages first if need be."""
+        with self._log_lock:
             if self._closed:
                 return
-            self._log.beside_bytes = size
+            self._log.other_files_bytes = size
             try:
-                self._room.make(NO_CHUNK, carry=False)
+                self._reclaimer.make_space(NO_CHUNK, carry=False)
             except OSError as error:
-                self._logged.write_failed(error)
-            self._pages.used_bytes = self._log.used_bytes
+                self._page_log.write_failed(error)
+            self._catalog.used_bytes = self._log.used_bytes
 
     def peers(self) -> list[Peer]:
         """None."""
@@ -319,7 +320,7 @@ class DiskTier:
 
     def statistics(self) -> TierStatistics:
         """A frozen view of the counters."""
-        return self._pages.statistics(self._log.limit_bytes)
+        return self._catalog.statistics(self._log.limit_bytes)
 
     def check(self) -> CheckReport:
         """Read and verify every page that is stored, and the index against the segments. Changes and counts nothing.
@@ -327,18 +328,18 @@ class DiskTier:
         Raises:
             AssertionError: the index names what no segment holds: a defect of this program.
         """
-        with self._changing:
-            stored = self._pages.all()
+        with self._log_lock:
+            stored = self._catalog.all_pages()
             for place, _ in stored:
                 segment = self._log.by_id.get(place.segment)
                 assert segment is not None, f"no segment holds {place}"
                 assert place.offset + record.padded(place.length) <= segment.size, f"{place} is past the end"
-            assert self._pages.used_bytes == self._log.used_bytes, "used bytes are not what the segments hold"
+            assert self._catalog.used_bytes == self._log.used_bytes, "used bytes are not what the segments hold"
         records = damaged = unread = size = 0
         for batch in plan_chunks([place.length for place, _ in stored]):
             places, keys = zip(*stored[batch.start : batch.stop], strict=True)
-            into = [aligned_empty(self._logged.page_bytes(place)) for place in places]
-            fetched = self._reads.fetch(keys, places, into, self._log.by_id.get)
+            into = [aligned_empty(self._page_log.page_bytes(place)) for place in places]
+            fetched = self._reader.fetch(keys, places, into, self._log.by_id.get)
             for array, outcome in zip(into, fetched.outcomes, strict=True):
                 if outcome is not Outcome.GONE:
                     records += 1
@@ -349,26 +350,26 @@ class DiskTier:
 
     def forked(self) -> None:
         """In a child: the directory is the parent's."""
-        self._changing = threading.Lock()
+        self._log_lock = threading.Lock()
         self._closed = True
 
     def close(self) -> None:
         """Flush and release. No method may be called after it."""
-        with self._changing:
+        with self._log_lock:
             if self._closed:
                 return
-            self._writing.store_tombstones()
+            self._writer.write_tombstones()
             self._log.seal()
             try:
-                self._writing.sync()
+                self._writer.sync()
             except ResourceError as error:
                 _log.warning("closing: %s", error)
-            self._pages.clear()
+            self._catalog.clear()
             self._closed = True
             self._log.close()
             self._device.close()
 
 
-def _wrong(pages: Sequence[PageWrite]) -> set[bytes]:
-    """The pages that are not what their checksums say: once encrypted, that could not be seen any more."""
+def _corrupt(pages: Sequence[PageWrite]) -> set[bytes]:
+    """The keys of pages that their checksums refuse: once they are encrypted, that could not be seen any more."""
     return {page.key for page in pages if xxhash.xxh3_64_intdigest(page.payload.data) != page.checksum}

@@ -1,4 +1,4 @@
-"""Pages and tombstones on their way to disk: room is made, failures are counted, nothing is raised."""
+"""Batches of pages and tombstones on their way to disk: space is reclaimed, failures are counted."""
 
 from __future__ import annotations
 
@@ -16,67 +16,67 @@ from kvstore.tiers.disk.reclaim import Reclaimer
 
 
 class DiskWriter:
-    """Stores what was chosen. One thread at a time, the one that changes the log."""
+    """Writes what the catalog chose. For the holder of the log lock."""
 
-    def __init__(self, logged: PageLog, room: Reclaimer) -> None:
-        self._logged = logged
-        self._log = logged.log
-        self._pages = logged.pages
-        self._device = logged.device
-        self._room = room
-        self._left_in_vain = False  # a segment left for a full file system, and there was no room all the same
+    def __init__(self, page_log: PageLog, reclaimer: Reclaimer) -> None:
+        self._page_log = page_log
+        self._log = page_log.log
+        self._catalog = page_log.catalog
+        self._device = page_log.device
+        self._reclaimer = reclaimer
+        self._left_in_vain = False  # a segment was deleted for a full file system, and there was no space all the same
 
-    def store(self, entries: Sequence[Entry]) -> None:
-        """Write pages, in order, in chunks; what can't be is counted."""
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Write pages, in order, in chunks. What can't be written is counted as refused."""
         for chunk in plan_chunks(self._log.stored_lengths(entries), self._log.chunk_bytes):
-            self._store(entries[chunk.start : chunk.stop])
+            self._write(entries[chunk.start : chunk.stop])
 
-    def _store(self, entries: Sequence[Entry]) -> None:
-        """Make room for one chunk, and write it."""
+    def _write(self, entries: Sequence[Entry]) -> None:
+        """Reclaim space for one chunk, and append it."""
         size = self._log.chunk_size(entries)
         if not self._device.writing.may_try() or not self._log.budget.take(write_cost(size)):
-            self._pages.refused(len(entries))
+            self._catalog.count_refused(len(entries))
             return
         try:
             try:
-                self._room.make(size)
-                self._logged.append(entries)
+                self._reclaimer.make_space(size)
+                self._page_log.append(entries)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._left_in_vain:
                     raise
-                # The file system is smaller than the limit. A segment leaves for these pages; if that brings no room,
-                # others take it, and no further one leaves for them.
-                self._logged.count_failure(error)
+                # The file system is full below the limit. One segment is deleted for these pages; if that brings no
+                # space, another program takes it, and no further segment is deleted for them.
+                self._page_log.count_failure(error)
                 self._log.file_system_is_full()
                 self._left_in_vain = True
-                self._room.make(size)
-                self._logged.append(entries)
+                self._reclaimer.make_space(size)
+                self._page_log.append(entries)
         except OSError as error:
-            self._logged.write_failed(error)
+            self._page_log.write_failed(error)
             self._device.warn("%d pages not written: %s", len(entries), error)
-            self._pages.refused(len(entries))
-            self._pages.used_bytes = self._log.used_bytes
+            self._catalog.count_refused(len(entries))
+            self._catalog.used_bytes = self._log.used_bytes
         else:
             self._left_in_vain = False
             self._device.writing.succeeded()
 
-    def store_tombstones(self) -> None:
-        """Bring to disk which pages are forgotten. Those that can't be written now are tried again next time."""
-        forgotten = self._pages.forgotten()
-        if not forgotten or not self._device.writing.may_try():
+    def write_tombstones(self) -> None:
+        """Write the pending tombstones. Those that can't be written now are tried again next time."""
+        pending = self._catalog.pending_tombstones()
+        if not pending or not self._device.writing.may_try():
             return
         try:
-            for chunk in plan_chunks([0] * len(forgotten)):
-                self._room.make(ChunkSize(len(chunk), 0))
-                # Making room may have made some of them needless.
-                still = self._pages.still_forgotten(forgotten[chunk.start : chunk.stop])
+            for chunk in plan_chunks([0] * len(pending)):
+                self._reclaimer.make_space(ChunkSize(len(chunk), 0))
+                # A segment deleted for them may have made some of them needless.
+                still = self._catalog.still_pending(pending[chunk.start : chunk.stop])
                 if still:
                     self._log.budget.take(write_cost(ChunkSize(len(still), 0)), must=True)
-                    self._logged.append([Entry(key, 0, None) for key in still])
+                    self._page_log.append([Entry(key, 0, None) for key in still])
         except OSError as error:
-            self._logged.write_failed(error)
-            self._device.warn("%d removals not written: %s", len(forgotten), error)
-            self._pages.used_bytes = self._log.used_bytes
+            self._page_log.write_failed(error)
+            self._device.warn("%d removals not written: %s", len(pending), error)
+            self._catalog.used_bytes = self._log.used_bytes
         else:
             self._device.writing.succeeded()
 
@@ -93,12 +93,12 @@ class DiskWriter:
         doubtful = [segment for segment in self._log.segments if segment.doubtful]
         try:
             for segment in doubtful:
-                self._room.renew(segment)
+                self._reclaimer.rewrite(segment)
             self._log.flush()
             if doubtful:
                 self._device.writing.succeeded()
         except OSError as error:
-            self._logged.write_failed(error)
+            self._page_log.write_failed(error)
             raise ResourceError(f"what was written may not survive a loss of power: {error}") from error
         finally:
-            self._pages.used_bytes = self._log.used_bytes
+            self._catalog.used_bytes = self._log.used_bytes

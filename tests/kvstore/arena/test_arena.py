@@ -4,7 +4,6 @@ import fcntl
 import os
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,8 +101,10 @@ def test_a_folder_of_another_user_is_refused(shm: Path, monkeypatch: pytest.Monk
 
 def test_a_folder_below_another_users_is_refused(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner could put another one in its place."""
-    above = SimpleNamespace(st_uid=os.geteuid() + 1)
     real = Path.stat
+    fields = list(shm.stat())
+    fields[stat.ST_UID] += 1
+    above = os.stat_result(fields)
     monkeypatch.setattr(Path, "stat", lambda path, **options: above if path == shm else real(path, **options))
     with pytest.raises(ResourceError, match=f"{shm} belongs to user {above.st_uid}"):
         make(shm)
@@ -280,11 +281,11 @@ def test_a_size_that_cannot_be_had_costs_no_page_that_is_there(shm: Path, monkey
     again.close()
 
 
-def test_the_old_files_make_room_for_the_new_ones(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_space_of_the_old_files_counts_for_the_new_ones(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(shm, 1 << 20).close()
-    real = os.statvfs("/dev/shm")
-    full = SimpleNamespace(f_bavail=8, f_frsize=real.f_frsize)
-    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    full = list(os.statvfs("/dev/shm"))
+    full[4] = 8  # f_bavail
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(full))
     arena = make(shm, 512 * KIB)
     assert not arena.taken_over
     arena.close()

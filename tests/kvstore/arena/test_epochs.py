@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from local_clients import LocalClient
 from memory_tier import MemoryTier
 from tiny_stores import fill_reserved, kill_store, layout_of, load_pages, page_hashes, put_pages
 
-from kvstore.arena import epochs as readers_module
+from kvstore.arena import epochs as epochs_module
 from kvstore.arena.arena import Arena
 from kvstore.arena.clients import MOST_CLIENTS, Clients
 from kvstore.arena.epochs import (
@@ -24,13 +24,49 @@ from kvstore.arena.epochs import (
     ReaderEpochs,
     ReadingLine,
 )
+from kvstore.namespaces.registry import KnownNamespace
 from kvstore.page_codes import StoreOutcome
-from kvstore.store import state as books_module
+from kvstore.store import state as state_module
 from kvstore.store.leases import NODE
 from kvstore.store.residency import QUARANTINE_SECONDS
 from kvstore.store.store import Store
 
 FRAME = 4096
+
+
+class Clock:
+    """In place of the ``time`` module, in seconds that a test moves by itself."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def monotonic_ns(self) -> int:
+        return int(self.now * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class SleepsAreTold:
+    """In place of the ``time`` module: who would sleep calls ``told`` instead."""
+
+    monotonic = staticmethod(time.monotonic)
+    monotonic_ns = staticmethod(time.monotonic_ns)
+
+    def __init__(self, told: Callable[[float], None]) -> None:
+        self.sleep = told
+
+
+@dataclass
+class FullStore:
+    """A store whose arena is full of pages 0 to 15, and a client with its line."""
+
+    store: Store
+    known: KnownNamespace
+    line: ReadingLine
 
 
 class Lines:
@@ -58,18 +94,14 @@ def lines(shm: Path) -> Lines:
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock of this test's own, in seconds."""
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(
-        readers_module,
-        "time",
-        SimpleNamespace(monotonic=lambda: clock.now, monotonic_ns=lambda: int(clock.now * 1e9), sleep=time.sleep),
-    )
+    clock = Clock()
+    monkeypatch.setattr(epochs_module, "time", clock)
     return clock
 
 
-def test_what_left_at_a_readers_epoch_or_before_waits_for_it(lines: Lines, now: SimpleNamespace) -> None:
+def test_what_left_at_a_readers_epoch_or_before_waits_for_it(lines: Lines, now: Clock) -> None:
     client, line = lines.attach()
     assert lines.node.passed(1)
     lines.epoch[0] = 5
@@ -81,7 +113,7 @@ def test_what_left_at_a_readers_epoch_or_before_waits_for_it(lines: Lines, now: 
     client.die()
 
 
-def test_of_several_reads_the_oldest_counts_and_the_last_deadline(lines: Lines, now: SimpleNamespace) -> None:
+def test_of_several_reads_the_oldest_counts_and_the_last_deadline(lines: Lines, now: Clock) -> None:
     client, line = lines.attach()
     reads = []
     for epoch, deadline in ((3, 10), (4, 30), (7, 20)):
@@ -99,7 +131,7 @@ def test_of_several_reads_the_oldest_counts_and_the_last_deadline(lines: Lines, 
     client.die()
 
 
-def test_a_read_that_never_ends_does_not_live_on_those_that_come_after_it(lines: Lines, now: SimpleNamespace) -> None:
+def test_a_read_that_never_ends_does_not_live_on_those_that_come_after_it(lines: Lines, now: Clock) -> None:
     client, line = lines.attach()
     line.begin(now.now + 1)
     for epoch in range(2, 30):
@@ -114,7 +146,7 @@ def test_a_read_that_never_ends_does_not_live_on_those_that_come_after_it(lines:
 
 
 @pytest.mark.parametrize("end", ["dead", "overdue", "nonsense"])
-def test_nobody_waits_for_ever(lines: Lines, now: SimpleNamespace, end: str) -> None:
+def test_nobody_waits_for_ever(lines: Lines, now: Clock, end: str) -> None:
     client, line = lines.attach()
     read = line.begin(now.now + (LONGEST_READ + 1 if end == "nonsense" else 5))
     if end != "nonsense":
@@ -128,7 +160,7 @@ def test_nobody_waits_for_ever(lines: Lines, now: SimpleNamespace, end: str) -> 
     client.die()
 
 
-def test_a_new_client_does_not_read_what_the_line_said_before_it(lines: Lines, now: SimpleNamespace) -> None:
+def test_a_new_client_does_not_read_what_the_line_said_before_it(lines: Lines, now: Clock) -> None:
     client, line = lines.attach()
     line.begin(now.now + 5)
     client.die()
@@ -163,9 +195,9 @@ def test_no_two_clients_share_a_line(lines: Lines, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def full(open_store: Callable[..., Store], shm: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def full(open_store: Callable[..., Store], shm: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullStore]:
     """A store whose arena is full of pages 0 to 15, and a client with its line."""
-    monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 0.01)
+    monkeypatch.setattr(state_module, "LONGEST_WAIT_FOR_READERS", 0.01)
     store = open_store(16)
     known = store.open_namespace(layout_of("a", FRAME))
     for number in range(16):
@@ -174,11 +206,11 @@ def full(open_store: Callable[..., Store], shm: Path, monkeypatch: pytest.Monkey
     number = store.attach(client.name) & 0xFFFF
     start = number % MOST_CLIENTS * LINE_WORDS
     line = ReadingLine(store.arena.lines[start : start + LINE_WORDS], store.arena._epoch)
-    yield SimpleNamespace(store=store, known=known, line=line, client=client)
+    yield FullStore(store, known, line)
     client.die()
 
 
-def test_a_slot_that_somebody_reads_is_not_lent_and_the_refusal_is_counted(full: Any) -> None:
+def test_a_slot_that_somebody_reads_is_not_lent_and_the_refusal_is_counted(full: FullStore) -> None:
     before = full.store.statistics().counters["refused"]
     read = full.line.begin(time.monotonic() + 30)
     reserved = full.store.prepare_store(NODE, full.known.fingerprint, page_hashes([100, 101]), 9.0, direct=True)
@@ -190,7 +222,7 @@ def test_a_slot_that_somebody_reads_is_not_lent_and_the_refusal_is_counted(full:
     full.store.check_integrity()
 
 
-def test_a_slot_that_was_free_before_the_reader_came_is_lent(full: Any) -> None:
+def test_a_slot_that_was_free_before_the_reader_came_is_lent(full: FullStore) -> None:
     """What comes behind the first slot that is being read is refused with it."""
     full.store.evict(full.known.fingerprint, page_hashes([3]))
     full.line.begin(time.monotonic() + 30)
@@ -202,8 +234,8 @@ def test_a_slot_that_was_free_before_the_reader_came_is_lent(full: Any) -> None:
     full.store.check_integrity()
 
 
-def test_a_reservation_waits_for_a_reader_that_is_nearly_done(full: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 30.0)
+def test_a_reservation_waits_for_a_reader_that_is_nearly_done(full: FullStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "LONGEST_WAIT_FOR_READERS", 30.0)
     read = full.line.begin(time.monotonic() + 30)
     looks: list[float] = []
 
@@ -212,16 +244,16 @@ def test_a_reservation_waits_for_a_reader_that_is_nearly_done(full: Any, monkeyp
         if len(looks) == 3:
             full.line.end(read)
 
-    clock = SimpleNamespace(monotonic=time.monotonic, monotonic_ns=time.monotonic_ns, sleep=sleep)
-    monkeypatch.setattr(readers_module, "time", clock)
+    clock = SleepsAreTold(sleep)
+    monkeypatch.setattr(epochs_module, "time", clock)
     assert put_pages(full.store, full.known, [100]) == (1, 0, 0)
     assert len(looks) == 3
 
 
-def test_pages_from_below_do_not_come_up_over_what_somebody_reads(
+def test_pages_of_a_lower_tier_are_not_promoted_over_what_somebody_reads(
     open_store: Callable[..., Store], shm: Path, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(books_module, "LONGEST_WAIT_FOR_READERS", 0.01)
+    monkeypatch.setattr(state_module, "LONGEST_WAIT_FOR_READERS", 0.01)
     store = open_store(16, [tier])
     known = store.open_namespace(layout_of("a", FRAME))
     for number in range(20):
@@ -238,7 +270,7 @@ def test_pages_from_below_do_not_come_up_over_what_somebody_reads(
     client.die()
 
 
-def test_a_dead_client_that_was_to_be_refused_leaves_nothing(full: Any, shm: Path, clock: FakeClock) -> None:
+def test_a_dead_client_that_was_to_be_refused_leaves_nothing(full: FullStore, shm: Path, clock: FakeClock) -> None:
     """It dies while its reservation waits for a reader, and is swept away."""
     writer = LocalClient(shm / "arena")
     owner = full.store.attach(writer.name) & 0xFFFF
@@ -260,7 +292,7 @@ def test_a_dead_client_that_was_to_be_refused_leaves_nothing(full: Any, shm: Pat
     assert full.store.statistics().arena_used_bytes == 15 * FRAME
 
 
-def test_what_was_free_waits_for_the_readers_that_an_earlier_node_left(full: Any, shm: Path) -> None:
+def test_what_was_free_waits_for_the_readers_that_an_earlier_node_left(full: FullStore, shm: Path) -> None:
     full.store.evict(full.known.fingerprint, page_hashes(range(16)))
     epoch = full.store.arena._epoch[0]
     read = full.line.begin(time.monotonic() + 30)

@@ -18,13 +18,13 @@ from kvstore.store.store import Store
 from kvstore.tiers.disk import DiskTier
 
 
-def test_room_is_made_before_a_file_grows(tmp_path: Path) -> None:
+def test_space_is_reserved_before_a_file_grows(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
 
-    def leave_room(size: int) -> None:
+    def reserve(size: int) -> None:
         told.append((size, sum(path.stat().st_size for path in tmp_path.iterdir())))
 
-    files = AtomicFiles(tmp_path, leave_room)
+    files = AtomicFiles(tmp_path, reserve)
     files.replace(tmp_path / "a", b"x" * 5000)
     files.replace(tmp_path / "a", b"y" * 9000)
     assert (tmp_path / "a").read_bytes() == b"y" * 9000
@@ -65,11 +65,11 @@ def test_a_disk_that_hangs_is_not_waited_for_and_gets_the_newest(
 def test_an_error_that_nobody_thought_of_costs_one_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
-    def leave_room(size: int) -> None:
+    def reserve(size: int) -> None:
         if size > 4096:
             raise ValueError("unforeseen")
 
-    files = AtomicFiles(tmp_path, leave_room)
+    files = AtomicFiles(tmp_path, reserve)
     files.replace(tmp_path / "a", b"x" * 5000)
     files.replace(tmp_path / "b", b"y")
     eventually(lambda: (tmp_path / "b").exists())
@@ -130,7 +130,7 @@ def test_registers_count_against_the_disks_limit(shm: Path) -> None:
     folder = shm / "disk"  # where a sync costs nothing
     disk = DiskTier(folder, limit, segment_bytes=512 << 10)
     arena = Arena(shm / "arena", 1 << 20)
-    files = AtomicFiles(folder, disk.leave_room)
+    files = AtomicFiles(folder, disk.reserve_for_other_files)
     with Store(arena, [disk], [shm / "arena", folder], small_files=files) as store:
         for number in range(100):
             store.open_namespace(Layout(model=f"model {number} {'x' * 1000}", block_size=16, page_bytes=4096))

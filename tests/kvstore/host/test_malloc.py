@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from kvstore.host.malloc import Excess, keep_room_for_messages
+from kvstore.host.malloc import Excess, keep_memory_for_messages
 
 _MANY_THREADS = """
 import ctypes, threading
-from kvstore.host.malloc import keep_room_for_messages, limit_malloc_arenas
+from kvstore.host.malloc import keep_memory_for_messages, limit_malloc_arenas
 
 def arenas():
     libc = ctypes.CDLL(None)
@@ -56,7 +56,7 @@ def test_threads_share_two_arenas_or_as_many_as_the_environment_says(said: int |
 
 _MESSAGES = """
 import resource, sys
-from kvstore.host.malloc import keep_room_for_messages
+from kvstore.host.malloc import keep_memory_for_messages
 
 def faults():
     for _ in range(20):
@@ -65,7 +65,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 if sys.argv[1:]:
-    keep_room_for_messages()
+    keep_memory_for_messages()
 print(-faults() + faults())
 """
 
@@ -152,9 +152,9 @@ def test_what_the_environment_says_counts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("kvstore.host.malloc.ctypes.CDLL", lambda name: Library())
     for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
         monkeypatch.delenv(name, raising=False)
-    keep_room_for_messages()
+    keep_memory_for_messages()
     assert sorted(told) == [-3, -1]
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
     told.clear()
-    keep_room_for_messages()
+    keep_memory_for_messages()
     assert told == [-3]

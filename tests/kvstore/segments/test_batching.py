@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kvstore.segments import batching as plan
 from kvstore.segments.batching import (
     leading_within,
-    order_to_leave,
+    order_of_eviction,
     plan_chunks,
     plan_reads,
 )
@@ -60,10 +60,10 @@ def test_reads_are_bounded_and_cover_everything_once(steps: list[tuple[int, int]
 
 
 def test_what_is_wanted_least_leaves_first() -> None:
-    assert order_to_leave([100] * 4, [50] * 4, [40, 10, 30, 0]) == [3, 1, 2, 0]
-    assert order_to_leave([100] * 3, [90, 20, 90], [0, 0, 0]) == [1, 0, 2], "then what holds the least"
-    assert order_to_leave([100] * 3, [90, 89, 91], [3, 2, 0]) == [0, 1, 2], "a little more or less is no reason"
-    assert order_to_leave([], [], []) == []
+    assert order_of_eviction([100] * 4, [50] * 4, [40, 10, 30, 0]) == [3, 1, 2, 0]
+    assert order_of_eviction([100] * 3, [90, 20, 90], [0, 0, 0]) == [1, 0, 2], "then what holds the least"
+    assert order_of_eviction([100] * 3, [90, 89, 91], [3, 2, 0]) == [0, 1, 2], "a little more or less is no reason"
+    assert order_of_eviction([], [], []) == []
 
 
 def test_leading_payloads_within_a_budget() -> None:

@@ -35,23 +35,23 @@ def test_threads_that_were_let_go_do_what_was_submitted_and_refuse_the_rest() ->
 
 
 def test_a_late_call_is_cleaned_up_behind_when_it_is_over() -> None:
-    threads = IoThreads(1)
+    threads = IoThreads(1, most_hanging=1)
     go_on, cleaned = threading.Event(), threading.Event()
     with pytest.raises(LateError) as late:
         threads.run(lambda: go_on.wait(60), 0.01, cleaned.set)
     assert late.value.errno == errno.ETIMEDOUT
-    assert threads.hanging == 1
+    assert threads.all_hang
     assert not cleaned.is_set()
     assert threads.run(lambda: 7, 10) == 7, "another thread took its place"
     go_on.set()
     assert cleaned.wait(60)
     assert threads.run(lambda: 8, 10) == 8
-    assert threads.hanging == 0
+    assert not threads.all_hang
     threads.close()
 
 
 def test_a_call_that_never_began_never_will() -> None:
-    threads = IoThreads(1)
+    threads = IoThreads(1, most_hanging=1)
     go_on, done = threading.Event(), []
     first = threads.submit(lambda: go_on.wait(60))
     second = threads.submit(lambda: done.append(2))
@@ -62,7 +62,7 @@ def test_a_call_that_never_began_never_will() -> None:
     first.wait(60)
     threads.run(lambda: done.append(3), 10)
     assert done == [3]
-    assert threads.hanging == 0
+    assert not threads.all_hang
     threads.close()
 
 

@@ -262,7 +262,7 @@ def test_one_that_floods_a_slow_disk_keeps_the_other_waiting_for_a_turn_and_no_l
     state, [disk] = node.store._state, node.store.lower_tiers.own
     assert isinstance(disk, DiskTier)
     threads = disk._device.reading.patience.threads
-    monkeypatch.setattr(disk._reads, "_patience", Patience(threads, 10 * TIMEOUT))
+    monkeypatch.setattr(disk._reader, "_patience", Patience(threads, 10 * TIMEOUT))
     own = start_engine(url, "own", 4096)
     assert own.do("store", range(4)) == 4
     with kvstore.connect(url, timeout=TIMEOUT) as client:

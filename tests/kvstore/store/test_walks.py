@@ -120,9 +120,9 @@ def test_no_hold_of_the_disk_tiers_lock_treats_more_than_a_few_pages(
         checksum = checksum_of(payload)
         pages = [PageWrite(bytes(32) + block_hash, checksum, payload) for block_hash in page_hashes(range(PAGES))]
         assert all(tier.write(pages))
-        holds = CountingLock(tier._pages._lock)
-        monkeypatch.setattr(tier._pages, "_lock", holds)
-        index = tier._pages._index
+        holds = CountingLock(tier._catalog._lock)
+        monkeypatch.setattr(tier._catalog, "_lock", holds)
+        index = tier._catalog._index
 
         def counted(what: str, method: Any) -> Any:
             def count(rows: Any) -> Any:

@@ -510,7 +510,7 @@ def test_a_token_is_refused_also_when_the_disk_cannot_be_made_smaller(tenants, m
         raise OSError(5, "Input/output error")
 
     node = tenants.node
-    monkeypatch.setattr(node.store.lower_tiers.own[0]._room, "make", fail)
+    monkeypatch.setattr(node.store.lower_tiers.own[0]._reclaimer, "make_space", fail)
     write_tokens(tenants.file, {name: grant for name, grant in TOKENS.items() if name != "a"})
     limit = node.config.disk_limit // 2
     assert node.reload(replace(node.config, disk_limit=limit)) == (["disk_limit"], [])

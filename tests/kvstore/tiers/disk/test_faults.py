@@ -202,7 +202,7 @@ def test_a_sync_is_not_believed_behind_one_that_was_refused(
         if fault != errno.EIO:
             files.let_go()
             assert files.came_back.acquire(timeout=60)
-            wait_for(lambda: not tier._device.writing._threads.hanging)
+            wait_for(lambda: not tier._device.writing._threads._hanging)
         assert read_pages(tier, pages) == here, "as long as the machine is up"
         clock.now += 100
         tier.flush()
@@ -331,7 +331,7 @@ def test_a_file_system_smaller_than_the_limit_is_a_smaller_tier(
         assert tier.check().damaged == 0
 
 
-def test_a_full_disk_that_gets_no_room_loses_one_segment_and_no_more(
+def test_a_full_disk_that_gets_no_space_loses_one_segment_and_no_more(
     tmp_path: Path, clock: Clock, files: FaultyFiles
 ) -> None:
     pages = [make_page(n, 300_000) for n in range(20)]

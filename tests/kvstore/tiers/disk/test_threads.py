@@ -17,7 +17,7 @@ from kvstore.errors import InUseError
 from kvstore.tiers.disk import DiskTier
 
 
-def test_making_room_waits_for_a_reader_who_gets_his_own_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_waits_for_a_reader_who_gets_his_own_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = make_page(1, 500_000)
     in_read, go_on, in_wait = threading.Event(), threading.Event(), threading.Event()
     real_preadv, real_wait_for = os.preadv, threading.Condition.wait_for

@@ -17,21 +17,21 @@ MIB = 1 << 20
 KEY, OTHER = bytes(63) + b"1", bytes(63) + b"2"
 
 
-def hiding(segment: int, *keys: bytes) -> Segment:
+def with_tombstones(segment: int, *keys: bytes) -> Segment:
     made = Segment(Path("nowhere"), segment, None, BLOCK, direct=False, patience=None)
-    made.hide(keys)
+    made.add_tombstones(keys)
     return made
 
 
-def test_what_is_hidden_in_an_unread_segment_stays_forgotten_until_its_tombstone_is_written() -> None:
-    pages = DiskCatalog(MIB)
-    assert pages.leave(hiding(2, KEY), behind_unread=False) == ([], []), "nothing older holds it"
-    assert pages.leave(hiding(3, KEY), behind_unread=True) == ([], [KEY])
-    pages.did_not_go(3, [OTHER])
-    pages.forget([OTHER])
-    assert sorted(pages.forgotten()) == [KEY, OTHER]
-    pages.is_gone(3)
-    assert pages.forgotten() == [KEY], "the other one lay in the segment that is gone, and nowhere else"
+def test_a_tombstone_is_pending_while_an_unread_segment_may_hold_the_page() -> None:
+    catalog = DiskCatalog(MIB)
+    assert catalog.evict_segment(with_tombstones(2, KEY), behind_unread=False) == ([], []), "nothing older holds it"
+    assert catalog.evict_segment(with_tombstones(3, KEY), behind_unread=True) == ([], [KEY])
+    catalog.segment_not_deleted(3, [OTHER])
+    catalog.forget([OTHER])
+    assert sorted(catalog.pending_tombstones()) == [KEY, OTHER]
+    catalog.segment_deleted(3)
+    assert catalog.pending_tombstones() == [KEY], "the other one lay in the deleted segment, and nowhere else"
 
 
 def test_a_removed_page_stays_away_when_its_segment_can_be_read_again(

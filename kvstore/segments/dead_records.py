@@ -1,4 +1,4 @@
-"""Records that lie in segments but are no page any more: what a tombstone has to hide, and for how long."""
+"""Dead records: removed or superseded, but still in a segment file. They decide which tombstones must be kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _UNSORTED = 1024
 
 
 class DeadRecords:
-    """For each key, the segments that hold a record of it which no longer counts: 16 bytes of memory each.
+    """For each key, the segments that hold a dead record of it: 16 bytes of memory each.
+
+    What hides a dead record (a tombstone, or a newer record of the key) must not leave the log before it does.
 
     Keys are told apart by a hash of 64 bits: where two have the same, a record counts as both keys', which at worst
     costs a tombstone that hides nothing.
@@ -27,7 +29,7 @@ class DeadRecords:
         return len(self._hashes) + len(self._new_hashes)
 
     def add(self, keys: Sequence[bytes], segments: Sequence[int]) -> None:
-        """The record of each key in its segment does not count any more."""
+        """The record of each key in its segment is dead from now on."""
         self._new_hashes += map(hash, keys)
         self._new_segments += segments
         if len(self._new_hashes) > max(_UNSORTED, len(self._hashes) // 16):
@@ -53,11 +55,6 @@ class DeadRecords:
         self._sort()
         kept = self._segments != np.uint64(segment)
         self._hashes, self._segments = self._hashes[kept], self._segments[kept]
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the records themselves take."""
-        return self._hashes.nbytes + self._segments.nbytes
 
     def _ranges(self, keys: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         self._sort()
