@@ -110,8 +110,7 @@ class DiskCatalog:
     def all_pages(self) -> list[tuple[Place, bytes]]:
         """Every page, by place."""
         with self._lock:
-            rows = self._index.all_rows()
-            return sorted(zip(self._index.places(rows), self._index.keys(rows), strict=True))
+            return sorted(self._pages(self._index.all_rows()))
 
     # -- gauges, counters, limits ------------------------------------------------------------------------------------
 
@@ -407,14 +406,12 @@ class DiskCatalog:
     def recently_read_in(self, segment: int) -> list[tuple[Place, bytes]]:
         """The pages of a segment that were read there recently; the latest first."""
         with self._lock:
-            rows = self._index.read_since(self._index.rows_in(segment), self._tick - self._recent_bytes)
-            return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
+            return self._pages(self._index.read_since(self._index.rows_in(segment), self._tick - self._recent_bytes))
 
     def pages_in(self, segment: int) -> list[tuple[Place, bytes]]:
         """The pages of a segment, by place."""
         with self._lock:
-            rows = self._index.rows_in(segment)
-            return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
+            return self._pages(self._index.rows_in(segment))
 
     def still_at(self, pages: Sequence[tuple[Place, bytes]]) -> list[bool]:
         """Which of the pages still lie at these places."""
@@ -477,6 +474,9 @@ class DiskCatalog:
             )
 
     # -- the index; the caller holds the lock ------------------------------------------------------------------------
+
+    def _pages(self, rows: Rows) -> list[tuple[Place, bytes]]:
+        return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
 
     def _place_of(self, key: bytes) -> Place | None:
         rows = self._index.find([key])

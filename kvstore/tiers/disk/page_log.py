@@ -77,4 +77,5 @@ class PageLog:
     def write_failed(self, error: OSError) -> None:
         """Count it, and tell the circuit breaker for writes."""
         self.count_failure(error)
+        self.catalog.used_bytes = self.log.used_bytes  # what could not be cut off, or deleted, counts
         self.device.writing.failed(error)

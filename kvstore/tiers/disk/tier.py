@@ -167,10 +167,7 @@ class DiskTier:
         return self._catalog.fingerprints()
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
-        """Store pages, in the order given, side by side; evicts others first to stay within the limit.
-
-        Returns:
-            Which pages are here now and would be found after a crash of the process (one already here counts).
+        """See :meth:`kvstore.tiers.tier.Tier.write`. Pages that come together lie side by side on disk.
 
         Raises:
             InvalidRequestError: a key does not have 64 bytes; nothing was stored.
@@ -196,11 +193,7 @@ class DiskTier:
             return self._catalog.are_readable(keys)
 
     def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
-        """Read pages into the arrays given, each of its page's exact length.
-
-        Returns:
-            For each page its verified xxh3_64, or None for a miss (the array may then hold anything).
-        """
+        """See :meth:`kvstore.tiers.tier.Tier.read`."""
         asked = [
             each
             for each in self._catalog.find(keys)
@@ -217,11 +210,7 @@ class DiskTier:
         return self._catalog.note_reads(keys, asked, fetched, into)
 
     def touch(self, keys: Sequence[bytes]) -> list[bool]:
-        """Note that pages were used, though they were not read here: those that are used stay longer. No I/O.
-
-        Returns:
-            Which of them are here.
-        """
+        """Note that pages were used, though they were not read here. Returns which of them are here. No I/O."""
         return self._catalog.touch(keys)
 
     def set_quota(self, prefix: bytes, limit_bytes: int) -> None:
@@ -262,14 +251,13 @@ class DiskTier:
                     f"the disk tier has {self._log.used_bytes} bytes, the limit is {limit_bytes} now, and segments"
                     f" can't be deleted: {error.strerror or error}"
                 ) from error
-            finally:
-                self._catalog.used_bytes = self._log.used_bytes
 
     def set_write_limit(self, limit_bytes: int) -> None:
         """Limit what is written a day (UTC), from now on; what was written today counts. 0: no limit."""
         with self._log_lock:
             if not self._closed:
                 self._log.set_write_limit(limit_bytes)
+                self._catalog.used_bytes = self._log.used_bytes  # the budget's file counts
 
     def tell(self, events: EventRing) -> None:
         """Add to ``events`` from now on which pages come and go here."""

@@ -55,7 +55,6 @@ class DiskWriter:
             self._page_log.write_failed(error)
             self._device.warn("%d pages not written: %s", len(entries), error)
             self._catalog.count_refused(len(entries))
-            self._catalog.used_bytes = self._log.used_bytes
         else:
             self._left_in_vain = False
             self._device.writing.succeeded()
@@ -76,7 +75,6 @@ class DiskWriter:
         except OSError as error:
             self._page_log.write_failed(error)
             self._device.warn("%d removals not written: %s", len(pending), error)
-            self._catalog.used_bytes = self._log.used_bytes
         else:
             self._device.writing.succeeded()
 
@@ -100,5 +98,3 @@ class DiskWriter:
         except OSError as error:
             self._page_log.write_failed(error)
             raise ResourceError(f"what was written may not survive a loss of power: {error}") from error
-        finally:
-            self._catalog.used_bytes = self._log.used_bytes

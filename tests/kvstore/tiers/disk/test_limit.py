@@ -12,6 +12,7 @@ from disk_tiers import MIB, Clock, bytes_on_disk, opened, refuse
 from made_pages import make_page, read_pages
 
 from kvstore.segments.record import BLOCK
+from kvstore.segments.write_budget import FILE_BYTES
 from kvstore.tiers.tier import PageWrite
 
 
@@ -120,3 +121,13 @@ def test_a_segment_that_can_not_be_deleted_stops_the_writes_and_not_the_limit(
         assert tier.write([page]) == [True]
         assert read_pages(tier, [page]) == [True]
         tier.check()
+
+
+def test_the_file_of_a_new_write_limit_counts_at_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as tier:
+        before = tier.statistics().used_bytes
+        tier.set_write_limit(1 << 30)
+        assert tier.statistics().used_bytes == before + FILE_BYTES
+        tier.check()
+        tier.set_write_limit(0)
+        assert tier.statistics().used_bytes == before, "nothing was written, so there is no file"
