@@ -120,7 +120,7 @@ class Arena:
             if not self.taken_over:
                 with placement.allocating():
                     self._make(lambda done, size: progress(done // 2, size))
-            self._let_in(group)
+            self._set_modes(group)
             self._map()
             if self.taken_over:  # it may lie elsewhere
                 placement.move(self._pages_map)
@@ -137,7 +137,7 @@ class Arena:
                 raise ResourceError.of_place(directory, error) from error
             raise
 
-    def _let_in(self, group: SocketGroup) -> None:
+    def _set_modes(self, group: SocketGroup) -> None:
         """Set what a client's user needs, and nothing more: who reads a header must not write it."""
         group.set_modes(self.directory / "headers", 0o600, 0o640)
         for name in ("pages", "readers"):

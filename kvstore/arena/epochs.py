@@ -41,9 +41,7 @@ _LOOK_SECONDS = 0.0002
 class ReaderEpochs:
     """The node's side: whether any client still reads what left the arena.
 
-    Args:
-        lines: the file of lines, as unsigned 64-bit numbers.
-        clients: who is attached. A client's line is its number modulo ``MOST_CLIENTS``.
+    ``lines`` are those of all clients, as unsigned 64-bit words; a client's is its number modulo ``MOST_CLIENTS``.
     """
 
     def __init__(self, lines: memoryview, clients: Clients) -> None:
@@ -81,9 +79,7 @@ class ReaderEpochs:
 class ReadingLine:
     """The client's side: its own line. Safe for threads: with several reads under way it says the oldest one's epoch.
 
-    Args:
-        line: its words.
-        epoch: the word with the node's epoch.
+    ``epoch`` is the word with the node's epoch.
     """
 
     def __init__(self, line: memoryview, epoch: memoryview) -> None:

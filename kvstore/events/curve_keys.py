@@ -19,7 +19,7 @@ _DOMAIN = "kvstore"
 """With one, ZeroMQ lets nobody in when whoever it asks does not answer."""
 
 
-class Keys:
+class CurveKeys:
     """The node's own key, and whose it knows, for the sockets of one context. Serves until ``stop``.
 
     Args:

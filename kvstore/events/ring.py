@@ -42,11 +42,7 @@ class PageEvent(NamedTuple):
 
 
 class EventRing:
-    """Changes in the order in which they were added. Safe for threads.
-
-    Args:
-        most_pages: see ``MOST_PAGES``.
-    """
+    """Changes in the order in which they were added. Safe for threads."""
 
     def __init__(self, most_pages: int = MOST_PAGES) -> None:
         self._most_pages = most_pages

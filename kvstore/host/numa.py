@@ -52,11 +52,7 @@ def parse_list(text: str) -> list[int]:
 
 
 class Placement:
-    """Memory of one node, or, without one, wherever the system puts it.
-
-    Args:
-        node: its number; None: any.
-        nodes: that there are, by default this machine's.
+    """Memory of one node, or, without one, wherever the system puts it. ``nodes`` are by default this machine's.
 
     Raises:
         ConfigError: there is no such node; the message names those that there are.

@@ -13,7 +13,7 @@ _UNSORTED = 1024
 class DeadRecords:
     """For each key, the segments that hold a dead record of it: 16 bytes of memory each.
 
-    What hides a dead record (a tombstone, or a newer record of the key) must not leave the log before it does.
+    As long as one lies there, something newer must hide it: a tombstone, or another record of the key.
 
     Keys are told apart by a hash of 64 bits: where two have the same, a record counts as both keys', which at worst
     costs a tombstone that hides nothing.

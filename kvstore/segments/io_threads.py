@@ -93,8 +93,7 @@ class IoThreads:
 
     Args:
         threads: how many calls go on at once.
-        most_hanging: how many threads may hang; with that many, calls are late at once.
-        name: of the threads.
+        most_hanging: how many threads may hang until :attr:`all_hang`.
     """
 
     def __init__(self, threads: int, most_hanging: int = 16, name: str = "kvstore-disk") -> None:

@@ -28,13 +28,8 @@ class WriteBudget:
     """At most so many bytes a day (UTC). One thread at a time.
 
     The file says how many bytes may have been written, and is written ahead of them: a sixty-fourth of the limit at a
-    time. After a crash, up to that much counts as written though it is not; never the other way round.
-
-    Args:
-        directory: of the log; the file in it is called ``writes``.
-        limit_bytes: most bytes a day; 0: no limit, and no file.
-        patience: for writing the file.
-        now: seconds since 1970.
+    time. After a crash, up to that much counts as written though it is not; never the other way round. A limit of 0 is
+    none, and needs no file.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.errors import ConfigError, ResourceError
-from kvstore.events.curve_keys import Keys
+from kvstore.events.curve_keys import CurveKeys
 from kvstore.events.ring import PageEvent
 from kvstore.events.vllm_events import CLEARED, block_event, encode
 from kvstore.layout import Layout
@@ -114,9 +114,9 @@ class EventPublisher:
         self._stopping = threading.Event()
         self._context = zmq.Context(io_threads=1)
         self._replayer: zmq.Socket[bytes] | None = None
-        self._keys: Keys | None = None
+        self._keys: CurveKeys | None = None
         try:
-            self._keys = Keys(self._context, *keys) if keys is not None else None
+            self._keys = CurveKeys(self._context, *keys) if keys is not None else None
             self._publisher = self._context.socket(zmq.PUB)
             self._publisher.setsockopt(zmq.MAXMSGSIZE, _LONGEST_TOPIC)
             self.endpoint = self._listen(self._publisher, endpoint, MOST_QUEUED)

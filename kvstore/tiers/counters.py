@@ -13,11 +13,9 @@ _MOST = (1 << 64) - 1
 class TierCounts:
     """The counters of :class:`~kvstore.tiers.tier.TierStatistics`, by name. Safe for threads.
 
-    Each is one aligned word, so that a process that is killed at any instruction leaves no half of a number.
-
-    Args:
-        words: one of 64 bits for each counter, nobody else's until :meth:`detach`; what they say is gone on from. None:
-            they begin at 0, and end with the process.
+    Each is one aligned word of 64 bits, so that a process that is killed at any instruction leaves no half of a number.
+    ``words`` are this tier's alone until :meth:`detach`, and are counted on from what they say; without them, counters
+    begin at 0 and end with the process.
     """
 
     def __init__(self, words: memoryview | None = None) -> None:

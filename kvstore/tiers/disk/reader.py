@@ -58,9 +58,7 @@ class Fetched:
 class DiskReader:
     """Reads pages on threads that may hang, into memory of those threads, and copies from there what is right.
 
-    Args:
-        patience: the threads, and how long a call waits for the next read to be done.
-        verify: False skips the checksums.
+    ``patience`` has the threads, and says how long a call waits for the next of its reads to be done.
     """
 
     def __init__(self, patience: Patience, *, verify: bool = True) -> None:
@@ -95,7 +93,7 @@ class DiskReader:
                     indices = group[run.start : run.stop]
                     pages = [(keys[i], places[i], into[i]) for i in indices]
                     in_turn = len(pages) >= _MANY_PAGES and segment.cipher is None  # decrypting takes longer
-                    read = _Run(segment, pages, delivery, self._turn if in_turn else nullcontext(), verify=self._verify)
+                    read = _Run(segment, pages, delivery, self._turn if in_turn else nullcontext(), self._verify)
                     groups.append(indices)
                     reads.append(read)
             start = end
@@ -130,51 +128,45 @@ class DiskReader:
                 fetched.checksums[index] = checksum
 
 
+@dataclass(slots=True)
 class _Run:
-    """One read of pages that lie side by side: key, place and array of each."""
+    """One read of pages that lie side by side."""
 
-    def __init__(
-        self,
-        segment: Segment,
-        pages: list[tuple[bytes, Place, PageBytes]],
-        delivery: _Delivery,
-        turn: AbstractContextManager[object],
-        *,
-        verify: bool,
-    ) -> None:
-        self._segment = segment
-        self._pages = pages
-        self._delivery = delivery
-        self._turn = turn
-        self._verify = verify
+    segment: Segment
+    pages: list[tuple[bytes, Place, PageBytes]]
+    """Key, place and array of each."""
+    delivery: _Delivery
+    turn: AbstractContextManager[object]
+    """Held while pages are verified and copied."""
+    verify: bool
 
     def __call__(self) -> list[_Read]:
         """Read, verify, copy. Returns what became of each page."""
-        first, last = self._pages[0][1].offset, self._pages[-1][1]
+        first, last = self.pages[0][1].offset, self.pages[-1][1]
         memory = take_scratch(last.offset + padded(last.length) - first)
         # Held for one read at a time, so that deleting the segment waits for no more than that.
-        with self._segment.reading() as file:
+        with self.segment.reading() as file:
             if file is None:
-                return [(Outcome.GONE, 0)] * len(self._pages)
+                return [(Outcome.GONE, 0)] * len(self.pages)
             read = file.read([memory], first)
-        if not self._delivery.begin():
-            return [(Outcome.LATE, 0)] * len(self._pages)
+        if not self.delivery.begin():
+            return [(Outcome.LATE, 0)] * len(self.pages)
         try:
-            with self._turn:
-                return [self._take(memory[: min(read, len(memory))], first, *page) for page in self._pages]
+            with self.turn:
+                return [self._take(memory[: min(read, len(memory))], first, *page) for page in self.pages]
         finally:
-            self._delivery.done()
+            self.delivery.done()
 
     def _take(self, memory: PageBytes, first: int, key: bytes, place: Place, into: PageBytes) -> _Read:
         at = place.offset - first
         stored = memory[at : at + place.length]
         # xxhash releases the GIL for any but small buffers: threads verify side by side.
-        if len(stored) < place.length or (self._verify and xxhash.xxh3_64_intdigest(stored.data) != place.checksum):
+        if len(stored) < place.length or (self.verify and xxhash.xxh3_64_intdigest(stored.data) != place.checksum):
             return Outcome.CORRUPT, 0
         if len(stored) == len(into):
             into[:] = stored
             return Outcome.FOUND, place.checksum
-        cipher = self._segment.cipher
+        cipher = self.segment.cipher
         if cipher is None or not cipher.decrypt(place.offset, key, stored, into):
             return Outcome.CORRUPT, 0
         return Outcome.FOUND, xxhash.xxh3_64_intdigest(into.data)
