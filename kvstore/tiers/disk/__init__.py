@@ -12,12 +12,12 @@ class           module              owns                                        
 ``Quotas``      ``quotas``          bytes that each namespace may take; which of its pages leave   none
 ``DiskCatalog`` ``catalog``         where each page lies, when it was used, which removed pages    none
                                     still want a tombstone; counters; events
-``PageLog``     ``page_log``        the log and the catalog, changed together: one append, and     appends one chunk
+``PageLog``     ``page_log``        the log and the catalog, changed together: one append, and     appends, reads
                                     what is then known
 ``Reclaimer``   ``reclaim``         which segment is deleted when space is short, and what of it   reads, appends,
                                     is carried over first                                          deletes segments
-``DiskWriter``  ``writer``          batches of pages and tombstones, and syncs; counts failures    appends, syncs
-                                    instead of raising them
+``DiskWriter``  ``writer``          batches of pages and tombstones, whose failures are counted    appends, syncs
+                                    and not raised; syncs, whose failures are raised
 ``DiskTier``    ``tier``            all of these, and the lock around changes                      through the others
 =============== =================== ============================================================== ====================
 

@@ -118,7 +118,7 @@ def test_pages_that_no_tier_has_are_dirty_again(open_store: OpenStore, tier: Mem
     assert again.flush() == 2
     assert len(tier.pages) == 4
     kill_store(again)
-    assert open_store(16).statistics().dirty_pages == 0, "without a tier below no page waits for one"
+    assert open_store(16).statistics().dirty_pages == 0, "without a lower tier no page waits for one"
 
 
 def test_a_slot_that_a_living_client_may_write_stays_in_quarantine(
@@ -354,7 +354,7 @@ def test_headers_that_make_no_sense_are_no_pages(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("frames", [32, 8])
-def test_another_size_starts_anew_and_keeps_what_is_below(
+def test_another_size_starts_anew_and_keeps_what_lower_tiers_have(
     open_store: OpenStore, shm: Path, tier: MemoryTier, frames: int
 ) -> None:
     (shm / "disk").mkdir()

@@ -37,7 +37,7 @@ class Keys:
         self.known.mkdir()
         self.node = self._made(folder, "node")
         self.router = self._made(self.known, "router")
-        self.stranger = self._made(folder, "stranger")
+        self.unknown = self._made(folder, "unknown")
         self.settings = {"events_key": self.node, "events_clients": self.known}
 
     def _made(self, folder: Path, name: str) -> Path:
@@ -114,8 +114,8 @@ def test_who_has_a_known_key_is_told_and_asks_again(peers, node, keys):
 
 @pytest.mark.parametrize("who", ["without a key", "with a foreign key", "mistaken about the node"])
 def test_nobody_else_gets_through_the_handshake(peers, node, keys, who):
-    own = {"without a key": None, "with a foreign key": keys.stranger, "mistaken about the node": keys.router}[who]
-    of_node = keys.stranger if who == "mistaken about the node" else keys.node
+    own = {"without a key": None, "with a foreign key": keys.unknown, "mistaken about the node": keys.router}[who]
+    of_node = keys.unknown if who == "mistaken about the node" else keys.node
     for kind, endpoint in ((zmq.SUB, node.publisher.endpoint), (zmq.DEALER, node.publisher.replay)):
         _, monitor = peers.connect(kind, endpoint, own, of_node)
         assert recv_monitor_message(monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -125,9 +125,9 @@ def test_keys_are_read_again_by_a_reload(peers, node, keys):
     (keys.known / "router.key").unlink()
     with pytest.raises(ConfigError, match="holds no public key"):
         node.reload(node.config)
-    (keys.known / "stranger.key").write_bytes(keys.stranger.with_suffix(".key").read_bytes())
+    (keys.known / "unknown.key").write_bytes(keys.unknown.with_suffix(".key").read_bytes())
     node.reload(node.config)
-    _, monitor = peers.connect(zmq.SUB, node.publisher.endpoint, keys.stranger, keys.node)
+    _, monitor = peers.connect(zmq.SUB, node.publisher.endpoint, keys.unknown, keys.node)
     assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
     _, monitor = peers.connect(zmq.SUB, node.publisher.endpoint, keys.router, keys.node)
     assert recv_monitor_message(monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -146,7 +146,7 @@ def test_files_that_cannot_be_used_are_named(start_node, keys, tmp_path, wrong):
     elif wrong == "no key":
         bad.write_text("nothing")
     elif wrong == "no pair":
-        foreign = keys.stranger.read_text().splitlines()
+        foreign = keys.unknown.read_text().splitlines()
         bad.write_text("\n".join([foreign[i] if "secret-key" in line else line for i, line in enumerate(lines)]))
     elif wrong == "gone":
         bad = tmp_path / "gone"

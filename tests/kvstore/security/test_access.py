@@ -129,7 +129,7 @@ class TestTls:
         cert, key = files.authority.sign("engine-1")
         check_all_paths(node, f"kvs://127.0.0.1:{node.port}", ca=files.ca, cert=cert, key=key)
         (tmp_path / "other").mkdir()
-        cert, key = Authority(tmp_path / "other").sign("stranger")
+        cert, key = Authority(tmp_path / "other").sign("unknown")
         for shown in ({}, {"cert": cert, "key": key}):
             client = kvstore.connect(f"kvs://127.0.0.1:{node.port}", ca=files.ca, timeout=2.0, **shown)
             with client, pytest.raises((UnavailableError, DeadlineError)):

@@ -18,7 +18,7 @@ from kvstore.config.node import NodeConfig
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.security.socket_group import SocketGroup
 
-NODE_USER, ENGINE_USER, STRANGER = 61001, 61002, 61003
+NODE_USER, ENGINE_USER, OUTSIDER = 61001, 61002, 61003
 GROUP = 61000
 ROOT = Path(__file__).parents[3]
 LAYOUT = kvstore.Layout(model="m", block_size=16, page_bytes=8192)
@@ -150,11 +150,11 @@ def test_members_of_the_group_share_the_memory_and_others_do_not_get_in(
     assert member.stdout.split() == ["4", "0", "4", "True", "1"], member.stderr
     own = run(_STORE_AND_LOAD, node.url, "same", user=NODE_USER)
     assert own.stdout.split() == ["0", "4", "4", "True", "1"], own.stderr
-    stranger = run(_STORE_AND_LOAD, node.url, "same", user=STRANGER)
-    assert "UnavailableError" in stranger.stderr
-    assert not stranger.stdout
+    outsider = run(_STORE_AND_LOAD, node.url, "same", user=OUTSIDER)
+    assert "UnavailableError" in outsider.stderr
+    assert not outsider.stdout
     for file in ("pages", "headers", "readers", "clients"):
-        listed = run("import os, sys; os.open(sys.argv[1], os.O_RDONLY)", shm_folder / "arena" / file, user=STRANGER)
+        listed = run("import os, sys; os.open(sys.argv[1], os.O_RDONLY)", shm_folder / "arena" / file, user=OUTSIDER)
         assert "PermissionError" in listed.stderr
     written = run(
         "import os, sys; os.open(sys.argv[1], os.O_RDWR)", shm_folder / "arena/headers", user=ENGINE_USER, member=True

@@ -235,7 +235,7 @@ def test_a_lock_that_is_a_folder_or_a_link_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_log_without_strangers_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_without_foreign_files_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     with caplog.at_level(logging.DEBUG):

@@ -279,7 +279,7 @@ def test_one_that_floods_a_slow_disk_keeps_the_other_waiting_for_a_turn_and_no_l
     read = reads_of_disk._Run.__call__
 
     def read_slowly(run: Any) -> Any:
-        reads.append(run._pages[0][0][:32])
+        reads.append(run.pages[0][0][:32])
         if reads[-1] in slow and not ended.is_set():
             turns.acquire()
         return read(run)

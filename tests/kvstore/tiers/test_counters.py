@@ -1,4 +1,4 @@
-"""What the tiers below count outlives the node that counts, whichever way it ends."""
+"""What lower tiers count outlives the node that counts, whichever way it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tiers below the arena, asked as one."""
+"""The lower tiers, asked as one."""
 
 from collections.abc import Sequence
 

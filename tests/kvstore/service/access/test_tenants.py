@@ -525,7 +525,7 @@ def test_a_token_is_refused_while_the_disk_hangs_and_the_node_can_stop(tenants):
     write_tokens(tenants.file, {name: grant for name, grant in TOKENS.items() if name != "a"})
     config = replace(node.config, disk_limit=node.config.disk_limit // 2)
     reloading = threading.Thread(target=node.reload, args=(config, stop.is_set), daemon=True)
-    with node.store.lower_tiers.own[0]._changing:  # as whoever writes to it
+    with node.store.lower_tiers.own[0]._log_lock:  # as whoever writes to it
         reloading.start()
         deadline = time.monotonic() + SECONDS
         while node.access.accept(f"Bearer {token_of('a')}") is not None:

@@ -307,7 +307,7 @@ def test_a_disk_that_keeps_failing_is_left_alone_and_tried_again(
 def test_a_file_system_smaller_than_the_limit_is_a_smaller_tier(
     tmp_path: Path, clock: Clock, files: FaultyFiles
 ) -> None:
-    """New pages go on pushing old ones out, and when there is room again, the tier grows again."""
+    """New pages go on pushing old ones out, and when there is space again, the tier grows again."""
     capacity = 5 * MIB
 
     def full(call: str) -> int | None:

@@ -140,7 +140,7 @@ def test_a_segment_without_pages_is_deleted_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [150, 400, 900])
 def test_sigkill_in_the_middle_of_reclaim(tmp_path: Path, lines: int) -> None:
-    """Whatever was being carried over, hidden or deleted: no wrong page, and none that was removed."""
+    """Whatever was being carried over, removed or deleted: no wrong page, and none that was removed."""
     code = """
 import sys
 from pathlib import Path

@@ -82,7 +82,7 @@ def test_readers_under_constant_reclaim_never_get_other_bytes(tmp_path: Path) ->
             done.set()
         assert min(future.result(30) for future in found) > 0
         counts = tier.statistics()
-        assert counts.evicted > 100, "the test made no room"
+        assert counts.evicted > 100, "the test deleted no segment"
         assert counts.corrupt == counts.errors == 0
         assert counts.asked == counts.hit + counts.missed
         assert tier.check().damaged == 0
