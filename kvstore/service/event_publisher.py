@@ -59,7 +59,7 @@ _SEND_MS = 1000
 """How long somebody who asked for a replay may leave it unread."""
 _MOST_SAID = 256
 """Of most tenants the log says that they are left out."""
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("kvstore.events.publisher")  # not one of those that callers can make write: never limited
 
 
 class Message(NamedTuple):

@@ -26,7 +26,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
     )
     source.mkdir()
     subprocess.run(["tar", "--extract"], cwd=source, input=names.stdout, check=True)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    command += ["--wheel-dir", str(folder), str(source)]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     [path] = folder.glob("*.whl")
@@ -52,3 +53,16 @@ def test_every_module_and_what_it_reads_is_in_it(wheel: zipfile.ZipFile) -> None
 def test_vllms_plugin_is_announced(wheel: zipfile.ZipFile) -> None:
     [points] = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     assert "[vllm.general_plugins]\nkvstore = kvstore.connector.vllm_plugin:register" in wheel.read(points).decode()
+
+
+def test_a_zip_of_the_repository_is_refused(tmp_path: Path) -> None:
+    """It has files in the place of the links."""
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / "kvstore").mkdir()
+    (tmp_path / "kvstore" / "__init__.py").write_text("")
+    (tmp_path / "kvstore" / "connector").write_text("../connector")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", str(tmp_path)]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert built.returncode != 0
+    assert "kvstore/connector does not lead to connector/: it is a link" in built.stdout + built.stderr

@@ -18,6 +18,7 @@ from ports import free_port
 
 from kvstore.cli.logs import log_to_stderr
 from kvstore.logs import LeftOutCollector, RepeatFilter
+from kvstore.service import event_publisher
 from kvstore.service.http.recent_errors import RecentErrors
 
 ATTEMPTS = 60
@@ -53,7 +54,7 @@ def test_one_line_a_second_of_each_kind():
 
 def test_what_comes_from_here_is_all_said():
     limit = RepeatFilter(Clock())
-    for logger in ("kvstore.store.pins", "kvstore.cli.serve", "grpcio", "kvstore.services"):
+    for logger in ("kvstore.store.pins", "kvstore.cli.serve", "grpcio", "kvstore.services", event_publisher._log.name):
         assert all(limit.filter(record_of(logger, 7)) for _ in range(5)), logger
     assert not limit.left_out()
 
