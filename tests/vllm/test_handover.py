@@ -325,7 +325,7 @@ def test_decode_goes_on_behind_the_prompt_where_prefill_went_on_itself(
 ) -> None:
     from tests.vllm.loop import run_all
 
-    for module in ("arrivals", "worker"):  # nothing is waited for that does not come
+    for module in ("awaited_pages", "worker"):  # nothing is waited for that does not come
         monkeypatch.setattr(f"kvstore.connector.{module}.PARTIAL_WAIT", PATIENCE)
     node, tokens = node_process(), prompt(200)
     prefill = start_loop(node, kind=kind)

@@ -285,7 +285,7 @@ def test_siblings_are_promised_nothing_that_one_of_them_drops(pair, node, gate):
 
 
 def test_siblings_do_not_wait_for_a_partial_block_that_one_of_them_waits_for(pair, node, monkeypatch, eventually):
-    for module in ("arrivals", "worker"):
+    for module in ("awaited_pages", "worker"):
         monkeypatch.setattr(f"kvstore.connector.{module}.PARTIAL_WAIT", PATIENCE)
     node.before_store = stops = StopsAt(1)
     tokens = prompt(40)

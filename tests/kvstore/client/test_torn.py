@@ -488,8 +488,10 @@ from kvstore.errors import UnavailableError
 children = []
 def fork(*_):
     child = os.fork()
-    if child: children.append(child)
-    else: signal.alarm(30)
+    if not child:
+        return signal.alarm(30)
+    children.append(child)
+    go_on.set()
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
 signal.signal(signal.SIGUSR1, fork)
 go_on = threading.Event()
@@ -497,7 +499,6 @@ def work():
     signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
     go_on.wait()
     return 1
-threading.Timer(1.0, go_on.set).start()
 try:
     print(uninterrupted(work)(), os.waitpid(children[0], 0)[1])
 except UnavailableError:
