@@ -31,14 +31,16 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code."""
     try:
-        code = _run(arguments)
+        try:
+            code = _run(arguments)
+        except SystemExit as end:  # the parser's, behind --help, or rich's
+            if isinstance(end.__context__, BrokenPipeError):  # the reader of a table has gone
+                return _stdout_is_closed()
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except BrokenPipeError:
         return _stdout_is_closed()
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # a table's: rich ends the process then
-            return _stdout_is_closed()
-        raise
     return code
 
 
@@ -122,6 +124,13 @@ class _Parser(argparse.ArgumentParser):
             near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return options, unknown
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As the base class, but an error of stdout is one here."""
+        if file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         """Print usage, message and where there is more, and end with 2."""

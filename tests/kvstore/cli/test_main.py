@@ -210,6 +210,22 @@ class TestEndedEarly:
         assert process.wait(TIMEOUT) == 141
         process.stderr.close()
 
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["serve", "--help"], ["config", "show"]])
+    def test_help_too(self, arguments, unbuffered):
+        reader, writer = os.pipe()
+        os.close(reader)
+        process = subprocess.run(
+            [sys.executable, "-m", "kvstore.cli", *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered},
+            timeout=TIMEOUT,
+        )
+        os.close(writer)
+        assert process.stderr == b""
+        assert process.returncode == 141
+
 
 class TestCannotStart:
     def test_an_arena_larger_than_the_machine(self, kvstore_command, small):
