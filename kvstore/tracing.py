@@ -1,4 +1,4 @@
-"""OpenTelemetry's spans for calls to a node, and their context in the calls' metadata. For whoever asks for it alone.
+"""OpenTelemetry spans of a node's calls and of a client's, with the trace's context in the calls' metadata. Optional.
 
 A client's span goes over gRPC in the headers ``traceparent`` and ``tracestate`` (W3C Trace Context), and the node's
 span of that call becomes its child. Pages that move through shared memory or over bulk connections have no call, and so

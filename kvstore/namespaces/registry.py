@@ -21,8 +21,8 @@ MOST_NAMESPACES = 1024
 """Most namespaces one node keeps."""
 REGISTER_NAME, REGISTER_VERSION = "namespaces.json", 1
 """The register's file in a folder, and the newest format that is read; what a version adds keeps the older keys."""
-TENANT_SHARE = 4
-"""One tenant has at most this part of them, so that others find some left."""
+_NAMESPACES_SHARE = 4
+"""One tenant has at most one in so many of the namespaces that there may be: the rest is left to others."""
 MOST_OPENED = 4096
 """Most new namespaces that one tenant opens while a node runs: the numbers of those that went are not used again."""
 _LAST_NUMBER = 0xFFFF
@@ -213,7 +213,7 @@ class NamespaceRegistry:
         """
         self._limited_without |= not tenant
         whose = f"tenant {tenant!r} has" if tenant else "layouts without a tenant have"
-        most = MOST_NAMESPACES // TENANT_SHARE
+        most = MOST_NAMESPACES // _NAMESPACES_SHARE
         kept = sum(known.layout.tenant == tenant for known in self._by_fingerprint.values())
         if kept >= most:
             raise LimitExceededError(f"{whose} {kept} namespaces, the limit is {most}: clear some")
@@ -226,7 +226,7 @@ class NamespaceRegistry:
         without a tenant have a tenant's share once a tenant has asked for one of them."""
         limited = bool(tenant) or self._limited_without
         own = sum(known.layout.tenant == tenant for known in self.known()) if limited else 0
-        return 4 * len(self) >= 3 * MOST_NAMESPACES or 4 * own >= 3 * (MOST_NAMESPACES // TENANT_SHARE)
+        return 4 * len(self) >= 3 * MOST_NAMESPACES or 4 * own >= 3 * (MOST_NAMESPACES // _NAMESPACES_SHARE)
 
     def leaving(self) -> list[Leaving]:
         """What is being dropped: at the start, what an earlier node did not come to the end of."""

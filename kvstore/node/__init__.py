@@ -1,1 +1,1 @@
-"""A node: store, maintenance and service, built in order and stopped in the reverse of it."""
+"""A node: its store, maintenance and servers, built in order and stopped in reverse."""

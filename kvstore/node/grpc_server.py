@@ -13,7 +13,7 @@ from kvstore.service.grpc.pages import MOST_STREAMS
 from kvstore.wire.messages import MOST_REQUEST_BYTES
 
 _CONTROL_CALLS = 16
-"""Control calls answered at once. One that brings pages up from disk takes its place while it reads."""
+"""Control calls answered at once. One that promotes pages from disk keeps its thread while it reads."""
 HANDLERS = _CONTROL_CALLS + MOST_STREAMS + MOST_WATCHES + MOST_CHECKS + MOST_REFLECTIONS + MOST_WATCHERS
 """Threads, started when needed: as many as the long calls can keep, and those for the control calls."""
 _HANDSHAKE_MS = 5_000
@@ -22,7 +22,7 @@ _IDLE_MS = 600_000
 """A connection without a call is closed; clients open another one when they need it."""
 _KEEPALIVE_MS, _ALIVE_MS = 30_000, 10_000
 """How often a connection that is quiet is asked whether anybody is there, and how long for: a host that lost its power
-closes nothing, and its watches would keep their places for hours. Clients answer by themselves, and ask nothing."""
+closes nothing, and its watches would keep their slots for hours. Clients answer by themselves, and ask nothing."""
 _STREAMS = 200
 """Calls at once of one connection, more than are worked on at once. A client waits with more by itself."""
 _WAITING_CALLS = 256
@@ -39,8 +39,8 @@ def make_server(
 
     Args:
         threads: ``HANDLERS`` of them.
-        connections: most that may stay. Twice as many that have shown nothing yet find a place besides, so that whoever
-            comes to stay has one between two looks at them; more are closed before they say anything.
+        connections: most that may stay. Twice as many unauthenticated ones as may stay are accepted besides, so that
+            whoever comes to stay is, between two looks at them; more are closed before they say anything.
     """
     return grpc.server(
         threads,
@@ -60,7 +60,7 @@ def make_server(
             ("grpc.max_connection_idle_ms", _IDLE_MS),
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", _ALIVE_MS),
-            ("grpc.http2.ping_timeout_ms", _ALIVE_MS),  # a minute otherwise, whatever the line above says
+            ("grpc.http2.ping_timeout_ms", _ALIVE_MS),  # a minute otherwise, whatever the option above says
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),  # or a stream that says nothing gets two of them in all
         ],

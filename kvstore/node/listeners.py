@@ -1,4 +1,4 @@
-"""Where a node listens: its Unix socket, which one process at a time may own, and its TCP port."""
+"""A node's gRPC listeners: its Unix socket, which one process at a time owns, and its TCP port."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def own_socket(path: Path, group: SocketGroup) -> ProcessLock:
         if path.exists() and not path.is_socket():
             raise ResourceError(f"{path} exists and is no socket; it is left alone")
         user = path.parent.stat().st_uid
-        if user not in (0, os.geteuid()):  # who could put another socket in its place
+        if user not in (0, os.geteuid()):  # who could put another socket there
             raise ResourceError(f"{path.parent} belongs to user {user}, not to {os.geteuid()} or root")
         lock = ProcessLock(path.with_name(path.name + ".lock"), f"socket {path} is served")
     except OSError as error:

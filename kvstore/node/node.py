@@ -1,4 +1,4 @@
-"""A node: store, maintenance and service, built in order and stopped in the reverse of it."""
+"""A node: its store, maintenance and servers, built in order and stopped in reverse."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ import logging
 import secrets
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 import grpc
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from kvstore.arena.arena import Progress
 from kvstore.config.node import NodeConfig, parse_address
 from kvstore.errors import ResourceError, UnavailableError
 from kvstore.host.forking import tell_children
-from kvstore.logs import LeftOutCollector
 from kvstore.node.grpc_server import HANDLERS, make_server
 from kvstore.node.listeners import bind, own_socket
 from kvstore.node.reload import plan_reload
-from kvstore.security.grants import READ, Grant
+from kvstore.node.web import NodeWeb
 from kvstore.security.secret_files import read_tokens
 from kvstore.security.socket_group import SocketGroup
 from kvstore.segments.log import default_segment_bytes
@@ -36,7 +32,7 @@ from kvstore.service.access.gate import (
     Gate,
     tls_of,
 )
-from kvstore.service.access.rate_limits import TENANT_SHARE, LimitsCollector, TenantLimits
+from kvstore.service.access.rate_limits import TENANT_SHARE, TenantLimits
 from kvstore.service.call_times import CallTimes
 from kvstore.service.event_publisher import EventPublisher
 from kvstore.service.grpc.cache import CacheServicer
@@ -47,20 +43,12 @@ from kvstore.service.grpc.health_reflection import (
     Reflection,
 )
 from kvstore.service.grpc.pages import MOST_STREAMS, PagesHandler
-from kvstore.service.http.console import ConsolePages
-from kvstore.service.http.metrics import (
-    Labels,
-    NodeCollector,
-    TierTimesCollector,
-    node_registry,
-)
-from kvstore.service.http.server import Answer, Ask, WebServer
 from kvstore.service.listening_sockets import bound_to, let_sockets_go
 from kvstore.service.page_calls import PageCalls
 from kvstore.service.receipts import Receipts
 from kvstore.service.sockets.bulk import BulkServer, BulkServicer
 from kvstore.service.sockets.local import LocalServer
-from kvstore.status import Status, seen_by
+from kvstore.status import Status
 from kvstore.store.maintenance import Maintenance
 from kvstore.store.open import open_store
 from kvstore.store.report import status_of
@@ -109,17 +97,11 @@ class Node:
         self._unauthenticated: UnauthenticatedConnections | None = None
         known_by = access.asks or config.client_ca is not None
         gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits, self._note)]
-        self._web: WebServer | None = None
-        self._console: ConsolePages | None = None
-        self._labels: dict[tuple[str, frozenset[str]], Labels] = defaultdict(Labels)
-        """By tenant and what it shares: those see the same namespaces."""
-        registry = node_registry(self._status, Labels()) if config.metrics else None
+        self._web: NodeWeb | None = None
         times: CallTimes | None = None
-        if registry is not None:
-            registry.register(LimitsCollector(self.limits))
-            registry.register(LeftOutCollector())
-            registry.register(TierTimesCollector(lambda: self.store.lower_tiers.times.all()))
-            times = CallTimes(registry)
+        if config.metrics:
+            self._web = NodeWeb(self._status, self.limits, lambda: self.store.lower_tiers.times.all())
+            times = self._web.times
             gates.insert(0, times)  # around the gate: who is turned away is counted
         self._traces: TracerProvider | None = None
         self._written_back = False
@@ -154,8 +136,8 @@ class Node:
             undo.callback(self._maintenance.stop)
             self._descriptors = DescriptorBudget()
             undo.callback(self._descriptors.stop)
-            if registry is not None:
-                registry.register(self._descriptors)
+            if self._web is not None:
+                self._web.register(self._descriptors)
             handlers: list[grpc.GenericRpcHandler] = [
                 PagesHandler(self.store, receipts, access),
                 self._health,
@@ -188,8 +170,15 @@ class Node:
             if known_by and self.port:
                 self._unauthenticated = UnauthenticatedConnections(self.port, config.connections, access.grant_of)
             self._server.start()
-            if registry is not None:
-                self._web = self._serve_metrics(registry)
+            if self._web is not None:
+                self._web.start(
+                    config.metrics,
+                    self.store,
+                    access,
+                    self._tls,
+                    lambda: self._health.serving,
+                    lambda: self._bulk.connections if self._bulk is not None else 0,
+                )
             if config.events:
                 self.publisher = EventPublisher(
                     self.store, config.events, config.events_replay, config.published_tenants, config.events_keys
@@ -224,8 +213,6 @@ class Node:
         self._handlers.shutdown(wait=False)
         if self._web is not None:  # until now it said that the node is stopping
             self._web.stop()
-        if self._console is not None:
-            self._console.stop()
         if self._traces is not None:  # sends what it has, to a collector that may hang
             sending = threading.Thread(target=self._traces.shutdown, name="kvstore-traces", daemon=True)
             sending.start()
@@ -338,37 +325,6 @@ class Node:
         except ResourceError as error:
             _log.warning("clients on this host make all of their calls through gRPC: %s", error)
             return None
-
-    def _serve_metrics(self, registry: CollectorRegistry) -> WebServer:
-        def metrics(ask: Ask) -> Answer:
-            try:
-                encode, kind = choose_encoder(ask.accept)
-            except (TypeError, ValueError):  # it wants a version that is no number
-                encode, kind = choose_encoder("")
-            shown = registry if ask.caller.every else self._registry_of(ask.caller)
-            return Answer(kind, encode(shown))
-
-        bulk = self._bulk
-        self._console = ConsolePages(self.store, self._status, lambda: bulk.connections if bulk is not None else 0)
-        return WebServer(
-            parse_address(self.config.metrics),
-            {"/metrics": metrics, **self._console.pages},
-            lambda: self._health.serving,
-            self._tls,
-            self._reader if self.access.asks else None,
-        )
-
-    def _registry_of(self, grant: Grant) -> CollectorRegistry:
-        """The metrics that are a tenant's own: nothing of calls and of the process, which are everybody's."""
-        registry = CollectorRegistry()
-        labels = self._labels[grant.tenant, grant.shares]
-        registry.register(NodeCollector(lambda: seen_by(self._status(), grant), labels))
-        registry.register(LimitsCollector(self.limits, grant))
-        return registry
-
-    def _reader(self, authorization: str) -> Grant | None:
-        grant = self.access.accept(authorization)
-        return grant if grant is not None and READ in grant.rights else None
 
 
 def _most_connections(config: NodeConfig) -> int:

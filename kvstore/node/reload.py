@@ -1,4 +1,4 @@
-"""What SIGHUP changes: which settings a running node takes over, and which need a restart. No I/O."""
+"""The plan of a reload by SIGHUP: which settings a running node takes over, and which need a restart. No I/O."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.rare_lines import RareLines
 from kvstore.segments.blockfile import Patience
-from kvstore.segments.rare_lines import RareLines
 from kvstore.segments.record import BLOCK
 from kvstore.units import format_size
 

@@ -1,4 +1,4 @@
-"""How long calls take and how they fail, by method, for Prometheus."""
+"""Latencies and failures of calls by method, for Prometheus."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CallTimes(grpc.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The call's handler, timed."""
         handler = continuation(handler_call_details)
-        if handler is None:  # unknown methods are not counted: they would be labels of a stranger's choice
+        if handler is None:  # unknown methods are not counted: they would be labels of anybody's choice
             return None
         method = handler_call_details.method.rpartition(".")[2]
         coders = {

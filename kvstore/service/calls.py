@@ -1,4 +1,4 @@
-"""What every handler does with an error, and how many calls of a long kind are let in."""
+"""What gRPC handlers share: errors become statuses, and long calls have a concurrency limit."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def answering(
     return handler
 
 
-class Places:
-    """Room for so many calls of one kind at once. Each keeps a thread as long as its peer likes.
+class ConcurrencyLimit:
+    """At most so many calls of one kind at once. Each keeps a thread as long as its peer likes.
 
     Args:
         kind: what these calls are, for people.
@@ -54,11 +54,11 @@ class Places:
         self._free = threading.Semaphore(limit)
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """One of the places.
+    def slot(self) -> Iterator[None]:
+        """One of these calls.
 
         Raises:
-            UnavailableError: there is none.
+            UnavailableError: there are as many as there may be.
         """
         if not self._free.acquire(blocking=False):
             raise UnavailableError(f"{self._limit} {self._kind} are open, the limit is {self._limit}; try again later")

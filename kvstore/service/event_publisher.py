@@ -1,4 +1,4 @@
-"""Page events over ZeroMQ, as vLLM publishes those of its blocks: for routers that send a prompt where its prefix is.
+"""Publishes page events over ZeroMQ in vLLM's format, for routers that send a prompt where its prefix is.
 
 A message has three frames: topic, number (8 bytes, big-endian, one more each time), batch. Topics are
 ``kv@HOST@NAMESPACE``, so that a subscriber can choose by prefix; numbers count all topics. A subscriber's queue is

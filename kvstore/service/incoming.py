@@ -1,4 +1,4 @@
-"""The pages of one store on their way in, by frames or by a gRPC stream: where each goes, and what became of them."""
+"""One store's payloads as they arrive, by frames or by a gRPC stream: reserve slots, receive, publish all or none."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def incoming(store: Store, receipts: Receipts, request: pb.StorePages, cut: Call
     """
     at_once = request.HasField("request")
     with receipts.receiving(request.ticket, cut, new=at_once) as receipt:
-        ticket, outcomes, to_write = request.ticket, b"", StoreOutcome.RESERVED
+        lease, outcomes, to_write = request.ticket, b"", StoreOutcome.RESERVED
         if at_once:
             page_bytes = _page_bytes(store, request.request.pages)
             reserved = reserve(store, NODE, request.request)
-            ticket, outcomes = reserved.ticket, reserved.outcomes
-        views = store.take_over_writing(NODE, ticket) if ticket else None
+            lease, outcomes = reserved.ticket, reserved.outcomes
+        views = store.take_over_writing(NODE, lease) if lease else None
         arrival = Incoming(views)
         try:
             if at_once:
@@ -70,7 +70,7 @@ def incoming(store: Store, receipts: Receipts, request: pb.StorePages, cut: Call
             if views is not None:
                 if at_once and sums is not None:
                     sums = [each for each, outcome in zip(sums, outcomes, strict=True) if outcome == to_write]
-                done = store.complete_store(NODE, ticket, publish=sums is not None, checksums=sums)
+                done = store.complete_store(NODE, lease, publish=sums is not None, checksums=sums)
             if at_once:
                 present = outcomes.count(StoreOutcome.PRESENT) if sums is not None else 0
                 stored, present = done.stored, done.present + present

@@ -1,4 +1,4 @@
-"""A node's sockets in a forked child of its process: open there, they would outlive the node.
+"""Closes a node's sockets in a forked child of its process: open there, they would outlive the node.
 
 Its ports would stay taken, and whoever was connected to it would wait for an answer instead of being told that it is
 gone. gRPC and ZeroMQ tell nobody which sockets are theirs, so they are found by what they are bound to.

@@ -1,4 +1,4 @@
-"""The calls that a client makes around its copies, whichever way they come."""
+"""The calls around a client's copies: prepare and complete of stores and loads, the same for gRPC and local sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvstore.wire.messages import split_hashes
 
 
 class PageCalls:
-    """Answers them from a store.
+    """Answers these calls from a store.
 
     Every method raises the store's errors.
     """
@@ -58,7 +58,7 @@ class PageCalls:
         self._store.catch_up()
 
     def prepare_load(self, request: pb.PrepareLoadRequest) -> pb.PrepareLoadReply:
-        """Bring pages up and hold them."""
+        """Promote pages to the arena and hold them."""
         owner = self._owner(request.client)
         self.note_use(request.used)
         return _held(
@@ -68,7 +68,7 @@ class PageCalls:
         )
 
     def load_parts(self, request: pb.PrepareLoadRequest) -> Generator[tuple[pb.PrepareLoadReply, bool]]:
-        """Likewise, in parts as they come up. Yields also whether it is the last one."""
+        """Likewise, in parts as they are promoted. Yields also whether it is the last one."""
         owner = self._owner(request.client)
         self.note_use(request.used)
         hashes = split_hashes(request.pages.hashes)

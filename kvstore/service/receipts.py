@@ -1,4 +1,4 @@
-"""What became of payloads that came by the network, for a client that lost the answer with its connection."""
+"""Results of recent stores by network, for a client that lost the answer with its connection."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MOST_RECEIPTS = 4096
 
 @dataclass(slots=True)
 class Receipt:
-    """One ticket's. ``published`` is set by whoever receives it, before it is done."""
+    """One reservation's. ``published`` is set by whoever receives it, before it is done."""
 
     cut: Callable[[], object]
     published: Published | None = None
 
 
 class Receipts:
-    """Results by ticket. Safe for threads."""
+    """Results by the reservation's number, the ``ticket`` of the wire. Safe for threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -35,47 +35,47 @@ class Receipts:
         """Asked for before anything came: nothing is taken under these any more."""
 
     @contextmanager
-    def receiving(self, ticket: int, cut: Callable[[], object], *, new: bool = False) -> Iterator[Receipt]:
-        """Receive a ticket's payloads. ``cut`` ends the connection that they come by, from any thread.
+    def receiving(self, number: int, cut: Callable[[], object], *, new: bool = False) -> Iterator[Receipt]:
+        """Receive a reservation's payloads. ``cut`` ends the connection that they come by, from any thread.
 
         Raises:
             InvalidRequestError: it should be ``new``, a number that the client chose, and is known already.
         """
         receipt = Receipt(cut)
         with self._changed:
-            if new and (ticket in self._under_way or ticket in self._done or ticket in self._barred):
+            if new and (number in self._under_way or number in self._done or number in self._barred):
                 raise InvalidRequestError("this store came before, or was settled: nothing more is taken of it")
-            # Two connections may name one ticket; the store lets one of them write.
-            first = self._under_way.setdefault(ticket, receipt) is receipt
+            # Two connections may name one reservation; the store lets one of them write.
+            first = self._under_way.setdefault(number, receipt) is receipt
         try:
             yield receipt
         finally:
             with self._changed:
                 if first:
-                    del self._under_way[ticket]
+                    del self._under_way[number]
                 if receipt.published is not None:
-                    self._done[ticket] = receipt.published
+                    self._done[number] = receipt.published
                     _keep_newest(self._done)
                 self._changed.notify_all()
 
-    def settle(self, ticket: int, timeout: float) -> Published | None:
+    def settle(self, number: int, timeout: float) -> Published | None:
         """End what is still being received, and say what became of it. None: nothing was received, nor will be.
 
         Raises:
             TimeoutError: its thread did not end in time.
         """
         with self._changed:
-            under_way = self._under_way.get(ticket)
+            under_way = self._under_way.get(number)
             if under_way is not None:
                 under_way.cut()
-                if not self._changed.wait_for(lambda: ticket not in self._under_way, timeout):
+                if not self._changed.wait_for(lambda: number not in self._under_way, timeout):
                     raise TimeoutError
-            if ticket not in self._done:
-                self._barred[ticket] = None
+            if number not in self._done:
+                self._barred[number] = None
                 _keep_newest(self._barred)
-            return self._done.get(ticket)
+            return self._done.get(number)
 
 
-def _keep_newest(leases: OrderedDict[int, Any]) -> None:
-    while len(leases) > MOST_RECEIPTS:
-        leases.popitem(last=False)
+def _keep_newest(numbers: OrderedDict[int, Any]) -> None:
+    while len(numbers) > MOST_RECEIPTS:
+        numbers.popitem(last=False)

@@ -51,6 +51,7 @@ FLOORS = (
         "kvstore/fairness.py",
         "kvstore/limits.py",
         "kvstore/page_codes.py",
+        "kvstore/rare_lines.py",
         "kvstore/v1",
     ),
 )

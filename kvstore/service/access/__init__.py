@@ -1,1 +1,1 @@
-"""Who may call, and how much of a node each may take."""
+"""Access control: who may call, and how many connections, calls, messages and bytes each caller may have at once."""

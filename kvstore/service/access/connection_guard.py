@@ -1,10 +1,10 @@
-"""TCP connections to gRPC whose peers have shown nothing yet, and how many of them there may be.
+"""Limits on gRPC's TCP connections: unauthenticated ones are few and short, and a tenant has at most half of the rest.
 
-gRPC counts connections, whoever made them, so strangers could hold every place. This keeps them to a part of these: it
-finds this process's connections by their descriptors, knows from the calls that were let in whose they are, and shuts
-down those that are too many, or too long without such a call. gRPC sees that their peers went away.
+gRPC counts connections, whoever made them, so unauthenticated ones could take up its whole limit. This keeps them to a
+part of it: it finds this process's connections by their descriptors, knows from the calls that were let in whose they
+are, and shuts down those that are too many, or too long without such a call. gRPC sees that their peers went away.
 
-It needs no descriptor for that, so that strangers who use all of them up are found and closed as well.
+It needs no descriptor for that, so that connections that use all of them up are found and closed as well.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
+from kvstore.rare_lines import RareLines
 from kvstore.security.grants import Grant
+from kvstore.service.access.rate_limits import TENANT_SHARE
 
-STRANGER_SECONDS = 10.0
+UNAUTHENTICATED_SECONDS = 10.0
 """How long a connection may be open before its first call that is let in."""
-STRANGERS_SHARE = 4
-"""Strangers have a place for every so many that the node has for others."""
-TENANT_SHARE = 2
-"""One tenant has at most this part of these others."""
+_UNAUTHENTICATED_SHARE = 4
+"""There may be one unauthenticated connection for every so many authenticated ones."""
 _LOOK_SECONDS = 0.25
 _SAY_SECONDS = 60.0
 _MOST_LOOKED_AT = 1 << 20
@@ -53,15 +53,15 @@ class Connection:
     """When it was seen first, on the clock of ``time.monotonic``."""
 
 
-def most_unauthenticated(places: int) -> int:
-    """How many strangers there may be beside so many others."""
-    return max(1, places // STRANGERS_SHARE)
+def most_unauthenticated(limit: int) -> int:
+    """How many unauthenticated connections there may be beside at most ``limit`` authenticated ones."""
+    return max(1, limit // _UNAUTHENTICATED_SHARE)
 
 
 def surplus(
     connections: Iterable[Connection],
     let_in: Mapping[Address, Grant | None],
-    places: int,
+    limit: int,
     now: float,
     watching: Collection[Address] = (),
 ) -> list[Connection]:
@@ -71,44 +71,45 @@ def surplus(
         connections: that are open.
         let_in: the peers that made a call that was let in, and what they may do; None: nothing any more, but what is
             under way goes on.
-        places: for those that showed something.
+        limit: most authenticated ones.
         now: on the clock of ``since``.
-        watching: strangers that watch the node's health, which lasts: as many of them as there may be strangers stay.
+        watching: unauthenticated peers that watch the node's health, which lasts: as many of them stay as there may be
+            unauthenticated connections.
 
     Returns:
-        Strangers that are late; the oldest of the others, and of those that may do nothing any more, as far as they are
-        too many: whoever comes to stay shows a token at once; of one tenant, the youngest beyond its part.
+        Unauthenticated ones that are late; the oldest of the others, and of those that may do nothing any more, as far
+        as they are too many: whoever comes to stay shows a token at once; of one tenant, the youngest beyond its part.
     """
-    strangers: list[Connection] = []
+    unauthenticated: list[Connection] = []
     closed: list[Connection] = []
     watchers = 0
     of_tenant: Counter[str] = Counter()
     for each in sorted(connections, key=lambda connection: connection.since):
         grant = let_in.get(each.peer)
-        if grant is None and each.peer in watching and watchers < most_unauthenticated(places):
+        if grant is None and each.peer in watching and watchers < most_unauthenticated(limit):
             watchers += 1
         elif grant is None:
-            late = each.peer not in let_in and now - each.since > STRANGER_SECONDS
-            (closed if late else strangers).append(each)
+            late = each.peer not in let_in and now - each.since > UNAUTHENTICATED_SECONDS
+            (closed if late else unauthenticated).append(each)
         elif not grant.every:
             of_tenant[grant.tenant] += 1
-            if of_tenant[grant.tenant] > places // TENANT_SHARE:
+            if of_tenant[grant.tenant] > limit // TENANT_SHARE:
                 closed.append(each)
-    return closed + strangers[: max(0, len(strangers) - most_unauthenticated(places))]
+    return closed + unauthenticated[: max(0, len(unauthenticated) - most_unauthenticated(limit))]
 
 
 class UnauthenticatedConnections:
-    """Watches over the connections to one port until it is stopped. Safe for threads.
+    """Closes surplus connections to one port, four times a second, until it is stopped. Safe for threads.
 
     Args:
         port: that gRPC listens on.
-        places: for connections that showed something.
+        limit: most authenticated connections.
         grant_of: what a pass grants now.
     """
 
-    def __init__(self, port: int, places: int, grant_of: Callable[[bytes], Grant | None]) -> None:
+    def __init__(self, port: int, limit: int, grant_of: Callable[[bytes], Grant | None]) -> None:
         self._port = port
-        self._places = places
+        self._limit = limit
         self._grant_of = grant_of
         self._shown: dict[str, bytes] = {}
         """What gRPC calls a peer → the pass that it showed last."""
@@ -118,10 +119,10 @@ class UnauthenticatedConnections:
         """What gRPC calls those that watch the node's health, once for each watch."""
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._spare = os.dup(self._null)
-        """Takes another descriptor's place for a moment, which needs no new one."""
-        self._said = float("-inf")
+        """Becomes another descriptor's duplicate for a moment, which needs no new one."""
+        self._lines = RareLines(_SAY_SECONDS)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvstore-strangers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kvstore-guard", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -158,20 +159,20 @@ class UnauthenticatedConnections:
             address: self._grant_of(each) for peer, each in shown.items() if (address := address_of(peer)) is not None
         }
         watching = {address_of(peer) for peer in list(self._watching)}
-        closed = surplus(connections, let_in, self._places, time.monotonic(), {each for each in watching if each})
+        closed = surplus(connections, let_in, self._limit, time.monotonic(), {each for each in watching if each})
         if closed:
             self._shut_down({each.number for each in closed})
-            if time.monotonic() - self._said > _SAY_SECONDS:
-                self._said = time.monotonic()
-                _log.warning(
-                    "%d connections to port %d were closed, of %d: they made no accepted call within %g s, there were"
-                    " too many such at once (the limit is %d), or one tenant had more than half of all places",
-                    len(closed),
-                    self._port,
-                    len(connections),
-                    STRANGER_SECONDS,
-                    most_unauthenticated(self._places),
-                )
+            self._lines.say(
+                _log.warning,
+                "%d connections to port %d were closed, of %d: they made no accepted call within %g s, there were"
+                " too many such at once (the limit is %d), or one tenant had more than half of all places",
+                len(closed),
+                self._port,
+                len(connections),
+                UNAUTHENTICATED_SECONDS,
+                most_unauthenticated(self._limit),
+                count=False,
+            )
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):

@@ -1,5 +1,4 @@
-"""Descriptors of this process: as many as it may have, no more connections than leave some for the node's own work, and
-a word in log and metrics when none is left all the same.
+"""The process's file descriptors: its limit is raised, connections leave some for files, and running out is reported.
 
 A node without descriptors goes on serving those that are connected. Who comes new is refused, or waits.
 """
@@ -10,7 +9,6 @@ import logging
 import os
 import resource
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +16,13 @@ from pathlib import Path
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from kvstore.rare_lines import RareLines
+
 _ENOUGH = 65_536
 _FOR_EACH = 1.75
-"""Descriptors for each of ``connections``: one for gRPC, a half for strangers, a quarter for bulk connections."""
+"""Descriptors for each of ``connections``: one for gRPC, a half for unauthenticated ones, a quarter for bulk."""
 _OTHERS = 480
-"""For connections that ``connections`` does not count: web, bulk strangers, the socket in the arena's folder."""
+"""For connections that ``connections`` does not count: web, unauthenticated bulk and local ones."""
 _RESERVE = 256
 """For the node itself: files, Redis, clients of this host that map the arena, what is on its way in or out."""
 _FEWEST = 16
@@ -68,12 +68,12 @@ def connections_within(wanted: int, files: int) -> int:
 
 
 class DescriptorBudget(Collector):
-    """Looks every second whether one is left, until it is stopped; for Prometheus, how often none was."""
+    """Checks every second whether a descriptor is left, until it is stopped; counts for Prometheus when none was."""
 
     def __init__(self) -> None:
         self._own = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._exhausted = 0
-        self._said = float("-inf")
+        self._lines = RareLines(_SAY_SECONDS)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-descriptors", daemon=True)
         try:
@@ -94,13 +94,13 @@ class DescriptorBudget(Collector):
             os.close(os.dup(self._own))
         except OSError:
             self._exhausted += 1
-            if time.monotonic() - self._said > _SAY_SECONDS:
-                self._said = time.monotonic()
-                _log.error(
-                    "all %d descriptors of this process are in use: open connections are served, new ones are refused"
-                    " or wait, and no file can be opened; raise LimitNOFILE (ulimit -n), or lower `connections`",
-                    resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-                )
+            self._lines.say(
+                _log.error,
+                "all %d descriptors of this process are in use: open connections are served, new ones are refused"
+                " or wait, and no file can be opened; raise LimitNOFILE (ulimit -n), or lower `connections`",
+                resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+                count=False,
+            )
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """One counter."""

@@ -1,4 +1,4 @@
-"""Who may call, and what: TLS, bearer tokens, and what these grant."""
+"""The access gate of gRPC calls: TLS, bearer tokens, what these grant, and the interceptor that checks each call."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class Gate(grpc.ServerInterceptor):
         """The call's handler, or one that says why not.
 
         It is one of a stream of requests, of one for most calls: such a handler begins before the first one is there,
-        so that a stranger who never sends one is not waited for.
+        so that an unauthenticated peer who never sends one is not waited for.
         """
         handler = continuation(handler_call_details)
         method = handler_call_details.method

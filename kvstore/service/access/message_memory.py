@@ -1,8 +1,8 @@
-"""The messages of calls in this process's memory: how many there may be at once, and answers that nobody reads.
+"""Limits on the memory of gRPC messages: requests that arrive or are worked on, and answers that nobody reads.
 
 gRPC reads a message as a whole before anything of it can be looked at, and it keeps an answer until its caller has
 taken it. Nothing of a message is in this process before somebody here waits for it, but what HTTP/2's smallest window
-lets come. So whoever waits for one takes a place first; and of large ones, of which their calls make several times
+lets come. So whoever waits for one takes a slot first; and of large ones, of which their calls make several times
 their size, only a few are worked on at once. That costs no time: these calls compute, one at a time.
 """
 
@@ -31,29 +31,29 @@ MOST_WAITING = 16
 LARGE_BYTES = 64 << 10
 """Smaller messages are worked on at once: 2,048 pages."""
 COME_SECONDS = 5.0
-"""How long a message may take to come while others wait for its place."""
+"""How long a message may take to come while others wait for its slot."""
 MOST_UNREAD_BYTES = 64 << 20
 """Most bytes of answers that nobody has taken."""
 _WAIT_SECONDS = 30.0
-"""How long a message waits for its place, or for being worked on."""
+"""How long a message waits for its slot, or for being worked on."""
 _LOOK_SECONDS = 0.25
 _SLOW_SHARE = 4
-"""One tenant has this part of the places of messages on their way: it says itself how long they take."""
+"""One tenant has at most one in so many slots of messages on their way: it says itself how long they take."""
 _CALL_BYTES = 16 << 10
 """What a call takes beside its answer."""
 Caller = str | None
 """A tenant; None: all callers who are of every tenant."""
 
 
-class _Places:
-    """So many places. One caller has a part of them: others always find room."""
+class _Slots:
+    """A limit on what is in use at once, in all and by one caller, so that the rest is left to others."""
 
     def __init__(self, most: int, of_tenant: int = TENANT_SHARE) -> None:
         self.most = most
         self.taken: Counter[Caller] = Counter()
         self._of_tenant = of_tenant
 
-    def have_room(self, caller: Caller, size: int = 1) -> bool:
+    def allow(self, caller: Caller, size: int = 1) -> bool:
         part = TENANT_SHARE if caller is None else self._of_tenant
         return self.taken.total() + size <= self.most and self.taken[caller] + size <= max(1, self.most // part)
 
@@ -70,7 +70,7 @@ class _Coming:
 
 
 class MessageMemory:
-    """Keeps count of them. Safe for threads."""
+    """Counts messages, and makes calls wait or refuses them when there are too many. Safe for threads."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class MessageMemory:
         unread: int = MOST_UNREAD_BYTES,
     ) -> None:
         self._changed = threading.Condition()
-        self._coming = _Places(coming, _SLOW_SHARE)
-        self._large, self._waiting, self._unread = _Places(large), _Places(waiting), _Places(unread)
+        self._coming = _Slots(coming, _SLOW_SHARE)
+        self._large, self._waiting, self._unread = _Slots(large), _Slots(waiting), _Slots(unread)
         self._awaited: dict[_Coming, None] = {}
 
     @contextmanager
@@ -110,7 +110,7 @@ class MessageMemory:
         """
         caller, size = None if grant.every else grant.tenant, size + _CALL_BYTES
         with self._changed:
-            if not self._unread.have_room(caller, size):
+            if not self._unread.allow(caller, size):
                 raise self._unread.refusal("bytes of answers wait for being read")
             self._unread.taken[caller] += size
 
@@ -126,20 +126,20 @@ class MessageMemory:
         with self._changed:
             self._wait(self._coming, caller, context, "messages are on their way")
             self._coming.taken[caller] += 1
-            place = _Coming(context, time.monotonic() + COME_SECONDS)
-            self._awaited[place] = None
+            coming = _Coming(context, time.monotonic() + COME_SECONDS)
+            self._awaited[coming] = None
         try:
             yield
         finally:
             with self._changed:
-                del self._awaited[place]
+                del self._awaited[coming]
                 self._coming.taken[caller] -= 1
                 self._changed.notify_all()
 
     @contextmanager
     def _working(self, caller: Caller, context: grpc.ServicerContext) -> Iterator[None]:
         with self._changed:
-            if not self._waiting.have_room(caller):
+            if not self._waiting.allow(caller):
                 raise self._waiting.refusal("large messages wait for being worked on")
             self._waiting.taken[caller] += 1
             try:
@@ -154,13 +154,13 @@ class MessageMemory:
                 self._large.taken[caller] -= 1
                 self._changed.notify_all()
 
-    def _wait(self, places: _Places, caller: Caller, context: grpc.ServicerContext, what: str) -> None:
-        """Wait until there is room. The caller has the lock."""
+    def _wait(self, slots: _Slots, caller: Caller, context: grpc.ServicerContext, what: str) -> None:
+        """Wait until a slot is free. The caller has the lock."""
         deadline = time.monotonic() + _WAIT_SECONDS
-        while not places.have_room(caller):
+        while not slots.allow(caller):
             self._end_overdue()
             if time.monotonic() > deadline or not context.is_active():
-                raise places.refusal(what)
+                raise slots.refusal(what)
             self._changed.wait(_LOOK_SECONDS)
 
     def _end_overdue(self) -> None:

@@ -1,6 +1,6 @@
-"""What each call needs: a right, and which namespaces its request names.
+"""The table of rights: what each call needs, and which namespaces its request names.
 
-A method that is not listed is for callers from whom nothing is kept.
+A method that is not listed is for callers with every right, of every tenant.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _watched(request: Any) -> Iterable[bytes]:
 
 
 ALL_OF_IT = "everything"
-"""In place of a right: every one of them, for every tenant."""
+"""Instead of one right: every one of them, for every tenant."""
 
 
 class Needs(NamedTuple):

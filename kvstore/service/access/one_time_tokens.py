@@ -1,4 +1,4 @@
-"""Tokens that are good for one connection, for a while."""
+"""One-time tokens: each opens one bulk connection, within seconds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How much of a node one tenant may ask for: at once, and in a second.
+"""Limits of each tenant: calls, streams and bulk connections at once, requests and bytes a second.
 
-What is refused here is counted, and a client's miss. Tokens of every tenant are an operator's own: nothing here is for
-them.
+What is refused here is counted, and is a miss for the client. A token of every tenant is an operator's own, and has no
+limits.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from kvstore.security.grants import EVERYTHING, Grant
 from kvstore.units import format_size
 
 TENANT_SHARE = 2
-"""One tenant takes at most this part of what a node can do at once: others always find room."""
+"""One tenant has at most one part in so many of what a node can do at once: the rest is left to others."""
 
 
-class _Bucket:
-    """Amounts a second; what was not used is kept for a second. May be overdrawn by what is known afterwards only."""
+class _TokenBucket:
+    """A token bucket that holds one second of its rate. May be overdrawn by amounts that are known afterwards only."""
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate
         self._level = rate
         self._at = now
 
-    def has_room(self, now: float) -> bool:
+    def allows(self, now: float) -> bool:
         self._level = min(self.rate, self._level + (now - self._at) * self.rate)
         self._at = now
         return self._level > 0
@@ -73,8 +73,8 @@ class TenantLimits:
         self._lock = threading.Lock()
         self._open: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
-        self._requests: dict[str, _Bucket] = {}
-        self._bytes: dict[str, _Bucket] = {}
+        self._requests: dict[str, _TokenBucket] = {}
+        self._bytes: dict[str, _TokenBucket] = {}
         self.replace(rules)
 
     def replace(self, rules: Iterable[TenantRule]) -> None:
@@ -96,11 +96,11 @@ class TenantLimits:
             yield
             return
         self.begin(grant)
-        with self.place(grant, "calls"):
+        with self.slot(grant, "calls"):
             if not stream:
                 yield
                 return
-            with self.place(grant, stream):
+            with self.slot(grant, stream):
                 yield
 
     def begin(self, grant: Grant) -> None:
@@ -114,9 +114,9 @@ class TenantLimits:
             requests, moved = self._requests.get(grant.tenant), self._bytes.get(grant.tenant)
             if grant.every or (requests is None and moved is None):
                 return
-            if requests is not None and not requests.has_room(now):
+            if requests is not None and not requests.allows(now):
                 self._refuse(grant, "requests", f"makes more than its limit of {requests.rate:g} requests a second")
-            if moved is not None and not moved.has_room(now):
+            if moved is not None and not moved.allows(now):
                 self._refuse(grant, "bytes", f"moves more than its limit of {format_size(int(moved.rate))} a second")
             if requests is not None:
                 requests.take(1)
@@ -126,12 +126,12 @@ class TenantLimits:
         if not grant.every and self._bytes:
             with self._lock:
                 if (bucket := self._bytes.get(grant.tenant)) is not None:
-                    bucket.has_room(self._clock())
+                    bucket.allows(self._clock())
                     bucket.take(size)
 
     @contextmanager
-    def place(self, grant: Grant, kind: str) -> Iterator[None]:
-        """One of a tenant's places for calls, streams or bulk connections.
+    def slot(self, grant: Grant, kind: str) -> Iterator[None]:
+        """One of a tenant's calls, streams or bulk connections at once.
 
         Raises:
             LimitExceededError: it has as many as it may.
@@ -160,8 +160,8 @@ class TenantLimits:
         raise LimitExceededError(f"tenant {grant.tenant!r} {words}; try again later")
 
 
-def _buckets(rates: Mapping[str, int], now: float) -> dict[str, _Bucket]:
-    return {tenant: _Bucket(rate, now) for tenant, rate in rates.items() if rate}
+def _buckets(rates: Mapping[str, int], now: float) -> dict[str, _TokenBucket]:
+    return {tenant: _TokenBucket(rate, now) for tenant, rate in rates.items() if rate}
 
 
 class LimitsCollector(Collector):

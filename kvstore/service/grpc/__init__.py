@@ -1,1 +1,1 @@
-"""The gRPC servicers."""
+"""The gRPC servicers: control calls, payload streams, page events, health and reflection."""

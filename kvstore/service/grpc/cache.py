@@ -1,4 +1,4 @@
-"""The control calls: ``kvstore.v1.Cache``."""
+"""The servicer of ``kvstore.v1.Cache``: lookups, reservations, loads, and the management of namespaces."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @answering
     def PrepareLoad(self, request: pb.PrepareLoadRequest, context: grpc.ServicerContext) -> pb.PrepareLoadReply:
-        """Bring pages up and hold them."""
+        """Promote pages to the arena and hold them."""
         return self._calls.prepare_load(request)
 
     @answering

@@ -1,4 +1,4 @@
-"""``kvstore.v1.Events``: which pages are in which tier, as a stream."""
+"""The servicer of ``kvstore.v1.Events``: streams which pages are in which tier, first all of them, then changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.namespaces.registry import MOST_NAMESPACES
 from kvstore.page_codes import TIER_NAMES
 from kvstore.security.grants import READ
 from kvstore.service.access.gate import Access
-from kvstore.service.calls import Places, abort
+from kvstore.service.calls import ConcurrencyLimit, abort
 from kvstore.store.store import Store
 from kvstore.store.watch import Complete, Start
 from kvstore.v1 import cache_pb2, events_pb2_grpc
@@ -39,7 +39,7 @@ class EventsServicer(events_pb2_grpc.EventsServicer):
         self._store = store
         self._instance = instance
         self._access = access
-        self._places = Places("event streams", MOST_WATCHERS)
+        self._limit = ConcurrencyLimit("event streams", MOST_WATCHERS)
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -54,7 +54,7 @@ class EventsServicer(events_pb2_grpc.EventsServicer):
                 raise LimitExceededError(f"{len(wanted)} namespaces, the limit is {MOST_NAMESPACES}")
             shown = self._access.pass_of_call(context)
             sight = _Sight(self._access, shown, wanted)
-            with self._places.taken():
+            with self._limit.slot():
                 for told in self._store.follow(sight.sees):
                     grant = self._access.holder(shown)  # it may have been taken away since, or changed
                     self._access.check_right(grant, _WATCH)

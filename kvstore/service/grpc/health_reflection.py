@@ -1,4 +1,4 @@
-"""The standard health and reflection services.
+"""gRPC's standard services: health checks and server reflection.
 
 Their messages are described here and kept in a pool of their own: the packages that ship them tie the process to one
 major version of protobuf, and a node must run beside whatever its environment has.
@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import InvalidRequestError, KVStoreError
-from kvstore.service.calls import Places, abort
+from kvstore.service.calls import ConcurrencyLimit, abort
 
 MOST_WATCHES = 16
 """Most health watches at once."""
@@ -54,8 +54,8 @@ class Health(grpc.GenericRpcHandler):
     ) -> None:
         self._services = {"", *services}
         self._watched_by = watched_by
-        self._places = Places("health watches", MOST_WATCHES)
-        self._checks = Places("health checks", MOST_CHECKS)
+        self._watches = ConcurrencyLimit("health watches", MOST_WATCHES)
+        self._checks = ConcurrencyLimit("health checks", MOST_CHECKS)
         self._changed = threading.Condition()
         self._status = SERVING
         self._request, self._reply = (_HEALTH_CLASSES[name] for name in ("HealthCheckRequest", "HealthCheckResponse"))
@@ -97,7 +97,7 @@ class Health(grpc.GenericRpcHandler):
     def _watch(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             service = self._asked(requests, context)
-            with self._places.taken(), self._watched_by(context.peer()):
+            with self._watches.slot(), self._watched_by(context.peer()):
                 yield from self._states(service, context)
         except KVStoreError as error:
             abort(context, error)
@@ -109,11 +109,11 @@ class Health(grpc.GenericRpcHandler):
             UnavailableError: too many others' requests are waited for.
             InvalidRequestError: it is no request.
         """
-        # Anybody may call this, so nobody's request is waited for in another call's place, nor for long.
+        # Anybody may call this, so nobody's request is waited for in another call's slot, nor for long.
         late = threading.Timer(_CHECK_SECONDS, context.cancel)
         late.daemon = True
         try:
-            with self._checks.taken():
+            with self._checks.slot():
                 late.start()
                 message = next(requests, b"")
                 return _read(self._request, message).service  # type: ignore[no-any-return]
@@ -147,7 +147,7 @@ class Reflection(grpc.GenericRpcHandler):
 
     def __init__(self, files: Sequence[bytes]) -> None:
         self._pool = descriptor_pool.DescriptorPool()
-        self._places = Places("reflection streams", MOST_REFLECTIONS)
+        self._limit = ConcurrencyLimit("reflection streams", MOST_REFLECTIONS)
         self._services: list[str] = []
         for data in files:
             described = descriptor_pb2.FileDescriptorProto.FromString(data)
@@ -168,7 +168,7 @@ class Reflection(grpc.GenericRpcHandler):
 
     def _info(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
         try:
-            with self._places.taken():
+            with self._limit.slot():
                 for message in requests:
                     yield self._answer(_read(self._request, message))
         except KVStoreError as error:

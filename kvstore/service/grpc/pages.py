@@ -1,4 +1,4 @@
-"""The payload streams: pages as raw messages, for clients that do not share the arena.
+"""The handler of payload streams: pages as raw gRPC messages, for clients that do not share the arena.
 
 The slots are held (or reserved) while a stream runs. A reader that is too slow for its hold is cut off instead of
 being sent bytes that may have changed; gRPC's flow control keeps what waits for it to a message or two. Every stream
@@ -18,7 +18,7 @@ from kvstore.hashing import HASH_BYTES
 from kvstore.limits import LONGEST_LEASE, MOST_LOOKUP_PAGES
 from kvstore.security.grants import WRITE
 from kvstore.service.access.gate import Access
-from kvstore.service.calls import Places, abort
+from kvstore.service.calls import ConcurrencyLimit, abort
 from kvstore.service.incoming import incoming
 from kvstore.service.receipts import Receipts
 from kvstore.store.leases import NODE
@@ -52,7 +52,7 @@ class PagesHandler(grpc.GenericRpcHandler):
         self._store = store
         self._access = access
         self._receipts = receipts
-        self._places = Places("payload streams", MOST_STREAMS)
+        self._limit = ConcurrencyLimit("payload streams", MOST_STREAMS)
         self._methods = _Method(
             grpc.unary_stream_rpc_method_handler(
                 self._load, request_deserializer=pb.LoadPages.FromString, response_serializer=None
@@ -70,7 +70,7 @@ class PagesHandler(grpc.GenericRpcHandler):
 
     def _load(self, request: pb.LoadPages, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            with self._places.taken():
+            with self._limit.slot():
                 yield from self._runs(request, _time_left(context))
         except KVStoreError as error:
             abort(context, error)
@@ -106,7 +106,7 @@ class PagesHandler(grpc.GenericRpcHandler):
 
     def _save(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> pb.StoreCounts:
         try:
-            with self._places.taken():
+            with self._limit.slot():
                 _time_left(context)
                 done = self._receive(messages, context)
         except KVStoreError as error:

@@ -1,1 +1,1 @@
-"""HTTP for people's tools: metrics, health, the console."""
+"""HTTP for people and their tools: metrics for Prometheus, a health probe, the console in a browser."""

@@ -1,6 +1,6 @@
-"""The console: what a node does, for people, in a browser. It only reads, and brings along everything that it shows.
+"""The console: read-only pages in a browser that show what a node does.
 
-Its pages load nothing from elsewhere and run nothing that is not in a file of theirs; the policy in their headers says
+They load nothing from elsewhere and run nothing that is not in a file of theirs; the policy in their headers says
 so to the browser. What it shows is of all tenants, so it is for callers who see all of them.
 """
 

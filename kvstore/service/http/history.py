@@ -1,4 +1,4 @@
-"""What a node did of late, for its console: samples at even distances in a fixed piece of memory."""
+"""A ring of samples of a node's last hour, one every five seconds, for the console's charts."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class History:
         """By column the samples that are later than ``when``, the oldest first."""
         with self._lock:
             kept = min(self._count, len(self._values))
-            places = np.arange(self._count - kept, self._count) % len(self._values)
-            rows = self._values[places]
+            positions = np.arange(self._count - kept, self._count) % len(self._values)
+            rows = self._values[positions]
         rows = rows[rows[:, 0] > when]
-        return {name: rows[:, place].tolist() for place, name in enumerate(self.columns)}
+        return {name: rows[:, column].tolist() for column, name in enumerate(self.columns)}
 
 
 class Sampler:

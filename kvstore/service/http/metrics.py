@@ -1,6 +1,7 @@
-"""What a node counts, for Prometheus. Names and labels are a contract with dashboards: docs/metrics.md lists them.
+"""A node's counters and gauges as Prometheus metrics.
 
-Everything of the store is read when it is scraped, in one go; only the times of calls are taken as they happen.
+Names and labels are a contract with dashboards: docs/metrics.md lists them. Everything of the store is read when it is
+scraped, in one go; only the times of calls are taken as they happen.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Series(NamedTuple):
 class Labels:
     """Which namespaces have metrics of their own, and what is counted of the others. Safe for threads.
 
-    A namespace keeps its label until it is dropped; then the namespace that takes most gets its place. Each page is
+    A namespace keeps its label until it is dropped; then the namespace that takes most gets its label. Each page is
     counted in one series alone, also when its namespace gets a label or is dropped, so the increases of all series
     together are what happened.
     """
@@ -188,7 +189,7 @@ def _namespaces(status: Status, own: Mapping[bytes, Counts[str]], others: Counts
 
 
 class TierTimesCollector(Collector):
-    """How long calls of the tiers below take.
+    """How long calls of the lower tiers take.
 
     Args:
         times: what was measured so far.

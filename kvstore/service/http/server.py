@@ -1,8 +1,8 @@
-"""HTTP for people's tools: ``/metrics`` for Prometheus, ``/health`` for probes, the console. It only reads.
+"""The read-only HTTP server of metrics, health and console: a few dozen connections, each with a thread.
 
-Each connection has a thread, and there are some dozens of both at most. Where they are all taken, who comes next gets
-the place of who came first: a probe or a scraper asks at once and is gone in a moment, so those that stay are others.
-None lasts long, whatever it says or does not say. A few pages are made at once.
+Where all threads are taken, the oldest connection is closed for a new one: a probe or a scraper asks at once and is
+gone in a moment, so those that stay are others. None lasts long, whatever it says or does not say. A few pages are made
+at once.
 """
 
 from __future__ import annotations

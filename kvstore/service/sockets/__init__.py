@@ -1,1 +1,1 @@
-"""Calls that come as frames: bulk connections over TCP, and the socket in the arena's folder."""
+"""Servers of framed connections: bulk connections over TCP, and local ones over a socket in the arena's folder."""

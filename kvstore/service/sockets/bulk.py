@@ -1,4 +1,4 @@
-"""The node's end of bulk connections (:mod:`kvstore.wire`): a thread each, nothing buffered but in the kernel.
+"""The server of bulk connections: frames over TCP (:mod:`kvstore.wire`), a thread each, buffered by the kernel alone.
 
 Pages are sent from the arena and received into it. A peer that is slow costs its own connection and, until the deadline
 of its request, the slots that it asked for; a peer that sends nonsense, or nothing, costs a thread for a while.
@@ -38,6 +38,7 @@ from kvstore.service.calls import answering
 from kvstore.service.incoming import incoming
 from kvstore.service.page_calls import reserve
 from kvstore.service.receipts import Receipts
+from kvstore.service.sockets.frame_server import FrameServer, told
 from kvstore.store.leases import NODE
 from kvstore.store.results import Published
 from kvstore.store.store import Store
@@ -50,14 +51,14 @@ from kvstore.wire.frame import (
     pack_frame,
     payload_bytes,
 )
-from kvstore.wire.messages import AT_ONCE_BYTES, reason_of, split_hashes
+from kvstore.wire.messages import AT_ONCE_BYTES, split_hashes
 
 METHODS = {kind: f"Bulk/{kind.name.title()}" for kind in (Kind.LOAD, Kind.RESERVE, Kind.PUT)}
 """What each request is in metrics."""
 MOST_CONNECTIONS = 128
-"""Most connections that showed a token, unless the node is told otherwise."""
-MOST_STRANGERS = 32
-"""Most connections that have not shown one yet."""
+"""Most authenticated connections, unless the node is told otherwise."""
+MOST_UNAUTHENTICATED = 32
+"""Most connections that have not shown a token yet."""
 MOST_TOKENS = 256
 TOKEN_SECONDS = 10.0
 HELLO_SECONDS = 5.0
@@ -66,12 +67,10 @@ IDLE_SECONDS = 120.0
 """How long a connection may wait for its next request."""
 MESSAGE_SECONDS = 5.0
 """How long the message behind a header, or an answer without payload, may take."""
-_STOP_SECONDS = 1.0
-"""How long threads that were cut off have to end."""
 _log = logging.getLogger(__name__)
 
 
-class BulkServer:
+class BulkServer(FrameServer[socket.socket]):
     """Listens for bulk connections and answers them from a store.
 
     Args:
@@ -82,7 +81,7 @@ class BulkServer:
         limits: of tenants.
         tls: the node's TLS; None: connections are plain.
         times: told how long requests take.
-        most: most connections that showed a token.
+        most: most authenticated connections.
 
     Raises:
         ResourceError: the address can't be had.
@@ -107,89 +106,50 @@ class BulkServer:
         self._receipts = receipts
         self._tls = tls
         self.tokens = OneTimeTokens(MOST_TOKENS, TOKEN_SECONDS)
-        self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, socket.socket] = {}
+        self._unauthenticated: dict[socket.socket, socket.socket] = {}
         """Each with a second descriptor of its connection, to cut it by; the oldest first."""
-        self._channels: dict[Channel, bool] = {}
-        """Open connections, and whether a request is being worked on."""
-        self._idle = threading.Condition(self._lock)
-        self._threads: set[threading.Thread] = set()
-        self._stopping = threading.Event()
-        self._listener = _listen(address)
-        self.port: int = self._listener.getsockname()[1]
-        self._acceptor = threading.Thread(target=self._accept, name="kvstore-bulk-accept", daemon=True)
-        self._acceptor.start()
-
-    def stop(self, grace: float) -> None:
-        """Take no more connections and requests, and end those under way after ``grace`` seconds."""
-        self._stopping.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._acceptor.join(_STOP_SECONDS)
-        self._listener.close()
-        with self._lock:
-            for channel, busy in self._channels.items():
-                if not busy:
-                    channel.cut()
-            self._idle.wait_for(lambda: not any(self._channels.values()), grace)
-            for channel in self._channels:
-                channel.cut()
-            for connection in self._strangers.values():
-                _cut(connection)
-            threads = list(self._threads)
-        end = time.monotonic() + _STOP_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+        listener = _listen(address)
+        self.port: int = listener.getsockname()[1]
+        super().__init__(listener, "kvstore-bulk")
 
     @property
     def connections(self) -> int:
-        """How many are open, those included that have not shown a token."""
+        """How many are open, unauthenticated ones included."""
         with self._lock:
-            return len(self._channels) + len(self._strangers)
+            return len(self._channels) + len(self._unauthenticated)
 
-    def _accept(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                stranger, _ = self._listener.accept()
-            except OSError:  # no descriptors left, or the end
-                self._stopping.wait(0.05)
-                continue
-            if not self._take_in(stranger):
-                stranger.close()
-                continue
-            thread = threading.Thread(target=self._serve, args=(stranger,), name="kvstore-bulk", daemon=True)
-            with self._lock:
-                self._threads.add(thread)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads
-                self._forget(stranger, thread)
+    def _cut_all(self) -> None:
+        super()._cut_all()
+        for connection in self._unauthenticated.values():
+            _cut(connection)
 
-    def _take_in(self, stranger: socket.socket) -> bool:
-        """Count a connection as one that has shown nothing yet. False: there are too many threads by now.
+    def _take_in(self, connected: socket.socket) -> socket.socket | None:
+        """Count a connection as an unauthenticated one. None: it is closed, since there are too many threads by now.
 
         Of too many, the oldest goes: it has had its time to show a token, and who comes to stay needs little of that.
         """
         try:
-            connection = stranger.dup()
+            duplicate = connected.dup()
         except OSError:  # no descriptors left
-            return False
+            connected.close()
+            return None
         with self._lock:
-            if len(self._threads) >= self._most + 2 * MOST_STRANGERS:
-                connection.close()
-                return False
-            if len(self._strangers) >= MOST_STRANGERS:
-                oldest = next(iter(self._strangers))
-                _cut(self._strangers[oldest])
-                self._strangers.pop(oldest).close()
-            self._strangers[stranger] = connection
-        return True
+            if len(self._threads) >= self._most + 2 * MOST_UNAUTHENTICATED:
+                duplicate.close()
+                connected.close()
+                return None
+            if len(self._unauthenticated) >= MOST_UNAUTHENTICATED:
+                oldest = next(iter(self._unauthenticated))
+                _cut(self._unauthenticated[oldest])
+                self._unauthenticated.pop(oldest).close()
+            self._unauthenticated[connected] = duplicate
+        return connected
 
-    def _serve(self, stranger: socket.socket) -> None:
+    def _serve(self, connected: socket.socket) -> None:
         channel = None
         try:
-            channel, holder = self._welcome(stranger)
-            with self._place(channel, holder):
+            channel, holder = self._authenticate(connected)
+            with self._slot(channel, holder):
                 while not self._stopping.is_set():
                     self._answer(channel, holder)
         except (KVStoreError, OSError) as error:
@@ -200,25 +160,30 @@ class BulkServer:
                     self._channels.pop(channel, None)
                     self._idle.notify_all()
                 channel.close()
-            self._forget(stranger, threading.current_thread())
+            self._forget(connected, threading.current_thread())
 
-    def _forget(self, stranger: socket.socket, thread: threading.Thread) -> None:
+    def _forget(self, connected: socket.socket, thread: threading.Thread) -> None:
         with self._lock:
-            self._known(stranger)
+            self._forget_unauthenticated(connected)
             self._threads.discard(thread)
         with contextlib.suppress(OSError):
-            stranger.close()
+            connected.close()
+
+    def _forget_unauthenticated(self, connected: socket.socket) -> None:
+        """The caller has the lock."""
+        if (duplicate := self._unauthenticated.pop(connected, None)) is not None:
+            duplicate.close()
 
     @contextlib.contextmanager
-    def _place(self, channel: Channel, holder: bytes) -> Iterator[None]:
-        """One of the places of a holder's tenant, and the word that requests may come.
+    def _slot(self, channel: Channel, holder: bytes) -> Iterator[None]:
+        """One of the connections that a holder's tenant may have, and the word that requests may come.
 
         Raises:
-            KVStoreError: there is none.
+            KVStoreError: the tenant has as many as it may.
         """
-        with contextlib.ExitStack() as places:
+        with ExitStack() as slot:
             try:
-                places.enter_context(self._limits.place(self._access.holder(holder), "bulk connections"))
+                slot.enter_context(self._limits.slot(self._access.holder(holder), "bulk connections"))
             except KVStoreError as error:
                 _fail(channel, error)
                 raise
@@ -226,26 +191,21 @@ class BulkServer:
             channel.send(Kind.READY)
             yield
 
-    def _known(self, stranger: socket.socket) -> None:
-        """It is none any more. The caller has the lock."""
-        if (connection := self._strangers.pop(stranger, None)) is not None:
-            connection.close()
-
-    def _welcome(self, stranger: socket.socket) -> tuple[Channel, bytes]:
+    def _authenticate(self, connected: socket.socket) -> tuple[Channel, bytes]:
         """Let a connection in that shows a token, and say whose that is.
 
         Raises:
             KVStoreError: it does not.
         """
         deadline = time.monotonic() + HELLO_SECONDS
-        connected = stranger
+        encrypted = connected
         if self._tls is not None:
-            stranger.settimeout(HELLO_SECONDS)
-            connected = self._tls.context.wrap_socket(stranger, server_side=True)
-        channel = Channel(connected, deadline)
+            connected.settimeout(HELLO_SECONDS)
+            encrypted = self._tls.context.wrap_socket(connected, server_side=True)
+        channel = Channel(encrypted, deadline)
         try:
             holder = self._check_hello(channel)
-            self._admit(stranger, channel)
+            self._admit(connected, channel)
         except BaseException:
             with self._lock:
                 self._channels.pop(channel, None)
@@ -253,15 +213,15 @@ class BulkServer:
             raise
         return channel, holder
 
-    def _admit(self, stranger: socket.socket, channel: Channel) -> None:
-        """Count a connection as one that may make requests.
+    def _admit(self, connected: socket.socket, channel: Channel) -> None:
+        """Count a connection as an authenticated one.
 
         Raises:
             LimitExceededError: there are too many.
         """
         with self._lock:
             if len(self._channels) < self._most:
-                self._known(stranger)
+                self._forget_unauthenticated(connected)
                 self._channels[channel] = False
                 return
         error = LimitExceededError(f"{self._most} bulk connections are open, the limit")
@@ -444,7 +404,7 @@ class BulkServicer(bulk_pb2_grpc.BulkServicer):
 
     @answering
     def Settle(self, request: bulk_pb2.SettleRequest, context: grpc.ServicerContext) -> bulk_pb2.SettleReply:
-        """What became of a ticket."""
+        """What became of a store, by the number that it was sent under."""
         remaining = context.time_remaining()
         try:
             published = self._receipts.settle(request.ticket, min(remaining or MESSAGE_SECONDS, MESSAGE_SECONDS))
@@ -472,7 +432,7 @@ def _most_payload(request: pb.StorePages) -> int:
 def _fail(channel: Channel, error: KVStoreError) -> None:
     """Answer with an error; the connection stays good."""
     channel.deadline = time.monotonic() + MESSAGE_SECONDS
-    channel.send(Kind.FAILED, f"{reason_of(error)}\n{error}".encode()[:4096])
+    channel.send(Kind.FAILED, told(error))
 
 
 def _cut(connection: socket.socket) -> None:

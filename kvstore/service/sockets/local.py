@@ -1,4 +1,4 @@
-"""The node's end of the socket in the arena's folder (:mod:`kvstore.wire.local`): a thread for each connection."""
+"""The server of local connections: frames over the Unix socket in the arena's folder (:mod:`kvstore.wire.local`)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kvstore.errors import FormatError, KVStoreError, LimitExceededError, Resour
 from kvstore.security.socket_group import SocketGroup
 from kvstore.service.call_times import CallTimes
 from kvstore.service.page_calls import PageCalls
+from kvstore.service.sockets.frame_server import FrameServer, told
 from kvstore.wire.frame import NUMBERED, Kind
 from kvstore.wire.local import (
     CALLS,
@@ -26,7 +27,6 @@ from kvstore.wire.local import (
     Calls,
     at_socket,
 )
-from kvstore.wire.messages import reason_of
 
 METHODS = {kind: "Local/" + kind.name.title().replace("_", "") for kind in CALLS}
 """What each call is in metrics: by gRPC it would be another service's."""
@@ -37,12 +37,10 @@ MESSAGE_SECONDS = 5.0
 """How long the rest of a request, or taking an answer, may take."""
 _LOOK_SECONDS = 0.001
 """How long the next part of a store is looked for without sleeping: to send it takes its client half the time then."""
-_STOP_SECONDS = 1.0
-"""How long threads that were cut off have to end."""
 _log = logging.getLogger(__name__)
 
 
-class LocalServer:
+class LocalServer(FrameServer[Calls]):
     """Listens in an arena's folder, and answers the calls of clients that share it.
 
     Args:
@@ -70,68 +68,28 @@ class LocalServer:
             Kind.COMPLETE_LOAD: calls.complete_load,
         }
         self._path = directory / SOCKET_NAME
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._open: dict[Calls, bool] = {}
-        """Connections, and whether a request is being worked on."""
         self._looking = threading.Lock()
         """Held by the one thread that does not sleep."""
-        self._threads: set[threading.Thread] = set()
-        self._stopping = threading.Event()
-        self._listener = _listen(self._path, sharers)
-        self._acceptor = threading.Thread(target=self._accept, name="kvstore-local-accept", daemon=True)
-        self._acceptor.start()
-
-    @property
-    def connections(self) -> int:
-        """How many are open."""
-        with self._lock:
-            return len(self._open)
+        super().__init__(_listen(self._path, sharers), "kvstore-local")
 
     def stop(self, grace: float) -> None:
-        """Take no more connections and requests, and end those under way after ``grace`` seconds."""
-        self._stopping.set()
+        """Remove the socket, and stop as the base class does."""
         self._path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._acceptor.join(_STOP_SECONDS)
-        self._listener.close()
-        with self._lock:
-            for channel, busy in self._open.items():
-                if not busy:
-                    channel.cut()
-            self._idle.wait_for(lambda: not any(self._open.values()), grace)
-            for channel in self._open:
-                channel.cut()
-            threads = list(self._threads)
-        end = time.monotonic() + _STOP_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+        super().stop(grace)
 
-    def _accept(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                connected, _ = self._listener.accept()
-                channel = Calls(connected, time.monotonic() + MESSAGE_SECONDS)
-            except (OSError, MemoryError):  # no descriptors or memory left, or the end
-                self._stopping.wait(0.05)
-                continue
-            thread = threading.Thread(target=self._serve, args=(channel,), name="kvstore-local", daemon=True)
-            with self._lock:
-                full = len(self._open) >= MOST_CONNECTIONS
-                if not full:
-                    self._open[channel] = False
-                    self._threads.add(thread)
-            if full:
-                with contextlib.suppress(KVStoreError):
-                    error = LimitExceededError(f"{MOST_CONNECTIONS} connections are open, the limit")
-                    channel.send(Kind.FAILED, _told(error))
-                channel.close()
-                continue
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads
-                self._forget(channel, thread)
+    def _take_in(self, connected: socket.socket) -> Calls | None:
+        channel = Calls(connected, time.monotonic() + MESSAGE_SECONDS)
+        with self._lock:
+            full = len(self._channels) >= MOST_CONNECTIONS
+            if not full:
+                self._channels[channel] = False
+        if not full:
+            return channel
+        with contextlib.suppress(KVStoreError):
+            error = LimitExceededError(f"{MOST_CONNECTIONS} connections are open, the limit")
+            channel.send(Kind.FAILED, told(error))
+        channel.close()
+        return None
 
     def _serve(self, channel: Calls) -> None:
         try:
@@ -146,7 +104,7 @@ class LocalServer:
 
     def _forget(self, channel: Calls, thread: threading.Thread) -> None:
         with self._lock:
-            self._open.pop(channel, None)
+            self._channels.pop(channel, None)
             self._threads.discard(thread)
             self._idle.notify_all()
         channel.close()
@@ -159,7 +117,7 @@ class LocalServer:
         """
         channel.deadline = time.monotonic() + IDLE_SECONDS
         channel.wait()
-        self._open[channel] = True
+        self._channels[channel] = True
         begun = time.perf_counter()
         try:
             channel.deadline = time.monotonic() + MESSAGE_SECONDS
@@ -187,7 +145,7 @@ class LocalServer:
                         self._looking.release()
         finally:
             with self._lock:
-                self._open[channel] = False
+                self._channels[channel] = False
                 if self._stopping.is_set():
                     self._idle.notify_all()
 
@@ -202,11 +160,7 @@ class LocalServer:
         except KVStoreError as error:
             if self._times is not None:
                 self._times.failed(METHODS[kind], error)
-            yield Kind.FAILED, _told(error)
-
-
-def _told(error: KVStoreError) -> bytes:
-    return f"{reason_of(error)}\n{error}".encode()[:4096]
+            yield Kind.FAILED, told(error)
 
 
 def _listen(path: Path, sharers: SocketGroup) -> socket.socket:

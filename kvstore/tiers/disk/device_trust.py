@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from kvstore.breaker import Breaker, State
+from kvstore.rare_lines import RareLines
 from kvstore.segments.blockfile import Patience
 from kvstore.segments.io_threads import IoThreads, LateError
-from kvstore.segments.rare_lines import RareLines
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Device:
     def __init__(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.reading = Direction(READS_AT_ONCE, deadline, clock)
         self.writing = Direction(1, deadline, clock)
-        self._lines = RareLines(clock)
+        self._lines = RareLines(clock=clock)
 
     def warn(self, line: str, *values: object) -> None:
         """Say in the log, not too often, what failed."""

@@ -1,4 +1,4 @@
-"""Tickets past their deadline, and those of clients that are gone."""
+"""Leases past their deadline, and those of clients that are gone."""
 
 from __future__ import annotations
 

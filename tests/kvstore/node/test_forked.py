@@ -90,7 +90,7 @@ def test_a_nodes_child_ends(short_folder: Path, shm_folder: Path, how: str) -> N
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
 
 
-def test_a_killed_nodes_place_is_free_while_its_child_lives(start_node, short_folder: Path, shm_folder: Path) -> None:
+def test_a_killed_nodes_socket_is_free_while_its_child_lives(start_node, short_folder: Path, shm_folder: Path) -> None:
     """Socket, ports, arena and disk; and who was connected is told that it is gone."""
     script = f"""
         import os, time

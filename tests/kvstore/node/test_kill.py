@@ -101,9 +101,9 @@ class Storm:
         here = pages.load(hashes, into)
         assert np.array_equal(into[:here], expected[:here]), f"wrong bytes in {batch}"
         missing = 0
-        for place in range(here, BATCH):
-            if pages.load(hashes[place : place + 1], into[place]):
-                assert np.array_equal(into[place], expected[place]), f"wrong bytes in {batch}, page {place}"
+        for page in range(here, BATCH):
+            if pages.load(hashes[page : page + 1], into[page]):
+                assert np.array_equal(into[page], expected[page]), f"wrong bytes in {batch}, page {page}"
             else:
                 missing += 1
         return missing
@@ -112,7 +112,7 @@ class Storm:
 def gone(client: kvstore.Client) -> int:
     """Pages that the node itself says are gone; the arena's counters outlive the process.
 
-    A page that left the arena when the disk had it is on disk: only with no disk below is an evicted page gone.
+    A page that left the arena when the disk had it is on disk: only without a disk is an evicted page gone.
     """
     status = client.status()
     counters = status.tier("arena").counters

@@ -96,7 +96,7 @@ def numbers(tiers: str, *wanted: str) -> list[int]:
     return [number for number, tier in enumerate(tiers) if tier in wanted]
 
 
-def books(client: kvstore.Client, counters: dict[str, int]) -> dict[str, Any]:
+def counted(client: kvstore.Client, counters: dict[str, int]) -> dict[str, Any]:
     """What a node says that it has, in the archive's words; of the arena's counters those that the old node had."""
     status = client.status()
     return {
@@ -124,7 +124,7 @@ def becomes(read: Callable[[], object], expected: object, eventually: Eventually
 
 def load(client: kvstore.Client, space: str, number: int, eventually: Eventually) -> None:
     """Load a page that must be there. It is asked for again where it did not come: Redis may be late, which is a miss,
-    and an arena that is full of what goes to disk just now has no place for it."""
+    and an arena that is full of what goes to disk just now has no slot for it."""
     pages = client.namespace(LAYOUTS[space])
     into = bytearray(LAYOUTS[space].page_bytes)
     eventually(lambda: pages.load([hashes(space)[number]], [into]), f"page {number} of {space} is loaded")
@@ -147,7 +147,7 @@ def test_pages_are_in_the_same_tiers_and_the_books_are_the_same(
     found = expected.pop("pages")
     with connect(node) as client:
         # In the end: a dead client's slots are kept for a while, and Redis is asked now and then what it has.
-        becomes(lambda: books(client, expected["counters"]), expected, eventually)
+        becomes(lambda: counted(client, expected["counters"]), expected, eventually)
         for space, tiers in found.items():
             pages = client.namespace(LAYOUTS[space])
             told = tuple(TIERS[tier] for tier in tiers)

@@ -139,7 +139,7 @@ def refusal(call: Callable[[], object]) -> str:
     return caught.value.details()
 
 
-class TestStrangers:
+class TestUnauthenticated:
     @pytest.mark.parametrize("what", [b"", b"GET / HTTP/1.1\r\n", bytes(1000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
     @pytest.mark.parametrize("port", ["port", "bulk_port", "metrics_port"])
     def test_connections_that_say_nothing_or_nonsense(self, victim, port, what):
@@ -147,8 +147,8 @@ class TestStrangers:
             for _ in range(100 if port != "metrics_port" else 70):  # so many wait there before the kernel lets none in
                 with suppress(OSError):
                     where = "127.0.0.1", getattr(victim, port)
-                    stranger = connections.enter_context(socket.create_connection(where, 5.0))
-                    stranger.sendall(what)
+                    connection = connections.enter_context(socket.create_connection(where, 5.0))
+                    connection.sendall(what)
             victim.serves()
         if port == "metrics_port":
             assert in_the_end(victim.probed) == "ok\n"
@@ -250,7 +250,7 @@ class TestTenants:
                 call.cancel()
 
     def test_reservations_that_are_never_filled(self, victim, rude):
-        """A tenant has a quarter of the arena in hand at most; the rest is refused as it is where there is no room."""
+        """A tenant has a quarter of the arena in hand at most; the rest is refused as it is where nothing is free."""
         fingerprint = opened(rude, "rude")
         reserved = 0
         for _ in range(40):

@@ -213,7 +213,7 @@ def calls(message: Message | list[Message], *, window: int = 65535, reads: bool 
         number = each or max(1, MESSAGES // CONNECTIONS)
         connections = []
         for at in range(CONNECTIONS):
-            mine = [messages[(at + place * CONNECTIONS) % len(messages)] for place in range(number)]
+            mine = [messages[(at + turn * CONNECTIONS) % len(messages)] for turn in range(number)]
             connections.append(Connection(node.port, mine, window=window, reads=reads))
             stack.callback(connections[-1].close)
         hostile.attack(connections, SECONDS)
@@ -400,7 +400,7 @@ ALL_AT_ONCE = (
 
 def all_at_once(node: Limited, stack: ExitStack) -> None:
     def attack(kind: str) -> None:
-        with suppress(KVStoreError):  # the others may have taken all places when it prepares itself
+        with suppress(KVStoreError):  # the others may have taken all slots when it prepares itself
             ATTACKS[kind](node, stack)
 
     attacks = [threading.Thread(target=attack, args=(kind,)) for kind in ALL_AT_ONCE]

@@ -1,4 +1,4 @@
-"""Connections whose peers have shown nothing: late, too many, and never at the cost of others."""
+"""Unauthenticated connections that are late or too many are closed, and never at the cost of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvstore.config.node import NodeConfig
 from kvstore.errors import ConfigError
 from kvstore.node.node import Node
 from kvstore.security.grants import EVERYTHING, Grant
-from kvstore.service.access import connection_guard as strangers
+from kvstore.service.access import connection_guard
 from kvstore.service.access.connection_guard import (
     Address,
     Connection,
@@ -48,13 +48,13 @@ def ports(closed: list[Connection]) -> list[int]:
 
 
 class TestWhoGoes:
-    def test_strangers_that_are_late(self):
+    def test_unauthenticated_ones_that_are_late(self):
         open_ones = connections(0.0, 5.0, 0.0)
         assert ports(surplus(open_ones, granted({2: EVERYTHING}), 512, 10.0)) == []
         assert ports(surplus(open_ones, granted({2: EVERYTHING}), 512, 10.1)) == [0]
         assert ports(surplus(open_ones, granted({2: EVERYTHING}), 512, 15.1)) == [0, 1]
 
-    def test_the_oldest_strangers_where_there_are_too_many(self):
+    def test_the_oldest_unauthenticated_ones_where_there_are_too_many(self):
         open_ones = connections(3.0, 1.0, 2.0, 0.0, 4.0)
         assert most_unauthenticated(12) == 3
         assert ports(surplus(open_ones, granted({}), 12, 5.0)) == [3, 1]
@@ -71,7 +71,7 @@ class TestWhoGoes:
         assert ports(surplus(open_ones, granted(known), 8, 100.0)) == [4, 5]
         assert surplus(open_ones, granted(dict.fromkeys(range(8), EVERYTHING)), 8, 100.0) == []
 
-    def test_no_more_that_watch_the_health_than_there_may_be_strangers(self):
+    def test_no_more_that_watch_the_health_than_there_may_be_unauthenticated_ones(self):
         open_ones = connections(*range(5))
         watching = {("10.0.0.1", port) for port in range(4)}
         assert ports(surplus(open_ones, granted({}), 12, 100.0, watching)) == [3, 4], "three may stay"
@@ -106,18 +106,18 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def opened(stack: ExitStack, node: Node) -> socket.socket:
-    """A stranger that speaks HTTP/2, and asks for nothing."""
-    stranger = stack.enter_context(socket.create_connection(("127.0.0.1", node.port), SECONDS))
+    """A connection that speaks HTTP/2, and asks for nothing."""
+    connection = stack.enter_context(socket.create_connection(("127.0.0.1", node.port), SECONDS))
     with suppress(OSError):  # it may be closed already
-        stranger.sendall(HELLO)
-    return stranger
+        connection.sendall(HELLO)
+    return connection
 
 
-def ended(stranger: socket.socket) -> bool:
+def ended(connection: socket.socket) -> bool:
     """Whether the node closed it."""
-    stranger.setblocking(False)
+    connection.setblocking(False)
     try:
-        while stranger.recv(4096):
+        while connection.recv(4096):
             pass
     except BlockingIOError:
         return False
@@ -150,7 +150,7 @@ def still_told(node: Node, watch: Iterator[bytes]) -> None:
     assert next(watch)
 
 
-def test_a_flood_of_strangers_leaves_others_their_connections_and_room_for_more(node, tokens, watch, eventually):
+def test_a_flood_of_unauthenticated_connections_leaves_others_theirs_and_lets_in_more(node, tokens, watch, eventually):
     with ExitStack() as stack:
         flood = [opened(stack, node) for _ in range(100)]
         eventually(lambda: sum(map(ended, flood)) >= 100 - most_unauthenticated(16))
@@ -160,11 +160,13 @@ def test_a_flood_of_strangers_leaves_others_their_connections_and_room_for_more(
     still_told(node, watch)
 
 
-def test_a_stranger_that_is_late_is_closed_and_who_was_let_in_is_not(node, watch, eventually, monkeypatch, caplog):
+def test_an_unauthenticated_connection_is_closed_when_late_and_another_is_not(
+    node, watch, eventually, monkeypatch, caplog
+):
     with ExitStack() as stack:
-        stranger = opened(stack, node)
-        monkeypatch.setattr(strangers, "STRANGER_SECONDS", 0.0)
-        eventually(lambda: ended(stranger))
+        connection = opened(stack, node)
+        monkeypatch.setattr(connection_guard, "UNAUTHENTICATED_SECONDS", 0.0)
+        eventually(lambda: ended(connection))
     still_told(node, watch)
     assert "1 connections to port" in caplog.text
 
@@ -174,28 +176,28 @@ def test_a_watch_of_the_health_stays(node, eventually, monkeypatch):
         channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{node.port}"))
         health = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=SECONDS)
         assert next(health)
-        stranger = opened(stack, node)
-        monkeypatch.setattr(strangers, "STRANGER_SECONDS", 0.0)
-        eventually(lambda: ended(stranger))
+        connection = opened(stack, node)
+        monkeypatch.setattr(connection_guard, "UNAUTHENTICATED_SECONDS", 0.0)
+        eventually(lambda: ended(connection))
         node._health.stop()
         assert next(health), "it is told that the node goes"
 
 
-def test_strangers_are_closed_when_no_descriptor_is_left(node, eventually, monkeypatch):
+def test_unauthenticated_connections_are_closed_when_no_descriptor_is_left(node, eventually, monkeypatch):
     with ExitStack() as stack:
-        stranger = opened(stack, node)
+        connection = opened(stack, node)
         eventually(lambda: node._unauthenticated._connections())
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
         highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 16, limit[1]))
-        monkeypatch.setattr(strangers, "STRANGER_SECONDS", 0.0)
+        monkeypatch.setattr(connection_guard, "UNAUTHENTICATED_SECONDS", 0.0)
 
         def ended_without_descriptors() -> bool:
             with suppress(OSError):  # whatever others give back meanwhile is used up, too
                 while True:
                     stack.callback(os.close, os.dup(0))
-            return ended(stranger)
+            return ended(connection)
 
         eventually(ended_without_descriptors)
 
@@ -225,4 +227,4 @@ def test_without_a_list_not_every_number_that_may_be_is_tried(monkeypatch, limit
 
     monkeypatch.setattr(Path, "iterdir", none_left)
     monkeypatch.setattr(resource, "getrlimit", lambda what: (limit, limit))
-    assert strangers._descriptors() == range(1 << 20)
+    assert connection_guard._descriptors() == range(1 << 20)

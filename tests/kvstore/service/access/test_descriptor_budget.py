@@ -79,13 +79,13 @@ def test_connections_leave_descriptors_for_the_nodes_own_work(node_process, limi
             where = ("127.0.0.1", port)
             return [stack.enter_context(socket.create_connection(where, timeout=SECONDS)) for _ in range(count)]
 
-        flood = opened(node.port, 900)  # this node asks for no tokens, so whoever has a place keeps it
+        flood = opened(node.port, 900)  # this node asks for no tokens, so whoever is connected stays
         for each in flood:
             with suppress(ConnectionError):  # it has none
                 each.sendall(HTTP2)
         opened(node.bulk_port, 64)
         opened(metrics, 80)
-        eventually(lambda: sum(map(ended, flood)) > 100, "those without a place are closed")
+        eventually(lambda: sum(map(ended, flood)) > 100, "those beyond the limit are closed")
         layout = kvstore.Layout(model="tiny", block_size=16, page_bytes=1 << 20)
         with kvstore.connect(node.url, timeout=SECONDS) as client:
             pages = client.namespace(layout)

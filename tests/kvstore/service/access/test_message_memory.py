@@ -80,7 +80,7 @@ class Receiver(threading.Thread):
         self.join(SECONDS)
 
 
-def test_a_tenant_has_a_part_of_the_places_and_others_find_room(eventually):
+def test_a_tenant_has_a_part_of_the_slots_and_the_rest_is_left_to_others(eventually):
     messages = MessageMemory(coming=8)
     slow = [Receiver(messages, A, Call()) for _ in range(2)]
     eventually(lambda: messages._coming.taken["a"] == 2)
@@ -89,7 +89,7 @@ def test_a_tenant_has_a_part_of_the_places_and_others_find_room(eventually):
     assert other.works.wait(SECONDS)
     assert not next_one.works.is_set()
     slow[0].call.send(SMALL)
-    assert next_one.works.wait(SECONDS), "it has come: its place is free though it is worked on"
+    assert next_one.works.wait(SECONDS), "it has come: its slot is free though it is worked on"
     slow[1].call.send(SMALL)
     for each in (*slow, next_one, other):
         each.end()

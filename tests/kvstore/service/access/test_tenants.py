@@ -195,7 +195,7 @@ class TestWhatIsThere:
             sent = payload_of(DATA[:1])
             peer.send(frame(Kind.PUT, at_once(listed), payload=len(sent)) + sent)
             assert peer.failed().startswith("UnknownNamespaceError")
-            peer.put(12345, sent)  # a ticket is the key to its reservation; this one is none
+            peer.put(12345, sent)  # the number is the key to its reservation; this one is none
             assert peer.receive()[0].kind is Kind.STORED
             whole = pb.StorePages(ticket=12345, request=pb.PrepareStoreRequest(pages=listed, ttl_ms=1000))
             body = payload_of(DATA[:1])

@@ -190,8 +190,8 @@ class TestAttach:
         eventually(lambda: wire.stub.Status(pb.StatusRequest(), timeout=SECONDS).clients == 0)
 
 
-class TestTickets:
-    def test_a_ticket_is_its_owners(self, start_node, connect):
+class TestLeases:
+    def test_a_lease_is_its_owners(self, start_node, connect):
         wire = connect(start_node(), unix=True)
         space = wire.open()
         one, other = Attached(wire), Attached(wire, "new-" + "b" * 32)
@@ -230,7 +230,7 @@ class TestTickets:
         eventually(wire.at_rest)
         assert wire.used_bytes() == 0
 
-    def test_half_of_the_arena_is_the_most_that_strangers_reserve(self, start_node, connect):
+    def test_half_of_the_arena_is_the_most_that_remote_clients_reserve(self, start_node, connect):
         wire = connect(start_node(arena=1 << 20))
         space = wire.open()
         outcomes = b""

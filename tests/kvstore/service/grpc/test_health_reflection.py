@@ -108,7 +108,7 @@ for answer in watch:
 """
 
 
-def test_a_peer_that_is_gone_without_a_word_keeps_no_place(start_node, connect, eventually, monkeypatch):
+def test_a_peer_that_is_gone_without_a_word_keeps_no_slot(start_node, connect, eventually, monkeypatch):
     """As when its host loses its power: nothing closes the connection."""
     monkeypatch.setattr(kvstore.node.grpc_server, "_KEEPALIVE_MS", 500)
     # Not so short that who lives is too late on a busy machine.

@@ -119,7 +119,7 @@ class TestStore:
             wire.store_stream(iter(make(ticket, data)), timeout=SECONDS)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert dict(caught.value.trailing_metadata())["kvstore-reason"] == "InvalidRequestError"
-        if wrong in ("nothing", "garbage"):  # nobody knows whose it was: the ticket is there to be tried again
+        if wrong in ("nothing", "garbage"):  # nobody knows whose it was: the reservation is there to be tried again
             wire.stub.CompleteStore(pb.CompleteStoreRequest(ticket=ticket), timeout=SECONDS)
         assert wire.found(space, 3) == [0, 0, 0]
         assert wire.found(other, 2) == [1, 1]
@@ -129,7 +129,7 @@ class TestStore:
         assert after.counters["refused"] == before.counters["refused"] + 3
         wire.put(space, data)
 
-    def test_an_unknown_ticket_is_refused_before_anything_is_sent(self, wire, payload):
+    def test_an_unknown_reservation_is_refused_before_anything_is_sent(self, wire, payload):
         space, data = wire.open(), payload(3)
         before = wire.snapshot()
         for ticket in (0, 1, 2**64 - 1):
@@ -138,7 +138,7 @@ class TestStore:
         assert wire.snapshot() == before
         assert wire.found(space, 3) == [0, 0, 0]
 
-    def test_a_large_stream_with_an_unknown_ticket_ends_at_once(self, wire, payload):
+    def test_a_large_stream_of_an_unknown_reservation_ends_at_once(self, wire, payload):
         sent = []
 
         def messages() -> Iterator[bytes]:
@@ -150,7 +150,7 @@ class TestStore:
         assert wire.store_stream(messages(), timeout=SECONDS).refused == 64
         assert len(sent) < 64
 
-    def test_a_ticket_is_for_one_stream(self, wire, payload, eventually):
+    def test_a_reservation_is_for_one_stream(self, wire, payload, eventually):
         space, data = wire.open(), payload(3)
         ticket = wire.reserve(space, 3).ticket
         first, second = Feed(), Feed()
@@ -169,7 +169,7 @@ class TestStore:
         again = wire.store_stream(iter([header_of(ticket, data), data.tobytes()]), timeout=SECONDS)
         assert (again.stored, again.refused) == (0, 3)
 
-    def test_a_ticket_that_lapsed_is_refused(self, wire, payload, eventually):
+    def test_a_reservation_that_lapsed_is_refused(self, wire, payload, eventually):
         space, data = wire.open(), payload(3)
         ticket = wire.reserve(space, 3, ttl_ms=1).ticket
         eventually(wire.at_rest)

@@ -98,7 +98,7 @@ class TestData:
         assert said["peers"] == {"clients": 1, "bulk": 0, "servers": []}
 
     def test_samples_are_told_once(self, node):
-        history = node._console._history
+        history = node._web._console._history
         later = time.time() + 1000  # than what the node samples meanwhile
         history.add(later, {"arena": 7.0})
         first = data(node)["history"]
@@ -234,7 +234,7 @@ class TestInABrowser:
             now = time.time()
             for step in range(1, 5):
                 values = {"arena": 30.0 * step, "disk": 10.0 * step, "missed": 60.0 * step, "loaded_bytes": 5e6 * step}
-                node._console._history.add(now + step, values)
+                node._web._console._history.add(now + step, values)
             browser.call("Page.navigate", url=f"http://127.0.0.1:{node.metrics_port}/console")
             browser.until("document.querySelector('#state')?.textContent", lambda text: text == "live")
             assert browser.run("document.querySelectorAll('canvas').length") == 4

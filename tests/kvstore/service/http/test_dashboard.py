@@ -48,7 +48,7 @@ def queries() -> dict[str, list[str]]:
     }
 
 
-def test_each_panel_has_a_place_and_a_name_of_its_own():
+def test_each_panel_has_a_position_and_a_name_of_its_own():
     assert len(queries()) == len(panels()) >= 15
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:

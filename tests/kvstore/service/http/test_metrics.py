@@ -214,9 +214,9 @@ def test_increases_by_namespace_are_what_happened(node, client, monkeypatch):
 
     forget = NamespaceQuotas.forget
 
-    def scrape_and_forget(granting: NamespaceQuotas, known: KnownNamespace) -> None:
+    def scrape_and_forget(quotas: NamespaceQuotas, known: KnownNamespace) -> None:
         scrape()
-        forget(granting, known)
+        forget(quotas, known)
 
     for space, count in enumerate((4, 3, 2, 1)):
         store(space, count)
@@ -315,7 +315,7 @@ class TestHttp:
             for each in slow:
                 each.close()
 
-    def test_where_all_places_are_taken_the_oldest_makes_room(self, node, monkeypatch):
+    def test_where_all_threads_are_taken_the_oldest_connection_is_closed(self, node, monkeypatch):
         monkeypatch.setattr("kvstore.service.http.server._MOST_CONNECTIONS", 6)
         idle = [socket.create_connection(("127.0.0.1", node.metrics_port), timeout=60) for _ in range(6)]
         try:

@@ -175,7 +175,7 @@ class TestNonsense:
             assert len(pb.PageRun.FromString(message).tiers) == 2
             assert peer.read(header.payload) == payload_of(data)
 
-    def test_a_ticket_that_nobody_has(self, wire, payload):
+    def test_a_number_that_nobody_has(self, wire, payload):
         with Peer.welcome(wire.node) as peer:
             peer.put(12345, payload_of(payload(3)))
             header, message = peer.receive()
@@ -263,25 +263,25 @@ class TestStandingStill:
 
 
 class TestTooMany:
-    def test_strangers(self, wire, monkeypatch, payload, eventually):
-        monkeypatch.setattr(kvstore.service.sockets.bulk, "MOST_STRANGERS", 3)
+    def test_unauthenticated_connections(self, wire, monkeypatch, payload, eventually):
+        monkeypatch.setattr(kvstore.service.sockets.bulk, "MOST_UNAUTHENTICATED", 3)
         monkeypatch.setattr(kvstore.service.sockets.bulk, "HELLO_SECONDS", 60.0)
-        strangers = [Peer(wire.node) for _ in range(3)]
+        unauthenticated = [Peer(wire.node) for _ in range(3)]
         eventually(lambda: wire.node._bulk.connections == 3)
-        strangers.append(Peer(wire.node))
-        assert strangers[0].is_closed(), "the oldest makes room"
+        unauthenticated.append(Peer(wire.node))
+        assert unauthenticated[0].is_closed(), "the oldest gives way"
         assert wire.node._bulk.connections == 3
         with Peer.welcome(wire.node):
             eventually(lambda: wire.node._bulk.connections == 3)
-        for stranger in strangers:
-            stranger.socket.close()
+        for peer in unauthenticated:
+            peer.socket.close()
         eventually(lambda: wire.node._bulk.connections == 0)
         monkeypatch.setattr(kvstore.service.sockets.bulk, "HELLO_SECONDS", 0.2)
-        strangers = [Peer(wire.node) for _ in range(3)]
-        assert all(stranger.is_closed() for stranger in strangers)
+        unauthenticated = [Peer(wire.node) for _ in range(3)]
+        assert all(peer.is_closed() for peer in unauthenticated)
         eventually(lambda: wire.node._bulk.connections == 0)
-        for stranger in strangers:
-            stranger.socket.close()
+        for peer in unauthenticated:
+            peer.socket.close()
 
     def test_connections(self, wire, monkeypatch):
         monkeypatch.setattr(wire.node._bulk, "_most", 2)
@@ -340,7 +340,7 @@ class TestSettling:
             assert peer.receive()[1] == b""
         assert wire.found(space, 4) == [0] * 4
 
-    def test_a_ticket_that_nobody_has(self, wire):
+    def test_a_number_that_nobody_has(self, wire):
         assert not settle(wire, 12345).known
 
     def test_so_many_results_are_kept(self, monkeypatch):
@@ -499,12 +499,12 @@ def test_a_stopping_node_ends_idle_connections_at_once_and_busy_ones_in_time(sta
     wire = connect(start_node(arena=64 << 20))
     space = wire.open(page_bytes=LARGE)
     wire.put(space, payload(8, page_bytes=LARGE))
-    with Peer.welcome(wire.node) as idle, Peer.welcome(wire.node) as busy, Peer(wire.node) as stranger:
+    with Peer.welcome(wire.node) as idle, Peer.welcome(wire.node) as busy, Peer(wire.node) as unauthenticated:
         busy.load(wire.pages(space, 8))
         eventually(lambda: len(wire.node.store._state.leases.loads) == 1)
         wire.node._bulk.stop(0.5)
         assert idle.is_closed()
         assert busy.is_closed()
-        assert stranger.is_closed()
+        assert unauthenticated.is_closed()
     assert wire.node._bulk.connections == 0
     assert wire.node.stop()

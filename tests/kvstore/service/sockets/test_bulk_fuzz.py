@@ -182,7 +182,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(wire, seed, monkeypatch, event
                     continue
                 names = kvstore.hash_blocks(list(range(8 * 16)), 16, extra_keys=(str(strike),))
                 stored = others.store(names, data)
-                assert stored.refused == 0, "garbage takes others' room"
+                assert stored.refused == 0, "garbage takes others' slots"
                 into = np.zeros_like(data)
                 assert others.load(names, into) == 8
                 assert np.array_equal(into, data)

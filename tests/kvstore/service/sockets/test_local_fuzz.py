@@ -60,7 +60,7 @@ class Fuzzer:
         self.victim = victim
         """Another client, in whose name it speaks, too."""
         self.stolen = stolen
-        """The victim's ticket, which is the victim's alone to end."""
+        """The victim's lease, which is the victim's alone to end."""
         self.tickets = [1]
         self.standing: list[Peer] = []
         """Half-open: never read, never closed until the end."""
@@ -194,7 +194,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(
         pages = client.namespace(LAYOUT)
         pages.store(kept, data)
         victim = client._session.path._attachment.client
-        own = pages.prepare_store(names(3, 500))  # a stranger's word must not end it
+        own = pages.prepare_store(names(3, 500))  # another client's word must not end it
         [stolen] = node.store._state.leases.stores
         fuzzer = Fuzzer(node, random.Random(seed), pages.fingerprint, victim, stolen)
         strikes = 0
@@ -205,7 +205,7 @@ def test_the_node_outlives_whatever_is_sent_to_it(
                 strikes += 1
                 if strikes % 20 == 0:
                     mine = kvstore.hash_blocks(list(range(4 * 16)), 16, extra_keys=(str(strikes),))
-                    assert pages.store(mine, data).refused == 0, "garbage takes others' room"
+                    assert pages.store(mine, data).refused == 0, "garbage takes others' slots"
                     assert pages.load(mine, into) == 4
                     assert np.array_equal(into, data)
                     pages.evict(mine)
