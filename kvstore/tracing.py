@@ -54,11 +54,7 @@ def open_provider(endpoint: str, service: str = "kvstore") -> TracerProvider:
 
 
 class ServerSpans(grpc.ServerInterceptor):
-    """A span for each call that a node answers; for streams, all of it.
-
-    Args:
-        provider: where the spans go.
-    """
+    """A span for each call that a node answers; for streams, all of it."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer: Tracer = provider.get_tracer("kvstore", kvstore_version())
@@ -168,11 +164,7 @@ def _with_context(details: Any) -> _Details:
 
 
 class ClientSpans:
-    """Spans of what a client does.
-
-    Args:
-        provider: where they go.
-    """
+    """Spans of what a client does."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer: Tracer = provider.get_tracer("kvstore", kvstore_version())

@@ -24,13 +24,7 @@ from kvstore.tiers.latencies import Latencies
 
 
 class NodeWeb:
-    """Collects metrics from the moment it is made, and serves them and the console between ``start`` and ``stop``.
-
-    Args:
-        status: what the node says of itself now.
-        limits: of tenants.
-        tier_times: latencies of the lower tiers.
-    """
+    """Collects metrics from the moment it is made, and serves them and the console between ``start`` and ``stop``."""
 
     def __init__(
         self, status: Callable[[], Status], limits: TenantLimits, tier_times: Callable[[], Sequence[Latencies]]
@@ -65,15 +59,7 @@ class NodeWeb:
         healthy: Callable[[], bool],
         bulk_connections: Callable[[], int],
     ) -> None:
-        """Serve.
-
-        Args:
-            address: host and port to listen on; port 0 is any free one.
-            store: the node's.
-            access: says what a token lets its caller see.
-            tls: the node's TLS; None: plain HTTP.
-            healthy: whether the node serves.
-            bulk_connections: how many are open.
+        """Serve at ``address``, host and port; port 0 is any free one.
 
         Raises:
             ResourceError: the address can't be listened on.

@@ -43,9 +43,7 @@ def answering(
 class ConcurrencyLimit:
     """At most so many calls of one kind at once. Each keeps a thread as long as its peer likes.
 
-    Args:
-        kind: what these calls are, for people.
-        limit: most of them at once.
+    Errors name the calls by ``kind``.
     """
 
     def __init__(self, kind: str, limit: int) -> None:

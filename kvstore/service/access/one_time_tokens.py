@@ -13,12 +13,7 @@ TOKEN_BYTES = 32
 
 
 class OneTimeTokens:
-    """Tokens that were given and not used yet. Safe for threads.
-
-    Args:
-        limit: most of them at once.
-        seconds: how long one is good.
-    """
+    """At most ``limit`` tokens that were given and not used yet, each good for ``seconds``. Safe for threads."""
 
     def __init__(self, limit: int, seconds: float) -> None:
         self._limit = limit

@@ -45,7 +45,7 @@ class TenantLimits:
     """The limits of all tenants. Safe for threads.
 
     Args:
-        rules: of tenants by name.
+        rules: of tenants by name; a tenant without one has limits on what it does at once alone.
         calls: most calls at once of one tenant.
         streams: most payload streams at once.
         others: most streams of other kinds at once.
@@ -165,12 +165,7 @@ def _buckets(rates: Mapping[str, int], now: float) -> dict[str, _TokenBucket]:
 
 
 class LimitsCollector(Collector):
-    """What limits refused, for Prometheus.
-
-    Args:
-        limits: of all tenants.
-        grant: of whoever is told.
-    """
+    """What limits refused to the tenants that ``grant`` is for, as a counter for Prometheus."""
 
     def __init__(self, limits: TenantLimits, grant: Grant = EVERYTHING) -> None:
         self._limits = limits

@@ -22,13 +22,9 @@ from kvstore.wire.messages import split_hashes
 
 
 class CacheServicer(cache_pb2_grpc.CacheServicer):
-    """Answers ``kvstore.v1.Cache`` from a store.
+    """Answers ``kvstore.v1.Cache`` from a store; whether the caller may make the call was decided before.
 
-    Args:
-        store: what is served.
-        status: what the node says of itself; its ``instance`` tells this start of the node from any other.
-        access: who calls. What they may do was decided before.
-        socket: the Unix socket that the node serves on.
+    The status's ``instance`` tells this start of the node from any other; ``socket`` is the one that it serves on.
     """
 
     def __init__(self, store: Store, status: Callable[[], Status], access: Access, socket: Path) -> None:

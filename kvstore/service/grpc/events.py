@@ -27,12 +27,9 @@ _TIERS = {name: cache_pb2.PageTier.Name(number) for number, name in enumerate(TI
 
 
 class EventsServicer(events_pb2_grpc.EventsServicer):
-    """Streams what a store tells.
+    """Streams a store's page events, of those namespaces that the caller sees.
 
-    Args:
-        store: that is told of.
-        instance: another number after each start of the node.
-        access: says who calls, and which namespaces are there for them.
+    ``instance`` is another number after each start of the node.
     """
 
     def __init__(self, store: Store, instance: int, access: Access) -> None:

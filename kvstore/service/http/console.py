@@ -46,13 +46,7 @@ COLUMNS = (
 
 
 class ConsolePages:
-    """The console of one node, with the thread that takes its samples.
-
-    Args:
-        store: the node's.
-        status: what the node says of itself now.
-        bulk_connections: how many are open.
-    """
+    """The console of one node, with the thread that takes its samples."""
 
     def __init__(self, store: Store, status: Callable[[], Status], bulk_connections: Callable[[], int]) -> None:
         self._store = store

@@ -17,12 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class History:
-    """The latest samples. Safe for threads.
-
-    Args:
-        columns: names of the values of a sample.
-        samples: how many are kept.
-    """
+    """The latest ``samples`` samples, each of one value for every column. Safe for threads."""
 
     def __init__(self, columns: Sequence[str], samples: int = SAMPLES) -> None:
         self.columns = ("time", *columns)
@@ -48,13 +43,7 @@ class History:
 
 
 class Sampler:
-    """A thread that takes samples until it is stopped.
-
-    Args:
-        history: where they go.
-        values: what to sample.
-        step: seconds between two.
-    """
+    """A thread that adds ``values()`` to a history every ``step`` seconds until it is stopped."""
 
     def __init__(self, history: History, values: Callable[[], Mapping[str, float]], step: float = STEP_SECONDS) -> None:
         self._history = history

@@ -97,12 +97,7 @@ class Labels:
 
 
 class NodeCollector(Collector):
-    """The metrics of a node's status.
-
-    Args:
-        status: what the node says of itself now.
-        labels: of namespaces, the same for all scrapes by whoever sees the same ones.
-    """
+    """The metrics of a node's status; ``labels`` are the same for all scrapes by those who see the same namespaces."""
 
     def __init__(self, status: Callable[[], Status], labels: Labels) -> None:
         self._status = status
@@ -189,11 +184,7 @@ def _namespaces(status: Status, own: Mapping[bytes, Counts[str]], others: Counts
 
 
 class TierTimesCollector(Collector):
-    """How long calls of the lower tiers take.
-
-    Args:
-        times: what was measured so far.
-    """
+    """Latencies of the lower tiers' calls."""
 
     def __init__(self, times: Callable[[], Sequence[Latencies]]) -> None:
         self._times = times
