@@ -40,4 +40,4 @@ class RareLines:
             held, self._held_back = self._held_back, 0
         if held and count:
             text, values = text + " (%d more such lines were held back)", (*values, held)
-        log(text, *values)
+        log(text, *values, stacklevel=2)  # as the caller's line: logs may be limited by where a line comes from

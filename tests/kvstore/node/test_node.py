@@ -108,18 +108,18 @@ class TestOwning:
     @pytest.mark.parametrize(
         "part",
         [
-            "open_store",
-            "Maintenance",
-            "DescriptorBudget",
-            "PagesHandler",
-            "CacheServicer",
-            "EventsServicer",
-            "WebServer",
+            "node.open_store",
+            "node.Maintenance",
+            "node.DescriptorBudget",
+            "node.PagesHandler",
+            "node.CacheServicer",
+            "node.EventsServicer",
+            "web.WebServer",
         ],
     )
     def test_a_start_that_fails_midway_gives_everything_back(self, start_node, monkeypatch, eventually, part):
         with monkeypatch.context() as broken:
-            broken.setattr(kvstore.node.node, part, raising)
+            broken.setattr(f"kvstore.node.{part}", raising)
             files, threads = open_files(), set(threading.enumerate())
             with pytest.raises(OSError, match="Too many open files"):
                 start_node(metrics="0")
