@@ -1,4 +1,4 @@
-"""Copies that have ended and are not known to be right yet, of engines that may touch a block before they tell of it.
+"""Finished copies that are not confirmed yet: for engines that may overwrite a block before they tell of it.
 
 Such a copy is right if its block was the request's own until it had ended, and that is known when the engine tells of a
 step for the first time behind it: a step that had begun to touch the block by then is that one, or an earlier one, and

@@ -58,7 +58,7 @@ from kvstore.connector.engine.options import KEEP, RECOMPUTE, Options
 from kvstore.connector.engine.page_parts import parts_of
 from kvstore.connector.engine.page_rows import rows_by_part
 from kvstore.connector.engine.requests import EngineRequests
-from kvstore.connector.engine.setup import Connection, log_beside
+from kvstore.connector.engine.setup import NodeClients, log_beside
 from kvstore.connector.engine.supported import check_groups, check_model, check_parallel
 from kvstore.connector.plan import StepPlan
 from kvstore.connector.worker import SHUTDOWN_WAIT, WorkerConnector
@@ -172,7 +172,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         log_beside("vllm")
         self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
-        self._connection = Connection(self._options, os.environ)
+        self._connection = NodeClients(self._options, os.environ)
         self._layouts: list[list[Layout]] = []  # by part and group
         self._increments = Increments()
         events = vllm_config.kv_events_config

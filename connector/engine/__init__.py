@@ -1,1 +1,1 @@
-"""The scheduler side of an engine like vLLM: hits, admission of loads, names of blocks. Its objects are only read."""
+"""The scheduler side of an engine like vLLM: hits, admission of loads, block hashes. Its objects are only read."""

@@ -13,7 +13,7 @@ is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class EventBlock:
     """A block as the engine names it."""
 
     name: Any
@@ -31,12 +31,12 @@ class BlockEvents:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._planned: dict[tuple[int, bytes], tuple[Block, int]] = {}  # and how many parts are stored
-        self._known: dict[tuple[int, bytes], Block] = {}
-        self._stored: deque[Block] = deque(maxlen=REMEMBERED)
-        self._removed: deque[Block] = deque(maxlen=REMEMBERED)
+        self._planned: dict[tuple[int, bytes], tuple[EventBlock, int]] = {}  # and how many parts are stored
+        self._known: dict[tuple[int, bytes], EventBlock] = {}
+        self._stored: deque[EventBlock] = deque(maxlen=REMEMBERED)
+        self._removed: deque[EventBlock] = deque(maxlen=REMEMBERED)
 
-    def plan(self, block_hash: bytes, block: Block) -> None:
+    def plan(self, block_hash: bytes, block: EventBlock) -> None:
         """A block is to be stored, if it is not there already."""
         key = block.group, block_hash
         if key not in self._known:
@@ -63,7 +63,7 @@ class BlockEvents:
         if block is not None:
             self._removed.append(block)
 
-    def take(self) -> tuple[list[Block], list[Block]]:
+    def take(self) -> tuple[list[EventBlock], list[EventBlock]]:
         """Blocks that were stored, and blocks that have gone, since the last call; the latest, where they are many."""
         stored, removed = list(self._stored), list(self._removed)
         self._stored.clear()
@@ -71,7 +71,7 @@ class BlockEvents:
         return stored, removed
 
 
-def blocks_of(request: Any, group: int, size: int, hash_size: int, places: range) -> Iterator[tuple[int, Block]]:
+def blocks_of(request: Any, group: int, size: int, hash_size: int, places: range) -> Iterator[tuple[int, EventBlock]]:
     """Blocks of an engine's request as the engine names them: by the last of its hashes in each.
 
     Args:
@@ -87,7 +87,7 @@ def blocks_of(request: Any, group: int, size: int, hash_size: int, places: range
     for index in places[: max(0, len(names) - places.start)]:
         yield (
             index,
-            Block(
+            EventBlock(
                 names[index],
                 names[index - 1] if index else None,
                 request.all_token_ids[index * size : (index + 1) * size],

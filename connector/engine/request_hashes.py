@@ -28,7 +28,7 @@ _CONTENT_HASH = re.compile(r"(.+:)?([0-9a-f]{64}|[0-9a-f]{128})", re.DOTALL)
 _logger = logging.getLogger("kvstore.connector")
 
 
-class Hashes:
+class RequestHashes:
     """Block hashes of vLLM's requests, one for each ``block_size`` tokens: the ``gcd`` of the groups' block sizes. They
     are kvstore's own: vLLM's depend on PYTHONHASHSEED and on its settings."""
 

@@ -62,7 +62,7 @@ class RequestState:
         self.gain = 0.0
 
 
-def wishes(params: Any) -> tuple[bool, bool]:
+def store_and_load_flags(params: Any) -> tuple[bool, bool]:
     """Whether a request with these ``kv_transfer_params`` may be stored, and loaded."""
     given = params if isinstance(params, dict) else {}
     return given.get(STORE) is not False, given.get(LOAD) is not False

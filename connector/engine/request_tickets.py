@@ -8,7 +8,7 @@ from typing import Any
 
 from kvstore.connector.disagg.handover import Handover, Prompt
 from kvstore.connector.engine.metrics import Counts, ticket_counts
-from kvstore.connector.engine.request_hashes import Hashes
+from kvstore.connector.engine.request_hashes import RequestHashes
 from kvstore.connector.engine.request_state import RequestState
 
 _DONE = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
@@ -21,7 +21,7 @@ class RequestTickets:
     """Belongs to the scheduler's thread. Without a ``handover`` this instance has no key, and neither gives nor takes
     tickets."""
 
-    def __init__(self, handover: Handover | None, hashes: Hashes) -> None:
+    def __init__(self, handover: Handover | None, hashes: RequestHashes) -> None:
         self._handover = handover
         self._hashes = hashes
         self._said: set[str] = set()

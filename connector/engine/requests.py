@@ -17,8 +17,8 @@ from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.load_cost import LoadCost
 from kvstore.connector.engine.metrics import Counts, lookup_counts
 from kvstore.connector.engine.new_blocks import new_blocks
-from kvstore.connector.engine.request_hashes import Hashes
-from kvstore.connector.engine.request_state import RequestState, wishes
+from kvstore.connector.engine.request_hashes import RequestHashes
+from kvstore.connector.engine.request_state import RequestState, store_and_load_flags
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.longest_hit import longest_hit
 from kvstore.connector.lookups import Tiers
@@ -38,7 +38,7 @@ class EngineRequests:
         self,
         scheduler: SchedulerConnector,
         groups: Sequence[Group],
-        hashes: Hashes,
+        hashes: RequestHashes,
         *,
         async_load: bool = True,
         may_store: bool = True,
@@ -249,7 +249,7 @@ class EngineRequests:
     def _track(self, request: Any) -> RequestState:
         state = self._requests.get(request.request_id)
         if state is None or state.request is not request:
-            store, load = wishes(request.kv_transfer_params)
+            store, load = store_and_load_flags(request.kv_transfer_params)
             store, load = store and self._may_store, load and self._may_load
             chain = self._hashes.chain(request) if store or load else None
             state = RequestState(

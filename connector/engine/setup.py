@@ -15,7 +15,7 @@ from kvstore.connector.engine.groups import Group, fails_by_block, hash_block_si
 from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.options import RECOMPUTE, Options
 from kvstore.connector.engine.page_parts import Part
-from kvstore.connector.engine.request_hashes import Hashes
+from kvstore.connector.engine.request_hashes import RequestHashes
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.engine.requests import EngineRequests
 from kvstore.connector.rank_nodes import NodeClient, RankNodes
@@ -43,7 +43,7 @@ _TRACES_SECONDS = 1.0
 """How long the end waits for the last spans to be sent."""
 
 
-class Connection:
+class NodeClients:
     """The engine's node, and the nodes that prefill instances may hand over from. ``environment`` has
     ``KVSTORE_CONNECT_*``.
 
@@ -129,7 +129,7 @@ class Connection:
             touched_early=touched_early,
             peers=self._peers.ranks(layouts),
         )
-        hashes = Hashes(hash_block_size([group.block_size for group in groups]))
+        hashes = RequestHashes(hash_block_size([group.block_size for group in groups]))
         return EngineRequests(
             scheduler,
             groups,

@@ -32,7 +32,7 @@ from kvstore.arena.removal import (
     remove_memory,
 )
 from kvstore.errors import ResourceError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.host.numa import Placement
 from kvstore.host.process_lock import ProcessLock
 from kvstore.host.shared_memory import check_space
@@ -111,7 +111,7 @@ class Arena:
         self._embedded_in = embedded_in
         self._maps: dict[tuple[int, int], mmap.mmap] = {}
         """By device and inode."""
-        tell_children(self)
+        register_forked(self)
         self._lock = _own_directory(directory, group)
         self._is_new = not any((directory / name).exists() for name in MEMORY_NAMES)
         try:

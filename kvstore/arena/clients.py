@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from kvstore.errors import InvalidRequestError, LimitExceededError, UnavailableError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 
 MOST_CLIENTS = 1024
 """Most clients attached at once."""
@@ -49,7 +49,7 @@ class Clients:
         self._last = 0
         self._closed = False
         self._left_earlier: set[int] = set()
-        tell_children(self)
+        register_forked(self)
         for path in directory.iterdir():
             fd = _open(path)
             number = int(path.name) if _NUMBER.fullmatch(path.name) else 0

@@ -21,7 +21,7 @@ import threading
 import time
 
 from kvstore.arena.clients import MOST_CLIENTS, Clients
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 
 LINE_WORDS = 8
 LINE_BYTES = 8 * LINE_WORDS
@@ -88,7 +88,7 @@ class ReadingLine:
         self._lock = threading.Lock()
         self._reads: dict[int, tuple[int, int]] = {}
         self._last = 0
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: nobody who held the lock will let it go. The line is its parent's, and not mapped any more."""

@@ -16,7 +16,7 @@ from kvstore.errors import (
     UnavailableError,
     UnknownNamespaceError,
 )
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
 
@@ -41,7 +41,7 @@ class Session:
         """The folder of the arena that it was made for."""
         self._make_path = make_path
         self._lock = threading.Lock()
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: no other thread is at work here any more."""

@@ -14,7 +14,7 @@ from kvstore.client.paths.pending import PendingLoad, PendingStore
 from kvstore.client.paths.results import Lookup, NamespaceStatistics, StoreResult
 from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import UnknownNamespaceError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.limits import MOST_LOOKUP_PAGES
 from kvstore.wire.messages import join_hashes
 
@@ -206,7 +206,7 @@ class _MovedPages:
         self._lock = threading.Lock()
         self._loaded: dict[str, int] = {}
         self._stored = self._present = self._refused = 0
-        tell_children(self)
+        register_forked(self)
 
     def stored(self, result: StoreResult) -> None:
         """Count a store."""

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 
 PATIENCE_SECONDS = 1.0
 """How long who changes a file waits until it is written; later, it is written later."""
@@ -36,7 +36,7 @@ class AtomicFiles:
         self._running = False
         self._closed = False
         self._sizes: dict[Path, int] = {}
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: the files are the parent's."""

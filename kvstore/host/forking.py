@@ -13,7 +13,7 @@ import weakref
 from typing import Protocol
 
 
-class Inherited(Protocol):
+class ForkAware(Protocol):
     """An owner of something that a forked child has from its parent, and must not use as it is."""
 
     def forked(self) -> None:
@@ -22,10 +22,10 @@ class Inherited(Protocol):
         ...
 
 
-_inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
+_inherited: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
-def tell_children(owner: Inherited) -> None:
+def register_forked(owner: ForkAware) -> None:
     """Call ``owner.forked()`` in every child that this process forks while ``owner`` lives; it is not kept alive."""
     _inherited.add(owner)
 

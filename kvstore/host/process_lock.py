@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore.errors import InUseError
 from kvstore.host.descriptors import open_descriptors
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 
 
 class ProcessLock:
@@ -30,7 +30,7 @@ class ProcessLock:
         self._path = path
         self._fd = -1
         self._opening = True
-        tell_children(self)
+        register_forked(self)
         try:
             self._fd = _lock(path, refusal)
         finally:

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
 
 from kvstore.errors import UnavailableError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -147,7 +147,7 @@ class _Workers:
     def __init__(self) -> None:
         self.idle: list[_Worker] = []
         self.jobs: list[_Job] = []
-        tell_children(self)
+        register_forked(self)
 
     def take(self) -> _Worker:
         """An idle worker, or a new one.

@@ -17,7 +17,7 @@ import grpc
 from kvstore.arena.arena import Progress
 from kvstore.config.node import NodeConfig, parse_address
 from kvstore.errors import ResourceError, UnavailableError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.node.grpc_server import HANDLERS, make_server
 from kvstore.node.listeners import bind, own_socket
 from kvstore.node.reload import plan_reload
@@ -117,7 +117,7 @@ class Node:
         self.publisher: EventPublisher | None = None
         """Of page events over ZeroMQ, where there is one."""
         self._local: LocalServer | None = None
-        tell_children(self)
+        register_forked(self)
         receipts = Receipts()
         group = config.sharers
         with ExitStack() as undo:  # what ``stop`` needs is not all there yet

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.segments.io_threads import IoThreads, LateError
 from kvstore.segments.record import BLOCK, ByteArray
 
@@ -60,7 +60,7 @@ class BlockFile:
         self._fd = -1
         self.lost = False
         """Whether a call was late: it may still be changing the file."""
-        tell_children(self)
+        register_forked(self)
         self._in_time(lambda: self._open(path, flags | os.O_CLOEXEC, direct=direct))
 
     def _open(self, path: Path, flags: int, *, direct: bool) -> None:

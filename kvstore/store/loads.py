@@ -1,4 +1,4 @@
-"""Loads: pages are promoted into the arena and held there, the caller copies, then the hold ends."""
+"""Load leases: pages are promoted into the arena and held there while the caller copies, then released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results: what the calls around a page's bytes answer."""
+"""Results of ``prepare_store``, ``complete_store`` and ``prepare_load``."""
 
 from __future__ import annotations
 

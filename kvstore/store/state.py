@@ -27,7 +27,7 @@ from kvstore.errors import (
 from kvstore.events.ring import EventRing
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.atomic_files import AtomicFiles
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.limits import BATCH_BYTES, MOST_BATCH_PAGES, MOST_LOOKUP_PAGES
 from kvstore.namespaces.registry import KnownNamespace, NamespaceRegistry
 from kvstore.namespaces.usage import Usage
@@ -86,7 +86,7 @@ class StoreState:
         self._ended = False
         """Once the last writer is done, the arena is another node's."""
         self._inherited = False
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: this store is closed, and nobody who held the lock will let it go."""

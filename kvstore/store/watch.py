@@ -1,4 +1,4 @@
-"""A stream of which pages are in which tier: those that are there now, then every change, and all anew behind a gap.
+"""Page events for watchers: a snapshot of which pages are where, then every change; after a gap, a new snapshot.
 
 What is there is read piece by piece while it changes. Changes are read from the moment on when that began, so whoever
 puts them on top of it has what is there, whichever of both a page was in.

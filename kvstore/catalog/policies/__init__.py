@@ -1,4 +1,4 @@
-"""Which page leaves first. Order and eviction are one object, so that they can't disagree.
+"""Eviction policies: which page leaves first. Order and eviction are one object, so that they can't disagree.
 
 A policy sees slots come, be used and go, and proposes victims in its order (:mod:`kvstore.catalog.policies.policy`). It
 decides nothing about holds or dirty pages: the catalog skips what may not leave now. A proposal changes nothing until

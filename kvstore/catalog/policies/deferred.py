@@ -1,4 +1,4 @@
-"""A policy that is told later: a store is answered before the order in which its pages leave is worked out."""
+"""Deferred updates of a policy: a store is answered before the order in which its pages leave is worked out."""
 
 from __future__ import annotations
 

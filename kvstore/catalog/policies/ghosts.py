@@ -1,4 +1,4 @@
-"""A fixed memory of pages that left: by the hash of their key, a newer one in the place of an older one."""
+"""Ghosts: a table of fixed size of pages that left, by the hash of their key; newer ones replace older."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the learned order may go on: what it hits beside what least recently used would have hit.
+"""Shadow LRU: what least recently used would have hit, beside the learned order, which stops where it hits less.
 
 The trial keeps the order of a cache of the same size that is run by least recently used (LRU): keys alone, and no more
 than ``_MOST`` of them; of a larger cache a sample by hash, with as many places as the sample has pages (C. A.

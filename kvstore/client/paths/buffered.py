@@ -1,4 +1,4 @@
-"""Paths that send and receive pages instead of mapping an arena: what they lend is this process's own memory."""
+"""Base of the paths that map no arena: pages are sent from, and received into, this process's own memory."""
 
 from __future__ import annotations
 

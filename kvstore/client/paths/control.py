@@ -11,7 +11,7 @@ import grpc
 
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.errors import ConfigError, UnauthenticatedError, UnavailableError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import abandonable
 from kvstore.layout import Layout
 from kvstore.status import NamespaceStatus, Status, TierStatus
@@ -75,7 +75,7 @@ class Connection:
         self._traced = traced
         self._closed = False
         self._open()
-        tell_children(self)
+        register_forked(self)
 
     def _open(self) -> None:
         """Make the channel, and what makes calls over it."""

@@ -23,7 +23,7 @@ from kvstore.client.paths.transfer import Transfer
 from kvstore.client.url import EmbeddedConfig
 from kvstore.config.node import default_arena_directory
 from kvstore.errors import UnavailableError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
 from kvstore.page_codes import TIER_NAMES, StoreOutcome
@@ -62,7 +62,7 @@ class EmbeddedStore(Path):
         self._uses = 0
         self._closed = False
         self._inherited = False
-        tell_children(self)
+        register_forked(self)
         try:
             self._maintenance = Maintenance(self._store)
         except BaseException:

@@ -43,7 +43,7 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class TcpConnection:
     """One TCP connection to gRPC's port."""
 
     number: int
@@ -59,12 +59,12 @@ def most_unauthenticated(limit: int) -> int:
 
 
 def surplus(
-    connections: Iterable[Connection],
+    connections: Iterable[TcpConnection],
     let_in: Mapping[Address, Grant | None],
     limit: int,
     now: float,
     watching: Collection[Address] = (),
-) -> list[Connection]:
+) -> list[TcpConnection]:
     """Which connections are to be closed.
 
     Args:
@@ -80,8 +80,8 @@ def surplus(
         Unauthenticated ones that are late; the oldest of the others, and of those that may do nothing any more, as far
         as they are too many: whoever comes to stay shows a token at once; of one tenant, the youngest beyond its part.
     """
-    unauthenticated: list[Connection] = []
-    closed: list[Connection] = []
+    unauthenticated: list[TcpConnection] = []
+    closed: list[TcpConnection] = []
     watchers = 0
     of_tenant: Counter[str] = Counter()
     for each in sorted(connections, key=lambda connection: connection.since):
@@ -113,7 +113,7 @@ class UnauthenticatedConnections:
         self._grant_of = grant_of
         self._shown: dict[str, bytes] = {}
         """What gRPC calls a peer → the pass that it showed last."""
-        self._seen: dict[int, Connection | None] = {}
+        self._seen: dict[int, TcpConnection | None] = {}
         """By inode; None: another kind of socket."""
         self._watching: list[str] = []
         """What gRPC calls those that watch the node's health, once for each watch."""
@@ -196,15 +196,15 @@ class UnauthenticatedConnections:
                             connection.detach()
         os.dup2(self._null, self._spare, inheritable=False)  # what was shut down must be closed, too
 
-    def _connections(self) -> list[Connection]:
-        seen: dict[int, Connection | None] = {}
+    def _connections(self) -> list[TcpConnection]:
+        seen: dict[int, TcpConnection | None] = {}
         for fd, number in _sockets():
             known = self._seen.get(number)
             seen[number] = known if number in self._seen else self._inspect(fd, number)
         self._seen = seen
         return [each for each in seen.values() if each is not None]
 
-    def _inspect(self, fd: int, number: int) -> Connection | None:
+    def _inspect(self, fd: int, number: int) -> TcpConnection | None:
         """A descriptor's connection, if it is one to this port. It may be closed, or another's, at any moment."""
         try:
             looked_at = socket.socket(fileno=fd)
@@ -218,7 +218,7 @@ class UnauthenticatedConnections:
             return None
         finally:
             looked_at.detach()
-        return Connection(number, _normal(peer[0], peer[1]), time.monotonic()) if _inode(fd) == number else None
+        return TcpConnection(number, _normal(peer[0], peer[1]), time.monotonic()) if _inode(fd) == number else None
 
 
 @lru_cache(maxsize=4096)

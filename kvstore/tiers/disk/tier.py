@@ -13,7 +13,7 @@ import xxhash
 
 from kvstore.errors import InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.segments import record
 from kvstore.segments.aligned import aligned_empty
 from kvstore.segments.batching import plan_chunks
@@ -109,7 +109,7 @@ class DiskTier:
         # Held over I/O: `_log`, `_page_log`, `_reclaimer` and `_writer` belong to its holder.
         self._log_lock = threading.Lock()
         self._closed = False
-        tell_children(self)
+        register_forked(self)
         self._catalog = DiskCatalog(limit_bytes, counts)
         self._device = Device(deadline, clock)
         self._reader = DiskReader(self._device.reading.patience, verify=verify)

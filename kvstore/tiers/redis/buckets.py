@@ -1,5 +1,4 @@
-"""Buckets, of which each has a part of the chunks: how many there are, what each may hold, and the requests that
-change them."""
+"""Buckets: shards of the byte limit, each with its part of the chunks, and the requests that change them."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ Pages = Mapping[tuple[int, bytes], int]
 """Numbers of pages by bucket and nonce of their chunks."""
 
 
-class Evicted(NamedTuple):
+class EvictedChunk(NamedTuple):
     """A chunk that was evicted."""
 
     bucket: int
@@ -242,11 +241,11 @@ class Buckets:
         return Request(self._topology.slot(name), [b"HGETALL", name])
 
 
-def evicted_by(bucket: int, reply: Reply) -> list[Evicted]:
+def evicted_by(bucket: int, reply: Reply) -> list[EvictedChunk]:
     """The chunks that a script says it evicted."""
     out = []
     for chunk in reply if isinstance(reply, list) else []:
         match chunk:
             case [bytes() as nonce, int() as pages, bytes() as header]:
-                out.append(Evicted(bucket, nonce, pages, header))
+                out.append(EvictedChunk(bucket, nonce, pages, header))
     return out

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstore.hashing import HASH_BYTES
-from kvstore.tiers.redis.buckets import Evicted, evicted_by
+from kvstore.tiers.redis.buckets import EvictedChunk, evicted_by
 from kvstore.tiers.redis.context import Context
 from kvstore.tiers.redis.format import codec
 from kvstore.tiers.redis.format.chunk import ChunkHeader
@@ -57,7 +57,7 @@ class ChunkWriter:
         )
         return NewChunk(self._buckets.share_of(namespace).bucket_of(pages[0].key), header, header.encode(), payloads)
 
-    def admit(self, chunks: Sequence[NewChunk], deadline: float) -> tuple[list[NewChunk], list[Evicted]]:
+    def admit(self, chunks: Sequence[NewChunk], deadline: float) -> tuple[list[NewChunk], list[EvictedChunk]]:
         """Write chunks, in one request to each server. Returns those that are whole in Redis, and those evicted."""
         trims = self._buckets.trims({chunk.header.namespace for chunk in chunks})
         requests = [request for _, request in trims]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvstore.tiers.redis.buckets import Evicted
+from kvstore.tiers.redis.buckets import EvictedChunk
 from kvstore.tiers.redis.chunk_writer import ChunkWriter
 from kvstore.tiers.redis.context import Context
 from kvstore.tiers.redis.format.chunk import ChunkHeader, pages_per_chunk
@@ -76,7 +76,7 @@ class Compaction:
         share = self._buckets.share_of(header.namespace)
         return completes(header) and share.pages_at_once(header.lengths[0]) is None
 
-    def compact(self, last: NewChunk, pages: Mapping[bytes, PageWrite], entry: PageEntry) -> list[Evicted]:
+    def compact(self, last: NewChunk, pages: Mapping[bytes, PageWrite], entry: PageEntry) -> list[EvictedChunk]:
         """Merge the fragments that ``last`` completes into one chunk, point their pages there, and release them.
 
         Args:

@@ -1,4 +1,4 @@
-"""What all calls of one tier share: its servers, what lies there, and what is counted of it."""
+"""What the Redis tier's parts share: topology, buckets, entries, counters, timeout."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvstore.tiers.redis.buckets import Buckets, Evicted
+from kvstore.tiers.redis.buckets import Buckets, EvictedChunk
 from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.entry import PageEntry, decode, reference
 from kvstore.tiers.redis.format.new_chunk import NewChunk
@@ -125,7 +125,7 @@ class Entries:
         self._buckets.release(gone, deadline)
         return sum(gone.values())
 
-    def deletions(self, evicted: Iterable[Evicted]) -> Iterable[Request]:
+    def deletions(self, evicted: Iterable[EvictedChunk]) -> Iterable[Request]:
         """Requests that delete the entries of chunks that were evicted."""
         for gone in evicted:
             found = [key_names.page_name(key) for key in gone.keys]

@@ -11,7 +11,7 @@ import threading
 import time
 
 from kvstore.errors import ResourceError
-from kvstore.tiers.redis.buckets import Evicted, evicted_by
+from kvstore.tiers.redis.buckets import EvictedChunk, evicted_by
 from kvstore.tiers.redis.context import Context
 from kvstore.tiers.redis.net.clocks import Clocks
 
@@ -37,7 +37,7 @@ class Expirer:
             for bucket, said in self._buckets.times(self._context.timeout):
                 self._clocks.saw(bucket, said, time.monotonic())
 
-    def expire(self, namespace: bytes, seconds: float, stop: threading.Event, dropped: list[Evicted]) -> bool:
+    def expire(self, namespace: bytes, seconds: float, stop: threading.Event, dropped: list[EvictedChunk]) -> bool:
         """Drop a namespace's chunks, unless any node used one of them within the last ``seconds``.
 
         One that is used while this goes on stays; the others are dropped.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
 from kvstore.tiers.counters import TierCounts
-from kvstore.tiers.redis.buckets import Buckets, Evicted
+from kvstore.tiers.redis.buckets import Buckets, EvictedChunk
 from kvstore.tiers.redis.chunk_writer import ChunkWriter
 from kvstore.tiers.redis.compaction import Compaction
 from kvstore.tiers.redis.context import Context
@@ -219,7 +219,7 @@ class RedisTier:
     def expire(self, prefix: bytes, seconds: float, stop: threading.Event) -> int | None:
         """Forget a namespace that no node has used for so long; see :class:`kvstore.tiers.tier.SharedTier`."""
         self._check_format()
-        dropped: list[Evicted] = []
+        dropped: list[EvictedChunk] = []
         try:
             unused = self._expirer.expire(prefix, seconds, stop, dropped)
         finally:

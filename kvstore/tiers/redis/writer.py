@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.hashing import HASH_BYTES
-from kvstore.tiers.redis.buckets import Evicted
+from kvstore.tiers.redis.buckets import EvictedChunk
 from kvstore.tiers.redis.chunk_writer import ChunkWriter
 from kvstore.tiers.redis.compaction import Compaction
 from kvstore.tiers.redis.context import Context
@@ -114,7 +114,7 @@ class Writer:
 
     def _store(
         self, batch: Sequence[NewChunk], stale: Mapping[bytes, bytes], here: dict[bytes, set[bytes]]
-    ) -> tuple[list[Evicted], set[bytes]]:
+    ) -> tuple[list[EvictedChunk], set[bytes]]:
         """Write chunks, then the entries of their pages, the first one for a page wins; delete those of evicted ones.
 
         Args:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvstore.connector.engine import block_events
-from kvstore.connector.engine.block_events import Block, BlockEvents
+from kvstore.connector.engine.block_events import BlockEvents, EventBlock
 
-ONE, TWO = (Block(name, None, [1, 2], 0) for name in ("one", "two"))
+ONE, TWO = (EventBlock(name, None, [1, 2], 0) for name in ("one", "two"))
 
 
 def test_a_block_is_told_of_once_when_it_is_stored() -> None:
@@ -57,7 +57,7 @@ def test_what_nobody_takes_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> 
     blocks = BlockEvents(ranks=1)
     for number in range(5):
         name = bytes([number])
-        blocks.plan(name, Block(name, None, [1], 0))
+        blocks.plan(name, EventBlock(name, None, [1], 0))
         blocks.store(0, [name])
         blocks.miss(0, name)
     stored, removed = blocks.take()

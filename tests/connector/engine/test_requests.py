@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="reads an engine's tensors")
 
 from kvstore.connector.engine.groups import Group, fails_by_block
 from kvstore.connector.engine.load_admission import LoadAdmission
-from kvstore.connector.engine.request_hashes import Hashes
+from kvstore.connector.engine.request_hashes import RequestHashes
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.engine.requests import EngineRequests
 from kvstore.connector.plan import StepPlan
@@ -36,7 +36,7 @@ second one beside it does not fit."""
 def requests(client: Any, namespace: Any, clock: Any) -> Iterator[EngineRequests]:
     client.shows = True
     layouts = [Layout(model="m", block_size=SIZE, page_bytes=64, group=group) for group in (0, 1)]
-    hashes = Hashes(SIZE)
+    hashes = RequestHashes(SIZE)
     scheduler = SchedulerConnector(client, [type(namespace)(layout) for layout in layouts], clock=clock)
     made = EngineRequests(
         scheduler,

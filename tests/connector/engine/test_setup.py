@@ -25,7 +25,7 @@ LAYOUT = kvstore.Layout(model="m", block_size=16, page_bytes=16 * 32 * 4)
 HASHES = tuple(kvstore.hash_blocks(list(range(16)), 16))
 
 
-def scheduler_half(connection: setup.Connection, parts: list[Part]) -> EngineRequests:
+def scheduler_half(connection: setup.NodeClients, parts: list[Part]) -> EngineRequests:
     groups = [Group(16, keeps=True, num_skipped=lambda num_tokens: 0)]
     return connection.scheduler_half(
         parts,
@@ -49,7 +49,7 @@ def test_a_start_does_not_wait_for_a_node_that_hangs_however_patient_its_calls_a
     monkeypatch.setattr(setup, "START_WAIT", 0.05)
     node = node_process()
     node.pause()
-    connection = setup.Connection(Options.parse({"url": node.url, "load_deadline_ms": 3_600_000}), {})
+    connection = setup.NodeClients(Options.parse({"url": node.url, "load_deadline_ms": 3_600_000}), {})
     workers: list[Any] = []
 
     def start() -> None:
@@ -74,7 +74,7 @@ def test_all_parts_of_a_page_wait_together(
     monkeypatch.setattr(setup, "START_WAIT", 0.05)
     node = node_process()
     node.pause()
-    connection = setup.Connection(Options.parse({"url": node.url}), {})
+    connection = setup.NodeClients(Options.parse({"url": node.url}), {})
     parts = [Part("", (replace(LAYOUT, tp_rank=rank, tp_size=8),), rank) for rank in range(8)]
     half = scheduler_half(connection, parts)
     assert caplog.text.count("is not there yet") == 1
@@ -89,7 +89,7 @@ def test_what_goes_wrong_at_a_start_is_told_whatever_it_is(
     def fail(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    connection = setup.Connection(Options.parse({"url": "unix:///nobody/s"}), {})
+    connection = setup.NodeClients(Options.parse({"url": "unix:///nobody/s"}), {})
     monkeypatch.setattr(connection._client, "lookup", fail)
     scheduler_half(connection, [Part("", (LAYOUT,))]).shutdown()
     assert "vLLM starts without it: RuntimeError: can't start new thread" in caplog.text

@@ -12,7 +12,7 @@ pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not inst
 
 import kvstore  # noqa: E402
 from kvstore.connector.engine.options import Options  # noqa: E402
-from kvstore.connector.engine.setup import Connection  # noqa: E402
+from kvstore.connector.engine.setup import NodeClients  # noqa: E402
 from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan  # noqa: E402
 from kvstore.gpu.paged_kv import PagedKV  # noqa: E402
 
@@ -30,7 +30,7 @@ def test_a_worker_tells_of_its_transfers_and_of_the_calls_in_them(
     url = f"unix://{start_node().config.socket}"
     tensors = [torch.rand(BLOCKS, TOKENS * ROW) for _ in range(LAYERS)]
     with running_collector() as (collector, endpoint):
-        connection = Connection(Options.parse({"url": url, "traces": endpoint}), {})
+        connection = NodeClients(Options.parse({"url": url, "traces": endpoint}), {})
         worker = connection.worker_half([[LAYOUT]], [[PagedKV(tensors, "block dim")]], None)
         worker.start_save_kv(StepPlan(stores=(StorePlan("a", HASHES, (1, 2)),)))
         worker.wait_for_save()

@@ -1,4 +1,4 @@
-"""Several batches of one call at once, by threads that end with it."""
+"""Runs several batches of one call in parallel, on threads that end with it."""
 
 from __future__ import annotations
 

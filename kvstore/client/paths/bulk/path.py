@@ -46,7 +46,7 @@ from kvstore.errors import (
     UnknownNamespaceError,
 )
 from kvstore.hashing import HASH_BYTES
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.page_codes import StoreOutcome
 from kvstore.v1 import cache_pb2 as pb
@@ -70,7 +70,7 @@ class BulkPath(BufferedPath):
         self._lock = threading.Lock()
         self._under_way: dict[bytes, Future[StoreResult]] = {}
         """Batches that are being stored, by the fingerprint and hash of the last page of each."""
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: the threads that store are its parent's."""

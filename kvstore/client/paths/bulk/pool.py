@@ -16,7 +16,7 @@ from kvstore.breaker import Breaker, State
 from kvstore.client.paths.bulk.requests import BulkRequests
 from kvstore.client.paths.control import Connection
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import cut_by_interrupt, uninterrupted
 from kvstore.v1 import bulk_pb2
 from kvstore.wire.channel import Channel
@@ -50,7 +50,7 @@ class BulkPool:
         self._closed = False
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
         """Of all connections that are open."""
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: the connections are its parent's, and so is the thread that tries to make one."""

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 
 _LOOK_SECONDS = 0.001
 """How often a store looks that waits for another one."""
@@ -34,7 +34,7 @@ class StoreAdmission:
         self._limit = limit
         self._shares: list[weakref.ref[Share]] = []
         self._lock = threading.Lock()
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: the stores under way are its parent's."""

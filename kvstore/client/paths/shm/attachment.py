@@ -19,7 +19,7 @@ from kvstore.client.paths.control import Connection
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.shm.mapped_arena import MappedArena
 from kvstore.errors import InvalidRequestError, LimitExceededError, NotAttachedError, ResourceError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.v1 import cache_pb2 as pb
 
 Bytes = npt.NDArray[np.uint8]
@@ -51,7 +51,7 @@ class Attachment:
         self._guard = threading.Lock()
         self._writing: dict[int, weakref.ref[object]] = {}
         """What has slots to write to, by its identity."""
-        tell_children(self)
+        register_forked(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             shared = path.parent.stat().st_mode & stat.S_ISGID  # the arena is a group's: the node may be another user

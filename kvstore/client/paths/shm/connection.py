@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from kvstore.client.paths.control import Connection
 from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.wire.frame import (
     MOST_MESSAGE_BYTES,
     NUMBERED,
@@ -182,11 +182,11 @@ class SocketConnection:
         """Send a request, and receive its answer part by part."""
         self.settle(deadline)
         self._check_good()
-        packed = self.pack(request, nobody)
+        packed = self.pack(request, ignore_answer)
         if not packed.frame:
             yield from self._large.parts(request, deadline)
             return
-        due = _Due(_KINDS[type(request)][1], number_of(packed.frame), nobody)
+        due = _Due(_KINDS[type(request)][1], number_of(packed.frame), ignore_answer)
         self.channel.deadline = deadline
         last = False
         self.good = False  # until all of the answer was received, however this ends
@@ -245,7 +245,7 @@ class SocketConnection:
         return UnavailableError(f"{self._name} was lost: {error}")
 
 
-def nobody(answer: Any) -> None:
+def ignore_answer(answer: Any) -> None:
     """Is told."""
 
 
@@ -302,7 +302,7 @@ class LocalConnectionPool:
         """Of all connections that are open. One that an interrupted operation did not give back closes with it."""
         self._closed = False
         self._told = False
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: the connections are the parent's."""

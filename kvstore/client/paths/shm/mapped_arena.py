@@ -31,7 +31,7 @@ from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
 from kvstore.errors import NotAttachedError, ResourceError
 from kvstore.hashing import HASH_BYTES
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.page_codes import PageTier
 
 Bytes = npt.NDArray[np.uint8]
@@ -74,7 +74,7 @@ class MappedArena:
         self._epoch = words[fmt.EPOCH_OFFSET :][:8].cast("Q")
         self._lines = memoryview(readers)
         self._index = IndexReader.of(headers, superblock.arena_bytes)
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: what its parent's views show is not the arena, and what is written to them is nobody else's."""

@@ -36,7 +36,7 @@ from kvstore.errors import (
     UnavailableError,
 )
 from kvstore.hashing import HASH_BYTES
-from kvstore.host.forking import renewed, tell_children
+from kvstore.host.forking import register_forked, renewed
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.limits import LONGEST_LEASE
 from kvstore.page_codes import TIER_NAMES, PageTier, StoreOutcome
@@ -76,7 +76,7 @@ class ShmPath(Path):
         self._preallocation = Preallocation(self._connections)
         self._begun = threading.local()
         """``connection``: of the last store that this thread began and was not told of yet."""
-        tell_children(self)
+        register_forked(self)
         deadline = time.monotonic() + timeout
         try:
             attachment = self._attach(deadline)

@@ -20,10 +20,10 @@ from kvstore.client.paths.shm.connection import (
     LocalConnectionPool,
     Packed,
     call,
-    nobody,
+    ignore_answer,
 )
 from kvstore.errors import DeadlineError, KVStoreError, UnavailableError
-from kvstore.host.forking import renewed, tell_children
+from kvstore.host.forking import register_forked, renewed
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.limits import LONGEST_LEASE
 from kvstore.v1 import cache_pb2 as pb
@@ -72,7 +72,7 @@ class Preallocation:
         self._thread: threading.Thread | None = None
         self._asked: tuple[tuple[bytes, int, int, bool], Packed] | None = None
         """What was asked for last, and the request: the next store mostly asks for the same."""
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: the slots are its parent's, which may publish other pages in them."""
@@ -136,7 +136,10 @@ class Preallocation:
                 ahead=following or pages,
                 ahead_evict=following > 0,
             )
-            before = self._asked = asked, connection.pack(request, nobody)  # what is kept must not keep an arena mapped
+            before = self._asked = (
+                asked,
+                connection.pack(request, ignore_answer),
+            )  # what is kept must not keep an arena mapped
         return [before[1]._replace(answered=came)]
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kvstore.errors import KVStoreError
 from kvstore.hashing import HASH_BYTES
-from kvstore.host.forking import renewed, tell_children
+from kvstore.host.forking import register_forked, renewed
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.v1 import cache_pb2 as pb
 
@@ -35,7 +35,7 @@ class UseReports:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        tell_children(self)
+        register_forked(self)
 
     def forked(self) -> None:
         """In a child: its parent tells of what waits."""

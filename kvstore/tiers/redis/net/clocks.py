@@ -1,4 +1,4 @@
-"""Jumps of the servers' clocks: by these clocks it is measured for how long nobody used a namespace there."""
+"""Detects jumps of the servers' clocks, by which it is measured how long nobody used a namespace."""
 
 from __future__ import annotations
 

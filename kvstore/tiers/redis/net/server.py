@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from kvstore.breaker import Breaker
 from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
 from kvstore.fairness import Turns
-from kvstore.host.forking import tell_children
+from kvstore.host.forking import register_forked
 from kvstore.tiers.redis.net.resp import (
     Argument,
     Buffer,
@@ -93,7 +93,7 @@ class Request:
     """How many bytes of pages it carries."""
 
 
-class Connection:
+class ServerConnection:
     """One connection of redis-py, used by one caller at a time."""
 
     def __init__(self, pool: Any, scripts: Sequence[str], timeout: float) -> None:
@@ -101,7 +101,7 @@ class Connection:
         self._redis = pool.get_connection()
         try:
             self._socket = self._redis._sock  # noqa: SLF001 - redis-py has no public name for it
-            tell_children(self)
+            register_forked(self)
             self._resp = RespSocket(self._socket)
             self._load(scripts, time.monotonic() + timeout)
         except BaseException:
@@ -176,7 +176,7 @@ class _Waiter:
     """A caller that waits for a connection."""
 
     woken: threading.Condition
-    connection: Connection | None = None
+    connection: ServerConnection | None = None
     """His from now on."""
 
 
@@ -202,7 +202,7 @@ class Server:
         """For writes alone: a server may be full, or read-only, and still answer reads."""
         self.threads = ServerThreads(MOST_CONNECTIONS, f"kvstore-{name}")
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[ServerConnection] = []
         """Empty while somebody waits."""
         self._turns: Turns[_Waiter] = Turns()
         self._waiting: set[_Waiter] = set()
@@ -283,7 +283,7 @@ class Server:
         if deadline - asked >= FAIR_SECONDS:
             self.breaker.failed()
 
-    def _take(self, deadline: float) -> Connection | None:
+    def _take(self, deadline: float) -> ServerConnection | None:
         """A connection of one's own. None: others had all of them until ``deadline``.
 
         Raises:
@@ -291,7 +291,7 @@ class Server:
             DeadlineError: none could be opened in time.
             ResourceError: no thread can be started to open one.
         """
-        dead: list[Connection] = []
+        dead: list[ServerConnection] = []
         try:
             with self._lock:
                 if self._closed:
@@ -316,7 +316,7 @@ class Server:
             for connection in dead:
                 connection.close()
 
-    def _wait(self, waiter: _Waiter, deadline: float, dead: list[Connection]) -> Connection | None:
+    def _wait(self, waiter: _Waiter, deadline: float, dead: list[ServerConnection]) -> ServerConnection | None:
         """Wait for one's turn with a connection; see ``_take``. The caller holds the lock, and closes the dead ones."""
         refused = self._refused
         self._turns.add(READER.get(), [waiter])
@@ -340,7 +340,7 @@ class Server:
                     return None
                 raise DeadlineError(f"{self.name} gave no connection in time")
 
-    def _hand_on(self, connection: Connection) -> None:
+    def _hand_on(self, connection: ServerConnection) -> None:
         """Give a connection to whoever's turn it is. The caller holds the lock."""
         while self._turns:
             waiter = self._turns.take()
@@ -364,10 +364,10 @@ class Server:
             raise ResourceError(f"{self.name}: no thread for a connection: {error}") from error
 
     def _open(self) -> None:
-        connection: Connection | None = None
+        connection: ServerConnection | None = None
         why = ""
         try:
-            connection = Connection(self._pool, self._scripts, self._timeout)
+            connection = ServerConnection(self._pool, self._scripts, self._timeout)
         except (RedisError, KVStoreError, OSError) as error:
             why = str(error)
         except Exception as error:  # noqa: BLE001 - redis-py may raise anything at a peer that is no Redis
@@ -389,14 +389,14 @@ class Server:
         if connection is not None:
             connection.close()
 
-    def _put_back(self, connection: Connection) -> None:
+    def _put_back(self, connection: ServerConnection) -> None:
         with self._lock:
             if not self._closed:
                 self._hand_on(connection)
                 return
         self._drop(connection)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ServerConnection) -> None:
         connection.close()
         with self._lock:
             self._connected -= 1

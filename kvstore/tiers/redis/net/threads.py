@@ -1,4 +1,4 @@
-"""The threads that wait for one server, for callers who ask several at once.
+"""Threads for each server, so that one that hangs holds up no other, for callers who ask several at once.
 
 Each server has its own: calls that hang at one must not keep others from servers that are well.
 """

@@ -23,7 +23,7 @@ from kvstore.security.grants import EVERYTHING, Grant
 from kvstore.service.access import connection_guard
 from kvstore.service.access.connection_guard import (
     Address,
-    Connection,
+    TcpConnection,
     address_of,
     most_unauthenticated,
     surplus,
@@ -34,16 +34,16 @@ HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 SECONDS = 60.0
 
 
-def connections(*since: float) -> list[Connection]:
+def connections(*since: float) -> list[TcpConnection]:
     """By port 0, 1, …; seen first at these times."""
-    return [Connection(100 + port, ("10.0.0.1", port), seen) for port, seen in enumerate(since)]
+    return [TcpConnection(100 + port, ("10.0.0.1", port), seen) for port, seen in enumerate(since)]
 
 
 def granted(grants: Mapping[int, Grant | None]) -> dict[Address, Grant | None]:
     return {("10.0.0.1", port): grant for port, grant in grants.items()}
 
 
-def ports(closed: list[Connection]) -> list[int]:
+def ports(closed: list[TcpConnection]) -> list[int]:
     return [each.peer[1] for each in closed]
 
 

@@ -16,7 +16,7 @@ from redis_servers import Cluster, RedisServer, servers_of
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.resp import RespSocket
-from kvstore.tiers.redis.net.server import Connection, Request
+from kvstore.tiers.redis.net.server import Request, ServerConnection
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20
@@ -77,7 +77,7 @@ def test_replies_are_asked_for_four_mebibytes_ahead(server: RedisServer, open_re
     assert tier.contains([bytes(64)]) == [False]
     tier._refresher.close()  # it would use the same connection
     [node] = servers_of(tier)
-    connection: Connection = node._idle[-1]
+    connection: ServerConnection = node._idle[-1]
     connection._resp = watched = Watched(connection._socket)
     server.client.set("kvstore:value", bytes(range(256)) * (MIB // 256))
     into = [bytearray(MIB) for _ in range(24)]

@@ -13,7 +13,7 @@ from redis_servers import RedisServer
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net import scripts
-from kvstore.tiers.redis.net.server import Connection, Request
+from kvstore.tiers.redis.net.server import Request, ServerConnection
 from kvstore.tiers.tier import PageWrite
 
 Open = Callable[..., RedisTier]
@@ -30,15 +30,15 @@ class Asked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._trips: list[Counter[str]] = []
-        real = Connection.roundtrip
+        real = ServerConnection.roundtrip
 
-        def roundtrip(connection: Connection, requests: Sequence[Request], deadline: float) -> Any:
+        def roundtrip(connection: ServerConnection, requests: Sequence[Request], deadline: float) -> Any:
             trip = Counter(map(_name, requests))
             if "SCRIPT" not in trip:  # a new connection loads them, whenever it is open
                 self._trips.append(trip)
             return real(connection, requests, deadline)
 
-        monkeypatch.setattr(Connection, "roundtrip", roundtrip)
+        monkeypatch.setattr(ServerConnection, "roundtrip", roundtrip)
 
     def by(self, call: Callable[[], object], expected: object) -> list[dict[str, int]]:
         self._trips.clear()
