@@ -172,7 +172,7 @@ def _say_how_it_ended(node: Node, *, clean: bool) -> None:
 
 
 def _reload(node: Node, options: argparse.Namespace, leave: Callable[[], bool] = lambda: False) -> None:
-    """Read the settings again, and take over what a running node can change; on a mistake nothing changes.
+    """Read the settings again, and take over what a running node can change; a wrong setting changes nothing.
 
     Once ``leave`` says so, what takes long is not waited for: a token that the next SIGHUP takes away can't wait.
     """
