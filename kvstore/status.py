@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,46 @@ from importlib.metadata import PackageNotFoundError, version
 
 from kvstore.layout import Layout
 from kvstore.security.grants import Grant
+
+
+class TierState(enum.IntEnum):
+    """Whether a tier serves."""
+
+    UNKNOWN = 0
+    """An older node, which does not say."""
+    OK = 1
+    DEGRADED = 2
+    """It serves less than it should: some of its servers are away, or it only reads."""
+    DOWN = 3
+    """Nothing can be read from it, or written to it, now."""
+
+    @classmethod
+    def of(cls, number: int) -> TierState:
+        """The state that a message names by number; one that a newer node has is unknown here."""
+        return cls(number) if number in cls._value2member_map_ else cls.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class TierHealth:
+    """Whether a tier serves, since when, and why not."""
+
+    state: TierState = TierState.UNKNOWN
+    since: float = 0.0
+    """Seconds since 1970, on the node's clock."""
+    reason: str = ""
+    """In words; empty when it is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """A client that is connected now."""
+
+    name: str
+    """What it calls itself; empty: it does not say."""
+    way: str
+    """How it reaches the node: ``shm`` or ``bulk``."""
+    seconds: float
+    """Since it connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +63,7 @@ class TierStatus:
     limit_bytes: int
     pages: int
     counters: Mapping[str, int]
+    health: TierHealth = TierHealth()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +112,10 @@ class Status:
     """The node's clock: seconds since 1970. 0: an older node, which does not say."""
     hash_check: bytes = b""
     """What the node computes for :func:`kvstore.hashing.hash_check`. Empty: an older node, which does not say."""
+    connected: tuple[ClientStatus, ...] = ()
+    """Those that share the arena, and those with a bulk connection."""
+    certificate_ends: float = 0.0
+    """When the certificate ends that the node shows to its callers: seconds since 1970. 0: it has none."""
     gone: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """What the node counted of namespaces that were dropped since, by tenant. Not told to clients."""
     numbers: Mapping[bytes, int] = dataclasses.field(default_factory=dict)
@@ -108,7 +154,7 @@ def seen_by(status: Status, grant: Grant) -> Status:
     counters |= {"asked": hit + counts["missed"], "hit": hit}
     tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, counters),)
     return dataclasses.replace(
-        status, tiers=tiers, namespaces=own, gone=gone, clients=0, arena_directory="", disk_directory=""
+        status, tiers=tiers, namespaces=own, gone=gone, clients=0, connected=(), arena_directory="", disk_directory=""
     )
 
 

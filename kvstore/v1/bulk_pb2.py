@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvstore/v1/bulk.proto\x12\nkvstore.v1\"\x11\n\x0fOpenBulkRequest\"@\n\rOpenBulkReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x12\n\nexpires_ms\x18\x03 \x01(\r\"\x1f\n\rSettleRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\"N\n\x0bSettleReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x01(\r\x12\x0f\n\x07present\x18\x03 \x01(\r\x12\x0f\n\x07refused\x18\x04 \x01(\r2\x84\x01\n\x04\x42ulk\x12>\n\x04Open\x12\x1b.kvstore.v1.OpenBulkRequest\x1a\x19.kvstore.v1.OpenBulkReply\x12<\n\x06Settle\x12\x19.kvstore.v1.SettleRequest\x1a\x17.kvstore.v1.SettleReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvstore/v1/bulk.proto\x12\nkvstore.v1\"\x1f\n\x0fOpenBulkRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"@\n\rOpenBulkReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x12\n\nexpires_ms\x18\x03 \x01(\r\"\x1f\n\rSettleRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\"N\n\x0bSettleReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x01(\r\x12\x0f\n\x07present\x18\x03 \x01(\r\x12\x0f\n\x07refused\x18\x04 \x01(\r2\x84\x01\n\x04\x42ulk\x12>\n\x04Open\x12\x1b.kvstore.v1.OpenBulkRequest\x1a\x19.kvstore.v1.OpenBulkReply\x12<\n\x06Settle\x12\x19.kvstore.v1.SettleRequest\x1a\x17.kvstore.v1.SettleReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvstore.v1.bulk_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENBULKREQUEST']._serialized_start=37
-  _globals['_OPENBULKREQUEST']._serialized_end=54
-  _globals['_OPENBULKREPLY']._serialized_start=56
-  _globals['_OPENBULKREPLY']._serialized_end=120
-  _globals['_SETTLEREQUEST']._serialized_start=122
-  _globals['_SETTLEREQUEST']._serialized_end=153
-  _globals['_SETTLEREPLY']._serialized_start=155
-  _globals['_SETTLEREPLY']._serialized_end=233
-  _globals['_BULK']._serialized_start=236
-  _globals['_BULK']._serialized_end=368
+  _globals['_OPENBULKREQUEST']._serialized_end=68
+  _globals['_OPENBULKREPLY']._serialized_start=70
+  _globals['_OPENBULKREPLY']._serialized_end=134
+  _globals['_SETTLEREQUEST']._serialized_start=136
+  _globals['_SETTLEREQUEST']._serialized_end=167
+  _globals['_SETTLEREPLY']._serialized_start=169
+  _globals['_SETTLEREPLY']._serialized_end=247
+  _globals['_BULK']._serialized_start=250
+  _globals['_BULK']._serialized_end=382
 # @@protoc_insertion_point(module_scope)

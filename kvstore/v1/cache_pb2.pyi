@@ -25,6 +25,13 @@ class StoreOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STORE_OUTCOME_RESERVED: _ClassVar[StoreOutcome]
     STORE_OUTCOME_PRESENT: _ClassVar[StoreOutcome]
     STORE_OUTCOME_REFUSED: _ClassVar[StoreOutcome]
+
+class TierState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_STATE_UNKNOWN: _ClassVar[TierState]
+    TIER_STATE_OK: _ClassVar[TierState]
+    TIER_STATE_DEGRADED: _ClassVar[TierState]
+    TIER_STATE_DOWN: _ClassVar[TierState]
 PAGE_TIER_ABSENT: PageTier
 PAGE_TIER_ARENA: PageTier
 PAGE_TIER_DISK: PageTier
@@ -35,12 +42,18 @@ PAGE_ABSENCE_EVICTED: PageAbsence
 STORE_OUTCOME_RESERVED: StoreOutcome
 STORE_OUTCOME_PRESENT: StoreOutcome
 STORE_OUTCOME_REFUSED: StoreOutcome
+TIER_STATE_UNKNOWN: TierState
+TIER_STATE_OK: TierState
+TIER_STATE_DEGRADED: TierState
+TIER_STATE_DOWN: TierState
 
 class AttachRequest(_message.Message):
-    __slots__ = ("lock_name",)
+    __slots__ = ("lock_name", "name")
     LOCK_NAME_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     lock_name: str
-    def __init__(self, lock_name: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, lock_name: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("instance", "client")
@@ -94,11 +107,27 @@ class PageUse(_message.Message):
     missed: int
     def __init__(self, fingerprint: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., read: bool = ..., missed: _Optional[int] = ...) -> None: ...
 
+class LookupCount(_message.Message):
+    __slots__ = ("fingerprint", "asked", "arena", "disk", "redis")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    REDIS_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: bytes
+    asked: int
+    arena: int
+    disk: int
+    redis: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., asked: _Optional[int] = ..., arena: _Optional[int] = ..., disk: _Optional[int] = ..., redis: _Optional[int] = ...) -> None: ...
+
 class UseReport(_message.Message):
-    __slots__ = ("uses",)
+    __slots__ = ("uses", "lookups")
     USES_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     uses: _containers.RepeatedCompositeFieldContainer[PageUse]
-    def __init__(self, uses: _Optional[_Iterable[_Union[PageUse, _Mapping]]] = ...) -> None: ...
+    lookups: _containers.RepeatedCompositeFieldContainer[LookupCount]
+    def __init__(self, uses: _Optional[_Iterable[_Union[PageUse, _Mapping]]] = ..., lookups: _Optional[_Iterable[_Union[LookupCount, _Mapping]]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
     __slots__ = ("queries",)
@@ -274,8 +303,18 @@ class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class TierHealth(_message.Message):
+    __slots__ = ("state", "since", "reason")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    state: TierState
+    since: float
+    reason: str
+    def __init__(self, state: _Optional[_Union[TierState, str]] = ..., since: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class TierStatus(_message.Message):
-    __slots__ = ("name", "used_bytes", "limit_bytes", "pages", "counters")
+    __slots__ = ("name", "used_bytes", "limit_bytes", "pages", "counters", "health")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -288,12 +327,14 @@ class TierStatus(_message.Message):
     LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
     name: str
     used_bytes: int
     limit_bytes: int
     pages: int
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    health: TierHealth
+    def __init__(self, name: _Optional[str] = ..., used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., health: _Optional[_Union[TierHealth, _Mapping]] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
     __slots__ = ("name", "fingerprint", "page_bytes", "arena_pages", "used_bytes", "quota_bytes", "durability", "pinned_pages", "layout", "age_seconds", "idle_seconds", "counters")
@@ -344,8 +385,18 @@ class NamespaceStatus(_message.Message):
     counters: _containers.ScalarMap[str, int]
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., arena_pages: _Optional[int] = ..., used_bytes: _Optional[_Mapping[str, int]] = ..., quota_bytes: _Optional[_Mapping[str, int]] = ..., durability: _Optional[str] = ..., pinned_pages: _Optional[int] = ..., layout: _Optional[str] = ..., age_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
+class ClientStatus(_message.Message):
+    __slots__ = ("name", "way", "seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    way: str
+    seconds: float
+    def __init__(self, name: _Optional[str] = ..., way: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ("version", "instance", "pid", "uptime_seconds", "tiers", "namespaces", "clients", "arena_directory", "disk_directory", "time", "hash_check")
+    __slots__ = ("version", "instance", "pid", "uptime_seconds", "tiers", "namespaces", "clients", "arena_directory", "disk_directory", "time", "hash_check", "connected", "certificate_ends")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +408,8 @@ class StatusReply(_message.Message):
     DISK_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     HASH_CHECK_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
     version: str
     instance: int
     pid: int
@@ -368,4 +421,6 @@ class StatusReply(_message.Message):
     disk_directory: str
     time: float
     hash_check: bytes
-    def __init__(self, version: _Optional[str] = ..., instance: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[int] = ..., arena_directory: _Optional[str] = ..., disk_directory: _Optional[str] = ..., time: _Optional[float] = ..., hash_check: _Optional[bytes] = ...) -> None: ...
+    connected: _containers.RepeatedCompositeFieldContainer[ClientStatus]
+    certificate_ends: float
+    def __init__(self, version: _Optional[str] = ..., instance: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[int] = ..., arena_directory: _Optional[str] = ..., disk_directory: _Optional[str] = ..., time: _Optional[float] = ..., hash_check: _Optional[bytes] = ..., connected: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., certificate_ends: _Optional[float] = ...) -> None: ...

@@ -14,7 +14,7 @@ from kvstore.errors import ConfigError, UnauthenticatedError, UnavailableError
 from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import abandonable
 from kvstore.layout import Layout
-from kvstore.status import NamespaceStatus, Status, TierStatus
+from kvstore.status import ClientStatus, NamespaceStatus, Status, TierHealth, TierState, TierStatus
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.bulk_pb2_grpc import BulkStub
 from kvstore.v1.cache_pb2_grpc import CacheStub
@@ -217,7 +217,14 @@ class RemoteControl:
             pid=reply.pid,
             uptime_seconds=reply.uptime_seconds,
             tiers=tuple(
-                TierStatus(tier.name, tier.used_bytes, tier.limit_bytes, tier.pages, dict(tier.counters))
+                TierStatus(
+                    tier.name,
+                    tier.used_bytes,
+                    tier.limit_bytes,
+                    tier.pages,
+                    dict(tier.counters),
+                    TierHealth(TierState.of(tier.health.state), tier.health.since, tier.health.reason),
+                )
                 for tier in reply.tiers
             ),
             namespaces=tuple(
@@ -242,6 +249,8 @@ class RemoteControl:
             disk_directory=reply.disk_directory,
             time=reply.time,
             hash_check=reply.hash_check,
+            connected=tuple(ClientStatus(each.name, each.way, each.seconds) for each in reply.connected),
+            certificate_ends=reply.certificate_ends,
         )
 
     def close(self) -> None:

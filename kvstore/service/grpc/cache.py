@@ -147,4 +147,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             disk_directory=status.disk_directory,
             time=status.time,
             hash_check=status.hash_check,
+            connected=[pb.ClientStatus(**dataclasses.asdict(each)) for each in status.connected],
+            certificate_ends=status.certificate_ends,
         )
