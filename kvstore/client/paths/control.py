@@ -11,7 +11,7 @@ import grpc
 
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.errors import ConfigError, UnauthenticatedError, UnavailableError
-from kvstore.host.forking import register_forked
+from kvstore.host.forking import register_forked, unforked
 from kvstore.host.uninterrupted import abandonable
 from kvstore.layout import Layout
 from kvstore.status import ClientStatus, NamespaceStatus, Status, TierHealth, TierState, TierStatus
@@ -143,7 +143,8 @@ class Connection:
     def errors(self) -> Iterator[None]:
         """Raise the project's errors for those of gRPC."""
         try:
-            yield
+            with unforked():
+                yield
         except grpc.RpcError as error:
             raise error_of(error, self.name) from error
         except ValueError as error:

@@ -64,7 +64,7 @@ def test_forks_and_interrupts_mix_up_no_pages(node_process, tmp_path, short_fold
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    print(done.stdout)
+    print(done.stdout, done.stderr)
     counts = json.loads(done.stdout)
     assert counts["loaded"] > 100
     assert counts["stored"] > 50
