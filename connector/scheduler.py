@@ -410,6 +410,7 @@ class SchedulerConnector:
 
         Returns:
             True: its blocks may still be read. Free them when the worker half has reported it in ``finished_sending``.
+            False says nothing of a load: its blocks stay the load's until ``finished_recving``.
         """
         if not self._forget(request_id):
             return False

@@ -436,7 +436,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The request is over. True: its blocks are held until its stores are."""
+        """The request is over. True: its blocks are held until its stores are. Those of a load under way vLLM keeps by
+        itself, until the workers say that it is over."""
         return (False, None) if self._requests is None else self._requests.request_finished(request, block_ids)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

@@ -126,8 +126,8 @@ class Clients:
             return [number for number, fd in self._files.items() if not is_locked(fd)]
 
     def has_left(self, number: int) -> bool:
-        """Whether a client that holds its lock no longer has said that it had stopped to write: it has not died. Of an
-        earlier node's clients those are known that left behind it."""
+        """Whether a client whose lock is gone said before that it had stopped writing: it detached, and did not
+        die. Of an earlier node's clients those are known that left behind it."""
         with self._lock:
             fd = self._files.get(number)
             return os.fstat(fd).st_size > 0 if fd is not None else number in self._left_earlier

@@ -72,7 +72,8 @@ class Loads:
             while parts or run.own:
                 if parts:
                     with self._lock:
-                        part = self._hand_out(self._promotions.leading(run), run, owner, number, deadline)
+                        leading = self._promotions.leading(run, self._may_hand_out(run, owner, known))
+                        part = self._hand_out(leading, run, owner, number, deadline)
                     number = part.lease
                     if part.frames:
                         yield part, False
@@ -82,7 +83,7 @@ class Loads:
                 size = max(size, run.ended)
             self._promotions.wait(run, deadline)
             with self._lock:
-                last = self._promotions.end(run)
+                last = self._promotions.end(run, self._may_hand_out(run, owner, known))
                 self._state.count_loaded(known, keys, bytes(run.tiers[: run.told]), len(keys) - run.told)
                 self._write_back.note_use([slot for slot in run.slots if slot is not None])
                 part = self._hand_out(last, run, owner, number, deadline)
@@ -108,6 +109,13 @@ class Loads:
                     sums = {}
                 self._promotions.publish(run, places, sums)
                 self._state.give_arena_up()
+
+    def _may_hand_out(self, run: Run, owner: int, known: KnownNamespace) -> int:
+        """Most pages that a run may hand out now: what it read or waited for came beside its owner's other loads. The
+        caller holds the store's lock."""
+        if not run.counted:
+            return len(run.slots)
+        return max(0, self._state.allowance(owner, known) + run.held_frames) // run.page_frames
 
     def _hand_out(self, slots: list[Slot], run: Run, owner: int, number: int, deadline: float) -> Held:
         """Give the last of a run's leading pages into an owner's hold; the caller holds the store's lock."""

@@ -40,13 +40,15 @@ class _Coming:
 class Run:
     """The leading pages of one ``prepare_load``, each held, on its way, or missing."""
 
-    who: Hashable
-    """Whose call it is, of those who share the lower tiers."""
+    who: tuple[int, str]
+    """Whose call it is, of those who share the lower tiers: an owner, and the tenant where clients are one owner."""
     keys: list[bytes]
     tiers: bytearray
     """The :class:`PageTier` where each page was."""
     slots: list[Slot | None]
     """Held slots; None: not here, at least not yet."""
+    page_frames: int
+    """Of each of its pages."""
     own: dict[int, _Coming] = field(default_factory=dict)
     """Place in the run → page that this call reads."""
     awaited: dict[int, _Coming] = field(default_factory=dict)
@@ -57,6 +59,13 @@ class Run:
     """How many pages this call has read, or tried to."""
     told: int = 0
     """How many leading pages were handed out: their holds are somebody else's to end."""
+    cut: bool = False
+    """Whether its owner may hold no more: nothing behind ``told`` is handed out."""
+
+    @property
+    def held_frames(self) -> int:
+        """Frames of the pages that are held for it, and were not handed out."""
+        return sum(slot is not None for slot in self.slots[self.told :]) * self.page_frames
 
 
 class Promotions:
@@ -77,6 +86,7 @@ class Promotions:
         self._frames = Shares(arena.arena_bytes // FRAME_BYTES)
         """Of pages on their way: half of the arena for one engine alone."""
         self._runs = Shares(MOST_RUNS)
+        self._under_way: set[Run] = set()
 
     def begin(self, owner: int, known: KnownNamespace, keys: list[bytes], lower: bytes) -> Run:
         """Hold what is in the arena, and reserve slots for what must be promoted, up to the first page that is nowhere,
@@ -88,7 +98,8 @@ class Promotions:
             keys: of the pages, head of the prefix first.
             lower: one byte a page, in which lower tier it was a moment ago.
         """
-        run = Run((owner, known.layout.tenant if owner == NODE else ""), keys, bytearray(), [])
+        tenant = known.layout.tenant if owner == NODE else ""
+        run = Run((owner, tenant), keys, bytearray(), [], frames_for(known.layout.page_bytes))
         arena = PageTier.ARENA
         for slot, tier in zip(self._catalog.find_all(keys).tolist(), lower, strict=False):
             if slot < 0 and not tier:
@@ -96,6 +107,7 @@ class Promotions:
             run.slots.append(slot if slot >= 0 else None)
             run.tiers.append(arena if slot >= 0 else tier)
         self._catalog.hold(slot for slot in run.slots if slot is not None)
+        self._under_way.add(run)
         try:
             # Only now that the whole run is held: making room must not push out what comes further on in it.
             self._begin_missing(run, known)
@@ -220,21 +232,25 @@ class Promotions:
         for coming in run.awaited.values():
             coming.done.wait(max(0.0, deadline - time.monotonic()))
 
-    def leading(self, run: Run) -> list[Slot]:
-        """Hand out the leading pages that are here by now, held, and were not handed out before."""
-        behind = run.slots[run.told :]
+    def leading(self, run: Run, most: int) -> list[Slot]:
+        """Hand out the leading pages that are here by now, held, and were not handed out before: ``most`` of them, and
+        where there are more, none later."""
+        behind = run.slots[run.told :] if not run.cut else []
         here = behind[: behind.index(None)] if None in behind else behind
+        run.cut = run.cut or len(here) > most
+        here = here[:most]
         run.told += len(here)
         return [slot for slot in here if slot is not None]
 
-    def end(self, run: Run) -> list[Slot]:
-        """Hand out the last of the leading pages that are here now; all that is held beyond is let go."""
+    def end(self, run: Run, most: int) -> list[Slot]:
+        """Hand out the last of the leading pages that are here now, ``most`` of them; all that is held beyond is let
+        go."""
         for place in run.awaited:
             if run.slots[place] is None:
                 run.slots[place] = found = self._catalog.find(run.keys[place])
                 if found is not None:
                     self._catalog.hold([found])
-        last = self.leading(run)
+        last = self.leading(run, most)
         self.give_up(run)
         self._catalog.use([slot for slot in run.slots if slot is not None and self._slots.is_resident(slot)])
         return last
@@ -246,6 +262,12 @@ class Promotions:
         run.counted = False
         self._catalog.release(slot for slot in run.slots[run.told :] if slot is not None)
         del run.slots[run.told :]
+        self._under_way.discard(run)
+
+    def frames_under_way(self, owner: int, tenant: str | None = None) -> int:
+        """Frames that an owner's calls hold and have not handed out yet; those of one tenant's calls alone."""
+        mine = (run for run in self._under_way if run.who[0] == owner and tenant in (None, run.who[1]))
+        return sum(run.held_frames for run in mine)
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Somebody drops these pages from every tier: those on their way are not published when they arrive."""

@@ -137,7 +137,7 @@ class Residency:
 
         Args:
             clients: the attached ones.
-            left: those that were until now, and have stopped to write before they left.
+            left: clients that were attached until now, and said before they left that they had stopped writing.
             now: on the clock of ``time.monotonic``.
         """
         for slot, over in list(self.quarantined.items()):

@@ -201,9 +201,10 @@ class StoreState:
         return [self.slots.frame[slot] for slot in slots]
 
     def frames_of(self, owner: int) -> int:
-        """Frames that one owner has reserved or holds; the caller holds the lock."""
+        """Frames that one owner has reserved or holds, its loads under way included; the caller holds the lock."""
         frames = self.slots.frames
-        return sum(frames[slot] for slot in self.leases.slots_of(owner))
+        leased = sum(frames[slot] for slot in self.leases.slots_of(owner))
+        return leased + self.promotions.frames_under_way(owner)
 
     def allowance(self, owner: int, known: KnownNamespace) -> int:
         """Frames that an owner may reserve or hold now for pages of a namespace; the caller holds the lock.
@@ -218,6 +219,7 @@ class StoreState:
         numbers = {each.number for each in self.namespaces.known() if each.layout.tenant == tenant}
         slots = self.slots
         own = sum(slots.frames[slot] for slot in self.leases.slots_of(NODE) if slots.namespace[slot] in numbers)
+        own += self.promotions.frames_under_way(NODE, tenant)
         return (self.half_frames - (leased - own)) // 2 - own
 
     def give_up(self, lease: StoreLease) -> None:

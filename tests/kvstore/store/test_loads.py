@@ -30,6 +30,7 @@ from kvstore.limits import MOST_LOOKUP_PAGES
 from kvstore.namespaces.registry import KnownNamespace
 from kvstore.page_codes import PageTier
 from kvstore.store.leases import NODE
+from kvstore.store.results import Held
 from kvstore.store.store import Store
 
 FRAME = 4096
@@ -274,6 +275,35 @@ def test_one_owner_holds_half_of_the_arena_at_most(open_store: OpenStore) -> Non
     sizes = [len(hold_pages(store, known, list(range(first, first + 4)), owner=3).frames) for first in range(0, 12, 4)]
     assert sizes == [4, 4, 0]
     assert len(hold_pages(store, known, [8, 9], owner=4).frames) == 2
+    store.check_integrity()
+
+
+def test_loads_under_way_count_in_the_half_that_one_owner_may_hold(
+    open_store: OpenStore, tier: MemoryTier, threads: ThreadPoolExecutor
+) -> None:
+    """Each of them found its pages before any of the others had its lease."""
+    store = open_store(16, [tier])
+    known = store.open_namespace(layout_of("a", FRAME))
+    for number in range(12):
+        put_pages(store, known, [number])
+    put_in_tier(store, known, tier, [20, 21, 22, 23])
+    tier.read_gate.close()
+    loads: list[Future[Held]] = []
+    for call in range(4):
+        numbers = [3 * call, 3 * call + 1, 3 * call + 2, 20 + call]
+        loads.append(threads.submit(hold_pages, store, known, numbers, owner=3))
+        if call < 2:
+            tier.read_gate.wait_reached()
+            tier.read_gate.close()
+        else:  # six are held, so two more may be: nothing is read for these calls
+            assert len(loads[-1].result(60).frames) == (2 if call == 2 else 0)
+    assert len(hold_pages(store, known, [8, 9], owner=4).frames) == 2
+    tier.read_gate.open()
+    assert [len(load.result(60).frames) for load in loads] == [3, 3, 2, 0]
+    assert store._state.frames_of(3) == 8
+    read = len(tier.asked)
+    assert load_pages(store, known, [20, 21], owner=4) == 2
+    assert len(tier.asked) == read, "they came all the same, for others"
     store.check_integrity()
 
 
