@@ -29,8 +29,8 @@ each side writes in an order that the other one sees (on x86-64; elsewhere pages
 * A page comes (``Arena.publish``, then ``Arena.index``): payload; key, length and checksum; the even generation; last
   its word in the index (:mod:`kvstore.arena.index`).
 * A page leaves (``Arena.begin_change``): the odd generation; its word in the index is cleared; the epoch is noted as
-  the slot's *retired-at*; last the node's *epoch* moves on. Only then may the slot be lent to a writer, and only when no
-  reader is left that could have found the page (``ReaderEpochs.passed``).
+  the slot's *retired-at*; last the node's *epoch* moves on. Only then may the slot be lent to a writer, and only when
+  no reader is left that could have found the page (``ReaderEpochs.passed``).
 * A reader (``ReadingLine``, ``IndexReader``): announces the epoch that it sees in its line of ``readers``; searches the
   index, and reads the generation before and behind the key; copies; compares the generation once more, since a reader
   that is past the deadline which it announced is not waited for; last takes its announcement back.
