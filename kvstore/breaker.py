@@ -21,6 +21,7 @@ import enum
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 
 class State(enum.Enum):
@@ -29,6 +30,15 @@ class State(enum.Enum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
+
+
+class Failure(NamedTuple):
+    """What fails again and again."""
+
+    since: float
+    """Seconds since 1970."""
+    why: str
+    """Of the last time, in the words of who told of it."""
 
 
 class Breaker:
@@ -41,6 +51,7 @@ class Breaker:
         single_trial: half-open, it lets one caller through, and the others when that one has succeeded. False: it lets
             everybody through until one fails, for callers who may ask and then not call.
         clock: seconds that only grow.
+        now: seconds since 1970.
     """
 
     def __init__(
@@ -51,12 +62,17 @@ class Breaker:
         *,
         single_trial: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._most_failures = failures
         self._first_pause = pause
         self._longest_pause = longest_pause
         self._single_trial = single_trial
         self._clock = clock
+        self._now = now
+        self.since = now()
+        """Seconds since 1970: of the first failure in a row, or of the first success behind one."""
+        self._why = ""
         self._lock = threading.Lock()
         self._failures = 0
         """In a row."""
@@ -70,6 +86,11 @@ class Breaker:
         if not self._pause:
             return State.CLOSED
         return State.OPEN if self._clock() < self._half_open_at else State.HALF_OPEN
+
+    @property
+    def failure(self) -> Failure | None:
+        """What fails; None while it is closed."""
+        return Failure(self.since, self._why) if self._pause else None
 
     def allows(self) -> bool:
         """Whether to call now. Half-open, True makes this caller the trial."""
@@ -89,15 +110,20 @@ class Breaker:
             with self._lock:
                 self._failures = 0
                 self._pause = 0.0
+                self.since = self._now()
 
-    def failed(self, *, at_once: bool = False) -> None:
+    def failed(self, why: str = "", *, at_once: bool = False) -> None:
         """A call went wrong.
 
         Args:
+            why: in words, for people.
             at_once: open it, whatever the number of failures: each further one would cost too much.
         """
         with self._lock:
+            if not self._failures:
+                self.since = self._now()
             self._failures += 1
+            self._why = why
             if self._pause:
                 self._pause = min(2 * self._pause, self._longest_pause)
             elif self._failures >= self._most_failures or at_once:

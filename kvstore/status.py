@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from kvstore.layout import Layout
 from kvstore.security.grants import Grant
+from kvstore.units import format_duration
 
 
 class TierState(enum.IntEnum):
@@ -36,9 +37,16 @@ class TierHealth:
 
     state: TierState = TierState.UNKNOWN
     since: float = 0.0
-    """Seconds since 1970, on the node's clock."""
+    """When this began: seconds since 1970, on the node's clock. Where some of several servers fail: when the first of
+    those did."""
     reason: str = ""
     """In words; empty when it is well."""
+
+    def shown(self, now: float) -> str:
+        """For people, where the tier does not serve as it should: ``down for 2m: …``; else empty."""
+        if self.state in (TierState.OK, TierState.UNKNOWN):
+            return ""
+        return f"{self.state.name.lower()} for {format_duration(now - self.since)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,11 @@ class Status:
     """Fingerprint → a number that is another one when the namespace is opened again after it was dropped. Not told to
     clients."""
 
+    def troubles(self) -> list[str]:
+        """A line for each tier that does not serve as it should, for people: ``redis: down for 2m: …``."""
+        said = [tier.health.shown(self.time) for tier in self.tiers]
+        return [f"{tier.name}: {words}" for tier, words in zip(self.tiers, said, strict=True) if words]
+
     def tier(self, name: str) -> TierStatus:
         """The tier of this name.
 
@@ -152,7 +165,7 @@ def seen_by(status: Status, grant: Grant) -> Status:
     hit = counts["arena"] + counts["disk"] + counts["redis"]
     counters = {name: counts[name] for name in ("missed", "stored", "present", "refused")}
     counters |= {"asked": hit + counts["missed"], "hit": hit}
-    tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, counters),)
+    tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, counters, arena.health),)
     return dataclasses.replace(
         status, tiers=tiers, namespaces=own, gone=gone, clients=0, connected=(), arena_directory="", disk_directory=""
     )

@@ -20,7 +20,7 @@ from kvstore.cli.connect import add_url_to, connect_to_node
 from kvstore.cli.tables import figures_table, print_table, shown
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.page_codes import TIER_NAMES
-from kvstore.status import NamespaceStatus, Status, TierStatus
+from kvstore.status import NamespaceStatus, Status, TierState, TierStatus
 from kvstore.units import format_duration, format_size, parse_duration, parse_named
 
 _COLUMNS = """\
@@ -125,6 +125,8 @@ def _print_status(status: Status) -> None:
         sizes = (format_size(tier.used_bytes), format_size(tier.limit_bytes), f"{tier.pages:,}")
         table.add_row(tier.name, *sizes, *counters)
     print_table(table)
+    for trouble in status.troubles():
+        print(shown(trouble))
     for namespace in status.namespaces:
         print(_namespace_line(namespace))
 
@@ -154,9 +156,11 @@ def _namespace_line(namespace: NamespaceStatus) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same with bytes as hexadecimal text, for JSON."""
+    """The same with bytes as hexadecimal text, and states by name, for JSON."""
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, TierState):
+        return value.name.lower()
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
@@ -214,6 +218,7 @@ def _plain_rates(before: Status, now: Status, seconds: float) -> dict[str, Any]:
                 "used_bytes": tier.used_bytes,
                 "limit_bytes": tier.limit_bytes,
                 "pages": tier.pages,
+                "health": _plain(dataclasses.asdict(tier.health)),
                 "rates": {
                     name: (count - earlier.get(tier.name, tier).counters.get(name, 0)) / seconds
                     for name, count in tier.counters.items()
@@ -236,6 +241,7 @@ def _rates(before: Status, now: Status, seconds: float) -> Group:
         Text(_head(now)),
         Text(f"{_count(len(now.namespaces), 'namespace')}, {dirty:,} pages wait for a tier below"),
         table,
+        *map(Text, map(shown, now.troubles())),
     )
 
 

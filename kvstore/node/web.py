@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -71,7 +72,12 @@ class NodeWeb:
 
         self._console = ConsolePages(store, self._status, bulk_connections)
         pages = {"/metrics": self._metrics, **self._console.pages}
-        self._server = WebServer(parse_address(address), pages, healthy, tls, reader if access.asks else None)
+
+        def troubles() -> list[str]:
+            told = [(tier.name, tier.health().shown(time.time())) for tier in store.lower_tiers.all()]
+            return [f"{name}: {words}" for name, words in told if words]
+
+        self._server = WebServer(parse_address(address), pages, healthy, troubles, tls, reader if access.asks else None)
 
     def stop(self) -> None:
         """Close the port, and end the console's thread."""

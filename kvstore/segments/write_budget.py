@@ -47,6 +47,7 @@ class WriteBudget:
         self._granted = self._written
         self._told = (0, 0)
         """On which day it was last said that which limit is reached."""
+        self._told_at = 0.0
         self._lines = RareLines()
 
     @property
@@ -89,6 +90,11 @@ class WriteBudget:
         self._written = total
         return True
 
+    @property
+    def spent_since(self) -> float:
+        """Since when pages are refused for it: seconds since 1970. 0: they are not. Safe for any thread."""
+        return self._told_at if self._told == (self._today(), self.limit_bytes) else 0.0
+
     def close(self) -> None:
         """Write down what was really written."""
         if self.limit_bytes and self._granted != self._written:
@@ -98,6 +104,7 @@ class WriteBudget:
     def _tell(self) -> None:
         """Once a day: it holds until the day is over, and writers try again and again."""
         if self._told != (self._day, self.limit_bytes):
+            self._told_at = self._now()
             self._told = (self._day, self.limit_bytes)
             _log.warning(
                 "%s: %s were written today, the limit is %s: no more pages go there before 00:00 UTC",

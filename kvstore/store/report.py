@@ -7,25 +7,28 @@ import os
 import time
 
 from kvstore.hashing import hash_check
-from kvstore.status import NamespaceStatus, Status, TierStatus, kvstore_version
+from kvstore.status import NamespaceStatus, Status, TierHealth, TierState, TierStatus, kvstore_version
 from kvstore.store.store import Store
 
 
 def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory: str) -> Status:
     """The status of a node that serves this store."""
     statistics = store.statistics()
+    now = time.time()
     arena = TierStatus(
         "arena",
         statistics.arena_used_bytes,
         statistics.arena_limit_bytes,
         statistics.arena_pages,
         statistics.counters | {"dirty": statistics.dirty_pages},
+        TierHealth(TierState.OK, now - uptime_seconds),
     )
+    healths = {tier.name: tier.health() for tier in store.lower_tiers.all()}
     lower = []
     for name, tier in statistics.lower_tiers.items():
         counters = dataclasses.asdict(tier)
         used, limit, pages = (counters.pop(gauge) for gauge in ("used_bytes", "limit_bytes", "pages"))
-        lower.append(TierStatus(name, used, limit, pages, counters))
+        lower.append(TierStatus(name, used, limit, pages, counters, healths[name]))
     return Status(
         version=kvstore_version(),
         instance=instance,
@@ -52,7 +55,7 @@ def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory
         clients=statistics.clients,
         arena_directory=str(store.arena.directory),
         disk_directory=disk_directory,
-        time=time.time(),
+        time=now,
         hash_check=hash_check(),
         gone=statistics.gone,
         numbers={each.layout.fingerprint: each.number for each in statistics.namespaces},

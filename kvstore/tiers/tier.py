@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.events.ring import EventRing
+from kvstore.status import TierHealth
 
 KEY_BYTES = 64
 """A page key is the namespace's fingerprint followed by the block hash."""
@@ -183,6 +184,14 @@ class Tier(Protocol):
 
     def peers(self) -> list[Peer]:
         """The servers that this tier's pages are on, where those are others. From memory, without I/O."""
+        ...
+
+    def health(self) -> TierHealth:
+        """Whether the tier serves, since when, and why not, as the calls so far tell. From memory, without I/O.
+
+        The reason is for people, and holds no password. A failure counts once a call can expect it: behind a few in a
+        row, until one goes well.
+        """
         ...
 
     def statistics(self) -> TierStatistics:

@@ -128,7 +128,9 @@ def _check_all(options: argparse.Namespace) -> list[Verdict]:
     verdicts.append(node.check_hashes(status))
     if address.local:
         verdicts += _check_machine(config, None if status is None else status.pid, options.engine_pid)
-    verdicts += tiers.check_redis(config)
+    if status is not None:
+        verdicts += tiers.check_health(status)
+    verdicts += tiers.check_redis(config, status)
     verdicts += engine.check_versions(options.engine_python)
     if options.engine_python is not None:
         verdicts.append(engine.check_hashes(options.engine_python))

@@ -14,6 +14,7 @@ from typing import Any
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.config.node import NodeConfig
 from kvstore.errors import ConfigError
+from kvstore.status import Status, TierState, TierStatus
 from kvstore.units import format_size
 
 _REDIS_SECONDS = 3.0
@@ -58,10 +59,42 @@ def _check_direct_io(folder: Path) -> Verdict:
     return Verdict("O_DIRECT", OK, f"{folder} has it")
 
 
-def check_redis(config: NodeConfig) -> list[Verdict]:
-    """Whether Redis answers, evicts nothing by itself, has room for the limit, and has the right time."""
+def check_health(status: Status) -> list[Verdict]:
+    """Whether the tiers of a running node serve, as it says itself."""
+    return [_health_of(tier, status.time) for tier in status.tiers]
+
+
+def _health_of(tier: TierStatus, now: float) -> Verdict:
+    subject = f"{tier.name} tier"
+    full = f"{format_size(tier.used_bytes)} of {format_size(tier.limit_bytes)} used"
+    if words := tier.health.shown(now):
+        level = FAIL if tier.health.state is TierState.DOWN else WARN
+        return Verdict(subject, level, f"the node says: {words}", _ADVICE.get(tier.name, ""))
+    if tier.health.state is TierState.UNKNOWN:
+        return Verdict(subject, OK, f"{full}; the node is too old to say whether it serves")
+    return Verdict(subject, OK, f"the node says that it serves; {full}")
+
+
+_ADVICE = {
+    "disk": "look at the kernel's log (`dmesg`), at the room there (`df`), and at disk_write_limit; docs/operations.md"
+    " says more",
+    "redis": "is it up, is the password right, does a firewall let the node's host through? The node goes on by itself"
+    " once it answers; pages are not shared meanwhile",
+}
+
+
+def check_redis(config: NodeConfig, status: Status | None = None) -> list[Verdict]:
+    """Whether Redis answers from here, evicts nothing by itself, has room for the limit, and has the right time.
+
+    A running node (``status``) does not say where its Redis is: the settings do.
+    """
     if not config.redis:
-        return [Verdict("redis", OK, "no shared tier")]
+        shared = status is not None and any(tier.name == "redis" for tier in status.tiers)
+        if shared:
+            text = "not asked from here: these settings don't name the node's Redis"
+            advice = "give the node's settings (--config FILE, KVSTORE_REDIS) to check its policy, memory and clock"
+            return [Verdict("redis", OK, text, advice)]
+        return [Verdict("redis", OK, "the node has no shared tier" if status else "no shared tier in these settings")]
     try:
         with _servers(config.redis) as servers:
             asked = [(each.info("server"), each.info("memory"), each.time(), time.time()) for each in servers]

@@ -103,7 +103,15 @@ class ConsolePages:
                 "time": status.time,
             },
             "tiers": [
-                {"name": tier.name, "used": tier.used_bytes, "limit": tier.limit_bytes, "pages": tier.pages}
+                {
+                    "name": tier.name,
+                    "used": tier.used_bytes,
+                    "limit": tier.limit_bytes,
+                    "pages": tier.pages,
+                    "state": tier.health.state.name.lower(),
+                    "since": tier.health.since,
+                    "reason": tier.health.reason,
+                }
                 for tier in status.tiers
             ],
             "history": self._history.since(since),

@@ -22,13 +22,14 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from kvstore.status import Status
+from kvstore.status import Status, TierState
 from kvstore.tiers.latencies import BOUNDS, Latencies
 
 MOST_NAMESPACES = 64
 """Namespaces with metrics of their own. All others are one, called ``OTHERS``."""
 OTHERS = "(others)"
 
+_STATES = (TierState.OK, TierState.DEGRADED, TierState.DOWN)
 _BYTES = ("read_bytes", "written_bytes")
 _GAUGES = {"dirty": "Pages of the arena that no tier below has yet."}
 
@@ -118,11 +119,15 @@ def _tiers(status: Status) -> Iterator[Metric]:
     pages = GaugeMetricFamily("kvstore_tier_pages", "Pages in the tier.", labels=["tier"])
     events = CounterMetricFamily("kvstore_pages", "Pages by what happened to them.", labels=["tier", "event"])
     moved = CounterMetricFamily("kvstore_tier_io_bytes", "Bytes read and written.", labels=["tier", "direction"])
+    states = GaugeMetricFamily("kvstore_tier_state", "1 for the state that the tier is in.", labels=["tier", "state"])
     gauges = {name: GaugeMetricFamily(f"kvstore_{name}_pages", text, labels=["tier"]) for name, text in _GAUGES.items()}
     for tier in status.tiers:
         used.add_metric([tier.name], tier.used_bytes)
         limit.add_metric([tier.name], tier.limit_bytes)
         pages.add_metric([tier.name], tier.pages)
+        if tier.health.state is not TierState.UNKNOWN:
+            for state in _STATES:
+                states.add_metric([tier.name, state.name.lower()], float(state is tier.health.state))
         for name, count in tier.counters.items():
             if name in _GAUGES:
                 gauges[name].add_metric([tier.name], count)
@@ -130,7 +135,7 @@ def _tiers(status: Status) -> Iterator[Metric]:
                 moved.add_metric([tier.name, name.removesuffix("_bytes")], count)
             else:
                 events.add_metric([tier.name, name], count)
-    yield from (used, limit, pages, events, moved, *gauges.values())
+    yield from (used, limit, pages, states, events, moved, *gauges.values())
 
 
 def _namespaces(status: Status, own: Mapping[bytes, Counts[str]], others: Counts[str]) -> Iterator[Metric]:

@@ -75,6 +75,7 @@ class WebServer:
         address: host and port; port 0 is any free one.
         pages: content by path.
         healthy: whether the node serves.
+        troubles: a line for each lower tier that does not, for callers who see the pages.
         tls: the node's TLS; None: plain HTTP.
         accepts: who shows an ``Authorization`` header, None for nobody; they see the pages, all but ``/health``.
             None: whoever connects sees them.
@@ -88,11 +89,12 @@ class WebServer:
         address: tuple[str, int],
         pages: Mapping[str, Page],
         healthy: Callable[[], bool],
+        troubles: Callable[[], Sequence[str]],
         tls: Tls | None,
         accepts: Callable[[str], Grant | None] | None,
     ) -> None:
         host, port = address
-        handler = partial(_Handler, pages, healthy, accepts, threading.Semaphore(_PAGES_AT_ONCE))
+        handler = partial(_Handler, pages, healthy, troubles, accepts, threading.Semaphore(_PAGES_AT_ONCE))
         try:
             self._server = _PooledServer((host, port), handler, tls)
         except OSError as error:
@@ -228,12 +230,14 @@ class _Handler(BaseHTTPRequestHandler):
         self,
         pages: Mapping[str, Page],
         healthy: Callable[[], bool],
+        troubles: Callable[[], Sequence[str]],
         accepts: Callable[[str], Grant | None] | None,
         making: threading.Semaphore,
         *request: Any,
     ) -> None:
         self._pages = pages
         self._healthy = healthy
+        self._troubles = troubles
         self._accepts = accepts
         self._making = making
         super().__init__(*request)  # answers
@@ -245,10 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         if path == "/health":
-            healthy = self._healthy()
-            self._say(
-                HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE, b"ok\n" if healthy else b"stopping\n"
-            )
+            self._say_health()
         elif path not in self._pages:
             self._say(HTTPStatus.NOT_FOUND, b"not found; there are /health, /metrics and /console\n")
         elif self._accepts is None and not self._is_asked_here():
@@ -266,6 +267,16 @@ class _Handler(BaseHTTPRequestHandler):
             with self._making:
                 answer = self._pages[path](Ask(query, self.headers.get("Accept", ""), caller))
             self._say(answer.status, answer.content, answer.kind, answer.headers)
+
+    def _say_health(self) -> None:
+        """Whether the node serves, to everybody; how its tiers are, to who may see all of them. A tier that is down is
+        no reason to end a node that serves: the status says so of the node alone."""
+        if not self._healthy():
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, b"stopping\n")
+            return
+        caller = self._caller() if self._accepts is not None or self._is_asked_here() else None
+        troubles = self._troubles() if caller is not None and caller.every else ()
+        self._say(HTTPStatus.OK, "".join(f"{line}\n" for line in ("ok", *troubles)).encode())
 
     def _is_asked_here(self) -> bool:
         """Whether no other name led to a loopback address: a page of somebody else's, in a browser of this host, may

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from kvstore.breaker import Breaker, State
+from kvstore.breaker import Breaker, Failure, State
 from kvstore.rare_lines import RareLines
 from kvstore.segments.blockfile import Patience
 from kvstore.segments.io_threads import IoThreads, LateError
@@ -41,6 +41,18 @@ class Direction:
         went: the next write, or read, is."""
         return self._threads.all_hang or self._breaker.state is State.OPEN
 
+    @property
+    def failure(self) -> Failure | None:
+        """Since when calls fail again and again, and how the last one did. None: they don't, as far as one knows."""
+        if self._threads.all_hang:
+            return Failure(self._breaker.since, "it does not answer")
+        return self._breaker.failure
+
+    @property
+    def since(self) -> float:
+        """Seconds since 1970 when they began to fail, or to go well."""
+        return self._breaker.since
+
     def may_try(self) -> bool:
         """Whether to try an I/O now."""
         return not self._threads.all_hang and self._breaker.allows()
@@ -51,7 +63,7 @@ class Direction:
 
     def failed(self, error: OSError) -> None:
         """An I/O was refused; or late, as each further one would be."""
-        self._breaker.failed(at_once=isinstance(error, LateError))
+        self._breaker.failed(error.strerror or str(error), at_once=isinstance(error, LateError))
 
     def close(self) -> None:
         """Let the threads end."""

@@ -21,6 +21,7 @@ from kvstore.segments.cipher import Cipher
 from kvstore.segments.io_threads import LateError
 from kvstore.segments.log import SegmentLog
 from kvstore.segments.segment import NO_CHUNK
+from kvstore.status import TierHealth, TierState
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.disk.catalog import DiskCatalog
 from kvstore.tiers.disk.device_trust import Device
@@ -29,6 +30,7 @@ from kvstore.tiers.disk.reader import DiskReader, Fetched, Outcome
 from kvstore.tiers.disk.reclaim import Reclaimer
 from kvstore.tiers.disk.writer import DiskWriter
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
+from kvstore.units import format_size
 
 _log = logging.getLogger(__name__)
 
@@ -305,6 +307,23 @@ class DiskTier:
     def peers(self) -> list[Peer]:
         """None."""
         return []
+
+    def health(self) -> TierHealth:
+        """Whether reads and writes go well, as far as the latest ones tell; and whether the day's writes are spent."""
+        reading, writing = self._device.reading, self._device.writing
+        reads, writes = reading.failure, writing.failure
+        if reads and writes:
+            since = max(reads.since, writes.since)
+            return TierHealth(TierState.DOWN, since, f"reads and writes fail: {writes.why}")
+        if reads:
+            return TierHealth(TierState.DEGRADED, reads.since, f"reads fail, so no page is found: {reads.why}")
+        if writes:
+            return TierHealth(TierState.DEGRADED, writes.since, f"writes fail, so it takes no page: {writes.why}")
+        if spent := self._log.budget.spent_since:
+            limit = format_size(self._log.budget.limit_bytes)
+            reason = f"it takes no page before 00:00 UTC: the day's {limit} (disk_write_limit) are written"
+            return TierHealth(TierState.DEGRADED, spent, reason)
+        return TierHealth(TierState.OK, max(reading.since, writing.since))
 
     def statistics(self) -> TierStatistics:
         """A frozen view of the counters."""

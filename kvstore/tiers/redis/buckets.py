@@ -68,6 +68,8 @@ class Buckets:
         self._quotas: dict[bytes, int] = {}
         self.newer = 0
         """The format of what is in Redis, where it is newer than this version's: nothing may be changed then."""
+        self.newer_since = 0.0
+        """Since when that is known: seconds since 1970."""
         self.accounting = BucketAccounting()
 
     # -- what they may hold ------------------------------------------------------------------------------------------
@@ -96,6 +98,7 @@ class Buckets:
         if isinstance(found, bytes) and found.isdigit() and len(found) < 10:
             newer = int(found) if int(found) > key_names.FORMAT_VERSION else 0
             if newer and not self.newer:
+                self.newer_since = time.time()
                 _log.error(
                     "Redis has pages of format %d; this version of kvstore reads up to %d: it shares nothing, and"
                     " changes nothing there. Upgrade this node, or give it another Redis",

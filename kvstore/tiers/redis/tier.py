@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
+from kvstore.status import TierHealth, TierState
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.redis.buckets import Buckets, EvictedChunk
 from kvstore.tiers.redis.chunk_writer import ChunkWriter
@@ -304,6 +305,13 @@ class RedisTier:
     def peers(self) -> list[Peer]:
         """The servers, by address where that is known. One of which nothing was asked yet counts as answering."""
         return self._topology.peers()
+
+    def health(self) -> TierHealth:
+        """Whether the servers answer, and take pages. They are asked every few seconds, also where nobody else does."""
+        if newer := self._buckets.newer:
+            reason = f"it has pages of format {newer}, which this version does not know: upgrade this node"
+            return TierHealth(TierState.DOWN, self._buckets.newer_since, reason)
+        return self._topology.health()
 
     def statistics(self) -> TierStatistics:
         """A frozen view of the counters, without any I/O.

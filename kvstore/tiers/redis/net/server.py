@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from kvstore.breaker import Breaker
+from kvstore.breaker import Breaker, Failure
 from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
 from kvstore.fairness import Turns
 from kvstore.host.forking import register_forked
@@ -210,6 +210,9 @@ class Server:
         self._opening = 0
         self._refused = 0
         self._why = ""
+        self._trouble = ""
+        """Why no connection could be opened last time, in short."""
+        self._troubled_since = 0.0
         self._closed = False
 
     def exchange(self, requests: Sequence[Request], deadline: float, *, writing: bool) -> list[Reply]:
@@ -232,8 +235,8 @@ class Server:
             raise
         except ResourceError:
             raise  # this machine's failure
-        except KVStoreError:
-            self.breaker.failed()
+        except KVStoreError as error:
+            self.breaker.failed(self._trouble or str(error))
             raise
         asked = time.monotonic()
         if connection is None or asked >= deadline:
@@ -248,19 +251,20 @@ class Server:
             raise
         except (FormatError, ValueError) as error:  # ValueError: redis-py closed the socket under it
             self._drop(connection)
-            self.breaker.failed()
+            self.breaker.failed(str(error))
             raise UnavailableError(f"{self.name}: {error}") from error
-        except BaseException:
+        except BaseException as error:
             self._drop(connection)
-            self.breaker.failed()
+            self.breaker.failed(str(error))
             raise
-        kinds = {reply.kind for reply in replies if isinstance(reply, ServerError)}
-        if kinds & _SICK:
-            self.breaker.failed()
+        said = {reply.kind: reply.message for reply in replies if isinstance(reply, ServerError)}
+        kinds = said.keys()
+        if sick := kinds & _SICK:
+            self.breaker.failed(f"answers {said[min(sick)]}")
         else:
             self.breaker.succeeded()
-        if kinds & _FULL:
-            self.writes.failed()
+        if full := kinds & _FULL:
+            self.writes.failed(f"answers {said[min(full)]}")
         elif writing and not kinds & _SICK:
             self.writes.succeeded()
         if kinds & {"READONLY", "NOSCRIPT", "NOAUTH"}:  # a new connection may lead to the new master, and has scripts
@@ -269,6 +273,14 @@ class Server:
         else:
             self._put_back(connection)
         return replies
+
+    @property
+    def failure(self) -> Failure | None:
+        """Since when it does not answer, and why. None: it does, as far as one knows. One that refuses connections does
+        not, whether or not it was asked often enough to leave it alone."""
+        if self._trouble and not self._connected and self.breaker.failure is None:
+            return Failure(self._troubled_since, self._trouble)
+        return self.breaker.failure
 
     def close(self) -> None:
         """Close all connections; those in use when they come back."""
@@ -281,7 +293,7 @@ class Server:
     def _late(self, asked: float, deadline: float) -> None:
         """No answer came between these two."""
         if deadline - asked >= FAIR_SECONDS:
-            self.breaker.failed()
+            self.breaker.failed(self._trouble or "does not answer in time")
 
     def _take(self, deadline: float) -> ServerConnection | None:
         """A connection of one's own. None: others had all of them until ``deadline``.
@@ -365,22 +377,25 @@ class Server:
 
     def _open(self) -> None:
         connection: ServerConnection | None = None
-        why = ""
+        why = trouble = ""
         try:
             connection = ServerConnection(self._pool, self._scripts, self._timeout)
         except (RedisError, KVStoreError, OSError) as error:
             why = str(error)
+            trouble = _in_short(error)
         except Exception as error:  # noqa: BLE001 - redis-py may raise anything at a peer that is no Redis
-            why = repr(error)
+            why = trouble = repr(error)
         with self._lock:
             self._opening -= 1
             if connection is None:
                 self._refused += 1
                 if why != self._why:
                     _log.warning("%s can't be reached: %s", self.name, why)
-                self._why = why
+                if not self._trouble:
+                    self._troubled_since = time.time()
+                self._why, self._trouble = why, trouble
             else:
-                self._why = ""
+                self._why = self._trouble = ""
                 if not self._closed:
                     self._connected += 1
                     self._hand_on(connection)
@@ -408,3 +423,15 @@ class Server:
             self._connected -= len(idle)
         for connection in idle:
             connection.close()
+
+
+def _in_short(error: Exception) -> str:
+    """Why a server can't be reached, for who knows which one it is."""
+    match error.__context__ if isinstance(error, RedisError) and error.__context__ is not None else error:
+        case ConnectionRefusedError():
+            return "refused the connection"
+        case TimeoutError():
+            return "does not answer in time"
+        case OSError() as cause if cause.strerror:
+            return cause.strerror
+    return str(error)

@@ -18,6 +18,7 @@ from redis.sentinel import Sentinel
 
 from kvstore.breaker import Breaker, State
 from kvstore.errors import KVStoreError, UnavailableError
+from kvstore.status import TierHealth, TierState
 from kvstore.tiers.redis.net.address import Address, Kind
 from kvstore.tiers.redis.net.resp import Reply, ServerError
 from kvstore.tiers.redis.net.server import LONGEST_PAUSE, Request, Server
@@ -26,6 +27,8 @@ from kvstore.tiers.tier import Peer
 _log = logging.getLogger(__name__)
 
 _MOVED = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"})
+_MOST_NAMED = 4
+"""Servers that a reason names."""
 _REFRESH_SECONDS = 0.5
 """How often a Cluster is asked for its slots while one of its servers is away."""
 NO_ANSWER = ServerError("NOANSWER")
@@ -57,6 +60,8 @@ class Topology:
         self._rounds = 0
         self._asked = 0.0
         self._discovery = Breaker(1, pause, LONGEST_PAUSE)
+        self._opened = time.time()
+        self._uncovered_since = 0.0
         self._closed = False
         self.is_cluster = address.kind is Kind.CLUSTER
         if not self.is_cluster:
@@ -112,6 +117,41 @@ class Topology:
             servers = list(self._servers.values())
         single = "" if self.is_cluster else repr(self._address).strip("<>")
         return [Peer(single or server.name, server.breaker.state is State.CLOSED) for server in servers]
+
+    def health(self) -> TierHealth:
+        """Whether the servers answer, as far as they were asked; by how many of them there are."""
+        with self._lock:
+            servers = list(self._servers.values())
+            undiscovered = self._discovery.failure if not self._table else None
+            uncovered = sum(server is None for server in self._table)
+        if undiscovered is not None:
+            reason = f"no server of the Cluster at {self._place()}: {undiscovered.why}"
+            return TierHealth(TierState.DOWN, undiscovered.since, reason)
+        failing = [(server, failure) for server in servers if (failure := server.failure) is not None]
+        if failing:
+            said = "; ".join(f"{self._shown(server)} {failure.why}" for server, failure in failing[:_MOST_NAMED])
+            many = f"{len(failing)} of {len(servers)} servers don't serve: " if len(servers) > 1 else ""
+            since = [failure.since for _, failure in failing]
+            if len(failing) == len(servers):
+                return TierHealth(TierState.DOWN, max(since), many + said)
+            return TierHealth(TierState.DEGRADED, min(since), many + said)
+        if uncovered:
+            reason = f"no server has {uncovered} of the Cluster's {len(self._table)} slots"
+            return TierHealth(TierState.DEGRADED, self._uncovered_since, reason)
+        full = [(server, failure) for server in servers if (failure := server.writes.failure) is not None]
+        if full:
+            said = "; ".join(f"{self._shown(server)} {failure.why}" for server, failure in full[:_MOST_NAMED])
+            many = f"{len(full)} of {len(servers)} servers take" if len(servers) > 1 else "it takes"
+            return TierHealth(TierState.DEGRADED, min(failure.since for _, failure in full), f"{many} no pages: {said}")
+        return TierHealth(TierState.OK, max((server.breaker.since for server in servers), default=self._opened))
+
+    def _shown(self, server: Server) -> str:
+        return server.name if self.is_cluster else self._place()
+
+    def _place(self) -> str:
+        """Where the servers are, without any password."""
+        hosts = ",".join(f"{host}:{port}" for host, port in self._address.hosts) or str(self._address.options["path"])
+        return f"{self._address.service} (Sentinel {hosts})" if self._address.kind is Kind.SENTINEL else hosts
 
     def close(self) -> None:
         """Close all connections."""
@@ -230,10 +270,10 @@ class Topology:
             self._install(self._cluster)
             self._discovery.succeeded()
         except (RedisError, OSError, KVStoreError) as error:
-            self._discovery.failed()
+            self._discovery.failed(str(error))
             _log.warning("the Redis Cluster can't be reached: %s", error)
-        except Exception:  # noqa: BLE001 - redis-py may raise anything at a peer that is no Redis
-            self._discovery.failed()
+        except Exception as error:  # noqa: BLE001 - redis-py may raise anything at a peer that is no Redis
+            self._discovery.failed(repr(error))
             _log.exception("the Redis Cluster can't be reached")
         finally:
             self._discovered()
@@ -257,6 +297,8 @@ class Topology:
                 table[slot] = server or self._new_server(name, cluster.get_redis_connection(members[0]).connection_pool)
             used = {server.name for server in table if server is not None}
             leaving = [self._servers.pop(name) for name in set(self._servers) - used]
+            if None in table and None not in self._table:
+                self._uncovered_since = time.time()
             self._table = table
         for server in leaving:
             server.close()

@@ -341,7 +341,7 @@ class TestHttp:
             go_on.wait(60)
             return Answer("text/plain", b"")
 
-        server = WebServer(("127.0.0.1", 0), {"/slow": slow}, lambda: True, None, None)
+        server = WebServer(("127.0.0.1", 0), {"/slow": slow}, lambda: True, lambda: (), None, None)
         try:
             with ExitStack() as stack:
                 before = len(list(Path("/proc/self/fd").iterdir()))

@@ -16,6 +16,7 @@ from redis_servers import Cluster, RedisServer, hurry, servers_of, set_timeout
 
 from kvstore.breaker import State
 from kvstore.errors import ResourceError
+from kvstore.status import TierState
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format.chunk import decode_header
 from kvstore.tiers.tier import PageWrite
@@ -488,6 +489,34 @@ def test_a_primary_of_the_cluster_dies_and_its_replica_takes_over(
     victim.kill()
     read_pages(tier, PAGES)
     recovers(tier, PAGES + MORE, eventually)
+
+
+def test_a_cluster_says_how_many_of_its_servers_are_away(
+    steady_cluster: Cluster, open_redis: Open, eventually: Callable[..., None]
+) -> None:
+    tier = open_redis(steady_cluster.url, LIMIT)
+    assert all(tier.write(PAGES))
+    assert tier.health().state == TierState.OK
+    hurry(tier, 0.05)
+    victims = steady_cluster.primaries()
+
+    def state() -> TierState:
+        tier.contains([page.key for page in PAGES])  # asks all of them
+        return tier.health().state
+
+    victims[0].pause()
+    eventually(lambda: state() == TierState.DEGRADED)
+    first = tier.health()
+    assert first.reason == f"1 of 3 servers don't serve: 127.0.0.1:{victims[0].port} does not answer in time"
+    for victim in victims[1:]:
+        victim.pause()
+    eventually(lambda: state() == TierState.DOWN)
+    assert tier.health().since > first.since
+    assert tier.health().reason.startswith("3 of 3 servers don't serve: ")
+    for victim in victims:
+        victim.resume()
+    hurry(tier, PATIENT)
+    eventually(lambda: state() == TierState.OK)
 
 
 def test_slots_that_move_are_found_again(cluster: Cluster, open_redis: Open, eventually: Callable[..., None]) -> None:
