@@ -16,6 +16,14 @@ from kvstore.layout import Layout
 AskNode = Callable[[bytes, Sequence[bytes]], Sequence[tuple[str | None, bool]]]
 """Given a namespace's fingerprint and hashes: for each its tier, and whether it is known to have left."""
 _NEAREST = 3
+_MORE_ROOM = (
+    "a larger arena, disk or Redis keeps more (`kvstore plan` says how much), or a larger quota, where the namespace has"
+    " one; `kvstore pin` keeps a prefix"
+)
+_ONE_NAME = (
+    "nothing was stored for this model yet, or it was cleared; if both names mean one model, let both engines name it"
+    " alike"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +85,16 @@ def why_missed(prompt: Prompt, namespace: Known | None, known: Sequence[Known], 
     behind = sum(tier is not None for tier, _ in found[present:])
     more = f"; {behind} blocks behind it are there, of no use without it" if behind else ""
     why = replace(why, block=present)
+    if found[present][1]:  # what this namespace had itself explains more than what another one has
+        reason = f"it was there: the arena, or a quota, was full, and so it left to make room{more}"
+        return replace(why, reason=reason, advice=_MORE_ROOM)
     if (other := _elsewhere(hashes[present], namespace, known, ask)) is not None:
         name, values = next(iter(different_fields(namespace.layout, other.layout).items()))
+        if other.layout.model != namespace.layout.model:
+            more += (
+                f"; the model {other.layout.model!r} has pages of the same tokens, which are of no use to another model"
+            )
+            return _never_seen(why, prompt, namespace, known, ask, more)
         return replace(
             why,
             key_field=name,
@@ -86,9 +102,6 @@ def why_missed(prompt: Prompt, namespace: Known | None, known: Sequence[Known], 
             f" {_shown(different_fields(namespace.layout, other.layout))}{more}",
             advice=f"let both engines agree on {name} ({values[0]!r} is asked for, {values[1]!r} is stored)",
         )
-    if found[present][1]:
-        advice = "a larger arena or disk keeps more (`kvstore plan` says how much); `kvstore pin` keeps a prefix"
-        return replace(why, reason=f"it was there, and left to make room{more}", advice=advice)
     return _never_seen(why, prompt, namespace, known, ask, more)
 
 
@@ -156,7 +169,7 @@ def _unknown_namespace(prompt: Prompt, known: Sequence[Known], ask: AskNode) -> 
         key_field=next(iter(differ), ""),
         reason=f"the node has no namespace {layout.name!r}; the nearest is {nearest[0].layout.name!r}, which differs in"
         f" {_shown(differ)}",
-        advice="let both engines agree on that, or fill this namespace first",
+        advice=_ONE_NAME if "model" in differ else "let both engines agree on that, or fill this namespace first",
     )
 
 

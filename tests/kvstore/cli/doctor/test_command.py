@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -129,9 +130,14 @@ class TestWhy:
             pages = client.namespace(LAYOUT)
             for start in range(0, 4800, 160):
                 pages.store(kvstore.hash_blocks(range(start, start + 160), 16), np.ones((10, 5000), np.uint8))
-        code, said = self.why(url, tmp_path, TOKENS, capsys)
+            other = client.namespace(dataclasses.replace(LAYOUT, model="other"))  # it is evicted here, and there now
+            other.store(kvstore.hash_blocks(TOKENS, 16), np.ones((10, 5000), np.uint8))
+        code, said = self.why(url, tmp_path, TOKENS, capsys, "--namespace", "tiny")
         assert (code, said["key_field"]) == (1, "")
         assert "left to make room" in said["reason"]
+        assert "a larger arena" in said["advice"]
+        code, said = self.why(url, tmp_path, list(range(5000, 5160)), capsys, "--namespace", "tiny")
+        assert "never stored, cleared, or gone too long ago" in said["reason"]
 
     def test_words(self, url: str, tmp_path: Path, capsys) -> None:
         (tmp_path / "p").write_text(json.dumps(TOKENS[:20] + [9] * 60))

@@ -79,6 +79,36 @@ def test_it_left_to_make_room() -> None:
     assert "left to make room; 5 blocks behind it are there" in why.reason
 
 
+def test_what_left_is_told_though_another_namespace_has_it() -> None:
+    """Whatever differs there: this namespace had the page, so no engine's settings are wrong."""
+    for there in (other(model="gpt"), other(dtype="float16")):
+        node = Node(LAYOUT, there)
+        hashes = hash_blocks(TOKENS, 4)
+        node.has(there, hashes)
+        node.has(LAYOUT, hashes[:2])
+        node.left = {(LAYOUT.fingerprint, hashes[2])}
+        why = node.why(Prompt(tokens=TOKENS))
+        assert (why.present, why.block, why.key_field) == (2, 2, "")
+        assert "left to make room" in why.reason
+        assert "agree" not in why.advice
+        for way in ("arena", "quota", "kvstore pin"):
+            assert way in why.advice
+
+
+def test_another_model_has_pages_of_no_use() -> None:
+    there = other(model="gpt")
+    node = Node(LAYOUT, there)
+    node.has(there, hash_blocks(TOKENS, 4))
+    why = node.why(Prompt(tokens=TOKENS))
+    assert why.key_field == ""
+    assert "never stored, cleared, or gone too long ago" in why.reason
+    assert "the model 'gpt' has pages of the same tokens, which are of no use to another model" in why.reason
+    assert "agree" not in why.advice
+    node.has(LAYOUT, hash_blocks(TOKENS, 4)[:3])
+    why = node.why(Prompt(tokens=TOKENS))
+    assert (why.block, why.key_field) == (3, "tokens")
+
+
 def test_other_tokens() -> None:
     node = Node(LAYOUT)
     node.has(LAYOUT, hash_blocks(TOKENS, 4))
