@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from kvstore.layout import Layout
+from kvstore.security.certificate import DAY, WARN_DAYS, words_of_end
 from kvstore.security.grants import Grant
 from kvstore.units import format_duration
 
@@ -131,9 +132,12 @@ class Status:
     clients."""
 
     def troubles(self) -> list[str]:
-        """A line for each tier that does not serve as it should, for people: ``redis: down for 2m: …``."""
-        said = [tier.health.shown(self.time) for tier in self.tiers]
-        return [f"{tier.name}: {words}" for tier, words in zip(self.tiers, said, strict=True) if words]
+        """A line for each tier that does not serve as it should (``redis: down for 2m: …``), and for a certificate that
+        ends within 30 days; for people."""
+        told = [(tier.name, tier.health.shown(self.time)) for tier in self.tiers]
+        if self.certificate_ends and self.certificate_ends - self.time < WARN_DAYS * DAY:
+            told.append(("certificate", words_of_end(self.certificate_ends, self.time)))
+        return [f"{name}: {words}" for name, words in told if words]
 
     def tier(self, name: str) -> TierStatus:
         """The tier of this name.

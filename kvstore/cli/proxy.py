@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import signal
 import ssl
@@ -13,6 +14,8 @@ from typing import Any
 
 from kvstore.config.node import is_loopback, parse_address
 from kvstore.errors import ConfigError, ResourceError
+from kvstore.security.certificate import DAY, tell_of_end, validity_of
+from kvstore.security.secret_files import read_file
 from kvstore.security.tls import client_context, server_context
 from kvstore.service.access.descriptor_budget import raise_limit
 
@@ -124,9 +127,15 @@ def run(options: argparse.Namespace) -> int:
                 _log.error("SIGHUP: nothing was reloaded: %s", error)
             else:
                 _log.info("SIGHUP: certificates were reloaded" if tls or upstream_tls else "SIGHUP: there is no TLS")
+                _tell_of_certificate(options.tls_cert)
+
+        def look_daily() -> None:
+            _tell_of_certificate(options.tls_cert)
+            asyncio.get_running_loop().call_later(DAY, look_daily)
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         bound = await proxy.start(host, port)
+        look_daily()
         shown = f"[{host}]" if ":" in host else host
         counts = f"{len(options.prefill)} prefill, {len(options.decode)} decode"
         print(
@@ -162,6 +171,12 @@ def _tls_for_clients(options: argparse.Namespace, host: str) -> ssl.SSLContext |
             )
         return None
     return server_context(options.tls_cert, options.tls_key, options.client_ca)
+
+
+def _tell_of_certificate(file: Path | None) -> None:
+    if file is not None:
+        with contextlib.suppress(ConfigError):  # it is being replaced: a reload says what is wrong with it
+            tell_of_end(f"the certificate {file}", validity_of(read_file(file, "--tls-cert")))
 
 
 def _tls_for_instances(options: argparse.Namespace, urls: list[str]) -> ssl.SSLContext | None:

@@ -18,6 +18,7 @@ from kvstore.arena.arena import Progress
 from kvstore.config.node import NodeConfig, parse_address
 from kvstore.errors import ResourceError, UnavailableError
 from kvstore.host.forking import register_forked
+from kvstore.node.certificate_watch import CertificateWatch
 from kvstore.node.grpc_server import HANDLERS, make_server
 from kvstore.node.listeners import bind, own_socket
 from kvstore.node.reload import plan_reload
@@ -95,6 +96,7 @@ class Node:
             connections=config.bulk_connections // TENANT_SHARE,
         )
         self._unauthenticated: UnauthenticatedConnections | None = None
+        self._certificate: CertificateWatch | None = None
         known_by = access.asks or config.client_ca is not None
         gates: list[grpc.ServerInterceptor] = [Gate(access, self.limits, self._note)]
         self._web: NodeWeb | None = None
@@ -170,6 +172,8 @@ class Node:
             if known_by and self.port:
                 self._unauthenticated = UnauthenticatedConnections(self.port, config.connections, access.grant_of)
             self._server.start()
+            if self._tls is not None and config.tls_cert is not None:
+                self._certificate = CertificateWatch(self._tls, config.tls_cert)
             if self._web is not None:
                 self._web.start(
                     config.metrics,
@@ -205,6 +209,8 @@ class Node:
         if self._unauthenticated is not None:
             self._unauthenticated.stop()
         self._descriptors.stop()
+        if self._certificate is not None:
+            self._certificate.stop()
         if self._bulk is not None:
             self._bulk.stop(self.config.drain_seconds / 2)
         if self._local is not None:
@@ -257,6 +263,8 @@ class Node:
             self.access.replace(tokens)
         if self._tls is not None and tls is not None:
             self._tls.replace(tls)
+        if self._certificate is not None:
+            self._certificate.look()
         self.config = dataclasses.replace(self.config, **{key: getattr(config, key) for key in taken})
         if "redis_limit" in taken and lower_tiers.shared is not None:
             lower_tiers.shared.set_limit(config.redis_limit)
@@ -317,7 +325,9 @@ class Node:
 
     def _status(self) -> Status:
         disk = str(self.config.disk) if self.config.disk_limit else ""
-        return status_of(self.store, self.instance, time.monotonic() - self._started, disk)
+        validity = self._tls.validity if self._tls is not None else None
+        ends = validity.ends if validity is not None else 0.0
+        return status_of(self.store, self.instance, time.monotonic() - self._started, disk, ends)
 
     def _serve_locally(self, group: SocketGroup, times: CallTimes | None) -> LocalServer | None:
         try:

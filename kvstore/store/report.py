@@ -11,8 +11,10 @@ from kvstore.status import NamespaceStatus, Status, TierHealth, TierState, TierS
 from kvstore.store.store import Store
 
 
-def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory: str) -> Status:
-    """The status of a node that serves this store."""
+def status_of(
+    store: Store, instance: int, uptime_seconds: float, disk_directory: str, certificate_ends: float = 0.0
+) -> Status:
+    """The status of a node that serves this store. ``certificate_ends``: seconds since 1970; 0: it has none."""
     statistics = store.statistics()
     now = time.time()
     arena = TierStatus(
@@ -57,6 +59,7 @@ def status_of(store: Store, instance: int, uptime_seconds: float, disk_directory
         disk_directory=disk_directory,
         time=now,
         hash_check=hash_check(),
+        certificate_ends=certificate_ends,
         gone=statistics.gone,
         numbers={each.layout.fingerprint: each.number for each in statistics.namespaces},
     )

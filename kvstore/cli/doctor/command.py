@@ -129,6 +129,7 @@ def _check_all(options: argparse.Namespace) -> list[Verdict]:
     if address.local:
         verdicts += _check_machine(config, None if status is None else status.pid, options.engine_pid)
     if status is not None:
+        verdicts += node.check_certificate(status)
         verdicts += tiers.check_health(status)
     verdicts += tiers.check_redis(config, status)
     verdicts += engine.check_versions(options.engine_python)

@@ -16,6 +16,7 @@ from kvstore.config.node import NodeConfig
 from kvstore.errors import KVStoreError
 from kvstore.layout import Layout
 from kvstore.namespaces.registry import MOST_NAMESPACES
+from kvstore.security.certificate import DAY, WARN_DAYS, words_of_end
 from kvstore.status import Status, kvstore_version
 
 _CLOCK_SECONDS = 2.0
@@ -81,6 +82,20 @@ def check_clock(status: Status, asked: float, answered: float) -> Verdict:
         advice = "let chrony or ntpd set both: tickets between prefill and decode, pins and TLS go by the clock"
         return Verdict("clock", WARN, f"the node's is {off:.1f} s off", advice)
     return Verdict("clock", OK, f"the node's agrees within {off + answered - asked:.1f} s")
+
+
+def check_certificate(status: Status) -> list[Verdict]:
+    """When the certificate of a node with TLS ends."""
+    if not status.certificate_ends:
+        return []
+    words = f"it {words_of_end(status.certificate_ends, status.time)}"
+    left = status.certificate_ends - status.time
+    if left >= WARN_DAYS * DAY:
+        return [Verdict("certificate", OK, words)]
+    advice = "put a new one in place under the same names (tls_cert, tls_key), and `systemctl reload kvstore`"
+    if left <= 0:
+        return [Verdict("certificate", FAIL, f"{words}: clients that verify it can't connect", advice)]
+    return [Verdict("certificate", WARN, words, advice)]
 
 
 def check_hashes(status: Status | None) -> Verdict:

@@ -17,7 +17,7 @@ AskNode = Callable[[bytes, Sequence[bytes]], Sequence[tuple[str | None, bool]]]
 """Given a namespace's fingerprint and hashes: for each its tier, and whether it is known to have left."""
 _NEAREST = 3
 _MORE_ROOM = (
-    "a larger arena, disk or Redis keeps more (`kvstore plan` says how much), or a larger quota, where the namespace has"
+    "a larger arena, disk or Redis keeps more (`kvstore plan` says how much), or a larger quota where the namespace has"
     " one; `kvstore pin` keeps a prefix"
 )
 _ONE_NAME = (

@@ -24,6 +24,7 @@ from kvstore.errors import (
 )
 from kvstore.layout import Layout
 from kvstore.namespaces.registry import KnownNamespace
+from kvstore.security.certificate import validity_of
 from kvstore.security.grants import EVERYTHING, WRITE, Grant
 from kvstore.security.secret_files import read_file
 from kvstore.security.tls import server_context
@@ -66,6 +67,8 @@ class Tls:
         """For a connection that comes now."""
         if read() != before:  # gRPC would have other files than the rest, or a key that is not the certificate's
             raise ConfigError(f"tls_cert {cert}, its key or client_ca changed while they were read: reload again")
+        self.validity = validity_of(chain)
+        """Of the certificate; None: that can't be read."""
         self._asks = client_ca is not None
         self._lock = threading.Lock()
         self._for_grpc: grpc.ServerCertificateConfiguration | None = grpc.ssl_server_certificate_configuration(
@@ -81,6 +84,7 @@ class Tls:
         """Use another's certificate and authorities from now on; connections that are open go on as they are."""
         with self._lock:
             self.context, self._for_grpc = other.context, other._for_grpc
+            self.validity = other.validity
 
     def _take_for_grpc(self) -> grpc.ServerCertificateConfiguration | None:
         """What gRPC does not have yet; None: it has the latest. It takes each of them once, so it is not kept."""
