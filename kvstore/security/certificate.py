@@ -9,8 +9,6 @@ import time
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from kvstore.units import format_duration
-
 DAY = 86_400.0
 WARN_DAYS, URGENT_DAYS = 30.0, 7.0
 """From so many days before its end on, somebody is told; a certificate of days gets a part of its life instead."""
@@ -79,11 +77,16 @@ def _date(der: bytes) -> tuple[float, bytes]:
 
 
 def words_of_end(ends: float, now: float) -> str:
-    """When a certificate ends, for people: ``ends in 12d 3h, on 2026-03-01``."""
+    """When a certificate ends, for people: ``ends in 12 days, on 2026-03-01 09:30 UTC``."""
     day = datetime.fromtimestamp(ends, UTC).strftime("%Y-%m-%d %H:%M UTC")
     if ends <= now:
-        return f"ended {format_duration(now - ends)} ago, on {day}"
-    return f"ends in {format_duration(ends - now)}, on {day}"
+        return f"ended {_span(now - ends)} ago, on {day}"
+    return f"ends in {_span(ends - now)}, on {day}"
+
+
+def _span(seconds: float) -> str:
+    number, unit = (int(seconds // DAY), "day") if seconds >= DAY else (int(seconds // 3600), "hour")
+    return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
 def tell_of_end(what: str, validity: Validity | None, now: float | None = None) -> None:

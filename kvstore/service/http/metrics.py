@@ -109,12 +109,11 @@ class NodeCollector(Collector):
         status, own, others = self._labels.give(self._status)
         yield InfoMetricFamily("kvstore", "The node's version.", {"version": status.version})
         yield GaugeMetricFamily("kvstore_clients", "Clients that share the arena.", status.clients)
-        if status.certificate_ends:
-            yield GaugeMetricFamily(
-                "kvstore_certificate_end_timestamp_seconds",
-                "When the certificate ends that the node shows.",
-                status.certificate_ends,
-            )
+        yield GaugeMetricFamily(
+            "kvstore_certificate_end_timestamp_seconds",
+            "When the certificate ends that the node shows.",
+            status.certificate_ends or None,
+        )
         yield from _tiers(status)
         yield from _namespaces(status, own, others)
 

@@ -215,7 +215,7 @@ def test_files_and_flags_that_cannot_be_used_are_one_line(files, tmp_path, monke
 def test_a_certificate_that_ended_is_told_at_the_start_and_at_a_reload(instance, proxy, tmp_path, eventually):
     cert, key = Authority(tmp_path).sign("server", "127.0.0.1", ends=-DAY)
     front = proxy([instance("p")], [instance("d")], tls_cert=cert, tls_key=key)
-    said = f"the certificate {cert} ended 1d"
+    said = f"the certificate {cert} ended 1 day ago"
     eventually(lambda: said in front.log.read_text())
     front.process.send_signal(signal.SIGHUP)
     eventually(lambda: front.log.read_text().count(said) == 2)
