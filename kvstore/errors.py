@@ -31,6 +31,9 @@ from typing import Self
 class KVStoreError(Exception):
     """Base of every error that kvstore raises on purpose."""
 
+    advice = ""
+    """What to do about it, where the message says that; it ends with the same words."""
+
 
 class InvalidRequestError(KVStoreError, ValueError):
     """The caller gave something that can't be right. Nothing was stored, lost or changed."""

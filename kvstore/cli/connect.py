@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kvstore.client.client import Client
 from kvstore.client.environment import connect_by_environment
-from kvstore.client.url import socket_url
+from kvstore.client.paths.reachability import listener_of
+from kvstore.client.url import RemoteUrl, parse_url, socket_url
 from kvstore.config.load import load_config
 from kvstore.config.node import default_socket
 from kvstore.errors import InvalidRequestError
+
+_PATIENCE_SECONDS = 1.0
+"""For an answer, before somebody is told."""
 
 
 def add_url_to(command: argparse.ArgumentParser) -> None:
@@ -24,8 +33,11 @@ def add_url_to(command: argparse.ArgumentParser) -> None:
     )
 
 
-def connect_to_node(url: str | None) -> Client:
+@contextmanager
+def connect_to_node(url: str | None) -> Iterator[Client]:
     """A client of the node at this URL; without one, of the node on the socket that ``serve`` would use here.
+
+    While the node does not answer, a line on stderr says behind a second whom the command is waiting for.
 
     Raises:
         InvalidRequestError: the URL can't be used, or is an embedded store's: it answers its own process only, and
@@ -35,4 +47,27 @@ def connect_to_node(url: str | None) -> Client:
     url = url or socket_url(load_config(environment=os.environ).socket)
     if url.startswith("embedded:"):
         raise InvalidRequestError(f"{url}: an embedded store answers its own process only; give the URL of a node")
-    return connect_by_environment(url, os.environ)
+    with connect_by_environment(url, os.environ) as client:
+        waiting = threading.Timer(_PATIENCE_SECONDS, _say_whom_it_waits_for, (client,))
+        waiting.daemon = True
+        waiting.start()
+        try:
+            yield client
+        finally:
+            waiting.cancel()
+
+
+def _say_whom_it_waits_for(client: Client) -> None:
+    if client.answered:
+        return
+    who = ""
+    where = parse_url(client.url)
+    if isinstance(where, RemoteUrl) and where.socket is not None:
+        with contextlib.suppress(OSError):
+            pid = listener_of(where.socket)
+            who = f" (pid {pid})" if pid else ""
+    print(
+        f"kvstore: waiting for {client.url}{who} to answer, for {client.timeout:g} s at most",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from kvstore.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_USAGE
-from kvstore.errors import InvalidRequestError, KVStoreError, UnauthenticatedError, UnavailableError
+from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, UnauthenticatedError, UnavailableError
 
 _COMMANDS = {
     "kvstore.cli.serve": ("serve", "config"),
@@ -55,10 +55,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # names are data: a terminal may not know all of their characters
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["serve"]:
-        # gRPC's core, which reads this when it is imported, has a log of its own on stderr: a line for each handshake
-        # that fails, however many there are.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # gRPC's core, which reads this when it is imported, has a log of its own on stderr: a line for each handshake that
+    # fails, however many there are.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     options: argparse.Namespace | None = None
     try:
         if given[:1] == ["demo"]:
@@ -80,7 +79,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _what_to_do(error: KVStoreError, options: argparse.Namespace) -> str:
     """What to add to an error about reaching a node."""
-    if "url" not in options:
+    if "url" not in options or error.advice:
         return ""
     if isinstance(error, UnavailableError) and "handshake failed" in str(error):
         return (
@@ -88,9 +87,9 @@ def _what_to_do(error: KVStoreError, options: argparse.Namespace) -> str:
             " KVSTORE_CONNECT_CA, _CERT and _KEY name"
         )
     if isinstance(error, UnavailableError):
-        return (
-            "; start the node (`kvstore serve`), or name another one with --url; `kvstore doctor` looks for the cause"
-        )
+        return "; `kvstore doctor` looks for the cause"
+    if isinstance(error, DeadlineError):
+        return "; the node, or the network to it, hangs or is overloaded: `kvstore doctor` on its host says more"
     if isinstance(error, UnauthenticatedError):
         return (
             "; put the token into a file that only you can read (chmod 600), and name it in KVSTORE_CONNECT_TOKEN_FILE"

@@ -48,6 +48,11 @@ class Client:
     def timeout(self, seconds: float) -> None:
         self._session.timeout = seconds
 
+    @property
+    def answered(self) -> bool:
+        """Whether the node has answered this client yet. A client is made without asking it."""
+        return self._session.control.answered
+
     def namespace(self, layout: Layout, *, durability: str = "", lazy: bool = False) -> Namespace:
         """The namespace of pages with this layout, new or known.
 

@@ -14,8 +14,9 @@ from kvstore.client.paths.bulk.pool import BulkPool
 from kvstore.client.paths.control import Connection, RemoteControl
 from kvstore.client.paths.grpc import GrpcPath
 from kvstore.client.paths.path import Control, Path
+from kvstore.client.paths.reachability import Finding, look_at_port, look_at_socket
 from kvstore.client.paths.shm.path import ShmPath
-from kvstore.client.url import EmbeddedConfig, parse_url
+from kvstore.client.url import EmbeddedConfig, RemoteUrl, parse_url
 from kvstore.errors import InvalidRequestError, PermissionDeniedError, ResourceError
 from kvstore.host.uninterrupted import uninterrupted
 
@@ -93,6 +94,7 @@ def connect(
         credentials.channel_credentials() if where.tls else None,
         credentials.metadata,
         traced=traces is not None,
+        look=lambda late, seconds: _look(where, late, seconds),
     )
     control = RemoteControl(connection, where.arena_folder)
 
@@ -108,6 +110,13 @@ def connect(
         return BulkPath(connection, BulkPool(connection, where.host, context))
 
     return _client(url, control, timeout, make_path, traces)
+
+
+def _look(where: RemoteUrl, late: bool, seconds: float) -> Finding | None:
+    """Why a node can't be reached."""
+    if where.socket is not None:
+        return look_at_socket(where.socket, late=late)
+    return look_at_port(where.host, where.port, tls=where.tls, seconds=seconds)
 
 
 def _client(

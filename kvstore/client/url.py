@@ -29,6 +29,11 @@ class RemoteUrl:
     """Where the node's arena is mounted here, if the URL says so."""
 
     @property
+    def port(self) -> int:
+        """For a node that is no Unix socket."""
+        return int(self.target.rpartition(":")[2])
+
+    @property
     def local(self) -> bool:
         """Whether it is a Unix socket."""
         return self.socket is not None

@@ -186,6 +186,12 @@ def _in_short(details: str) -> str:
     return re.sub(r"^[A-Z_]+: ipv[46]:\S+: ", "", reason) or details
 
 
+def is_answer(call: grpc.RpcError) -> bool:
+    """Whether a call failed by the node's own word: it was reached."""
+    metadata = cast("grpc.Call", call).trailing_metadata() or ()
+    return any(key == REASON_KEY for key, _ in metadata)
+
+
 def error_of(call: grpc.RpcError, node: str) -> errors.KVStoreError:
     """The error that a failed call stands for. ``node`` names the other end for people."""
     # Every RpcError that a channel raises is the finished call as well; the types don't say so.

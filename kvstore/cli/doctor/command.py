@@ -117,7 +117,8 @@ def _check_all(options: argparse.Namespace) -> list[Verdict]:
             status = client.status()
             answered = time.time()
     except (UnavailableError, DeadlineError) as error:
-        verdicts.append(Verdict("node", FAIL, str(error), "start it (`kvstore serve`); if it exits, read its log"))
+        advice = error.advice or "start it (`kvstore serve`); if it exits, read its log"
+        verdicts.append(Verdict("node", FAIL, str(error).removesuffix(f"; {error.advice}"), advice))
     except PermissionError as error:
         verdicts.append(Verdict("node", FAIL, str(error), "set KVSTORE_CONNECT_TOKEN_FILE to a file with a token"))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -10,7 +11,8 @@ from typing import Any, TypeVar
 import grpc
 
 from kvstore.client.paths.path import OpenedNamespace
-from kvstore.errors import ConfigError, UnauthenticatedError, UnavailableError
+from kvstore.client.paths.reachability import Finding
+from kvstore.errors import ConfigError, DeadlineError, KVStoreError, UnauthenticatedError, UnavailableError
 from kvstore.host.forking import register_forked, unforked
 from kvstore.host.uninterrupted import abandonable
 from kvstore.layout import Layout
@@ -23,12 +25,15 @@ from kvstore.wire.messages import (
     MOST_MESSAGE_BYTES,
     STORE_STREAM,
     error_of,
+    is_answer,
     join_hashes,
 )
 
 Reply = TypeVar("Reply")
 Metadata = tuple[tuple[str, str], ...]
 _log = logging.getLogger(__name__)
+_LOOK_SECONDS = 10.0
+"""From one look at a node that can't be reached to the next."""
 _OPTIONS = [
     # Two clients in one process are two clients to the node.
     ("grpc.use_local_subchannel_pool", 1),
@@ -56,6 +61,8 @@ class Connection:
         credentials: for TLS; None: the channel is plain.
         metadata: reads what every call carries: at once, and again when the node knows it no longer.
         traced: whether calls carry the current span's context, too.
+        look: why the node can't be reached, asked when a call fails before any was answered: whether it was late, and
+            how many seconds a look may take.
     """
 
     def __init__(
@@ -66,8 +73,14 @@ class Connection:
         metadata: Callable[[], Metadata] = tuple,
         *,
         traced: bool = False,
+        look: Callable[[bool, float], Finding | None] = lambda late, seconds: None,
     ) -> None:
         self.name = name
+        self.answered = False
+        """Whether the node has answered a call."""
+        self._look = look
+        self._next_look = 0.0
+        self._found: Finding | None = None
         self._read_metadata = metadata
         self.metadata = metadata()
         self._target = target
@@ -110,11 +123,39 @@ class Connection:
             KVStoreError: what the node answered, or that it did not.
         """
 
+        end = time.monotonic() + timeout
+
         def ask() -> Reply:
-            with self.errors():
-                return method(request, timeout=timeout, metadata=self.metadata)
+            try:
+                with self.errors():
+                    reply = method(request, timeout=timeout, metadata=self.metadata)
+            except (UnavailableError, DeadlineError) as error:
+                failed = error.__cause__
+                self.answered |= isinstance(failed, grpc.RpcError) and is_answer(failed)
+                if self.answered:
+                    raise
+                raise self._explained(error, end) from failed
+            except KVStoreError:
+                self.answered = True
+                raise
+            self.answered = True
+            return reply
 
         return self.as_known(ask)
+
+    def _explained(self, error: UnavailableError | DeadlineError, end: float) -> UnavailableError | DeadlineError:
+        """The same error with what a look at the node's socket or port shows, within the call's own time."""
+        late = isinstance(error, DeadlineError)
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            self._found = self._look(late, end - now)
+        if self._found is None:
+            return error
+        failed = "did not answer in time" if late else "can't be reached"
+        explained = type(error)(f"{self.name} {failed}: {self._found}")
+        explained.advice = self._found.advice
+        return explained
 
     def as_known(self, ask: Callable[[], Reply], shown: Metadata | None = None) -> Reply:
         """What ``ask`` returns; where the node no longer knows the token, once more with the one that is in the file
@@ -166,6 +207,11 @@ class RemoteControl:
     ) -> None:
         self._connection = connection
         self._arena_folder = arena_folder
+
+    @property
+    def answered(self) -> bool:
+        """Whether the node has answered a call."""
+        return self._connection.answered
 
     def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""

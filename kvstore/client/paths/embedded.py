@@ -69,6 +69,11 @@ class EmbeddedStore(Path):
             self._store.close()
             raise
 
+    @property
+    def answered(self) -> bool:
+        """It needs no node."""
+        return True
+
     def forked(self) -> None:
         """In a child: nobody who held the lock will let it go, and there is nothing to be done under it."""
         self._guard = threading.Lock()

@@ -102,6 +102,11 @@ class Path(Protocol):
 class Control(Protocol):
     """The calls that move no pages. Each takes ``timeout``, the seconds after which it gives up; errors as a path's."""
 
+    @property
+    def answered(self) -> bool:
+        """Whether the store has answered a call; one inside this process needs none."""
+        ...
+
     def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
         ...

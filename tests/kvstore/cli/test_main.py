@@ -406,11 +406,13 @@ class TestStatus:
     def test_a_dead_node(self, kvstore_command, node_process):
         node = node_process()
         node.kill()
+        where = {node.url: str(node.socket), node.kv_url: f"127.0.0.1:{node.port}"}
         for url in (node.url, node.kv_url):
             done = kvstore_command("status", url)
             assert done.returncode == 1
-            said = f"kvstore status: {url} can't be reached: Connection refused; start the node (`kvstore serve`), or "
+            said = f"kvstore status: {url} can't be reached: nobody listens on {where[url]}: the node is not running"
             assert done.stderr.startswith(said)
+            assert "; start it (`kvstore serve" in done.stderr
             assert len(done.stderr.splitlines()) == 1
             assert not done.stdout
 
@@ -420,7 +422,11 @@ class TestStatus:
         done = kvstore_command("status", node.url)
         node.resume()
         assert done.returncode == 1
-        assert done.stderr == f"kvstore status: {node.url} did not answer in time\n"
+        waiting, failed = done.stderr.splitlines()
+        assert waiting == f"kvstore: waiting for {node.url} (pid {node.pid}) to answer, for 5 s at most"
+        said = f"{node.url} did not answer in time: the node does not answer (pid {node.pid}, hung or overloaded); "
+        assert failed.startswith(f"kvstore status: {said}")
+        assert "start" not in failed.replace("restart", "")
 
     def test_a_terminal_that_knows_ascii_only(self, kvstore_command, node_process):
         node = node_process()

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from kvstore.breaker import Breaker, State
 from kvstore.client.paths.bulk.requests import BulkRequests
 from kvstore.client.paths.control import Connection
+from kvstore.client.paths.reachability import look_at_port
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import cut_by_interrupt, uninterrupted
@@ -149,7 +150,7 @@ class BulkPool:
         try:
             requests = self._connect(reply.port, reply.token, min(deadline, time.monotonic() + CONNECT_SECONDS))
         except (KVStoreError, OSError) as error:
-            self._failed(error)
+            self._failed(error, reply.port, deadline)
             return None
         with self._lock:
             if self._breaker.state is not State.CLOSED:
@@ -157,12 +158,16 @@ class BulkPool:
             self._breaker.succeeded()
         return requests
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, port: int = 0, deadline: float = 0.0) -> None:
+        """``port``: of the bulk connection that could not be made, if it came to that."""
         with self._lock:
             first = self._breaker.state is State.CLOSED
             self._breaker.failed()
-        if first:
-            _log.warning("%s: pages go through gRPC: no bulk connection: %s", self._connection.name, error)
+        if not first:
+            return
+        left = deadline - time.monotonic()
+        found = look_at_port(self._host, port, tls=self._tls is not None, seconds=left) if port else None
+        _log.warning("%s: pages go through gRPC: no bulk connection: %s", self._connection.name, found or error)
 
     def _connect(self, port: int, token: bytes, deadline: float) -> BulkRequests:
         left = max(deadline - time.monotonic(), 1e-3)

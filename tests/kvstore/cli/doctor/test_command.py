@@ -69,6 +69,18 @@ class TestCommand:
         assert "make the arena smaller (--arena)" in found["shared memory"]["advice"]
         assert "no disk tier" in found["disk"]["text"]
 
+    def test_a_node_that_hangs_is_not_to_be_started(self, node_process, capsys) -> None:
+        running = node_process()
+        running.pause()
+        assert cli.main(["doctor", "--url", running.url, "--json"]) == 1
+        running.resume()
+        said = capsys.readouterr()
+        assert said.err.splitlines()[0].startswith(f"kvstore: waiting for {running.url} (pid {running.pid})")
+        found = {each["subject"]: each for each in json.loads(said.out)["findings"]}
+        assert found["node"]["text"].endswith(f"the node does not answer (pid {running.pid}, hung or overloaded)")
+        assert f"kill -CONT {running.pid}" in found["node"]["advice"]
+        assert "kvstore serve" not in found["node"]["advice"]
+
     def test_a_table_without_colours(self, start_node, capsys) -> None:
         running = start_node()
         assert cli.main(["doctor", "--url", f"unix://{running.config.socket}"]) == 0
