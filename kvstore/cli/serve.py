@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -18,13 +19,13 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from kvstore.cli.exit_codes import EXIT_CODES, EXIT_UNCLEAN
-from kvstore.cli.logs import log_to_stderr
+from kvstore.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_UNCLEAN, EXIT_USAGE
+from kvstore.cli.logs import log_the_rest, log_to_stderr, say
 from kvstore.client.url import socket_url
 from kvstore.config.load import load_config, load_settings
 from kvstore.config.node import SETTINGS, NodeConfig
-from kvstore.config.setting import in_order_of_flags
-from kvstore.errors import KVStoreError
+from kvstore.config.setting import ENVIRONMENT_PREFIX, in_order_of_flags
+from kvstore.errors import InvalidRequestError, KVStoreError
 from kvstore.host.malloc import keep_giving_back, keep_memory_for_messages, limit_malloc_arenas
 from kvstore.node.node import Node
 from kvstore.service.access.descriptor_budget import raise_limit
@@ -96,11 +97,39 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    sources = _sources(options)
+    form = _format_asked_for(*sources)
+    if form == "json":
+        _log_as("info", form)  # until the settings are read: what is wrong with them is a line of the log, too
+    try:
+        return _run_node(options, load_config(*sources))
+    except KVStoreError as error:
+        if form != "json":
+            raise
+        _log.error("the node does not start: %s", error)
+        return EXIT_USAGE if isinstance(error, InvalidRequestError) else EXIT_FAILED
+
+
+def _log_as(level: str, form: str) -> None:
+    log_to_stderr(level, form)
+    if form == "json":
+        log_the_rest()
+
+
+def _format_asked_for(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> str:
+    """The log's format, also where other settings are wrong."""
+    form = flags.get("log_format") or environment.get(f"{ENVIRONMENT_PREFIX}LOG_FORMAT")
+    if form is None and file is not None:
+        with contextlib.suppress(OSError, ValueError):  # ``load_config`` says what is wrong
+            form = tomllib.loads(file.read_text()).get("log_format")
+    return "json" if form == "json" else "text"
+
+
+def _run_node(options: argparse.Namespace, config: NodeConfig) -> int:
     limit_malloc_arenas()  # before there are threads
     raise_limit()
     keep_memory_for_messages()
-    config = load_config(*_sources(options))
-    log_to_stderr(config.log_level, config.log_format)
+    _log_as(config.log_level, config.log_format)
     stop = threading.Event()
     reload = stopping = False
 
@@ -120,21 +149,23 @@ def _serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, on_signal)
     try:
-        with _ArenaProgress(stop) as progress:
+        with _ArenaProgress(stop, config.log_format) as progress:
             node = Node(config, progress.update)
     except _StoppedError:
-        print("kvstore: stopped before it was ready", file=sys.stderr)
+        say(config.log_format, logging.INFO, "stopped before it was ready")
         return 0
     keep_giving_back()
-    print(_ready_line(node), flush=True)
+    ready = _ready_line(node)
+    print(ready, flush=True)
+    if config.log_format == "json":
+        say(config.log_format, logging.INFO, ready.removeprefix("kvstore: "))
     while not stop.is_set():
         if reload:
             reload = False  # before: a signal that comes meanwhile counts again, and nothing of this one is waited for
             _reload(node, options, is_called_away)
         else:
             os.read(arrived, 1024)
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        print("kvstore: stopping", file=sys.stderr)
+    say(node.config.log_format, logging.INFO, "stopping")
     clean = node.stop()
     _say_how_it_ended(node, clean=clean)
     # Not by returning: the interpreter would wait for threads that hang in the disk, with nothing left for them to do.
@@ -155,18 +186,20 @@ def _wake_by_signals() -> int:
 
 def _say_how_it_ended(node: Node, *, clean: bool) -> None:
     config = node.config
-    with contextlib.suppress(OSError):
-        print(
-            f"kvstore: stopped; the arena's pages stay in {config.arena_directory} for the next start"
-            f" (remove the folder to free its {format_size(config.arena)})",
-            file=sys.stderr,
+    say(
+        config.log_format,
+        logging.INFO,
+        f"stopped; the arena's pages stay in {config.arena_directory} for the next start"
+        f" (remove the folder to free its {format_size(config.arena)})",
+    )
+    if not clean:
+        say(
+            config.log_format,
+            logging.ERROR,
+            f"{node.left_pages} pages were not written back to disk within {config.drain_seconds:g} s;"
+            " they are in the arena only, and are written when a node takes it over",
         )
-        if not clean:
-            print(
-                f"kvstore: {node.left_pages} pages were not written back to disk within {config.drain_seconds:g} s;"
-                " they are in the arena only, and are written when a node takes it over",
-                file=sys.stderr,
-            )
+    with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
 
@@ -186,7 +219,7 @@ def _reload(node: Node, options: argparse.Namespace, leave: Callable[[], bool] =
         _log.error("SIGHUP: not everything was reloaded, the node goes on: %r", error)
         _log.debug("SIGHUP", exc_info=True)
         return
-    log_to_stderr(config.log_level, config.log_format)
+    _log_as(config.log_level, config.log_format)
     _log.info(
         "SIGHUP: log level, limits, quotas, certificates and tokens were reloaded%s",
         f"; changed: {', '.join(taken)}" if taken else "",
@@ -214,15 +247,18 @@ class _StoppedError(Exception):
 
 
 class _ArenaProgress:
-    """A bar on stderr while the arena's memory is populated; plain lines where stderr is no terminal.
+    """A bar on stderr while the arena's memory is populated; lines where stderr is no terminal, or the log is JSON.
 
     Args:
         stop: set when the node is to be stopped; populating a large arena takes minutes.
+        form: of the log.
     """
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self, stop: threading.Event, form: str) -> None:
         self._stop = stop
+        self._form = form
         self._console = Console(stderr=True)
+        self._shows = self._console.is_terminal and form != "json"
         self._bar = Progress(
             TextColumn("kvstore: populating the arena"),
             BarColumn(),
@@ -242,17 +278,17 @@ class _ArenaProgress:
         """
         if self._stop.is_set():
             raise _StoppedError
-        if self._console.is_terminal:
+        if self._shows:
             self._bar.update(self._task, completed=done, total=size)
         elif size >= 1 << 30 and done * 10 // size > self._tenth:
             self._tenth = done * 10 // size
-            print(f"kvstore: populating the arena: {self._tenth * 10} %", file=sys.stderr, flush=True)
+            say(self._form, logging.INFO, f"populating the arena: {self._tenth * 10} %")
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._shows:
             self._bar.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._console.is_terminal:
+        if self._shows:
             self._bar.stop()
