@@ -156,9 +156,9 @@ def _run_node(options: argparse.Namespace, config: NodeConfig) -> int:
         return 0
     keep_giving_back()
     ready = _ready_line(node)
-    print(ready, flush=True)
     if config.log_format == "json":
         say(config.log_format, logging.INFO, ready.removeprefix("kvstore: "))
+    print(ready, flush=True)
     while not stop.is_set():
         if reload:
             reload = False  # before: a signal that comes meanwhile counts again, and nothing of this one is waited for
