@@ -419,9 +419,13 @@ class TestStatus:
     def test_a_hanging_node(self, kvstore_command, node_process):
         node = node_process()
         node.pause()
-        done = kvstore_command("status", node.url)
+        done, from_afar = kvstore_command("status", node.url), kvstore_command("status", node.kv_url)
         node.resume()
-        assert done.returncode == 1
+        assert done.returncode == from_afar.returncode == 1
+        waiting, failed = from_afar.stderr.splitlines()
+        assert waiting == f"kvstore: waiting for {node.kv_url} to answer, for 5 s at most"
+        said = "the node, or the network to it, hangs or is overloaded: `kvstore doctor` on its host says more"
+        assert failed == f"kvstore status: {node.kv_url} did not answer in time; {said}"
         waiting, failed = done.stderr.splitlines()
         assert waiting == f"kvstore: waiting for {node.url} (pid {node.pid}) to answer, for 5 s at most"
         said = f"{node.url} did not answer in time: the node does not answer (pid {node.pid}, hung or overloaded); "
