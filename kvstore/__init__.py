@@ -14,6 +14,7 @@ from kvstore import errors
 from kvstore.errors import KVStoreError
 
 if TYPE_CHECKING:
+    from kvstore import aio
     from kvstore.client.client import Client
     from kvstore.client.connect import connect
     from kvstore.client.namespace import Namespace
@@ -39,6 +40,8 @@ else:
 
     def __getattr__(name):
         """Imported when first used: most commands need neither all of a client nor all of a node."""
+        if name == "aio":
+            return import_module("kvstore.aio")
         if name not in _MODULES:
             raise AttributeError(f"module 'kvstore' has no attribute {name!r}")
         globals()[name] = found = getattr(import_module(_MODULES[name]), name)
@@ -47,6 +50,7 @@ else:
 
 __all__ = [
     "connect",
+    "aio",
     "Client",
     "Namespace",
     "Layout",

@@ -16,6 +16,7 @@ from kvstore.errors import (
     UnavailableError,
     UnknownNamespaceError,
 )
+from kvstore.host.cutting import check_going, seconds_given
 from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
@@ -34,7 +35,7 @@ class Session:
 
     def __init__(self, control: Control, timeout: float, make_path: Callable[[str, float], Path]) -> None:
         self.control = control
-        self.timeout = timeout
+        self._timeout = timeout
         self.path: Path | None = None
         """How pages move now; None before a namespace was opened."""
         self.directory = ""
@@ -42,6 +43,15 @@ class Session:
         self._make_path = make_path
         self._lock = threading.Lock()
         register_forked(self)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a method may take which is called here and now."""
+        return seconds_given(self._timeout)
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
 
     def forked(self) -> None:
         """In a child: no other thread is at work here any more."""
@@ -121,6 +131,7 @@ class Handle:
             try:
                 opened, path = self.now(deadline)
                 time_left(deadline)  # nothing is begun behind the deadline
+                check_going()
                 return call(opened, path)
             except (UnknownNamespaceError, NotAttachedError, LimitExceededError):
                 if tries == REOPENINGS:

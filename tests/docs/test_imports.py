@@ -30,7 +30,7 @@ FLOORS = (
     ("connector/blocks",),
     ("kvstore/__init__.py", "kvstore/node"),
     ("kvstore/service/grpc", "kvstore/service/http", "kvstore/service/sockets"),
-    ("kvstore/service/access",),
+    ("kvstore/aio", "kvstore/service/access"),
     ("kvstore/client", "kvstore/service"),
     ("kvstore/client/paths/bulk", "kvstore/client/paths/shm"),
     ("kvstore/client/paths",),

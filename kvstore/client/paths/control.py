@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar, cast
 
 import grpc
 
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.reachability import Finding
 from kvstore.errors import ConfigError, DeadlineError, KVStoreError, UnauthenticatedError, UnavailableError
+from kvstore.host.cutting import cuttable, work_here
 from kvstore.host.forking import register_forked, unforked
 from kvstore.host.uninterrupted import abandonable
 from kvstore.layout import Layout
@@ -128,11 +129,11 @@ class Connection:
         def ask() -> Reply:
             try:
                 with self.errors():
-                    reply = method(request, timeout=timeout, metadata=self.metadata)
+                    reply = self._ask(method, request, timeout)
             except (UnavailableError, DeadlineError) as error:
                 failed = error.__cause__
                 self.answered |= isinstance(failed, grpc.RpcError) and is_answer(failed)
-                if self.answered:
+                if self.answered or isinstance(failed, grpc.FutureCancelledError):
                     raise
                 raise self._explained(error, end) from failed
             except KVStoreError:
@@ -156,6 +157,29 @@ class Connection:
         explained = type(error)(f"{self.name} {failed}: {self._found}")
         explained.advice = self._found.advice
         return explained
+
+    def _ask(self, method: Callable[..., Reply], request: Any, timeout: float) -> Reply:
+        work = work_here()
+        if work is None:
+            return method(request, timeout=timeout, metadata=self.metadata)
+        late = work.is_cut
+        timed = work.seconds(timeout)
+        begun = cast("Any", method).future(request, timeout=timed, metadata=self.metadata)
+        return cast("Reply", self.awaited(begun, late=late))
+
+    def awaited(self, call: Any, *, late: bool = False) -> Any:
+        """What a call under way answers. Giving this thread's work up cancels it, unless it was begun ``late``: behind
+        that.
+
+        Raises:
+            grpc.RpcError: what the node answered, or that it did not.
+            UnavailableError: it was cancelled.
+        """
+        try:
+            with nullcontext() if late else cuttable(call.cancel):
+                return call.result()
+        except grpc.FutureCancelledError as error:
+            raise UnavailableError(f"the call to {self.name} was given up, or its client closed") from error
 
     def as_known(self, ask: Callable[[], Reply], shown: Metadata | None = None) -> Reply:
         """What ``ask`` returns; where the node no longer knows the token, once more with the one that is in the file

@@ -22,6 +22,7 @@ from kvstore.client.paths.results import StoreResult
 from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.hashing import checksum_of
+from kvstore.host.cutting import begin_cuttable, cuttable, work_here
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.limits import LONGEST_LEASE, MOST_LOOKUP_PAGES
 from kvstore.page_codes import TIER_NAMES
@@ -113,8 +114,9 @@ class GrpcPath(BufferedPath):
                 messages = self._connection.load(
                     request, timeout=min(timeout, LONGEST_LEASE), metadata=self._connection.metadata
                 )
-                while _receive_run(messages, into[len(tiers) :], tiers):
-                    pass
+                with cuttable(messages.cancel):
+                    while _receive_run(messages, into[len(tiers) :], tiers):
+                        pass
                 messages.cancel()  # behind its end this does nothing
         except KVStoreError:
             if not tiers:
@@ -146,7 +148,12 @@ class GrpcPath(BufferedPath):
         """Send payloads, and wait for what became of them."""
         timeout = min(time_left(deadline), LONGEST_LEASE)
         messages = _store_messages(request, pages)
-        return self._connection.store(messages, timeout=timeout, metadata=self._connection.metadata)
+        if work_here() is None:
+            return self._connection.store(messages, timeout=timeout, metadata=self._connection.metadata)
+        counts: pb.StoreCounts = self._connection.awaited(
+            self._connection.store.future(messages, timeout=timeout, metadata=self._connection.metadata)
+        )
+        return counts
 
     def _begin_send(
         self, request: pb.StorePages, pages: Sequence[Bytes], deadline: float
@@ -157,6 +164,7 @@ class GrpcPath(BufferedPath):
         timeout = min(time_left(deadline), LONGEST_LEASE)
         with self._connection.errors():
             call = self._connection.store.future(messages, timeout=timeout, metadata=self._connection.metadata)
+        begin_cuttable(call.cancel)
         call.add_done_callback(lambda call: sent.set())
         sent.wait()  # the call has a deadline
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from blocking_aio import LoopThread
 
 import kvstore
 from kvstore.client.paths.shm import mapped_arena as mapped
@@ -21,6 +22,18 @@ from kvstore.errors import (
 from kvstore.layout import MAX_NAME_BYTES
 
 MOST_LOOKUP_PAGES = 131_072
+
+
+@pytest.fixture(autouse=True, params=["blocking", "asyncio"])
+def client_kind(request, monkeypatch):
+    """The asyncio client keeps the same contract."""
+    if request.param == "blocking":
+        yield
+        return
+    thread = LoopThread()
+    monkeypatch.setattr(kvstore, "connect", thread.connect)
+    yield
+    thread.stop()
 
 
 class TestStoreLookupLoad:

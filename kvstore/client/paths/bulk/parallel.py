@@ -7,16 +7,21 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
+from kvstore.host.cutting import doing, work_here
+
 Answer = TypeVar("Answer")
 
 
 def in_background(work: Callable[[], Answer]) -> Future[Answer]:
     """Do ``work`` in a thread of its own; here and now where no thread can be had."""
     future: Future[Answer] = Future()
+    part_of = work_here()
 
     def run() -> None:
         try:
-            future.set_result(work())
+            with doing(part_of):
+                answer = work()
+            future.set_result(answer)
         except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
             future.set_exception(error)
 

@@ -17,6 +17,7 @@ from kvstore.client.paths.bulk.requests import BulkRequests
 from kvstore.client.paths.control import Connection
 from kvstore.client.paths.reachability import look_at_port
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError
+from kvstore.host.cutting import check_going, cuttable
 from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import cut_by_interrupt, uninterrupted
 from kvstore.v1 import bulk_pb2
@@ -70,12 +71,13 @@ class BulkPool:
             UnavailableError: the node can't be reached at all.
             DeadlineError: it did not answer in time.
         """
+        check_going()
         requests = self._take() or self._try(deadline)
         if requests is None:
             yield None
             return
         try:
-            with cut_by_interrupt(requests.channel.cut):
+            with cut_by_interrupt(requests.channel.cut), cuttable(requests.channel.cut):
                 yield requests
         finally:
             self._give_back(requests)

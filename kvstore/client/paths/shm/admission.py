@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 
+from kvstore.host.cutting import check_going
 from kvstore.host.forking import register_forked
 
 _LOOK_SECONDS = 0.001
@@ -49,6 +50,7 @@ class StoreAdmission:
     def take(self, share: Share, deadline: float) -> None:
         """Wait until the share fits, but not past the deadline: then the node decides."""
         while not self._take(share, force=time.monotonic() >= deadline):
+            check_going()
             time.sleep(_LOOK_SECONDS)
 
     def give_back(self, share: Share) -> None:

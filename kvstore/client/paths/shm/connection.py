@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from kvstore.client.paths.control import Connection
 from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
+from kvstore.host.cutting import begin_cuttable, end_cuttable
 from kvstore.host.forking import register_forked
 from kvstore.wire.frame import (
     MOST_MESSAGE_BYTES,
@@ -334,6 +335,7 @@ class LocalConnectionPool:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 return self._open(deadline)
+            begin_cuttable(connection.channel.cut)
             if connection.is_usable():
                 try:
                     connection.settle(deadline)
@@ -350,6 +352,7 @@ class LocalConnectionPool:
         """Keep a connection for later if it is good."""
         if not isinstance(connection, SocketConnection):
             return
+        end_cuttable(connection.channel.cut)
         with self._lock:
             kept = connection.good and not self._closed and len(self._idle) < MOST_IDLE
             if kept:
@@ -378,6 +381,7 @@ class LocalConnectionPool:
             self._discard(connection)
 
     def _discard(self, connection: SocketConnection) -> None:
+        end_cuttable(connection.channel.cut)
         with self._lock:
             self._channels.discard(connection.channel)
         connection.close()
@@ -391,6 +395,7 @@ class LocalConnectionPool:
                 if self._closed:  # what cuts all connections was here before this one
                     raise ConnectionAbortedError
                 self._channels.add(channel)
+            begin_cuttable(channel.cut)
             connected.settimeout(max(deadline - time.monotonic(), 1e-3))
             at_socket(self._directory, connected.connect)
             connected.setblocking(True)
@@ -398,6 +403,7 @@ class LocalConnectionPool:
             if header.kind is not Kind.READY:
                 raise ResourceError(message.decode(errors="replace"))
         except (OSError, FormatError) as error:
+            end_cuttable(channel.cut)
             with self._lock:
                 self._channels.discard(channel)
                 closed, first, self._told = self._closed, not self._told, True

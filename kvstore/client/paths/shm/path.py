@@ -36,6 +36,7 @@ from kvstore.errors import (
     UnavailableError,
 )
 from kvstore.hashing import HASH_BYTES
+from kvstore.host.cutting import check_going
 from kvstore.host.forking import register_forked, renewed
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.limits import LONGEST_LEASE
@@ -192,6 +193,7 @@ class ShmPath(Path):
                 nowhere = read.nowhere
                 if good < step:
                     break
+                check_going()
         finally:
             attachment.done()
         self._note_read(namespace, hashes, loaded, nowhere=nowhere)
