@@ -25,9 +25,11 @@ MOST_BEGUN = 8
 """Most operations under way at once: as many as there are connections that are kept for later."""
 MOST_ENDING = 4
 """Most that end what others began: those who have room must not wait behind those who wait for room."""
-PATIENCE_SECONDS = 0.05
+PATIENCE_SECONDS = 0.25
 """How long a cancelled operation may go on before it is cut short. A cut costs its connection and, where that is to a
-mapped arena, the attachment."""
+mapped arena, the attachment; and what the node has just reserved for it stays so until its deadline."""
+ENDING_SECONDS = 0.5
+"""The same of one that ends another: without it, too, the node keeps what it holds until the deadline."""
 
 
 class Operations:
@@ -81,7 +83,7 @@ class Operations:
         try:
             if self.is_closed and not ending:
                 raise UnavailableError(f"the client of {self._name} is closed")
-            return await self._run(do, deadline)
+            return await self._run(do, deadline, ENDING_SECONDS if ending else PATIENCE_SECONDS)
         finally:
             if not loop.is_closed():
                 turns.release()
@@ -97,11 +99,11 @@ class Operations:
         cancelled = False
         try:
             if first:
-                await self._run(do, time.monotonic() + seconds)
+                await self._run(do, time.monotonic() + seconds, ENDING_SECONDS)
         finally:
             for operation in tuple(self._under_way):
                 operation.work.cut()
-                cancelled |= await operation.stop()
+                cancelled |= await operation.stop(ENDING_SECONDS)
             self._end_threads()
         if cancelled:
             raise asyncio.CancelledError
@@ -126,7 +128,7 @@ class Operations:
             self._endings = asyncio.Semaphore(MOST_ENDING)
         return loop
 
-    async def _run(self, do: Callable[[], Answer], deadline: float) -> Answer:
+    async def _run(self, do: Callable[[], Answer], deadline: float, patience: float) -> Answer:
         operation = _Operation(do, deadline)
         try:
             done = self._threads.submit(operation.do)
@@ -136,11 +138,11 @@ class Operations:
         try:
             await asyncio.shield(operation.over)
         except asyncio.CancelledError:
-            await operation.stop()
+            await operation.stop(patience)
             if isinstance(operation.answer, AbstractContextManager):
                 undone = _Operation(partial(operation.answer.__exit__, None, None, None), deadline)
                 self._threads.submit(undone.do)
-                await undone.stop()
+                await undone.stop(ENDING_SECONDS)
             raise
         except BaseException as error:  # no loop runs this any more
             operation.work.cut()
@@ -183,19 +185,17 @@ class _Operation(Generic[Answer]):
             with suppress(RuntimeError):  # the loop is closed
                 self.over.get_loop().call_soon_threadsafe(self.over.set_result, None)
 
-    async def stop(self) -> bool:
-        """Return behind its end, which is brought about where it takes too long. Returns whether this was cancelled
-        meanwhile: whoever calls it raises that."""
-        patience: float | None = PATIENCE_SECONDS
-        cancelled = False
+    async def stop(self, patience: float) -> bool:
+        """Return behind its end, which is brought about when it takes longer than ``patience`` seconds. Returns whether
+        this was cancelled meanwhile: whoever calls it raises that."""
+        loop, cancelled = asyncio.get_running_loop(), False
+        cut = loop.call_later(patience, self.work.cut)
         while not self.over.done():
             try:
-                await asyncio.wait([self.over], timeout=patience)
+                await asyncio.wait([self.over])
             except asyncio.CancelledError:
                 cancelled = True
-            if not self.over.done():
-                self.work.cut()
-                patience = None
+        cut.cancel()
         return cancelled
 
     def outcome(self) -> Answer:

@@ -10,6 +10,7 @@ from typing import Generic, Self, TypeVar
 from kvstore.aio.operations import Operations
 from kvstore.client.paths.pending import PendingLoad, PendingStore
 from kvstore.client.paths.results import StoreResult
+from kvstore.errors import KVStoreError
 
 Answer = TypeVar("Answer")
 Pending = TypeVar("Pending", PendingStore, PendingLoad)
@@ -41,6 +42,9 @@ class _AsyncPending(Generic[Pending]):
                 await self._end(lambda: self._pending.__exit__(kind, error, trace))
             except asyncio.CancelledError as again:  # pages are given up all the same
                 cancelled = again
+            except KVStoreError:
+                if cancelled is None and not isinstance(error, asyncio.CancelledError):
+                    raise
         if cancelled is not None:
             raise cancelled
 

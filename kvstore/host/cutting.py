@@ -46,11 +46,13 @@ class Work:
             if self._cut_at is not None:
                 cut()
 
-    def remove(self, cut: Callable[[], object]) -> None:
-        """It does not any more, if it did."""
+    def remove(self, cut: Callable[[], object]) -> bool:
+        """It does not any more. Returns whether it was ended."""
         with self._lock:
-            if cut in self._cuts:
-                self._cuts.remove(cut)
+            if cut not in self._cuts:
+                return False
+            self._cuts.remove(cut)
+            return self._cut_at is not None
 
     def seconds(self, seconds: float) -> float:
         """How long a call may take that is begun now and might take ``seconds``."""
@@ -104,10 +106,9 @@ def begin_cuttable(cut: Callable[[], object]) -> None:
         _own.work.add(cut)
 
 
-def end_cuttable(cut: Callable[[], object]) -> None:
-    """It does not any more."""
-    if _own.work is not None:
-        _own.work.remove(cut)
+def end_cuttable(cut: Callable[[], object]) -> bool:
+    """It does not any more. Returns whether that was ended."""
+    return _own.work is not None and _own.work.remove(cut)
 
 
 @contextmanager

@@ -24,10 +24,9 @@ from kvstore.layout import MAX_NAME_BYTES
 MOST_LOOKUP_PAGES = 131_072
 
 
-@pytest.fixture(autouse=True, params=["blocking", "asyncio"])
+@pytest.fixture(autouse=True)
 def client_kind(request, monkeypatch):
-    """The asyncio client keeps the same contract."""
-    if request.param == "blocking":
+    if getattr(request, "param", "blocking") == "blocking":
         yield
         return
     thread = LoopThread()
@@ -36,6 +35,11 @@ def client_kind(request, monkeypatch):
     thread.stop()
 
 
+both_kinds = pytest.mark.parametrize("client_kind", ["blocking", "asyncio"], indirect=True)
+"""The asyncio client keeps the same contract."""
+
+
+@both_kinds
 class TestStoreLookupLoad:
     def test_what_was_stored_is_found_and_loaded(self, pages, hashes, payload):
         keys, data = hashes(10), payload(10)
@@ -295,6 +299,7 @@ class TestRefusals:
         assert other.lookup(hashes(3)).prefix == 0
 
 
+@both_kinds
 class TestSeveralNamespaces:
     def test_one_lookup_over_several(self, client, pages, hashes, payload):
         groups = [client.namespace(kvstore.Layout(model="g", group=n, block_size=16, page_bytes=64)) for n in range(3)]
@@ -367,6 +372,7 @@ class TestSeveralNamespaces:
         assert pages.lookup(keys).prefix == 0
 
 
+@both_kinds
 class TestPending:
     def test_written_in_place_and_published_together(self, place, pages, hashes, payload):
         keys, data = hashes(4), payload(4)
@@ -467,6 +473,7 @@ class TestPending:
         assert place.used_bytes() == 2 * 8192, "one copy is kept"
 
 
+@both_kinds
 class TestKeeping:
     def test_evict_and_touch_count_what_is_here(self, place, pages, hashes, payload):
         pages.store(hashes(4), payload(4))
@@ -510,6 +517,7 @@ class TestKeeping:
             assert np.shares_memory(client.arena, loading.pages[0])
 
 
+@both_kinds
 class TestClosing:
     def test_a_closed_client_says_so(self, place, client, pages, hashes, payload):
         pages.store(hashes(2), payload(2))
@@ -568,6 +576,7 @@ class TestClosing:
                 eventually(lambda: place.used_bytes() == 0)
 
 
+@both_kinds
 class TestThreads:
     def test_many_threads_on_one_client(self, place, pages, hashes, payload):
         keys, data = hashes(64), payload(64)

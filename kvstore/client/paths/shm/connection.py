@@ -352,9 +352,9 @@ class LocalConnectionPool:
         """Keep a connection for later if it is good."""
         if not isinstance(connection, SocketConnection):
             return
-        end_cuttable(connection.channel.cut)
+        cut = end_cuttable(connection.channel.cut)
         with self._lock:
-            kept = connection.good and not self._closed and len(self._idle) < MOST_IDLE
+            kept = connection.good and not cut and not self._closed and len(self._idle) < MOST_IDLE
             if kept:
                 self._idle.append(connection)
         if not kept:
