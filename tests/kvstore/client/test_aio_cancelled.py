@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from aio_clients import with_client
 
 import kvstore
 import kvstore.aio
 from kvstore.aio import operations as aio_operations
-from kvstore.client.paths.shm import mapped_arena
 from kvstore.errors import KVStoreError
 
 CANCELLATIONS = int(os.environ.get("CANCELLATIONS", "200"))
@@ -155,10 +150,9 @@ def test_cancellations_mix_up_no_pages_and_leave_nothing(
         for keys in KEYS:
             await last.load(keys, last.buffer)
         totals["wrong"] += last.counts["wrong"]
-        await client.close()
 
     # What a cut leaves reserved lapses at the deadline.
-    asyncio.run(on(place, main, 30.0 if patience else 5.0))
+    asyncio.run(with_client(place.url, place.opened, main, 30.0 if patience else 5.0))
     print(dict(totals))
     assert totals["wrong"] == totals["written behind the end"] == 0
     assert totals["cancelled"] > CANCELLATIONS
@@ -167,13 +161,3 @@ def test_cancellations_mix_up_no_pages_and_leave_nothing(
     leases = place.store._state.leases
     eventually(lambda: not leases.stores and not leases.loads, "leases are left")
     eventually(lambda: not [each for each in threading.enumerate() if each.name.startswith("kvstore-aio")])
-
-
-async def on(place: Any, work: Callable[[kvstore.aio.AsyncClient], Any], timeout: float = 30.0) -> Any:
-    """Do ``work`` with an asyncio client of a place. Of an embedded store there is one client."""
-    if place.opened and place.url.startswith("embedded:"):
-        operations = aio_operations.Operations(place.url)
-        client = kvstore.aio.AsyncClient(place.opened[0], operations)
-        return await work(client)
-    async with kvstore.aio.connect(place.url, timeout=timeout) as client:
-        return await work(client)
