@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Generic, TypeVar, cast
 
-from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, UnavailableError
+from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, ResourceError, UnavailableError
 from kvstore.host.cutting import Work, doing
 from kvstore.host.forking import register_forked
 
@@ -68,6 +69,7 @@ class Operations:
             InvalidRequestError: the client belongs to another loop.
             UnavailableError: the client is closed.
             DeadlineError: its turn did not come in time.
+            ResourceError: no thread is to be had.
         """
         loop = self._bind()
         deadline = time.monotonic() + seconds
@@ -130,10 +132,8 @@ class Operations:
 
     async def _run(self, do: Callable[[], Answer], deadline: float, patience: float) -> Answer:
         operation = _Operation(do, deadline)
-        try:
-            done = self._threads.submit(operation.do)
-        except RuntimeError as error:
-            raise UnavailableError(f"the client of {self._name} is closed") from error
+        if not self._start(operation):
+            raise ResourceError(f"no thread is to be had for an operation of the client of {self._name}")
         self._under_way.add(cast("_Operation[object]", operation))
         try:
             await asyncio.shield(operation.over)
@@ -141,12 +141,13 @@ class Operations:
             await operation.stop(patience)
             if isinstance(operation.answer, AbstractContextManager):
                 undone = _Operation(partial(operation.answer.__exit__, None, None, None), deadline)
-                self._threads.submit(undone.do)
+                if not self._start(undone):
+                    undone.do()
                 await undone.stop(ENDING_SECONDS)
             raise
         except BaseException as error:  # no loop runs this any more
             operation.work.cut()
-            wait([done])
+            operation.ended.wait()
             if isinstance(operation.answer, AbstractContextManager):
                 with suppress(KVStoreError):
                     operation.answer.__exit__(type(error), error, None)
@@ -156,16 +157,27 @@ class Operations:
             self._end_threads()
         return operation.outcome()
 
+    def _start(self, operation: _Operation[Answer]) -> bool:
+        """Have it done. False: it never is, since no thread could be started."""
+        try:
+            self._threads.submit(operation.do)
+        except RuntimeError:  # it may lie in the queue all the same
+            return not operation.claim.acquire(blocking=False)
+        return True
+
     def _end_threads(self) -> None:
         if self.is_closed and not self._kept and not self._under_way:
             self._threads.shutdown(wait=False)
 
 
 class _Operation(Generic[Answer]):
-    """One operation, and what came of it. ``over`` is done behind its end."""
+    """One operation, and what came of it. ``over`` is done behind its end, and ``ended`` set for who has no loop."""
 
     def __init__(self, do: Callable[[], Answer], deadline: float) -> None:
         self.work = Work(deadline)
+        self.claim = threading.Lock()
+        """Taken by the thread that does it, or by whoever takes it back."""
+        self.ended = threading.Event()
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.answer: Answer | None = None
         self._error: BaseException | None = None
@@ -174,6 +186,8 @@ class _Operation(Generic[Answer]):
 
     def do(self) -> None:
         """On a thread."""
+        if not self.claim.acquire(blocking=False):
+            return
         assert self._do is not None
         try:
             with doing(self.work):
@@ -182,6 +196,7 @@ class _Operation(Generic[Answer]):
             self._error = error
         finally:
             self._do = None  # nothing of the caller's is kept
+            self.ended.set()
             with suppress(RuntimeError):  # the loop is closed
                 self.over.get_loop().call_soon_threadsafe(self.over.set_result, None)
 

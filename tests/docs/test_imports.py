@@ -76,7 +76,14 @@ IMPORTED_BY = {
     "http": ("kvstore/service/http",),
     "lz4": ("kvstore/tiers/redis/format",),
     "numba": (),
-    "opentelemetry": ("connector/disagg", "connector/engine", "kvstore/client", "kvstore/node", "kvstore/tracing.py"),
+    "opentelemetry": (
+        "connector/disagg",
+        "connector/engine",
+        "kvstore/aio",
+        "kvstore/client",
+        "kvstore/node",
+        "kvstore/tracing.py",
+    ),
     "prometheus_client": (
         "kvstore/logs.py",
         "kvstore/node",

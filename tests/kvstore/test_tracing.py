@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,22 @@ def test_what_a_client_does_goes_on_in_the_node_as_one_trace(start_node, collect
     assert attributes["rpc.service"].string_value == "kvstore.v1.Cache"
     assert attributes["rpc.grpc.status_code"].int_value == 0
     assert received.services == {"kvstore"}
+
+
+def test_spans_of_the_asyncio_client_are_children_of_the_tasks_own(start_node, told):
+    provider, exporter = told
+    node = start_node()
+
+    async def work() -> int:
+        async with kvstore.aio.connect(f"kv://127.0.0.1:{node.port}", timeout=SECONDS, traces=provider) as client:
+            pages = await client.namespace(LAYOUT)
+            with provider.get_tracer("engine").start_as_current_span("a request") as request:
+                await pages.store(HASHES, DATA)
+                return request.get_span_context().span_id
+
+    parent = asyncio.run(work())
+    [stored] = spans(exporter, "kvstore store")
+    assert stored.parent.span_id == parent
 
 
 def test_an_error_is_told_at_both_ends(start_node, collector, told, monkeypatch):

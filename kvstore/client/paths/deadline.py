@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvstore.errors import DeadlineError
+from kvstore.host.cutting import check_going
+
+_LOOK_SECONDS = 0.05
+"""How often whoever waits for a lock looks whether it still should."""
 
 
 def time_left(deadline: float) -> float:
@@ -28,9 +32,13 @@ def locked(lock: threading.Lock, deadline: float) -> Iterator[None]:
 
     Raises:
         DeadlineError: the lock was not to be had in time.
+        UnavailableError: what this thread does was given up.
     """
-    if not lock.acquire(timeout=time_left(deadline)):
-        raise DeadlineError("the deadline passed while another thread waited for the node")
+    time_left(deadline)
+    while not lock.acquire(timeout=max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))):
+        check_going()
+        if time.monotonic() >= deadline:
+            raise DeadlineError("the deadline passed while another thread waited for the node")
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from itertools import groupby
 from typing import TypeVar
@@ -46,6 +46,7 @@ from kvstore.errors import (
     UnknownNamespaceError,
 )
 from kvstore.hashing import HASH_BYTES
+from kvstore.host.cutting import cuttable
 from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.page_codes import StoreOutcome
@@ -137,7 +138,9 @@ class BulkPath(BufferedPath):
         """Return when the pages before these are published, if they are being sent: heads come before their tails."""
         before = self._under_way.get(namespace.fingerprint + transfer.parent)
         if before is not None:
-            wait([before], max(0.0, transfer.deadline - time.monotonic()))
+            given_up: Future[StoreResult] = Future()
+            with cuttable(given_up.cancel):
+                wait([before, given_up], max(0.0, transfer.deadline - time.monotonic()), FIRST_COMPLETED)
 
     @uninterrupted
     def load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
