@@ -5,8 +5,11 @@ async with kvstore.aio.connect("unix:///run/kvstore.sock") as client:
     await pages.store(hashes, buffer)
     loaded = await pages.load(hashes, buffer)
 
-Methods have the arguments, results and errors of the synchronous client's. An operation is done by a thread, which
-copies without the interpreter's lock, so the loop stays free; ``operations.py`` says what a cancellation does.
+``connect(url)`` → ``AsyncClient`` → ``AsyncNamespace`` → ``Operations`` → what they are called after in
+:mod:`kvstore.client`, on a thread: arguments, results and errors are the same. What waits for nothing is no coroutine.
+
+* ``operations.py``: threads, turns, and what becomes of an operation whose task is cancelled.
+* ``pending.py``: pages that are reserved or lent. ``entering.py``: ``await`` and ``async with`` of one call.
 """
 
 from kvstore.aio.client import AsyncClient
