@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,8 @@ from kvstore.errors import DeadlineError, InvalidRequestError, ResourceError, Un
 ROOT = Path(__file__).parents[3]
 PAGE = 5000
 SPACE = kvstore.Layout(model="awaited", block_size=16, page_bytes=PAGE)
-FAR_AWAY = 3000.0
-"""Seconds of a timeout that no test waits for."""
+FAR_AWAY = 60.0
+"""Seconds of a timeout that nothing here waits for."""
 
 
 def hashes(count: int, name: int = 0) -> list[bytes]:
@@ -339,10 +340,12 @@ class TestHungNode:
                 for name, begin in begun:
                     task = asyncio.create_task(begin())
                     await asyncio.wait([task], timeout=0.02)
+                    [operation] = client._operations._under_way
                     task.cancel()
                     with pytest.raises(asyncio.CancelledError):
                         await task
                     assert not client._operations._under_way, name
+                    assert time.monotonic() < operation.work.deadline, f"{name} waited for its deadline"
                 together = [asyncio.create_task(begin()) for _, begin in begun * 2]
                 await asyncio.wait(together, timeout=0.02)
                 for task in together:
