@@ -44,7 +44,10 @@ def look_here(queries: Queries) -> list[Lookup] | None:
         if handle.current is None:
             return None
         opened, path = handle.current
-        here, complete = path.find(opened, join_hashes(hashes)) or (b"", False)
+        try:
+            here, complete = path.find(opened, join_hashes(hashes)) or (b"", False)
+        except NotAttachedError:  # the node came back another one: a call finds that out, and attaches again
+            return None
         if not complete:
             return None
         answers.append(Lookup.of(here))

@@ -146,6 +146,7 @@ class TestWithoutACall:
             pages.store(hashes(2), payload(2))
             node.kill()
             node.start()
+            eventually(lambda: client.lookup_here([(pages, hashes(2))]) is None, "only a call can tell by now")
             eventually(lambda: client.lookup([(pages, hashes(3))]) and client.lookup_here([(pages, hashes(3))]))
 
     def test_pages_are_lent_without_a_hold(self, near, node, layout, hashes, payload, calls):
