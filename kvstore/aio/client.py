@@ -48,6 +48,11 @@ class AsyncClient:
     def timeout(self, seconds: float) -> None:
         self._client.timeout = seconds
 
+    @property
+    def answered(self) -> bool:
+        """As :attr:`kvstore.Client.answered`."""
+        return self._client.answered
+
     async def namespace(self, layout: Layout, *, durability: str = "", lazy: bool = False) -> AsyncNamespace:
         """As :meth:`kvstore.Client.namespace`."""
         namespace = await self._run(lambda: self._client.namespace(layout, durability=durability, lazy=lazy))
