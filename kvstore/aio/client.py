@@ -29,7 +29,7 @@ class AsyncClient:
 
     Eight operations are under way at once, and the others wait for their turn, first come, first served. ``timeout``
     holds from when a method is awaited, that wait included. A task that is cancelled while it waits leaves nothing; an
-    operation under way ends before the cancellation is raised, within a few milliseconds, or half a second where the
+    operation under way ends before the cancellation is raised: within milliseconds, or about a second where the
     node does not answer.
     """
 
