@@ -116,6 +116,7 @@ _CALLS: dict[str, Callable[[kvstore.Client, kvstore.Namespace], Any]] = {
 }
 _NO_CALLS: dict[str, tuple[Callable[[kvstore.Client, kvstore.Namespace], Any], Any]] = {
     "Client.timeout": (lambda client, pages: client.timeout, 30.0),
+    "Client.answered": (lambda client, pages: client.answered, True),
     "Client.arena": (lambda client, pages: client.arena, None),
     "Client.lookup_here": (lambda client, pages: client.lookup_here([(pages, hashes(0, 4))]), None),
     "Client.close": (lambda client, pages: client.close(), None),
