@@ -49,6 +49,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import group_kernel_blocks
 
+from kvstore.client_name import MOST_NAME
 from kvstore.connector.engine.block_events import BlockEvents
 from kvstore.connector.engine.groups import fails_by_block, group_of, layers_of, touches_early
 from kvstore.connector.engine.identity import CacheGroup, Place, cache_group, layouts_by_part, model_of, parts_a_rank
@@ -172,7 +173,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         log_beside("vllm")
         self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
-        self._connection = NodeClients(self._options, os.environ)
+        self._connection = NodeClients(self._options, os.environ, _client_name(vllm_config, role))
         self._layouts: list[list[Layout]] = []  # by part and group
         self._increments = Increments()
         events = vllm_config.kv_events_config
@@ -568,6 +569,14 @@ def _tp_rank() -> int:
     from vllm.distributed.parallel_state import get_tp_group
 
     return int(get_tp_group().rank_in_group)
+
+
+def _client_name(vllm_config: VllmConfig, role: KVConnectorRole) -> str:
+    """What the node calls this half of the engine."""
+    parallel = vllm_config.parallel_config
+    half = "scheduler" if role is KVConnectorRole.SCHEDULER else f"worker rank {parallel.rank}"
+    replica = f" of replica {parallel.data_parallel_rank}" if parallel.data_parallel_size > 1 else ""
+    return f"vLLM {vllm_version} {half}{replica}"[:MOST_NAME]
 
 
 def _steps_overlap(vllm_config: VllmConfig) -> bool:

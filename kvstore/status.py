@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from kvstore.layout import Layout
 from kvstore.security.certificate import DAY, WARN_DAYS, words_of_end
@@ -60,6 +61,27 @@ class ClientStatus:
     """How it reaches the node: ``shm`` or ``bulk``."""
     seconds: float
     """Since it connected."""
+    host: str = ""
+    """The address that it comes from; empty: it is on the node's host."""
+
+
+class ConnectedClient(NamedTuple):
+    """The connections of one client, and of others of its name and host, if there are any."""
+
+    name: str
+    way: str
+    host: str
+    connections: int
+    seconds: float
+    """Since the oldest of them."""
+
+
+def by_client(connected: Iterable[ClientStatus]) -> list[ConnectedClient]:
+    """Who is connected, by name: a client that has several connections is told once."""
+    seconds: dict[tuple[str, str, str], list[float]] = {}
+    for each in connected:
+        seconds.setdefault((each.name, each.way, each.host), []).append(each.seconds)
+    return [ConnectedClient(*who, len(since), max(since)) for who, since in sorted(seconds.items())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ class Peers:
         environment: Mapping[str, str],
         traces: TracerProvider | None = None,
         timeout: float = TIMEOUT,
+        name: str = "",
     ) -> None:
-        self._clients = clients_of("peers", urls, environment, traces, timeout)
+        self._clients = clients_of("peers", urls, environment, traces, timeout, name)
 
     @property
     def names(self) -> list[str]:
@@ -85,21 +86,22 @@ def clients_of(
     environment: Mapping[str, str],
     traces: TracerProvider | None = None,
     timeout: float = TIMEOUT,
+    name: str = "",
 ) -> dict[str, Client]:
-    """Clients of the nodes that an option names, with the credentials in ``KVSTORE_CONNECT_*`` and seconds for a call.
-    Nothing is asked yet.
+    """Clients of the nodes that an option names, with the credentials in ``KVSTORE_CONNECT_*``, seconds for a call, and
+    what they call themselves. Nothing is asked yet.
 
     Raises:
         ConfigError: a URL, or one of the files, can't be used.
     """
     clients = {}
-    for name, url in urls.items():
-        if not name or url.startswith("embedded:"):
-            raise ConfigError(f"{option}: {name!r}: {url!r} is not the name and the URL of a node")
+    for node, url in urls.items():
+        if not node or url.startswith("embedded:"):
+            raise ConfigError(f"{option}: {node!r}: {url!r} is not the name and the URL of a node")
         try:
-            clients[name] = connect_by_environment(url, environment, traces, timeout)
+            clients[node] = connect_by_environment(url, environment, traces, timeout, name)
         except KVStoreError as error:
-            raise ConfigError(f"{option}: {name!r}: {error}") from error
+            raise ConfigError(f"{option}: {node!r}: {error}") from error
     return clients
 
 

@@ -45,19 +45,19 @@ _TRACES_SECONDS = 1.0
 
 class NodeClients:
     """The engine's node, and the nodes that prefill instances may hand over from. ``environment`` has
-    ``KVSTORE_CONNECT_*``.
+    ``KVSTORE_CONNECT_*``; ``name`` is what nodes call this part of the engine.
 
     Raises:
         ConfigError: a URL or a file that can't be used, or traces without OpenTelemetry.
     """
 
-    def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
+    def __init__(self, options: Options, environment: Mapping[str, str], name: str = "") -> None:
         self._options = options
         self._traces = _open_traces(options.traces)
         timeout = options.call_timeout
-        self._client = connect_by_environment(options.url, environment, self._traces, timeout)
-        self._peers = Peers(options.peers, environment, self._traces, timeout)
-        self._rank_clients = clients_of("rank_nodes", options.rank_nodes, environment, self._traces, timeout)
+        self._client = connect_by_environment(options.url, environment, self._traces, timeout, name)
+        self._peers = Peers(options.peers, environment, self._traces, timeout, name)
+        self._rank_clients = clients_of("rank_nodes", options.rank_nodes, environment, self._traces, timeout, name)
         self._rank_nodes: RankNodes | None = None
         self._ticket_key = options.ticket_key
 

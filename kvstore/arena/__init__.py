@@ -8,7 +8,8 @@ Files, in one private folder (by default under ``/dev/shm``, one folder a node):
                 64-byte header for each frame, of which the first one of each slot is used, then the index from page
                 keys to slots. Written by the node alone; clients read it.
 ``readers``     one line for each client: what it reads without a call, since when. Written by the clients.
-``clients/N``   one file for each attached client, which holds it locked (``flock``) as long as it lives.
+``clients/N``   one file for each attached client, which holds it locked (``flock``) as long as it lives. Beside it
+                ``N.name`` is what the client calls itself, where it says so.
 ``calls``       a socket that the node's service answers calls on; see :mod:`kvstore.wire.local`.
 ``node.lock``   locked by the node that owns the folder; holds its pid.
 ``folder``      of an embedded store's arena: the path of the store's folder; see :mod:`kvstore.arena.removal`.

@@ -20,8 +20,10 @@ import threading
 import time
 from pathlib import Path
 
+from kvstore.client_name import MOST_NAME, shown_name
 from kvstore.errors import InvalidRequestError, LimitExceededError, UnavailableError
 from kvstore.host.forking import register_forked
+from kvstore.status import ClientStatus
 
 MOST_CLIENTS = 1024
 """Most clients attached at once."""
@@ -29,6 +31,8 @@ _LAST_NUMBER = 0xFFFF
 _ABANDONED_SECONDS = 10.0
 _LOCK_NAME = re.compile(r"new-[0-9a-f]{32}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
+_NAMED = ".name"
+"""Beside a client's lock file: what it calls itself, for the next node. Of no use for anything but to be shown."""
 _NO_LOCK_FILE = (
     errno.ENOENT,
     errno.EACCES,  # of another user, who has not let the group in, or never will
@@ -46,11 +50,17 @@ class Clients:
         self._lock = threading.Lock()
         # Of each lock file its own descriptor: somebody may delete the file while its client lives, and writes.
         self._files: dict[int, int] = {}
+        self._names: dict[int, tuple[str, float]] = {}
+        """What each calls itself, and since when it is attached: seconds since 1970."""
         self._last = 0
         self._closed = False
         self._left_earlier: set[int] = set()
         register_forked(self)
         for path in directory.iterdir():
+            if path.name.endswith(_NAMED):
+                if not _is_locked_at(path.with_suffix("")):
+                    remove_lock_file(path)
+                continue
             fd = _open(path)
             number = int(path.name) if _NUMBER.fullmatch(path.name) else 0
             if fd is None or not is_locked(fd):
@@ -62,6 +72,7 @@ class Clients:
                 continue
             if fd is not None:
                 os.close(fd)
+        self._names = {number: _read_name(directory, number) for number in self._files}
 
     def __len__(self) -> int:
         return len(self._files)
@@ -78,8 +89,16 @@ class Clients:
         fd = self._files.get(number)
         return fd is not None and is_locked(fd)
 
-    def attach(self, lock_name: str) -> int:
-        """Take a client in that holds the lock on ``clients/<lock_name>``. Returns its number.
+    def connected(self) -> list[ClientStatus]:
+        """The attached clients, by what they call themselves."""
+        now = time.time()
+        with self._lock:
+            told = list(self._names.values())
+        return [ClientStatus(name, "shm", max(0.0, now - since)) for name, since in told]
+
+    def attach(self, lock_name: str, name: str = "") -> int:
+        """Take a client in that holds the lock on ``clients/<lock_name>``, and calls itself ``name``. Returns its
+        number.
 
         No two attached clients' numbers are the same modulo ``MOST_CLIENTS``.
 
@@ -95,12 +114,12 @@ class Clients:
                 os.close(fd)
             raise InvalidRequestError(f"lock file {lock_name!r}: not a locked file in the arena's clients folder")
         try:
-            return self._take_in(path, fd)
+            return self._take_in(path, fd, shown_name(name))
         except BaseException:
             os.close(fd)
             raise
 
-    def _take_in(self, path: Path, fd: int) -> int:
+    def _take_in(self, path: Path, fd: int, name: str) -> int:
         with self._lock:
             if self._closed:
                 raise UnavailableError("the node is stopping")
@@ -118,6 +137,9 @@ class Clients:
             except OSError as error:  # a folder has this number's name; another attempt gets the next number
                 raise UnavailableError(f"lock file {path.name!r} can't be taken in: {error.strerror}") from error
             self._files[number] = fd
+            self._names[number] = name, time.time()
+            if name:
+                _write_name(self._directory, number, name)
             return number
 
     def dead(self) -> list[int]:
@@ -136,8 +158,10 @@ class Clients:
         """A dead client has nothing in the arena any more."""
         with self._lock:
             fd = self._files.pop(number, None)
+            self._names.pop(number, None)
             if fd is not None and not self._closed:
                 remove_lock_file(self._directory / str(number))
+                remove_lock_file(self._directory / f"{number}{_NAMED}")
         if fd is not None:
             os.close(fd)
 
@@ -208,3 +232,39 @@ def _open(path: Path) -> int | None:
         return fd
     os.close(fd)
     return None
+
+
+def _is_locked_at(path: Path) -> bool:
+    fd = _open(path)
+    if fd is None:
+        return False
+    try:
+        return is_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_name(directory: Path, number: int, name: str) -> None:
+    path = directory / f"{number}{_NAMED}"
+    with contextlib.suppress(OSError):  # the next node does not know it then
+        path.unlink(missing_ok=True)
+        # Members of the group may put links there: what is written to is a file that was made here.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, name.encode())
+        finally:
+            os.close(fd)
+
+
+def _read_name(directory: Path, number: int) -> tuple[str, float]:
+    """A client's name, and since when it is attached. Any member of the group may have written it."""
+    try:
+        fd = _open(directory / f"{number}{_NAMED}")
+        if fd is not None:
+            try:
+                return shown_name(os.read(fd, 4 * MOST_NAME).decode(errors="replace")), os.fstat(fd).st_mtime
+            finally:
+                os.close(fd)
+    except OSError:
+        pass
+    return "", time.time()

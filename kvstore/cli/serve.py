@@ -23,7 +23,7 @@ from kvstore.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_UNCLEAN, EXIT_U
 from kvstore.cli.logs import log_the_rest, log_to_stderr, say
 from kvstore.client.url import socket_url
 from kvstore.config.load import load_config, load_settings
-from kvstore.config.node import SETTINGS, NodeConfig
+from kvstore.config.node import SETTINGS, NodeConfig, parse_address
 from kvstore.config.setting import ENVIRONMENT_PREFIX, in_order_of_flags
 from kvstore.errors import InvalidRequestError, KVStoreError
 from kvstore.host.malloc import keep_giving_back, keep_memory_for_messages, limit_malloc_arenas
@@ -234,12 +234,20 @@ def _ready_line(node: Node) -> str:
     if node.port:
         where += f" and port {node.port} (bulk: {node.bulk_port})"
     if node.metrics_port:
-        where += f", metrics on port {node.metrics_port}"
+        where += f", metrics on port {node.metrics_port}, console at {_console_url(node)}"
     kept = f", {node.store.kept_pages} pages kept" if node.store.arena.taken_over else ""
     disk = f"disk {format_size(config.disk_limit)} in {config.disk}" if config.disk_limit else "no disk tier"
     arena = f"arena {format_size(node.store.arena.arena_bytes)}{kept}"
     shared = f"; shares {format_size(config.redis_limit)} of Redis" if config.redis else ""
     return f"kvstore: ready on {where} (pid {os.getpid()}; {arena}; {disk}{shared})"
+
+
+def _console_url(node: Node) -> str:
+    """Where a browser on this host finds the console."""
+    host, _ = parse_address(node.config.metrics)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - no address that is listened on
+    scheme = "https" if node.config.tls_cert else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{node.metrics_port}/console"
 
 
 class _StoppedError(Exception):

@@ -20,7 +20,7 @@ from kvstore.cli.connect import add_url_to, connect_to_node
 from kvstore.cli.tables import figures_table, print_table, shown
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.page_codes import TIER_NAMES
-from kvstore.status import NamespaceStatus, Status, TierState, TierStatus
+from kvstore.status import ConnectedClient, NamespaceStatus, Status, TierState, TierStatus, by_client
 from kvstore.units import format_duration, format_size, parse_duration, parse_named
 
 _COLUMNS = """\
@@ -127,8 +127,17 @@ def _print_status(status: Status) -> None:
     print_table(table)
     for trouble in status.troubles():
         print(shown(trouble))
+    if status.connected:
+        print(f"connected: {', '.join(map(_client, by_client(status.connected)))}")
     for namespace in status.namespaces:
         print(_namespace_line(namespace))
+
+
+def _client(each: ConnectedClient) -> str:
+    how = [each.way if not each.host else f"{each.way} from {each.host}"]
+    if each.connections > 1:
+        how.append(f"{each.connections} connections")
+    return f"{shown(each.name) or 'no name'} ({', '.join(how)})"
 
 
 def _head(status: Status) -> str:

@@ -17,6 +17,7 @@ from kvstore.client.paths.path import Control, Path
 from kvstore.client.paths.reachability import Finding, look_at_port, look_at_socket
 from kvstore.client.paths.shm.path import ShmPath
 from kvstore.client.url import EmbeddedConfig, RemoteUrl, parse_url
+from kvstore.client_name import checked_name
 from kvstore.errors import InvalidRequestError, PermissionDeniedError, ResourceError
 from kvstore.host.uninterrupted import uninterrupted
 
@@ -38,6 +39,7 @@ def connect(
     key: FilePath | str | None = None,
     token_file: FilePath | str | None = None,
     traces: TracerProvider | None = None,
+    name: str = "",
 ) -> Client:
     """A client of the node at ``url``.
 
@@ -59,15 +61,18 @@ def connect(
             is read again when the node no longer knows that token.
         traces: OpenTelemetry's provider that gets spans of what the client does, and whose traces go on in the node;
             needs the extra ``tracing``.
+        name: what people call this client in the node's status and console; 128 characters at most. By default the
+            program's name and process id. An embedded store, which is its process's alone, shows it nowhere.
 
     Raises:
-        InvalidRequestError: not such a URL, or a timeout out of its range.
+        InvalidRequestError: not such a URL, or a timeout or a name out of its range.
         InUseError: an embedded folder that another process has open.
         ResourceError: an embedded folder that can't be used.
         ConfigError: a file that can't be used.
     """
     if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
         raise InvalidRequestError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {timeout!r}")
+    checked_name(name)
     where = parse_url(url)
     files = (FilePath(file) if file is not None else None for file in (ca, cert, key, token_file))
     credentials = Credentials(*files)
@@ -95,6 +100,7 @@ def connect(
         credentials.metadata,
         traced=traces is not None,
         look=lambda late, seconds: _look(where, late, seconds),
+        client=name,
     )
     control = RemoteControl(connection, where.arena_folder)
 

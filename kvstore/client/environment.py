@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def connect_by_environment(
-    url: str, environment: Mapping[str, str], traces: TracerProvider | None = None, timeout: float = TIMEOUT
+    url: str,
+    environment: Mapping[str, str],
+    traces: TracerProvider | None = None,
+    timeout: float = TIMEOUT,
+    name: str = "",
 ) -> Client:
     """A client with the files that ``KVSTORE_CONNECT_CA``, ``_CERT``, ``_KEY`` and ``_TOKEN_FILE`` name, as far as the
     URL has a use for them. Everything else, and errors, as :func:`kvstore.connect`.
@@ -31,4 +35,5 @@ def connect_by_environment(
         key=file("KEY", "kvs"),
         token_file=file("TOKEN_FILE", "kvs", "kv"),
         traces=traces,
+        name=name,
     )

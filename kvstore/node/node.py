@@ -327,7 +327,10 @@ class Node:
         disk = str(self.config.disk) if self.config.disk_limit else ""
         validity = self._tls.validity if self._tls is not None else None
         ends = validity.ends if validity is not None else 0.0
-        return status_of(self.store, self.instance, time.monotonic() - self._started, disk, ends)
+        status = status_of(self.store, self.instance, time.monotonic() - self._started, disk, ends)
+        if self._bulk is None:
+            return status
+        return dataclasses.replace(status, connected=(*status.connected, *self._bulk.connected()))
 
     def _serve_locally(self, group: SocketGroup, times: CallTimes | None) -> LocalServer | None:
         try:

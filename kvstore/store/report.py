@@ -60,6 +60,7 @@ def status_of(
         time=now,
         hash_check=hash_check(),
         certificate_ends=certificate_ends,
+        connected=statistics.connected,
         gone=statistics.gone,
         numbers={each.layout.fingerprint: each.number for each in statistics.namespaces},
     )

@@ -96,10 +96,10 @@ class StoreState:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def attach(self, lock_name: str) -> int:
-        """Take in a client that maps the arena; see :mod:`kvstore.arena.clients`. Returns its name in this arena."""
+    def attach(self, lock_name: str, name: str) -> int:
+        """Take in a client that maps the arena; see :mod:`kvstore.arena.clients`. Returns its number in this arena."""
         self.check_open()
-        number = self.clients.attach(lock_name)
+        number = self.clients.attach(lock_name, name)
         self.readers.welcome(number)
         return self._arena_tag() | number
 

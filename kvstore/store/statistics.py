@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.layout import Layout
+from kvstore.status import ClientStatus
 from kvstore.store.pins import Pins
 from kvstore.store.quotas import NamespaceQuotas
 from kvstore.store.state import StoreState
@@ -49,6 +50,8 @@ class StoreStatistics:
     gone: dict[str, dict[str, int]]
     """What was counted of namespaces that were dropped, by tenant."""
     clients: int
+    connected: tuple[ClientStatus, ...] = field(compare=False)
+    """Clients that share the arena."""
 
 
 def statistics_of(state: StoreState, quotas: NamespaceQuotas, pins: Pins) -> StoreStatistics:
@@ -59,6 +62,7 @@ def statistics_of(state: StoreState, quotas: NamespaceQuotas, pins: Pins) -> Sto
     used_there = [
         (known, {tier.name: tier.used_by(known.fingerprint) for tier in tiers}) for known in state.namespaces.known()
     ]
+    connected = tuple(state.clients.connected())
     with state.lock:
         return StoreStatistics(
             arena_used_bytes=catalog.used_frames * FRAME_BYTES,
@@ -83,5 +87,6 @@ def statistics_of(state: StoreState, quotas: NamespaceQuotas, pins: Pins) -> Sto
                 for known, used in used_there
             ),
             gone={tenant: dict(counts) for tenant, counts in usage.gone.items()},
-            clients=len(state.clients),
+            clients=len(connected),
+            connected=connected,
         )

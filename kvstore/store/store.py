@@ -122,19 +122,20 @@ class Store:
 
     # -- clients and namespaces --------------------------------------------------------------------------------------
 
-    def attach(self, lock_name: str) -> int:
-        """Take in a client that maps the arena, and that holds a lock on the file of this name in the arena's folder
-        for as long as it lives; see :mod:`kvstore.arena.clients`. Returns its name in this arena.
+    def attach(self, lock_name: str, name: str = "") -> int:
+        """Take in a client that maps the arena, and that holds a lock on the file ``lock_name`` in the arena's folder
+        for as long as it lives; see :mod:`kvstore.arena.clients`. ``name`` is what it calls itself. Returns its number
+        in this arena.
 
         Raises:
             UnavailableError: the store is being closed.
             LimitExceededError: too many clients are attached.
             InvalidRequestError: there is no such lock.
         """
-        return self._state.attach(lock_name)
+        return self._state.attach(lock_name, name)
 
     def owner_of(self, client: int) -> int:
-        """The owner that an attached client is, by the name that ``attach`` gave it.
+        """The owner that an attached client is, by the number that ``attach`` gave it.
 
         Raises:
             NotAttachedError: no such client is attached to this arena.

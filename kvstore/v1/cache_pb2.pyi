@@ -386,14 +386,16 @@ class NamespaceStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., arena_pages: _Optional[int] = ..., used_bytes: _Optional[_Mapping[str, int]] = ..., quota_bytes: _Optional[_Mapping[str, int]] = ..., durability: _Optional[str] = ..., pinned_pages: _Optional[int] = ..., layout: _Optional[str] = ..., age_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("name", "way", "seconds")
+    __slots__ = ("name", "way", "seconds", "host")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WAY_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     name: str
     way: str
     seconds: float
-    def __init__(self, name: _Optional[str] = ..., way: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    host: str
+    def __init__(self, name: _Optional[str] = ..., way: _Optional[str] = ..., seconds: _Optional[float] = ..., host: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("version", "instance", "pid", "uptime_seconds", "tiers", "namespaces", "clients", "arena_directory", "disk_directory", "time", "hash_check", "connected", "certificate_ends")

@@ -44,7 +44,14 @@ FLOORS = (
     ("kvstore/catalog/policies",),
     ("kvstore/arena", "kvstore/segments", "kvstore/tracing.py", "kvstore/wire"),
     ("kvstore/events", "kvstore/host", "kvstore/logs.py", "kvstore/status.py"),
-    ("gpu", "kvstore/hashing.py", "kvstore/layout.py", "kvstore/security", "kvstore/units.py"),
+    (
+        "gpu",
+        "kvstore/client_name.py",
+        "kvstore/hashing.py",
+        "kvstore/layout.py",
+        "kvstore/security",
+        "kvstore/units.py",
+    ),
     (
         "kvstore/breaker.py",
         "kvstore/errors.py",

@@ -12,6 +12,7 @@ import grpc
 
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.reachability import Finding
+from kvstore.client_name import name_of_process
 from kvstore.errors import ConfigError, DeadlineError, KVStoreError, UnauthenticatedError, UnavailableError
 from kvstore.host.cutting import cuttable, work_here
 from kvstore.host.forking import register_forked, unforked
@@ -64,6 +65,7 @@ class Connection:
         traced: whether calls carry the current span's context, too.
         look: why the node can't be reached, asked when a call fails before any was answered: whether it was late, and
             how many seconds a look may take.
+        client: what people call this client; empty: as its process.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class Connection:
         *,
         traced: bool = False,
         look: Callable[[bool, float], Finding | None] = lambda late, seconds: None,
+        client: str = "",
     ) -> None:
         self.name = name
+        self._client = client
         self.answered = False
         """Whether the node has answered a call."""
         self._look = look
@@ -90,6 +94,11 @@ class Connection:
         self._closed = False
         self._open()
         register_forked(self)
+
+    @property
+    def client(self) -> str:
+        """What people call this client; one that was given no name is called by the process that it is in now."""
+        return self._client or name_of_process()
 
     def _open(self) -> None:
         """Make the channel, and what makes calls over it."""
@@ -320,7 +329,7 @@ class RemoteControl:
             disk_directory=reply.disk_directory,
             time=reply.time,
             hash_check=reply.hash_check,
-            connected=tuple(ClientStatus(each.name, each.way, each.seconds) for each in reply.connected),
+            connected=tuple(ClientStatus(each.name, each.way, each.seconds, each.host) for each in reply.connected),
             certificate_ends=reply.certificate_ends,
         )
 

@@ -41,7 +41,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         """Share the arena with a client on this host."""
         if not context.peer().startswith("unix:"):
             raise InvalidRequestError(f"a client can attach over the Unix socket only, not from {context.peer()}")
-        return pb.AttachReply(instance=self._instance, client=self._store.attach(request.lock_name))
+        return pb.AttachReply(instance=self._instance, client=self._store.attach(request.lock_name, request.name))
 
     @answering
     def OpenNamespace(self, request: pb.OpenNamespaceRequest, context: grpc.ServicerContext) -> pb.OpenNamespaceReply:

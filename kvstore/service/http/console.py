@@ -59,6 +59,7 @@ class ConsolePages:
         self.pages: Mapping[str, Page] = {
             "/": _file((folder / "index.html").read_bytes(), "text/html; charset=utf-8"),
             "/console": _file((folder / "index.html").read_bytes(), "text/html; charset=utf-8"),
+            "/console/help": _file((folder / "help.html").read_bytes(), "text/html; charset=utf-8"),
             "/console/data": self._data,
             **{f"/console/{name}": _file((folder / name).read_bytes(), kind) for name, kind in _FILES.items()},
         }

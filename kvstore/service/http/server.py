@@ -1,5 +1,7 @@
 """The read-only HTTP server of metrics, health and console: a few dozen connections, each with a thread.
 
+It answers GET, HEAD (the same without the page) and OPTIONS, and says so to whoever asks for anything else.
+
 Where all threads are taken, the oldest connection is closed for a new one: a probe or a scraper asks at once and is
 gone in a moment, so those that stay are others. None lasts long, whatever it says or does not say. A few pages are made
 at once.
@@ -65,6 +67,7 @@ _MOST_HEAD_BYTES = 64 << 10
 _REST_SECONDS = 0.05
 """Before another connection is accepted when there is no descriptor for it."""
 _BACKLOG = 16
+_METHODS = (("Allow", "GET, HEAD, OPTIONS"),)
 _log = logging.getLogger(__name__)
 
 
@@ -246,12 +249,33 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self.rfile = _Head(self.rfile)  # type: ignore[assignment]  # bodies are not read
 
+    def do_HEAD(self) -> None:
+        self.do_GET()  # what is said has no body then
+
+    def do_OPTIONS(self) -> None:
+        path, _, _ = self.path.partition("?")
+        if path not in ("*", "/health", *self._pages):
+            self._say_not_found()
+            return
+        self.send_response(HTTPStatus.NO_CONTENT)
+        for name, value in _METHODS:
+            self.send_header(name, value)
+        self.end_headers()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """``http.server`` has no handler for the method: it is one that nothing here has, not one that nobody knows."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            text = b"everything here is only read: GET, HEAD or OPTIONS\n"
+            self._say(HTTPStatus.METHOD_NOT_ALLOWED, text, headers=_METHODS)
+        else:
+            super().send_error(code, message, explain)
+
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         if path == "/health":
             self._say_health()
         elif path not in self._pages:
-            self._say(HTTPStatus.NOT_FOUND, b"not found; there are /health, /metrics and /console\n")
+            self._say_not_found()
         elif self._accepts is None and not self._is_asked_here():
             self._say(
                 HTTPStatus.MISDIRECTED_REQUEST,
@@ -277,6 +301,10 @@ class _Handler(BaseHTTPRequestHandler):
         caller = self._caller() if self._accepts is not None or self._is_asked_here() else None
         troubles = self._troubles() if caller is not None and caller.every else ()
         self._say(HTTPStatus.OK, "".join(f"{line}\n" for line in ("ok", *troubles)).encode())
+
+    def _say_not_found(self) -> None:
+        served = ", ".join(["/health", *self._pages])
+        self._say(HTTPStatus.NOT_FOUND, f"not found; there are {served}\n".encode())
 
     def _is_asked_here(self) -> bool:
         """Whether no other name led to a loopback address: a page of somebody else's, in a browser of this host, may
@@ -308,7 +336,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - http.server's name
         """Requests are not logged: a scraper comes every few seconds."""

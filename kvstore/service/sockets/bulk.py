@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from kvstore.client_name import shown_name
 from kvstore.errors import (
     DeadlineError,
     FormatError,
@@ -31,7 +33,7 @@ from kvstore.hashing import HASH_BYTES
 from kvstore.limits import LONGEST_LEASE
 from kvstore.security.grants import READ, WRITE, Grant
 from kvstore.service.access.gate import Access, Tls
-from kvstore.service.access.one_time_tokens import TOKEN_BYTES, OneTimeTokens
+from kvstore.service.access.one_time_tokens import TOKEN_BYTES, Issued, OneTimeTokens
 from kvstore.service.access.rate_limits import TENANT_SHARE, TenantLimits
 from kvstore.service.call_times import CallTimes
 from kvstore.service.calls import answering
@@ -39,6 +41,7 @@ from kvstore.service.incoming import incoming
 from kvstore.service.page_calls import reserve
 from kvstore.service.receipts import Receipts
 from kvstore.service.sockets.frame_server import FrameServer, told
+from kvstore.status import ClientStatus
 from kvstore.store.leases import NODE
 from kvstore.store.results import Published
 from kvstore.store.store import Store
@@ -68,6 +71,16 @@ IDLE_SECONDS = 120.0
 MESSAGE_SECONDS = 5.0
 """How long the message behind a header, or an answer without payload, may take."""
 _log = logging.getLogger(__name__)
+
+
+class _Peer(NamedTuple):
+    """Who is at the other end of a connection."""
+
+    name: str
+    """What they call themselves."""
+    host: str
+    since: float
+    """On the clock of ``time.monotonic``."""
 
 
 class BulkServer(FrameServer[socket.socket]):
@@ -108,6 +121,8 @@ class BulkServer(FrameServer[socket.socket]):
         self.tokens = OneTimeTokens(MOST_TOKENS, TOKEN_SECONDS)
         self._unauthenticated: dict[socket.socket, socket.socket] = {}
         """Each with a second descriptor of its connection, to cut it by; the oldest first."""
+        self._peers: dict[Channel, _Peer] = {}
+        """Who is at the other end of authenticated connections."""
         listener = _listen(address)
         self.port: int = listener.getsockname()[1]
         super().__init__(listener, "kvstore-bulk")
@@ -117,6 +132,13 @@ class BulkServer(FrameServer[socket.socket]):
         """How many are open, unauthenticated ones included."""
         with self._lock:
             return len(self._channels) + len(self._unauthenticated)
+
+    def connected(self) -> list[ClientStatus]:
+        """Who is at the other end of each authenticated connection."""
+        now = time.monotonic()
+        with self._lock:
+            peers = list(self._peers.values())
+        return [ClientStatus(each.name, "bulk", now - each.since, each.host) for each in peers]
 
     def _cut_all(self) -> None:
         super()._cut_all()
@@ -158,6 +180,7 @@ class BulkServer(FrameServer[socket.socket]):
             if channel is not None:
                 with self._lock:
                     self._channels.pop(channel, None)
+                    self._peers.pop(channel, None)
                     self._idle.notify_all()
                 channel.close()
             self._forget(connected, threading.current_thread())
@@ -204,16 +227,17 @@ class BulkServer(FrameServer[socket.socket]):
             encrypted = self._tls.context.wrap_socket(connected, server_side=True)
         channel = Channel(encrypted, deadline)
         try:
-            holder = self._check_hello(channel)
-            self._admit(connected, channel)
+            issued = self._check_hello(channel)
+            self._admit(connected, channel, _Peer(issued.name, _host_of(connected), time.monotonic()))
         except BaseException:
             with self._lock:
                 self._channels.pop(channel, None)
+                self._peers.pop(channel, None)
             channel.close()
             raise
-        return channel, holder
+        return channel, issued.holder
 
-    def _admit(self, connected: socket.socket, channel: Channel) -> None:
+    def _admit(self, connected: socket.socket, channel: Channel, peer: _Peer) -> None:
         """Count a connection as an authenticated one.
 
         Raises:
@@ -223,13 +247,14 @@ class BulkServer(FrameServer[socket.socket]):
             if len(self._channels) < self._most:
                 self._forget_unauthenticated(connected)
                 self._channels[channel] = False
+                self._peers[channel] = peer
                 return
         error = LimitExceededError(f"{self._most} bulk connections are open, the limit")
         _fail(channel, error)
         raise error
 
-    def _check_hello(self, channel: Channel) -> bytes:
-        """Receive a token, use it up, and say whose it is.
+    def _check_hello(self, channel: Channel) -> Issued:
+        """Receive a token, use it up, and say for whom it was.
 
         Raises:
             KVStoreError: it is not good.
@@ -237,12 +262,12 @@ class BulkServer(FrameServer[socket.socket]):
         header = channel.receive_header()
         if header.kind is not Kind.HELLO or header.message != TOKEN_BYTES:
             raise FormatError("a bulk connection begins with its token")
-        holder = self.tokens.redeem(channel.receive_message(header))
-        if holder is None:
+        issued = self.tokens.redeem(channel.receive_message(header))
+        if issued is None:
             error = UnauthenticatedError("the token is unknown, was used before, or is too old")
             _fail(channel, error)
             raise error
-        return holder
+        return issued
 
     def _answer(self, channel: Channel, holder: bytes) -> None:
         """One request.
@@ -399,7 +424,9 @@ class BulkServicer(bulk_pb2_grpc.BulkServicer):
         if not self._access.holder(holder).every and tokens.waiting(holder) >= MOST_TOKENS // TENANT_SHARE:
             raise LimitExceededError(f"{tokens.waiting(holder)} tokens for bulk connections wait to be used, the limit")
         return bulk_pb2.OpenBulkReply(
-            port=self._server.port, token=tokens.issue(holder), expires_ms=int(tokens.seconds * 1000)
+            port=self._server.port,
+            token=tokens.issue(holder, shown_name(request.name)),
+            expires_ms=int(tokens.seconds * 1000),
         )
 
     @answering
@@ -433,6 +460,12 @@ def _fail(channel: Channel, error: KVStoreError) -> None:
     """Answer with an error; the connection stays good."""
     channel.deadline = time.monotonic() + MESSAGE_SECONDS
     channel.send(Kind.FAILED, told(error))
+
+
+def _host_of(connected: socket.socket) -> str:
+    """The address at the other end; an IPv4 one is written as such."""
+    host = str(connected.getpeername()[0])
+    return host.removeprefix("::ffff:")
 
 
 def _cut(connection: socket.socket) -> None:

@@ -228,3 +228,43 @@ def test_what_can_not_be_opened_for_lack_of_descriptors_is_not_given_up(
             Clients(folder / "clients")
     assert names(folder) == {"1"}
     client.die()
+
+
+class TestNames:
+    """What clients call themselves is for people: it lies beside their files, and nothing else depends on it."""
+
+    def test_the_next_node_knows_them(self, folder: Path) -> None:
+        attached = Clients(folder / "clients")
+        one, other = LocalClient(folder), LocalClient(folder)
+        attached.attach(one.name, "engine\n1")
+        attached.attach(other.name, "engine 2")
+        attached.close()
+        other.die()
+        again = Clients(folder / "clients")
+        assert [(each.name, each.way) for each in again.connected()] == [("engine\\n1", "shm")]
+        assert names(folder) == {"1", "1.name"}
+        one.die()
+        again.forget(1)
+        assert names(folder) == set() and again.connected() == []
+
+    @pytest.mark.parametrize("kind", ["missing", "long", "pipe", "folder", "link", "garbage"])
+    def test_whatever_lies_there_a_node_starts(self, folder: Path, kind: str) -> None:
+        client = LocalClient(folder)
+        Clients(folder / "clients").attach(client.name, "engine")
+        path = folder / "clients" / "1.name"
+        path.unlink()
+        if kind == "long":
+            path.write_text("y" * 100_000)
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "link":
+            (folder / "secret").write_text("secret")
+            path.symlink_to(folder / "secret")
+        elif kind == "garbage":
+            path.write_bytes(b"\xff\x00a")
+        [told] = Clients(folder / "clients").connected()
+        expected = {"long": "y" * 128, "garbage": "\N{REPLACEMENT CHARACTER}\\x00a"}
+        assert told.name == expected.get(kind, "")
+        client.die()

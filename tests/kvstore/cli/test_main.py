@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -288,6 +289,26 @@ class TestServe:
         )
         assert node.terminate() == 0
         assert f"the arena's pages stay in {shm_folder}/arena" in node.errors.read_text()
+
+    @pytest.mark.parametrize(
+        ("address", "shown"),
+        [
+            ("0", "127.0.0.1:{port}"),
+            ("127.0.0.1:0", "127.0.0.1:{port}"),
+            ("localhost:0", "localhost:{port}"),
+            ("[::1]:0", "[::1]:{port}"),
+            ("0.0.0.0:0", "127.0.0.1:{port}"),
+        ],
+    )
+    def test_the_line_names_the_console_by_what_a_browser_opens(self, node_process, short_folder, address, shown):
+        config = short_folder / "kv.toml"
+        config.write_text("insecure = true\n")
+        line = node_process(metrics=address, disk_limit="0", config=str(config)).ready_line
+        told = re.search(r", metrics on port (\d+), console at (\S+) \(pid ", line)
+        assert told is not None, line
+        assert told[2] == f"http://{shown.format(port=told[1])}/console"
+        with urllib.request.urlopen(told[2], timeout=60) as answer:
+            assert b"<h1>kvstore</h1>" in answer.read()
 
     def test_progress_of_a_large_arena(self, node_process):
         needs_shared_memory(1 << 30)

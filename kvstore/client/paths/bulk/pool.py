@@ -145,7 +145,8 @@ class BulkPool:
         """
         left = deadline - time.monotonic()
         try:
-            reply = self._connection.call(self._connection.bulk.Open, bulk_pb2.OpenBulkRequest(), max(left, 1e-3))
+            request = bulk_pb2.OpenBulkRequest(name=self._connection.client)
+            reply = self._connection.call(self._connection.bulk.Open, request, max(left, 1e-3))
         except (FormatError, InvalidRequestError) as error:  # an older node, or one with too many clients
             self._failed(error)
             return None

@@ -58,7 +58,8 @@ class Attachment:
             os.fchmod(self._lock.fileno(), 0o640 if shared else 0o600)
             # Mapped before the node takes this client in: a folder replaced in between makes the call fail.
             self.arena = MappedArena(directory)
-            self.client = connection.call(connection.stub.Attach, pb.AttachRequest(lock_name=name), timeout).client
+            request = pb.AttachRequest(lock_name=name, name=connection.client)
+            self.client = connection.call(connection.stub.Attach, request, timeout).client
             self._check_mapped(connection.name)
             self.line = self.arena.line(self.client & 0xFFFF)
         except BaseException as error:
