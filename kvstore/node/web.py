@@ -70,7 +70,7 @@ class NodeWeb:
             grant = access.accept(authorization)
             return grant if grant is not None and READ in grant.rights else None
 
-        self._console = ConsolePages(store, self._status, bulk_connections)
+        self._console = ConsolePages(store, self._status, bulk_connections, self.times.counts)
         pages = {"/metrics": self._metrics, **self._console.pages}
 
         def troubles() -> list[str]:

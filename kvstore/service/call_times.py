@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from kvstore.errors import KVStoreError
 from kvstore.wire.messages import code_of
 
-_CALL_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+CALL_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the buckets in seconds; one more bucket has the rest."""
 
 
 class CallTimes(grpc.ServerInterceptor):
@@ -26,12 +27,25 @@ class CallTimes(grpc.ServerInterceptor):
             "kvstore_call_seconds",
             "Calls of clients, streams as a whole.",
             ["method"],
-            buckets=_CALL_SECONDS,
+            buckets=CALL_BOUNDS,
             registry=registry,
         )
         self._failures = Counter(
             "kvstore_call_failures", "Calls that were answered with an error.", ["method", "code"], registry=registry
         )
+
+    def counts(self) -> dict[str, list[int]]:
+        """By method the calls in each bucket."""
+        counts: dict[str, list[int]] = {}
+        for metric in self._seconds.collect():
+            below = 0  # samples come by method, the smallest bound first, and each has those before it
+            for sample in metric.samples:
+                if sample.name.endswith("_bucket"):
+                    of_method = counts.setdefault(sample.labels["method"], [])
+                    below = below if of_method else 0
+                    of_method.append(int(sample.value) - below)
+                    below = int(sample.value)
+        return counts
 
     def took(self, method: str, seconds: float) -> None:
         """A call that did not come by gRPC is over."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,20 +27,42 @@ class History:
         self._count = 0
 
     def add(self, when: float, values: Mapping[str, float]) -> None:
-        """One more sample, at seconds since 1970. A value that is not given is 0."""
-        row = [when, *(values.get(name, 0.0) for name in self.columns[1:])]
+        """One more sample, at seconds since 1970. A value that is not given is NaN."""
+        row = [when, *(values.get(name, math.nan) for name in self.columns[1:])]
         with self._lock:
             self._values[self._count % len(self._values)] = row
             self._count += 1
 
-    def since(self, when: float) -> dict[str, list[float]]:
-        """By column the samples that are later than ``when``, the oldest first."""
+    def since(self, when: float, columns: Collection[str]) -> dict[str, list[float | None]]:
+        """By column the samples that are later than ``when``, the oldest first; None where there is no value. Besides
+        the columns that are asked for, the time."""
+        rows = self._rows()
+        rows = rows[rows[:, 0] > when]
+        return {
+            name: [None if math.isnan(value) else value for value in rows[:, place].tolist()]
+            for place, name in enumerate(self.columns)
+            if name in columns or not place
+        }
+
+    def ends(self, seconds: float) -> tuple[dict[str, float], dict[str, float]] | None:
+        """The samples at both ends of the last so many seconds, as values by column: counters have grown in that time by
+        what is between them. None: there are no two."""
+        rows = self._rows()
+        if len(rows) < 2:
+            return None
+        within = np.flatnonzero(rows[:, 0] >= rows[-1, 0] - seconds)
+        first = min(int(within[0]), len(rows) - 2)
+        return self._by_name(rows[first]), self._by_name(rows[-1])
+
+    def _by_name(self, row: npt.NDArray[np.float64]) -> dict[str, float]:
+        return dict(zip(self.columns, row.tolist(), strict=True))
+
+    def _rows(self) -> npt.NDArray[np.float64]:
+        """The oldest first."""
         with self._lock:
             kept = min(self._count, len(self._values))
             positions = np.arange(self._count - kept, self._count) % len(self._values)
-            rows = self._values[positions]
-        rows = rows[rows[:, 0] > when]
-        return {name: rows[:, column].tolist() for column, name in enumerate(self.columns)}
+            return self._values[positions]
 
 
 class Sampler:

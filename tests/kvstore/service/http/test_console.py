@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import logging
+import math
 import time
 import urllib.error
 import urllib.request
@@ -21,8 +22,12 @@ import kvstore
 from kvstore.node.node import Node
 from kvstore.service.http.console import COLUMNS
 from kvstore.service.http.history import History, Sampler
+from kvstore.service.http.latency_columns import buckets_of, latencies_between
+from kvstore.service.http.namespace_list import MOST_LISTED, Wanted
+from kvstore.service.http.quantiles import quantile
 from kvstore.service.http.recent_errors import MOST_ERRORS, RecentErrors
 from kvstore.service.http.server import as_bearer
+from kvstore.status import NamespaceStatus
 
 PAGE = 5000
 SECONDS = 60.0
@@ -95,7 +100,8 @@ class TestData:
             "present": 0,
             "refused": 0,
         }
-        assert said["peers"] == {"clients": 1, "bulk": 0, "servers": []}
+        peers = said["peers"]
+        assert (peers["clients"], peers["bulk"], peers["servers"]) == (1, 0, [])
 
     def test_samples_are_told_once(self, node):
         history = node._web._console._history
@@ -122,9 +128,129 @@ class TestData:
         assert errors[0]["message"].startswith(f"number {MOST_ERRORS + 4} ") and len(errors[0]["message"]) == 500
         assert (errors[0]["level"], errors[0]["logger"]) == ("warning", "kvstore.some.part")
 
-    @pytest.mark.parametrize("query", ["?since=soon", "?since=nan"])
-    def test_no_such_time(self, node, query):
-        assert refused(node, f"/console/data{query}").code == 400
+    @pytest.mark.parametrize("query", ["since=soon", "since=nan", "range=week", "sort=color", "order=up", "from=-1"])
+    def test_what_it_does_not_know_it_names(self, node, query):
+        name, _, value = query.partition("=")
+        with pytest.raises(urllib.error.HTTPError) as error:
+            get(node, f"/console/data?{query}")
+        assert error.value.code == 400
+        assert error.value.read().decode().startswith(f"{name} is {value!r}, it is ")
+        error.value.close()
+
+    def test_who_is_connected_by_name(self, node):
+        url = f"kv://127.0.0.1:{node.port}"
+        with (
+            kvstore.connect(f"unix://{node.config.socket}", name="one") as one,
+            kvstore.connect(url, name="two") as two,
+        ):
+            for client in (one, two):
+                use(client.namespace(layout("m")))
+            [first, second] = data(node)["peers"]["connected"]
+        assert (first["name"], first["way"], first["host"], first["connections"]) == ("one", "shm", "", 1)
+        assert (second["name"], second["way"], second["host"]) == ("two", "bulk", "127.0.0.1")
+
+    def test_a_tier_says_how_it_is(self, node):
+        for tier in data(node)["tiers"]:
+            assert tier["state"] in ("ok", "unknown") and isinstance(tier["since"], float) and tier["reason"] == ""
+
+    def test_latencies_of_the_time_that_is_asked_for(self, node, pages):
+        history, sample = node._web._console._history, node._web._console._sample
+        node._web._console._sampler.stop()
+        now = time.time()
+        for _ in range(3):
+            use(pages)
+        history.add(now, sample())
+        with kvstore.connect(f"kv://127.0.0.1:{node.port}") as client:
+            afar = client.namespace(layout("m"))
+            for _ in range(5):
+                afar.lookup([bytes(32)])
+        history.add(now + 100, sample())
+        history.add(now + 101, sample())
+        assert data(node, "?range=0.5")["latencies"] == []
+        [lookup] = data(node, "?range=101")["latencies"]
+        assert (lookup["name"], lookup["calls"], lookup["most"]) == ("lookup", 5, 10.0)
+        assert 0 < lookup["p50"] <= lookup["p99"] <= 10
+        by_name = {each["name"]: each for each in data(node, "?range=100000")["latencies"]}
+        assert by_name["lookup"]["calls"] == 5 and by_name["store"]["calls"] >= 1
+        columns = data(node)["history"]
+        assert columns["lookup_p99"][-2] == pytest.approx(lookup["p99"]) and columns["lookup_p99"][-1] is None
+
+    def test_a_tier_belows_latencies(self, node, pages):
+        console = node._web._console
+        console._history.add(time.time() + 1000, console._sample())
+        hashes = use(pages)
+        node.store.flush()
+        for slot in node.store._state.catalog.find_here([pages.fingerprint + each for each in hashes[:4]]):
+            node.store._state.residency.drop(slot)
+        assert pages.prepare_load(hashes[:4]).complete() == 4
+        console._history.add(time.time() + 1001, console._sample())
+        told = {each["name"]: each["calls"] for each in data(node, "?range=1")["latencies"]}
+        assert told["disk read"] >= 1 and told["disk write"] >= 1 and told["load"] >= 1
+
+
+class TestNamespaces:
+    """A hundred and more of them: sorted and searched where they all are, and sent in part."""
+
+    @pytest.fixture
+    def many(self, node):
+        with kvstore.connect(f"unix://{node.config.socket}", timeout=SECONDS) as client:
+            for number in range(60):
+                client.namespace(layout(f"model-{number:02}-{'odd' if number % 2 else 'even'}"))
+            use(client.namespace(layout("Model-99-big")), 4)
+            yield client
+
+    def names(self, node: Node, query: str = "") -> list[str]:
+        return [each["name"].partition(" ")[0].partition("/")[0] for each in data(node, query)["namespaces"]]
+
+    def test_the_largest_first_and_no_more_than_an_answer_has(self, node, many):
+        said = data(node)
+        assert said["namespaces"][0]["name"].startswith("Model-99-big")
+        assert len(said["namespaces"]) == MOST_LISTED
+        assert (said["namespaces_known"], said["namespaces_matching"], said["namespaces_from"]) == (61, 61, 0)
+
+    def test_all_are_reached(self, node, many):
+        found: list[str] = []
+        for first in (0, MOST_LISTED, 2 * MOST_LISTED, 3 * MOST_LISTED):
+            part = [each["fingerprint"] for each in data(node, f"?sort=name&order=asc&from={first}")["namespaces"]]
+            assert len(part) == max(0, min(MOST_LISTED, 61 - first))
+            found += part
+        assert len(set(found)) == 61
+
+    def test_a_filter_searches_all_of_them(self, node, many):
+        said = data(node, "?filter=ODD&sort=name&order=desc")
+        names = [each["name"] for each in said["namespaces"]]
+        assert said["namespaces_matching"] == 30 and "model-59-odd" in names[0] and names == sorted(names, reverse=True)
+        fingerprint = said["namespaces"][3]["fingerprint"]
+        assert [each["name"] for each in data(node, f"?filter={fingerprint[:12]}")["namespaces"]] == [names[3]]
+        assert data(node, "?filter=nothing-like-it")["namespaces_matching"] == 0
+
+    @pytest.mark.parametrize("sort", ["name", "arena", "disk", "redis", "hits", "asked", "idle", "size"])
+    def test_every_column_sorts_both_ways(self, node, many, sort):
+        ways = [data(node, f"?sort={sort}&order={order}") for order in ("asc", "desc")]
+        assert all(len(each["namespaces"]) == MOST_LISTED for each in ways)
+        if sort in ("arena", "size"):
+            assert "Model-99-big" in ways[1]["namespaces"][0]["name"]
+            assert "Model-99-big" not in json.dumps(ways[0]["namespaces"])
+
+    def test_what_has_no_ratio_stands_at_the_end_both_ways(self):
+        def status(name: str, **counters: int) -> NamespaceStatus:
+            return NamespaceStatus(name, name.encode() * 32, 1, 0, {}, {}, "", 0, "{}", counters=counters)
+
+        low = status("low", looked_up=10, found_arena=1, found_disk=0, found_redis=0)
+        high = status("high", looked_up=10, found_arena=7, found_disk=1, found_redis=1)
+        none = status("none", looked_up=0, found_arena=0, found_disk=0, found_redis=0)
+        older = status("older", arena=5)
+        for order, expected in (("asc", [low, high]), ("desc", [high, low])):
+            wanted = Wanted.parse({"sort": ["hits"], "order": [order]})
+            assert wanted.among([older, low, none, high])[0] == [*expected, none, older]
+
+    def test_one_of_them_with_everything(self, node, many):
+        [listed] = data(node, "?filter=model-07")["namespaces"]
+        told = data(node, f"?namespace={listed['fingerprint']}")["namespace"]
+        assert told["name"] == listed["name"] and told["page_bytes"] == PAGE
+        assert told["layout"]["model"] == "model-07-odd"
+        assert {"used", "quota", "pinned", "age", "idle", "counters", "durability", "arena_pages"} <= set(told)
+        assert data(node, "?namespace=0123")["namespace"] is None and data(node)["namespace"] is None
 
 
 class TestNames:
@@ -190,9 +316,23 @@ class TestHistory:
         memory = history._values.nbytes
         for number in range(5):
             history.add(number, {"a": number * 2})
-        assert history.since(0) == {"time": [2, 3, 4], "a": [4, 6, 8], "b": [0, 0, 0]}
-        assert history.since(3)["time"] == [4] and history.since(4)["time"] == []
+        assert history.since(0, ("a", "b")) == {"time": [2, 3, 4], "a": [4, 6, 8], "b": [None, None, None]}
+        assert history.since(3, ()) == {"time": [4]} and history.since(4, ("a",)) == {"time": [], "a": []}
         assert history._values.nbytes == memory
+
+    def test_the_ends_of_a_time(self):
+        history = History(("a",), samples=100)
+        assert history.ends(10) is None
+        history.add(1000, {"a": 1.0})
+        assert history.ends(10) is None
+        for when in range(1005, 1100, 5):
+            history.add(when, {"a": float(when)})
+        first, last = history.ends(30) or ({}, {})
+        assert (first["time"], last["time"], first["a"]) == (1065, 1095, 1065)
+        first, last = history.ends(1e9) or ({}, {})
+        assert (first["time"], last["time"]) == (1000, 1095)
+        first, last = history.ends(0) or ({}, {})  # shorter than a step: the last one
+        assert (first["time"], last["time"]) == (1090, 1095)
 
     def test_a_sample_that_fails_does_not_end_the_samples(self, caplog):
         history, tries = History(("a",)), iter([ValueError("no"), {"a": 1.0}])
@@ -205,10 +345,10 @@ class TestHistory:
 
         sampler = Sampler(history, sample, step=0.001)
         deadline = time.monotonic() + SECONDS
-        while not history.since(0)["a"] and time.monotonic() < deadline:
+        while not history.since(0, "a")["a"] and time.monotonic() < deadline:
             time.sleep(0.001)
         sampler.stop()
-        assert history.since(0)["a"][0] == 1.0
+        assert history.since(0, "a")["a"][0] == 1.0
 
     def test_an_error_with_its_reason(self):
         errors = RecentErrors()
@@ -216,6 +356,36 @@ class TestHistory:
         errors.close()
         logging.getLogger("kvstore.x").warning("later")
         assert [each.message for each in errors.latest()] == ["failed: ValueError('the reason')"]
+
+
+class TestQuantiles:
+    @pytest.mark.parametrize(
+        ("counts", "share", "expected"),
+        [
+            ((10, 0, 0, 0), 0.5, 0.5),
+            ((0, 10, 0, 0), 0.5, 1.5),
+            ((0, 10, 0, 0), 0.99, 1.99),
+            ((5, 5, 0, 0), 0.5, 1.0),
+            ((50, 0, 50, 0), 0.75, 3.0),
+            ((1, 0, 0, 99), 0.5, math.inf),
+        ],
+    )
+    def test_interpolated_within_the_bucket(self, counts, share, expected):
+        assert quantile((1.0, 2.0, 4.0), counts, share) == pytest.approx(expected)
+
+    def test_of_nothing_there_is_none(self):
+        assert math.isnan(quantile((1.0,), (0, 0), 0.5))
+
+    def test_between_two_samples_only_their_difference_counts(self):
+        slow = {method: [0] * 16 + [1] for method in ("Cache/Lookup", "Bulk/Load")}
+        fast = {method: [100] + [0] * 15 + [1] for method in ("Cache/Lookup", "Bulk/Load")}
+        rows = latencies_between(buckets_of(slow, []), buckets_of(fast, []))
+        assert [(row["name"], row["calls"], row["p99"]) for row in rows] == [
+            ("lookup", 100, pytest.approx(0.000099)),
+            ("load", 100, pytest.approx(0.000099)),
+        ]
+        [row, _] = latencies_between(buckets_of({}, []), buckets_of(slow, []))
+        assert (row["p50"], row["most"]) == (None, 10.0)
 
 
 @pytest.mark.skipif(chromium.PROGRAM is None, reason="no chromium is installed")
