@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 from kvstore.errors import InvalidRequestError
 from kvstore.service.http import latency_columns
 from kvstore.service.http.history import History, Sampler
-from kvstore.service.http.namespace_list import Wanted, details_of, row_of
+from kvstore.service.http.namespace_list import MOST_LISTED, Wanted, details_of, row_of
 from kvstore.service.http.recent_errors import RecentErrors
 from kvstore.service.http.server import Answer, Ask, Page
 from kvstore.status import Status, by_client
@@ -31,6 +31,7 @@ RANGE = 900.0
 """Seconds that figures are of where nothing else is asked for."""
 _FILES = {
     "console.js": "text/javascript; charset=utf-8",
+    "figures.js": "text/javascript; charset=utf-8",
     "console.css": "text/css; charset=utf-8",
     "uplot.js": "text/javascript; charset=utf-8",
     "uplot.css": "text/css; charset=utf-8",
@@ -157,6 +158,7 @@ class ConsolePages:
             ],
             "namespaces": [row_of(each) for each in listed],
             "namespaces_from": wanted.first,
+            "namespaces_at_once": MOST_LISTED,
             "namespaces_matching": matching,
             "namespaces_known": len(status.namespaces),
             "namespace": next(

@@ -45,8 +45,8 @@ class History:
         }
 
     def ends(self, seconds: float) -> tuple[dict[str, float], dict[str, float]] | None:
-        """The samples at both ends of the last so many seconds, as values by column: counters have grown in that time by
-        what is between them. None: there are no two."""
+        """The samples at both ends of the last so many seconds, values by column: counters have grown in that time by
+        what lies between them. None: there are no two."""
         rows = self._rows()
         if len(rows) < 2:
             return None
