@@ -8,10 +8,10 @@ VLLM_VERSION ?= $(NEWEST_VLLM)
 VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERSION))
 
 .DEFAULT_GOAL := help
-.PHONY: redis-server help demo test test-random test-compose test-kill test-torn test-hostile soak test-vllm test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
+.PHONY: console-browser redis-server help demo test test-random test-compose test-kill test-torn test-hostile soak test-vllm test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
 
 help: ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.engine ## the main job, end to end: engines come and go, their KV pages stay
 	@$(BIN)/kvstore demo
@@ -64,6 +64,14 @@ CUDA_PYTHON ?= python3
 test-cuda: ## what needs a CUDA device, skipped with a reason where there is none (CUDA_PYTHON=python3)
 	PYTHONPATH=.:tests/fixtures $(CUDA_PYTHON) -m pytest -c /dev/null --rootdir . --import-mode=importlib -ra \
 		-p no:cacheprovider -o "markers=cuda: needs a CUDA device" -m cuda tests/gpu tests/connector/reference/test_cuda.py
+
+console-browser: ## Chromium, in which the console's page is tested (Debian's package: 113 MB to load, 414 MB on disk)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
+		else \
+			echo "chromium is missing. On Debian: sudo apt-get install --no-install-recommends chromium"; exit 1; \
+		fi
 
 lint: $(VENV)/.dev ## ruff, its formatter, and mypy (strict)
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@
 const STEP_MS = 5000;
 const RETRY_MS = 1000;
 const TIMEOUT_MS = 5000;
+const OLD_MS = 15000;
 const MOST_SAMPLES = 720;
 const CALLS = ["lookup", "load", "store"];
 const FOUND = ["found_arena", "found_disk", "found_redis"];
@@ -67,6 +68,9 @@ function draw(id, chart, part) {
       value: (plot, value) => value === null ? "–" : value.toFixed(1),
     }))],
   }, data, box);
+  const caption = box.closest("figure").querySelector("figcaption").textContent;
+  box.querySelector("canvas").ariaHidden = "true";  // its figures are in the legend, and in the tables
+  box.querySelector(".u-legend").setAttribute("aria-label", caption);
 }
 
 function drawAll() {
@@ -246,6 +250,11 @@ function tellState() {
 }
 
 function tick() {
+  if (!trouble && node && Date.now() - answered > OLD_MS) {  // the browser slept, or forgot its timers
+    trouble = "not answering";
+    tellState();
+    refresh();
+  }
   el("waiting").textContent = trouble ? `(${duration((Date.now() - answered) / 1000)})` : "";
 }
 

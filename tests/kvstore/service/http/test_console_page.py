@@ -252,6 +252,13 @@ class TestWhetherItIsLive:
             browser.until(f"samples.time.length > 0 && samples.time[0] > {sampled}")  # of the new one alone
             assert f"pid {process.pid}" in text(browser, "#node")
 
+    def test_an_answer_that_is_old_is_not_live_whatever_happened(self, node, browser):
+        """The computer slept, say: no request of this page has failed."""
+        show(browser, node)
+        told = browser.run("clearTimeout(next), answered -= 20000, tick(), document.querySelector('#state').innerText")
+        assert told.startswith("not answering since")
+        browser.until("document.querySelector('.state').innerText.trim()", lambda told: told == "live")
+
     def test_why_there_is_no_answer(self, node, browser):
         show(browser, node)
         assert browser.run("[failure(0, true), failure(0, false)]") == ["not answering", "gone"]
