@@ -221,6 +221,7 @@ class BulkServer(FrameServer[socket.socket]):
             KVStoreError: it does not.
         """
         deadline = time.monotonic() + HELLO_SECONDS
+        host = _host_of(connected)  # now: wrapped, this socket is no more
         encrypted = connected
         if self._tls is not None:
             connected.settimeout(HELLO_SECONDS)
@@ -228,7 +229,7 @@ class BulkServer(FrameServer[socket.socket]):
         channel = Channel(encrypted, deadline)
         try:
             issued = self._check_hello(channel)
-            self._admit(connected, channel, _Peer(issued.name, _host_of(connected), time.monotonic()))
+            self._admit(connected, channel, _Peer(issued.name, host, time.monotonic()))
         except BaseException:
             with self._lock:
                 self._channels.pop(channel, None)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from certificates import Authority
 
 import kvstore
 from kvstore.cli import main as cli
@@ -309,6 +310,11 @@ class TestServe:
         assert told[2] == f"http://{shown.format(port=told[1])}/console"
         with urllib.request.urlopen(told[2], timeout=60) as answer:
             assert b"<h1>kvstore</h1>" in answer.read()
+
+    def test_with_tls_the_console_is_https(self, node_process, short_folder):
+        cert, key = Authority(short_folder).sign("node", "127.0.0.1")
+        line = node_process(metrics="0", disk_limit="0", tls_cert=str(cert), tls_key=str(key)).ready_line
+        assert re.search(r", metrics on port (\d+), console at https://127.0.0.1:\1/console \(", line), line
 
     def test_progress_of_a_large_arena(self, node_process):
         needs_shared_memory(1 << 30)

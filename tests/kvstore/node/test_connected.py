@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from bulk_peer import Peer, frame
+from certificates import Authority
 from local_clients import LocalClient
 
 import kvstore
@@ -58,6 +59,19 @@ class TestNames:
             [told] = client.status().connected
             assert 0 <= told.seconds < 300
         eventually(lambda: named(node) == [])
+
+    def test_with_tls(self, start_node, tmp_path):
+        authority = Authority(tmp_path)
+        cert, key = authority.sign("node", "127.0.0.1")
+        node = start_node(tls_cert=cert, tls_key=key)
+        with kvstore.connect(f"kvs://127.0.0.1:{node.port}", ca=authority.ca, name="engine") as client:
+            use(client)
+            assert named(node) == [("engine", "bulk", "127.0.0.1", 1)]
+
+    def test_an_embedded_store_has_nobody_connected(self, tmp_path):
+        with kvstore.connect(f"embedded://{tmp_path}?arena=16MiB", name="engine") as client:
+            use(client)
+            assert client.status().connected == ()
 
     @pytest.mark.parametrize("url", [shm_url, bulk_url])
     def test_without_a_name_it_is_the_process(self, start_node, url):
