@@ -188,12 +188,14 @@ class Clients:
             for fd in self._files.values():
                 os.close(fd)
             self._files.clear()
+            self._names.clear()
 
     def forked(self) -> None:
         """In a child: a look at a lock that the fork cut short must not keep that for ever."""
         self._lock = threading.Lock()
         self._closed = True
         files, self._files = self._files, {}
+        self._names = {}
         for fd in files.values():
             with contextlib.suppress(OSError):  # closed in the parent just before
                 os.close(fd)

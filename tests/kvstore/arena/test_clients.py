@@ -239,6 +239,7 @@ class TestNames:
         attached.attach(one.name, "engine\n1")
         attached.attach(other.name, "engine 2")
         attached.close()
+        assert attached.connected() == []
         other.die()
         again = Clients(folder / "clients")
         assert [(each.name, each.way) for each in again.connected()] == [("engine\\n1", "shm")]

@@ -135,7 +135,7 @@ class TestItself:
         assert tiers[0] == 6 * 8192
         names = ["arena", "disk", "redis", "missed"]
         shares = browser.run(f"{names}.map(name => shares(samples, name, {names}).at(-1))")
-        assert shares == [30, 10, 0, 60]
+        assert shares == pytest.approx([30, 10, 0, 60])
         assert browser.run("megabytes(samples, 'loaded_bytes').at(-1)") == pytest.approx(5, rel=0.01)
         # The policy holds also for what somebody got into the page.
         browser.run(f"document.body.insertAdjacentHTML('beforeend', {json.dumps(EVIL)})")
