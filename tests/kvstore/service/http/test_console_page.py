@@ -238,7 +238,7 @@ class TestWhetherItIsLive:
             use(client.namespace(layout("m")))
             show(browser, process)
             browser.run("window.mark = 'the same page'")
-            pid, sampled = process.pid, browser.run("samples.time.at(-1)")
+            pid, sampled = process.pid, browser.until("samples.time.at(-1)")
             assert "4 pages" in text(browser, ".tier.arena")
             process.kill()
             browser.until("document.querySelector('#state').innerText", lambda told: told.startswith("gone since"))
