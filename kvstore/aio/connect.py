@@ -23,6 +23,7 @@ def connect(
     key: Path | str | None = None,
     token_file: Path | str | None = None,
     traces: TracerProvider | None = None,
+    name: str = "",
 ) -> Entering[AsyncClient]:
     """A client of the node at ``url``, to be awaited or entered (``async with``); it is closed where that ends.
 
@@ -35,7 +36,7 @@ def connect(
         try:
             client = await operations.run(
                 lambda: blocking.connect(
-                    url, timeout=timeout, ca=ca, cert=cert, key=key, token_file=token_file, traces=traces
+                    url, timeout=timeout, ca=ca, cert=cert, key=key, token_file=token_file, traces=traces, name=name
                 ),
                 blocking.LONGEST_TIMEOUT,  # a folder of a terabyte is read when it is opened
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from certificates import Authority
 from local_clients import LocalClient
 
 import kvstore
+import kvstore.aio
 from kvstore.client_name import MOST_NAME, name_of_process
 from kvstore.errors import InvalidRequestError
 from kvstore.status import ClientStatus, ConnectedClient, by_client
@@ -59,6 +61,18 @@ class TestNames:
             [told] = client.status().connected
             assert 0 <= told.seconds < 300
         eventually(lambda: named(node) == [])
+
+    @pytest.mark.parametrize(("url", "way"), [(shm_url, "shm"), (bulk_url, "bulk")])
+    def test_of_an_asyncio_client(self, start_node, url, way):
+        node = start_node()
+
+        async def told() -> list[tuple[str, str]]:
+            async with kvstore.aio.connect(url(node), name="engine") as client:
+                pages = await client.namespace(LAYOUT)
+                await pages.store(HASH, PAGE)
+                return [(each.name, each.way) for each in (await client.status()).connected]
+
+        assert asyncio.run(told()) == [("engine", way)]
 
     def test_with_tls(self, start_node, tmp_path):
         authority = Authority(tmp_path)
