@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,10 +28,16 @@ from kvstore.config.node import SETTINGS, NodeConfig, parse_address
 from kvstore.config.setting import ENVIRONMENT_PREFIX, in_order_of_flags
 from kvstore.errors import InvalidRequestError, KVStoreError
 from kvstore.host.malloc import keep_giving_back, keep_memory_for_messages, limit_malloc_arenas
+from kvstore.host.service_manager import ServiceManager
 from kvstore.node.node import Node
 from kvstore.service.access.descriptor_budget import raise_limit
 from kvstore.units import format_size
 
+_MOST_SILENT_SECONDS = 90.0
+"""How long the next step of the arena's memory may take before a service manager gives the start up."""
+_DISK_SECONDS = 900.0
+"""The same for what comes behind the arena: segments without a sound footer are read from their beginning."""
+_BEHIND_DRAINING_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -130,6 +137,7 @@ def _run_node(options: argparse.Namespace, config: NodeConfig) -> int:
     raise_limit()
     keep_memory_for_messages()
     _log_as(config.log_level, config.log_format)
+    manager = ServiceManager(os.environ)
     stop = threading.Event()
     reload = stopping = False
 
@@ -149,22 +157,25 @@ def _run_node(options: argparse.Namespace, config: NodeConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, on_signal)
     try:
-        with _ArenaProgress(stop, config.log_format) as progress:
+        with _ArenaProgress(stop, config.log_format, manager) as progress:
             node = Node(config, progress.update)
     except _StoppedError:
         say(config.log_format, logging.INFO, "stopped before it was ready")
         return 0
     keep_giving_back()
-    ready = _ready_line(node)
     if config.log_format == "json":
-        say(config.log_format, logging.INFO, ready.removeprefix("kvstore: "))
-    print(ready, flush=True)
+        say(config.log_format, logging.INFO, _status_line(node))
+    print(_ready_line(node), flush=True)
+    manager.ready(_status_line(node))
     while not stop.is_set():
         if reload:
             reload = False  # before: a signal that comes meanwhile counts again, and nothing of this one is waited for
-            _reload(node, options, is_called_away)
+            manager.reloading()
+            wrong = _reload(node, options, is_called_away)
+            manager.ready(_status_line(node) + (f"; the last reload failed: {wrong}" if wrong else ""))
         else:
             os.read(arrived, 1024)
+    manager.stopping("writing back", node.config.drain_seconds + _BEHIND_DRAINING_SECONDS)
     say(node.config.log_format, logging.INFO, "stopping")
     clean = node.stop()
     _say_how_it_ended(node, clean=clean)
@@ -204,21 +215,24 @@ def _say_how_it_ended(node: Node, *, clean: bool) -> None:
         sys.stderr.flush()
 
 
-def _reload(node: Node, options: argparse.Namespace, leave: Callable[[], bool] = lambda: False) -> None:
+def _reload(node: Node, options: argparse.Namespace, leave: Callable[[], bool] = lambda: False) -> str:
     """Read the settings again, and take over what a running node can change; a wrong setting changes nothing.
 
     Once ``leave`` says so, what takes long is not waited for: a token that the next SIGHUP takes away can't wait.
+
+    Returns:
+        What was wrong; it is logged as well.
     """
     try:
         config = load_config(*_sources(options))
         taken, ignored = node.reload(config, leave)
     except KVStoreError as error:
         _log.error("SIGHUP: nothing was reloaded: %s", error)
-        return
+        return str(error)
     except Exception as error:  # noqa: BLE001 - a node that serves must not end by a mistake in a file
         _log.error("SIGHUP: not everything was reloaded, the node goes on: %r", error)
         _log.debug("SIGHUP", exc_info=True)
-        return
+        return repr(error)
     _log_as(config.log_level, config.log_format)
     _log.info(
         "SIGHUP: log level, limits, quotas, certificates and tokens were reloaded%s",
@@ -226,6 +240,12 @@ def _reload(node: Node, options: argparse.Namespace, leave: Callable[[], bool] =
     )
     if ignored:
         _log.warning("SIGHUP: only a restart changes %s", ", ".join(ignored))
+    return ""
+
+
+def _status_line(node: Node) -> str:
+    """What ``systemctl status`` shows of a node that serves."""
+    return _ready_line(node).removeprefix("kvstore: ")
 
 
 def _ready_line(node: Node) -> str:
@@ -260,11 +280,14 @@ class _ArenaProgress:
     Args:
         stop: set when the node is to be stopped; populating a large arena takes minutes.
         form: of the log.
+        manager: told as well, and what else may take long.
     """
 
-    def __init__(self, stop: threading.Event, form: str) -> None:
+    def __init__(self, stop: threading.Event, form: str, manager: ServiceManager) -> None:
         self._stop = stop
         self._form = form
+        self._manager = manager
+        self._told_at = float("-inf")
         self._console = Console(stderr=True)
         self._shows = self._console.is_terminal and form != "json"
         self._bar = Progress(
@@ -286,11 +309,20 @@ class _ArenaProgress:
         """
         if self._stop.is_set():
             raise _StoppedError
+        self._tell(done, size)
         if self._shows:
             self._bar.update(self._task, completed=done, total=size)
         elif size >= 1 << 30 and done * 10 // size > self._tenth:
             self._tenth = done * 10 // size
             say(self._form, logging.INFO, f"populating the arena: {self._tenth * 10} %")
+
+    def _tell(self, done: int, size: int) -> None:
+        now = time.monotonic()
+        if done == size:
+            self._manager.starting("opening the disk", _DISK_SECONDS)
+        elif now - self._told_at >= 1.0:
+            self._told_at = now
+            self._manager.starting(f"populating the arena: {100 * done // size} %", _MOST_SILENT_SECONDS)
 
     def __enter__(self) -> Self:
         if self._shows:
