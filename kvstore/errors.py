@@ -24,6 +24,8 @@ same; it may be made again.
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import Self
 
@@ -86,8 +88,22 @@ class ResourceError(KVStoreError, OSError):
     def of_place(cls, place: Path, error: OSError) -> Self:
         """A folder that can't be used, and the file that this lies at, where that is another."""
         where = "" if error.filename in (None, str(place)) else f"{error.filename}: "
-        return cls(f"{place} can't be used: {where}{error.strerror or error}")
+        advice = _who_may_use(place) if isinstance(error, PermissionError) else ""
+        return cls(f"{place} can't be used: {where}{error.strerror or error}{advice}")
 
 
 class FormatError(KVStoreError):
     """A file or a peer uses a format that this version does not read."""
+
+
+def _who_may_use(place: Path) -> str:
+    """Whose folder it is that this user may not use, and what to do."""
+    user = os.geteuid()
+    try:
+        owner = place.stat().st_uid
+    except OSError:
+        make = f"install -d -o {user} -m 700 {shlex.quote(str(place))}"
+        return f" for user {user}; name a folder of your own, or have root make this one: `{make}`"
+    if owner == user:
+        return ""
+    return f" for user {user}; it is user {owner}'s: run as that user, or name a folder of your own"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from kvstore.config.node import NodeConfig, is_loopback, parse_address
+from kvstore.config.node import NodeConfig, default_socket, is_loopback, parse_address
 from kvstore.errors import InUseError, ResourceError
 from kvstore.host.process_lock import ProcessLock
 from kvstore.security.socket_group import SocketGroup
@@ -34,6 +34,8 @@ def own_socket(path: Path, group: SocketGroup) -> ProcessLock:
         if isinstance(error, ResourceError):
             raise
         reason = f"{path.parent} is no folder" if isinstance(error, FileExistsError) else error.strerror
+        if isinstance(error, PermissionError):
+            reason = f"{reason} for user {os.geteuid()}; name one in a folder of your own (the default: {default_socket()})"
         raise ResourceError(f"socket {path}: {reason}") from error
     if _is_answered(path):
         lock.release()

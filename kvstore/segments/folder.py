@@ -6,6 +6,7 @@ alone, with a warning: it neither counts nor leaves, and no segment's number is 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Collection, Iterable
@@ -21,6 +22,17 @@ _FURTHEST_ID = (1 << 63) - 1
 """No log gets here by counting. A number beyond is believed where the file itself says it, or a later one does."""
 _NAMED_AT_ONCE = 8
 _log = logging.getLogger(__name__)
+
+
+def make_folder(directory: Path) -> None:
+    """Make a log's folder (0700) where it is missing, and see that this user may write there.
+
+    Raises:
+        OSError: it can't be made, is no folder, or is not for this user.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
 
 
 class Listed(NamedTuple):

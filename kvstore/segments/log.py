@@ -19,7 +19,7 @@ from kvstore.segments import record
 from kvstore.segments.batching import CHUNK_BYTES
 from kvstore.segments.blockfile import SYNC_DEADLINES, Patience
 from kvstore.segments.cipher import TAG_BYTES, Cipher, check_key
-from kvstore.segments.folder import LAST_ID, list_segments, out_of_reach, warn_of_foreign_files
+from kvstore.segments.folder import LAST_ID, list_segments, make_folder, out_of_reach, warn_of_foreign_files
 from kvstore.segments.io_threads import LateError
 from kvstore.segments.record import BLOCK, ChunkSize
 from kvstore.segments.recovery import RecoveredSegment, recover
@@ -129,7 +129,7 @@ class SegmentLog:
         self.by_id: dict[int, Segment] = {}
         self._older_bytes = 0  # footprints of all segments but the one being written, counted when these change
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(directory)
             self._lock = ProcessLock(directory / LOCK_NAME, f"{directory} is in use")
             try:
                 self.budget = WriteBudget(directory, write_limit_bytes, patience, now)

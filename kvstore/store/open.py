@@ -8,8 +8,10 @@ from pathlib import Path
 
 from kvstore.arena.arena import Arena, Progress
 from kvstore.config.node import NodeConfig
+from kvstore.errors import ResourceError
 from kvstore.host.atomic_files import AtomicFiles
 from kvstore.security.secret_files import read_key_file
+from kvstore.segments.folder import make_folder
 from kvstore.store.formats import refuse_newer
 from kvstore.store.store import Store
 from kvstore.tiers.counters import TierCounts
@@ -37,6 +39,10 @@ def open_store(
     """
     if config.disk_limit:
         refuse_newer(config.disk)  # before the arena, which drops what is in it where that is of another format
+        try:
+            make_folder(config.disk)  # before the arena, which takes long to populate
+        except OSError as error:
+            raise ResourceError.of_place(config.disk, error) from error
     numa_node = int(config.numa_node) if config.numa_node else None
     arena = Arena(config.arena_directory, config.arena, progress, config.sharers, numa_node, embedded_in)
     own: list[OwnTier] = []

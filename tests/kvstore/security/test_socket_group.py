@@ -167,6 +167,36 @@ def test_members_of_the_group_share_the_memory_and_others_do_not_get_in(
     assert again.stdout.split() == ["4", "0", "4", "True", "1"], again.stderr
 
 
+@needs_root
+@pytest.mark.parametrize("place", ["disk", "disk that is there", "arena-dir", "socket"])
+def test_a_user_is_told_whose_a_place_is_and_which_one_to_take(
+    short_folder: Path, shm_folder: Path, place: str
+) -> None:
+    """Before the arena's memory is populated, which takes long."""
+    for folder in (short_folder, shm_folder):
+        folder.chmod(0o755)
+    own, roots = short_folder / "own", short_folder / "roots"
+    own.mkdir()
+    os.chown(own, OUTSIDER, OUTSIDER)
+    if place == "disk that is there":
+        roots.mkdir(mode=0o755)
+    flags = {"socket": own / "s", "disk": own / "disk", "arena-dir": own / "arena"}
+    name = place.partition(" ")[0]
+    flags[name] = roots
+    code = "sys.exit(kvstore.cli.main.main(sys.argv[1:]))"
+    done = run(code, "serve", "--arena=1GiB", *(f"--{flag}={value}" for flag, value in flags.items()), user=OUTSIDER)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("\n") == 1, "nothing was populated before"
+    assert f"Permission denied for user {OUTSIDER}; " in done.stderr
+    own_place = {
+        "disk": f"name a folder of your own, or have root make this one: `install -d -o {OUTSIDER} -m 700 {roots}`",
+        "disk that is there": "it is user 0's: run as that user, or name a folder of your own",
+        "arena-dir": f"name a folder of your own, or have root make this one: `install -d -o {OUTSIDER} -m 700 {roots}`",
+        "socket": "name one in a folder of your own (the default: ",
+    }
+    assert own_place[place] in done.stderr
+
+
 def test_an_arena_in_the_sockets_folder_is_found_wherever_that_is_mounted(
     start_node: Callable[..., Any], short_folder: Path, shm_folder: Path
 ) -> None:
