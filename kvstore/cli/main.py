@@ -24,6 +24,7 @@ _COMMANDS = {
     "kvstore.cli.bench.command": ("bench",),
     "kvstore.cli.bench.capacity_plan": ("plan",),
     "kvstore.cli.proxy": ("proxy",),
+    "kvstore.cli.documents": ("docs",),
 }
 """Module → its commands. Only the module of the command that is called is imported: probes are called often."""
 
@@ -143,6 +144,7 @@ start here:
   kvstore doctor                    check this machine, the node and an engine
   kvstore status                    what the node holds
   kvstore COMMAND --help            flags, defaults and examples of a command
+  kvstore docs operations           how to install, size, watch and mend a node
 
 """
 

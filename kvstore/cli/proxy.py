@@ -31,7 +31,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         description="Serve completions and chat completions with engines that divide the work: a prefill instance"
         " computes the prompt, a decode instance takes its KV pages from kvstore and answers. When an instance dies,"
         " requests go on with those that are left. Also serves /v1/models, /health and /metrics."
-        " docs/disaggregation.md says how to set it up.",
+        " `kvstore docs disaggregation` says how to set it up.",
         epilog="example:\n  kvstore proxy --prefill http://10.0.0.1:8100 --decode http://10.0.0.2:8200",
     )
     proxy.add_argument(

@@ -50,7 +50,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         " host and, with --listen, of others. Every flag is optional. Each can also be set in the environment"
         " (KVSTORE_ARENA=4GiB) or in a TOML file (--config); a flag wins over the environment, the environment over the"
         " file. Some settings have no flag, and the rules for namespaces and tenants are in the file only:"
-        " docs/configuration.md lists everything. `kvstore config show` prints the result without starting a node.",
+        " `kvstore docs configuration` lists everything. `kvstore config show` prints the result without starting a node.",
         epilog="examples:\n  kvstore serve --arena 4GiB --disk ~/kvstore --disk-limit 100GiB\n"
         "  kvstore serve --config /etc/kvstore.toml\n\n" + EXIT_CODES,
     )
@@ -78,7 +78,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
             command.add_argument(each.flag_name, metavar=each.flag.metavar, help=each.flag_help)
         else:
             command.add_argument(each.flag_name, action="store_true", default=None, help=each.flag_help)
-    command.add_argument("--config", metavar="FILE", help="TOML file with settings; docs/configuration.md lists them")
+    command.add_argument("--config", metavar="FILE", help="TOML file with settings; `kvstore docs configuration` lists them")
 
 
 def _sources(options: argparse.Namespace) -> tuple[Path | None, dict[str, str], dict[str, Any]]:

@@ -20,7 +20,7 @@ def test_flags_are_those_of_serve(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
     said = capsys.readouterr().out
-    assert "docs/configuration.md" in said
+    assert "`kvstore docs configuration`" in said
     flags = set(re.findall(r"^  (--[a-z-]+)", said, re.MULTILINE)) - {"--config"}
     assert flags == {each.flag_name for each in SETTINGS.values()} - {""}
 

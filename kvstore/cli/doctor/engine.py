@@ -62,7 +62,7 @@ def check_versions(python: str | None) -> list[Verdict]:
         try:
             check_version(vllm)
         except ConfigError as error:
-            verdicts.append(Verdict("vLLM", FAIL, str(error), "docs/vllm.md says which releases"))
+            verdicts.append(Verdict("vLLM", FAIL, str(error), "`kvstore docs vllm` says which releases"))
         else:
             verdicts.append(Verdict("vLLM", OK, f"{vllm} is supported"))
     return verdicts
@@ -174,7 +174,7 @@ def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdi
 
         Options.parse(extra)
     except ConfigError as error:
-        verdicts.append(Verdict("vLLM's flags", FAIL, str(error), "docs/vllm.md has every key"))
+        verdicts.append(Verdict("vLLM's flags", FAIL, str(error), "`kvstore docs vllm` has every key"))
     except ModuleNotFoundError:
         if not extra.get("url"):
             text = "kv_connector_extra_config: 'url' is missing"

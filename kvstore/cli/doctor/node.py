@@ -151,7 +151,7 @@ def check_counters(status: Status) -> list[Verdict]:
         bad = {name: tier.counters.get(name, 0) for name in ("corrupt", "errors", "late")}
         if any(bad.values()):
             said = ", ".join(f"{count:,} {name}" for name, count in bad.items() if count)
-            advice = "see the node's log and, for a disk, the kernel's (`dmesg`); docs/operations.md says more"
+            advice = "see the node's log and, for a disk, the kernel's (`dmesg`); `kvstore docs operations` says more"
             verdicts.append(Verdict(f"{tier.name} counters", WARN, f"{said} since the arena was made", advice))
     names = len(status.namespaces)
     if names > 0.9 * MOST_NAMESPACES:

@@ -99,7 +99,7 @@ def check_redis(config: NodeConfig, status: Status | None = None) -> list[Verdic
         with _servers(config.redis) as servers:
             asked = [(each.info("server"), each.info("memory"), each.time(), time.time()) for each in servers]
     except ConfigError as error:
-        return [Verdict("redis", FAIL, str(error), "write the URL as docs/configuration.md says")]
+        return [Verdict("redis", FAIL, str(error), "write the URL as `kvstore docs configuration` says")]
     except Exception as error:  # noqa: BLE001 - whatever the client raises, it can't be asked
         advice = (
             "is it up, is the password right, does a firewall let this host through? Pages are not shared meanwhile"
