@@ -78,7 +78,9 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
             command.add_argument(each.flag_name, metavar=each.flag.metavar, help=each.flag_help)
         else:
             command.add_argument(each.flag_name, action="store_true", default=None, help=each.flag_help)
-    command.add_argument("--config", metavar="FILE", help="TOML file with settings; `kvstore docs configuration` lists them")
+    command.add_argument(
+        "--config", metavar="FILE", help="TOML file with settings; `kvstore docs configuration` lists them"
+    )
 
 
 def _sources(options: argparse.Namespace) -> tuple[Path | None, dict[str, str], dict[str, Any]]:

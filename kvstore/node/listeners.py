@@ -35,7 +35,9 @@ def own_socket(path: Path, group: SocketGroup) -> ProcessLock:
             raise
         reason = f"{path.parent} is no folder" if isinstance(error, FileExistsError) else error.strerror
         if isinstance(error, PermissionError):
-            reason = f"{reason} for user {os.geteuid()}; name one in a folder of your own (the default: {default_socket()})"
+            reason = (
+                f"{reason} for user {os.geteuid()}; name one in a folder of your own (the default: {default_socket()})"
+            )
         raise ResourceError(f"socket {path}: {reason}") from error
     if _is_answered(path):
         lock.release()

@@ -68,9 +68,7 @@ def test_one_top_level_name(wheel: zipfile.ZipFile) -> None:
 
 
 def test_every_module_and_what_it_reads_is_in_it(wheel: zipfile.ZipFile) -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files", "kvstore", *LINKED], cwd=ROOT, capture_output=True, text=True
-    )
+    tracked = subprocess.run(["git", "ls-files", "kvstore", *LINKED], cwd=ROOT, capture_output=True, text=True)
     files = [name for name in tracked.stdout.split() if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
     expected = {name if name.startswith("kvstore/") else f"kvstore/{name}" for name in files}
     missing = expected - set(wheel.namelist())
