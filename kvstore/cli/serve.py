@@ -50,7 +50,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         " host and, with --listen, of others. Every flag is optional. Each can also be set in the environment"
         " (KVSTORE_ARENA=4GiB) or in a TOML file (--config); a flag wins over the environment, the environment over the"
         " file. Some settings have no flag, and the rules for namespaces and tenants are in the file only:"
-        " `kvstore docs configuration` lists everything. `kvstore config show` prints the result without starting a node.",
+        " `kvstore docs configuration` lists everything. `kvstore config show` prints the result without starting a"
+        " node.",
         epilog="examples:\n  kvstore serve --arena 4GiB --disk ~/kvstore --disk-limit 100GiB\n"
         "  kvstore serve --config /etc/kvstore.toml\n\n" + EXIT_CODES,
     )

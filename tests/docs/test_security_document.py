@@ -71,9 +71,11 @@ def test_the_recipe_makes_certificates_that_are_taken_and_renewed(
     for host in ("127.0.0.1", "localhost"):
         with kvstore.connect(f"kvs://{host}:{node.port}", ca=ca, cert=cert, key=key, timeout=SECONDS) as client:
             assert client.status().pid == node.pid
-    with kvstore.connect(f"kvs://localhost:{node.port}", ca=ca, timeout=SECONDS) as stranger:
-        with pytest.raises(UnavailableError):
-            stranger.status()
+    with (
+        kvstore.connect(f"kvs://localhost:{node.port}", ca=ca, timeout=SECONDS) as stranger,
+        pytest.raises(UnavailableError),
+    ):
+        stranger.status()
     for name, path in (("CA", ca), ("CERT", cert), ("KEY", key)):
         monkeypatch.setenv(f"KVSTORE_CONNECT_{name}", str(path))
     assert cli.main(["status", "--url", f"kvs://localhost:{node.port}"]) == 0, capsys.readouterr().err

@@ -188,10 +188,11 @@ def test_a_user_is_told_whose_a_place_is_and_which_one_to_take(
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("\n") == 1, "nothing was populated before"
     assert f"Permission denied for user {OUTSIDER}; " in done.stderr
+    make = f"name a folder of your own, or have root make this one: `install -d -o {OUTSIDER} -m 700 {roots}`"
     own_place = {
-        "disk": f"name a folder of your own, or have root make this one: `install -d -o {OUTSIDER} -m 700 {roots}`",
+        "disk": make,
         "disk that is there": "it is user 0's: run as that user, or name a folder of your own",
-        "arena-dir": f"name a folder of your own, or have root make this one: `install -d -o {OUTSIDER} -m 700 {roots}`",
+        "arena-dir": make,
         "socket": "name one in a folder of your own (the default: ",
     }
     assert own_place[place] in done.stderr
