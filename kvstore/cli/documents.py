@@ -39,11 +39,11 @@ def run(options: argparse.Namespace) -> int:
         for name, path in there.items():
             print(f"{name:{width}}  {_title(path)}".rstrip())
         return 0
-    path = there.get(options.name.removeprefix("docs/").removesuffix(".md")) or there.get(options.name)
-    if path is None:
+    found = there.get(options.name.removeprefix("docs/").removesuffix(".md")) or there.get(options.name)
+    if found is None:
         near = did_you_mean(options.name, there) or "; `kvstore docs` lists all of them"
         raise InvalidRequestError(f"there is no document {options.name!r}{near}")
-    sys.stdout.write(path.read_text(encoding="utf-8"))
+    sys.stdout.write(found.read_text(encoding="utf-8"))
     return 0
 
 

@@ -168,6 +168,22 @@ def test_members_of_the_group_share_the_memory_and_others_do_not_get_in(
 
 
 @needs_root
+def test_root_shares_the_memory_of_another_users_node(
+    node_process: Callable[..., Any], short_folder: Path, shm_folder: Path
+) -> None:
+    """An operator's commands are root's, and a node's unit has a user of its own."""
+    for folder in (short_folder, shm_folder):
+        folder.chmod(0o755)
+        os.chown(folder, NODE_USER, NODE_USER)
+    node = node_process(ready=False, listen="")
+    node.command = command("sys.exit(kvstore.cli.main.main(sys.argv[1:]))", NODE_USER, member=False)
+    node.start()
+    for _ in range(2):  # the first one's lock is the node's to take away
+        root = run(_STORE_AND_LOAD, node.url, "same", user=0)
+        assert root.stdout.split()[2:] == ["4", "True", "1"], root.stderr
+
+
+@needs_root
 @pytest.mark.parametrize("place", ["disk", "disk that is there", "arena-dir", "socket"])
 def test_a_user_is_told_whose_a_place_is_and_which_one_to_take(
     short_folder: Path, shm_folder: Path, place: str

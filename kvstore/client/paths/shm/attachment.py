@@ -54,8 +54,12 @@ class Attachment:
         register_forked(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            shared = path.parent.stat().st_mode & stat.S_ISGID  # the arena is a group's: the node may be another user
+            folder = path.parent.stat()
+            shared = folder.st_mode & stat.S_ISGID  # the arena is a group's: the node may be another user
             os.fchmod(self._lock.fileno(), 0o640 if shared else 0o600)
+            if os.geteuid() == 0 and folder.st_uid != 0:  # an operator: the node must be able to open it
+                with contextlib.suppress(PermissionError):  # a container's root may not
+                    os.fchown(self._lock.fileno(), folder.st_uid, -1)
             # Mapped before the node takes this client in: a folder replaced in between makes the call fail.
             self.arena = MappedArena(directory)
             request = pb.AttachRequest(lock_name=name, name=connection.client)
