@@ -106,6 +106,20 @@ def test_a_source_archive_has_all_that_is_tracked_and_makes_the_same_wheel(
         assert set(again.namelist()) == set(wheel.namelist())
 
 
+def test_what_the_image_is_built_from_makes_the_same_wheel(
+    source: Path, wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    for name in re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.M):
+        if (source / name).is_dir():
+            shutil.copytree(source / name, context / name, symlinks=True)
+        else:
+            shutil.copy(source / name, context)
+    with zipfile.ZipFile(build_wheel(context, tmp_path)) as image:
+        assert set(image.namelist()) == set(wheel.namelist())
+
+
 def test_a_zip_of_the_repository_is_refused(tmp_path: Path) -> None:
     """It has files in the place of the links."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
