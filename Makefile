@@ -17,7 +17,7 @@ demo: $(VENV)/.engine ## the main job, end to end: engines come and go, their KV
 	@$(BIN)/kvstore demo
 
 # Bytecode is written, whatever the environment says: hundreds of processes start.
-test: $(VENV)/.dev redis-server ## the whole test suite, on every core, with the same dice each time
+test: redis-server $(VENV)/.dev ## the whole test suite, on every core, with the same dice each time
 	PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n auto --dist worksteal
 
 MINUTES ?= 10
@@ -44,7 +44,7 @@ test-hostile: $(VENV)/.dev ## a thousand hostile messages of each of forty kinds
 	HOSTILE_MESSAGES=1000 $(BIN)/pytest tests/kvstore/service/test_memory.py -n0 -s
 
 SECONDS ?= 1200
-soak: $(VENV)/.dev redis-server ## kill nodes, clients and Redis under load, for 20 minutes (SECONDS=1200)
+soak: redis-server $(VENV)/.dev ## kill nodes, clients and Redis under load, for 20 minutes (SECONDS=1200)
 	SOAK_SECONDS=$(SECONDS) $(BIN)/pytest -m soak -s --hypothesis-profile random
 
 # The block manager is compared with the newest one.
@@ -105,7 +105,7 @@ bench-blocks: $(VENV)/.engine $(VLLM)/.ready ## how fast the block manager is, b
 	$(BIN)/python benchmarks/hashing.py --vllm-python $(VLLM)/bin/python
 	$(BIN)/python benchmarks/blocks.py --vllm-python $(VLLM)/bin/python
 
-bench-storage: $(VENV)/.engine redis-server ## how fast disk and Redis tiers are, beside plain I/O in the same run
+bench-storage: redis-server $(VENV)/.engine ## how fast disk and Redis tiers are, beside plain I/O in the same run
 	$(BIN)/kvstore bench disk --rounds 3
 	$(BIN)/kvstore bench redis --rounds 5
 
