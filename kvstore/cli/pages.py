@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.cli.connect import add_url_to, connect_to_node
-from kvstore.cli.prompts import Prompt, read_prompt
+from kvstore.cli.prompts import Prompt, read_prompt, read_stdin
 from kvstore.cli.tables import shown
 from kvstore.client.client import Client
 from kvstore.client.namespace import Namespace
@@ -216,4 +216,6 @@ def find_namespace(client: Client, wanted: str) -> Namespace:
 
 def words_of(given: Sequence[str]) -> list[str]:
     """What a person gave; ``-`` stands for the words of standard input."""
-    return [word for each in given for word in (sys.stdin.read().split() if each == "-" else [each])]
+    return [
+        word for each in given for word in (read_stdin().decode(errors="replace").split() if each == "-" else [each])
+    ]

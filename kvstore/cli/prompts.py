@@ -67,9 +67,20 @@ def read_prompts(path: Path, extra_keys: Sequence[str] = ()) -> list[Prompt]:
     return [_parse(line, f"{path}, line {number}", extra_keys) for number, line in enumerate(lines, 1) if line.strip()]
 
 
+def read_stdin(most: int = -1) -> bytes:
+    """What standard input has, up to so many bytes.
+
+    Raises:
+        InvalidRequestError: it is closed.
+    """
+    if sys.stdin is None:  # type: ignore[unreachable]  # so it is where it was closed
+        raise InvalidRequestError("- stands for standard input, which is closed")
+    return sys.stdin.buffer.read(most)
+
+
 def _read(path: Path, most: int) -> bytes:
     try:
-        data = sys.stdin.buffer.read(most + 1) if str(path) == "-" else path.read_bytes()
+        data = read_stdin(most + 1) if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise InvalidRequestError(f"{path} can't be read: {error.strerror}") from error
     if len(data) > most:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvstore.cli.stdout import print_ready
 from kvstore.config.node import is_loopback, parse_address
 from kvstore.errors import ConfigError, ResourceError
 from kvstore.security.certificate import DAY, tell_of_end, validity_of
@@ -138,9 +139,7 @@ def run(options: argparse.Namespace) -> int:
         look_daily()
         shown = f"[{host}]" if ":" in host else host
         counts = f"{len(options.prefill)} prefill, {len(options.decode)} decode"
-        print(
-            f"kvstore proxy: ready on {'https' if tls is not None else 'http'}://{shown}:{bound} ({counts})", flush=True
-        )
+        print_ready(f"kvstore proxy: ready on {'https' if tls is not None else 'http'}://{shown}:{bound} ({counts})")
         try:
             await stop.wait()
             for number in (signal.SIGTERM, signal.SIGINT):

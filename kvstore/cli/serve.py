@@ -22,6 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from kvstore.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_UNCLEAN, EXIT_USAGE
 from kvstore.cli.logs import log_the_rest, log_to_stderr, say
+from kvstore.cli.stdout import print_ready
 from kvstore.client.url import socket_url
 from kvstore.config.load import load_config, load_settings
 from kvstore.config.node import SETTINGS, NodeConfig, parse_address
@@ -168,7 +169,7 @@ def _run_node(options: argparse.Namespace, config: NodeConfig) -> int:
     keep_giving_back()
     if config.log_format == "json":
         say(config.log_format, logging.INFO, _status_line(node))
-    print(_ready_line(node), flush=True)
+    print_ready(_ready_line(node))
     manager.ready(_status_line(node))
     while not stop.is_set():
         if reload:
@@ -214,7 +215,6 @@ def _say_how_it_ended(node: Node, *, clean: bool) -> None:
             " they are in the arena only, and are written when a node takes it over",
         )
     with contextlib.suppress(OSError):
-        sys.stdout.flush()
         sys.stderr.flush()
 
 

@@ -1,0 +1,99 @@
+"""The parser of every command: flags anywhere among the arguments, no abbreviations, and the nearest word for a wrong one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from kvstore.cli.exit_codes import EXIT_USAGE
+
+
+class Help(argparse.HelpFormatter):
+    """Wraps paragraphs to the terminal; those with indented lines (lists, examples) stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        wrap = super()._fill_text
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(each if "\n " in each else wrap(each, width, indent) for each in paragraphs)
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of ``kvstore``, and of each of its commands.
+
+    Its arguments may stand before, between and behind its flags, and there are no abbreviations of flags. A command
+    that gets an argument it does not know says so itself, with the nearest that it knows.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        settings: dict[str, Any] = {"formatter_class": Help, "allow_abbrev": False} | options
+        super().__init__(**settings)
+
+    # Typed as the base class is, whose overloads tell namespaces apart.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As the base class, but flags may stand anywhere; what it does not know is an error here, where the command is
+        known."""
+        options, unknown = super().parse_known_args(self._flags_first(sys.argv[1:] if args is None else args), namespace)
+        if unknown:
+            near = _near(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage, message and where there is more, and end with 2."""
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (`{self.prog} --help` says more)\n")
+
+    def _flags_first(self, words: Sequence[str]) -> list[str]:
+        """The same words with the arguments behind the flags, each flag with its value.
+
+        The base class takes all arguments that it can from the first run of them, so that a list of any length takes
+        none where a flag comes before it, and what comes behind the flag is one too many. A command with subcommands is
+        left alone: behind their names, flags are theirs.
+        """
+        if self._subparsers is not None:
+            return list(words)
+        flags: list[str] = []
+        arguments: list[str] = []
+        left = list(words)
+        while left:
+            word = left.pop(0)
+            if word == "--":  # nothing behind it is a flag
+                return [*flags, "--", *arguments, *left]
+            if not self._is_flag(word):
+                arguments.append(word)
+                continue
+            flags.append(word)
+            action = self._option_string_actions.get(word)
+            takes_many = action is not None and action.nargs == "+"
+            if action is None or action.nargs not in (None, "+"):
+                continue
+            while left and not self._is_flag(left[0]):
+                flags.append(left.pop(0))
+                if not takes_many:
+                    break
+        return [*flags, *arguments]
+
+    def _is_flag(self, word: str) -> bool:
+        return self._parse_optional(word) is not None
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As the base class; whoever is nearly right is not told all that there are."""
+        if action.choices is not None and value not in action.choices:
+            known = list(map(str, action.choices))
+            near = _near(str(value), known) or f" (choose from {', '.join(map(repr, known))})"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As the base class, but an error of stdout is one here."""
+        if file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    from kvstore.config.rules import did_you_mean  # for a mistake alone: what it imports takes longer than a probe may
+
+    return did_you_mean(word, known)
