@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table
+from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import ConfigError
 from kvstore.segments.check import SegmentReport, check_log
 from kvstore.segments.folder import describe_foreign_files
@@ -71,7 +69,7 @@ def _print(reports: list[SegmentReport], *, repair: bool) -> None:
     for report in reports:
         figures = (format_size(report.bytes), f"{report.pages:,}", f"{report.damaged_pages:,}")
         table.add_row(report.name, *figures, _words(report))
-    Console().print(table)
+    print_table(table)
     damaged = sum(report.damaged for report in reports)
     pages = sum(report.pages for report in reports)
     if damaged:

@@ -19,7 +19,8 @@ from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, Una
 _COMMANDS = {
     "kvstore.cli.serve": ("serve", "config"),
     "kvstore.cli.status": ("status", "namespaces", "top"),
-    "kvstore.cli.pages": ("lookup", "evict", "clear", "pin", "unpin"),
+    "kvstore.cli.pages": ("lookup", "evict", "pin", "unpin"),
+    "kvstore.cli.clear": ("clear",),
     "kvstore.cli.warm": ("warm",),
     "kvstore.cli.doctor.command": ("doctor",),
     "kvstore.cli.check": ("check",),

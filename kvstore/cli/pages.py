@@ -1,4 +1,4 @@
-"""``kvstore lookup``, ``evict``, ``clear``, ``pin`` and ``unpin``: act on pages, by block hash or by prompt."""
+"""``kvstore lookup``, ``evict``, ``pin`` and ``unpin``: act on pages, by block hash or by prompt."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-
-from rich.console import Console
+from typing import Any
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.cli.connect import add_url_to, connect_to_node
-from kvstore.cli.prompts import Prompt, read_prompt, read_stdin
-from kvstore.cli.tables import shown
+from kvstore.cli.namespace_choice import add_namespace_to, find_namespace
+from kvstore.cli.prompts import read_prompt, stdin
+from kvstore.cli.tables import terminal_width
 from kvstore.client.client import Client
 from kvstore.client.namespace import Namespace
-from kvstore.errors import DeadlineError, InvalidRequestError
-from kvstore.hashing import parse_hashes
-from kvstore.layout import Layout
+from kvstore.errors import InvalidRequestError
+from kvstore.hashing import HASH_BYTES, parse_hashes
 from kvstore.namespaces.pin_table import MOST_PINNED_PAGES
 from kvstore.units import format_size, parse_duration, parse_named
 
-_LEAST_DIGITS = 6
 _PINNED_SHARE = 4
-_CLEAR_SECONDS = 600.0
-"""A large namespace is dropped in steps, and Redis is searched for it."""
+_ROW = 2 * HASH_BYTES + len("  arena")
+"""Columns of a page's line."""
 
 Work = Callable[[Client, Namespace, list[bytes], argparse.Namespace], dict[str, object]]
 
@@ -34,8 +31,15 @@ Work = Callable[[Client, Namespace, list[bytes], argparse.Namespace], dict[str, 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add their parsers."""
     _add(commands, "lookup", _lookup, "say which tier has each page")
-    _add(commands, "evict", _evict, "drop pages from every tier")
-    _add(commands, "clear", _clear, "drop a namespace with all its pages, from every tier", hashes=False)
+    evict = _add(
+        commands,
+        "evict",
+        _evict,
+        "drop pages from every tier",
+        epilog="Pinned pages stay, and how many they are is said on stderr. What other nodes have in arena and on disk"
+        " stays there. In brackets: the bytes of the pages that left, each counted once.",
+    )
+    evict.add_argument("--pinned", action="store_true", help="drop pinned pages, too; their pins end with it")
     pin = _add(
         commands,
         "pin",
@@ -55,31 +59,19 @@ def _add(
     work: Work,
     text: str,
     *,
-    hashes: bool = True,
     epilog: str = "",
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
     add_namespace_to(command)
-    if hashes:
-        add_pages_to(
-            command,
-            "a prompt instead of hashes: a JSON array of token ids, or what vLLM's /tokenize answers; - reads standard"
-            " input",
-        )
+    add_pages_to(
+        command,
+        "a prompt instead of hashes: a JSON array of token ids, or what vLLM's /tokenize answers; - reads standard"
+        " input",
+    )
     add_url_to(command)
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(run=_run, work=work)
     return command
-
-
-def add_namespace_to(command: argparse.ArgumentParser) -> None:
-    """The argument that names a namespace, the same for every command that takes one."""
-    command.add_argument(
-        "namespace",
-        metavar="NAMESPACE",
-        help="the model's name if only one namespace has it, a namespace's whole name, or at least the first"
-        f" {_LEAST_DIGITS} digits of its fingerprint; `kvstore namespaces` lists them",
-    )
 
 
 def add_pages_to(command: argparse.ArgumentParser, prompts: str) -> None:
@@ -113,23 +105,30 @@ def check_pages_of(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    prompt: Prompt | None = None
-    if "hashes" in options:
-        check_pages_of(options)
-        prompt = read_prompt(Path(options.tokens), options.extra_key) if options.tokens is not None else None
-    hashes = parse_hashes(words_of(getattr(options, "hashes", [])))
+    check_pages_of(options)
+    prompt = read_prompt(Path(options.tokens), options.extra_key) if options.tokens is not None else None
+    hashes = parse_hashes(words_of(options.hashes))
     with connect_to_node(options.url) as client:
         namespace = find_namespace(client, options.namespace)
         if prompt is not None:
             hashes = prompt.hashes(namespace.layout.block_size)
-        answer: dict[str, object] = options.work(client, namespace, hashes, options)
+        answer: dict[str, Any] = options.work(client, namespace, hashes, options)
     if options.json:
         print(json.dumps(answer))
     else:
-        print(", ".join(f"{value} {key}" for key, value in answer.items() if not isinstance(value, list)))
-        for each in answer.get("pages", []):  # type: ignore[attr-defined]
-            print(f"{each['hash']}  {each['tier'] or '-'}")
+        _print(answer)
     return 1 if answer.get("pinned") == 0 else 0
+
+
+def _print(answer: dict[str, Any]) -> None:
+    counts = {key: value for key, value in answer.items() if key not in ("pages", "freed_bytes")}
+    freed = f" ({format_size(answer['freed_bytes'])})" if "freed_bytes" in answer else ""
+    print(", ".join(f"{count} {what}" for what, count in counts.items()) + freed)
+    width = terminal_width() or _ROW
+    for each in answer.get("pages", ()):
+        # On a narrow terminal a hash is cut, as fingerprints are; the tier is never on another line.
+        word = each["hash"] if width >= _ROW else f"{each['hash'][:12]}…"
+        print(f"{word}  {each['tier'] or '-'}")
 
 
 def _lookup(
@@ -141,16 +140,11 @@ def _lookup(
 
 
 def _evict(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
-    return {"asked": len(hashes), "evicted": namespace.evict(hashes)}
-
-
-def _clear(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
-    console = Console(stderr=True)
-    with console.status("kvstore clear: pages are dropped") if console.is_terminal else nullcontext():
-        try:
-            return {"dropped": namespace.clear(_CLEAR_SECONDS)}
-        except DeadlineError as error:
-            raise DeadlineError(f"{error}; it goes on with it: `kvstore namespaces` says when it is gone") from error
+    evicted = namespace.evict(hashes, pinned=options.pinned)
+    stayed = 0 if options.pinned else sum(tier is not None for tier, _ in client.explain(namespace.fingerprint, hashes))
+    if stayed:
+        print(f"kvstore evict: pinned pages stay ({stayed:,} of {len(hashes):,}); --pinned drops them", file=sys.stderr)
+    return {"asked": len(hashes), "evicted": evicted, "freed_bytes": evicted * namespace.layout.page_bytes}
 
 
 def _pin(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
@@ -194,28 +188,6 @@ def _unpin(client: Client, namespace: Namespace, hashes: list[bytes], options: a
     return {"asked": len(hashes), "unpinned": namespace.unpin(hashes)}
 
 
-def find_namespace(client: Client, wanted: str) -> Namespace:
-    """The namespace that a person means: by its name, its model, or the first digits of its fingerprint.
-
-    Raises:
-        InvalidRequestError: the node knows no such namespace, or several; the message lists them.
-    """
-    known = client.status().namespaces
-    named = [each for each in known if each.name == wanted]
-    if not named:
-        named = [each for each in known if each.name.startswith((f"{wanted} · ", f"{wanted}@"))]
-    if not named and len(wanted) >= _LEAST_DIGITS:
-        named = [each for each in known if each.fingerprint.hex().startswith(wanted.lower())]
-    if len(named) != 1:
-        names = "".join(f"\n  {each.fingerprint.hex()[:12]} {shown(each.name)}" for each in named or known) or " none"
-        if named:
-            raise InvalidRequestError(f"{wanted!r} can be any of these namespaces:{names}")
-        raise InvalidRequestError(f"the node knows no namespace {wanted!r}; known:{names}")
-    return client.namespace(Layout.from_json(named[0].layout))
-
-
 def words_of(given: Sequence[str]) -> list[str]:
     """What a person gave; ``-`` stands for the words of standard input."""
-    return [
-        word for each in given for word in (read_stdin().decode(errors="replace").split() if each == "-" else [each])
-    ]
+    return [word for each in given for word in (stdin().read().split() if each == "-" else [each])]

@@ -1,4 +1,4 @@
-"""The parser of every command: flags anywhere among the arguments, no abbreviations, and the nearest word for a wrong one."""
+"""The parser of every command: flags stand anywhere, none is abbreviated, and a wrong word is told the nearest one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As the base class, but flags may stand anywhere; what it does not know is an error here, where the command is
         known."""
-        options, unknown = super().parse_known_args(self._flags_first(sys.argv[1:] if args is None else args), namespace)
+        options, unknown = super().parse_known_args(
+            self._flags_first(sys.argv[1:] if args is None else args), namespace
+        )
         if unknown:
             near = _near(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import HASH_BYTES, hash_blocks
@@ -67,20 +67,20 @@ def read_prompts(path: Path, extra_keys: Sequence[str] = ()) -> list[Prompt]:
     return [_parse(line, f"{path}, line {number}", extra_keys) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def read_stdin(most: int = -1) -> bytes:
-    """What standard input has, up to so many bytes.
+def stdin() -> TextIO:
+    """Standard input.
 
     Raises:
         InvalidRequestError: it is closed.
     """
-    if sys.stdin is None:  # type: ignore[unreachable]  # so it is where it was closed
+    if sys.stdin is None:
         raise InvalidRequestError("- stands for standard input, which is closed")
-    return sys.stdin.buffer.read(most)
+    return sys.stdin
 
 
 def _read(path: Path, most: int) -> bytes:
     try:
-        data = read_stdin(most + 1) if str(path) == "-" else path.read_bytes()
+        data = stdin().buffer.read(most + 1) if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise InvalidRequestError(f"{path} can't be read: {error.strerror}") from error
     if len(data) > most:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstore.cli.connect import add_url_to, connect_to_node
-from kvstore.cli.tables import figures_table, print_table, shown
+from kvstore.cli.tables import Fitted, figures_table, print_line, print_table, print_wide, shown
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.page_codes import TIER_NAMES
 from kvstore.status import ConnectedClient, NamespaceStatus, Status, TierState, TierStatus, by_client
@@ -117,7 +117,7 @@ def _namespaces(options: argparse.Namespace) -> int:
 
 
 def _print_status(status: Status) -> None:
-    print(_head(status))
+    print_line(_head(status))
     counted = ("hit", "asked", "stored", "evicted", "overrun", "refused")
     table = figures_table("tier", "used", "limit", "pages", *counted, left=("tier",))
     for tier in status.tiers:
@@ -126,11 +126,14 @@ def _print_status(status: Status) -> None:
         table.add_row(tier.name, *sizes, *counters)
     print_table(table)
     for trouble in status.troubles():
-        print(shown(trouble))
+        print_line(shown(trouble))
     if status.connected:
-        print(f"connected: {', '.join(map(_client, by_client(status.connected)))}")
-    for namespace in status.namespaces:
-        print(_namespace_line(namespace))
+        print_line(f"connected: {', '.join(map(_client, by_client(status.connected)))}")
+    largest = sorted(status.namespaces, key=lambda each: -sum(each.used_bytes.values()))
+    for namespace in largest[:_MOST_NAMESPACES]:
+        print_line(_namespace_line(namespace))
+    if len(largest) > _MOST_NAMESPACES:
+        print(f"… {len(largest) - _MOST_NAMESPACES:,} more: kvstore namespaces")
 
 
 def _client(each: ConnectedClient) -> str:
@@ -176,6 +179,8 @@ def _plain(value: Any) -> Any:
 
 
 _LONG_IDLE_SECONDS = 60.0
+_MOST_NAMESPACES = 10
+"""``status`` has a line for so many of them, the largest."""
 _RATES = ("asked", "stored", "evicted", "overrun", "refused")
 
 
@@ -210,8 +215,8 @@ def _top(options: argparse.Namespace) -> int:
             elif isinstance(shown, Text):
                 print(shown.plain, file=sys.stderr if options.json and shown.plain[:1] != "{" else None, flush=True)
             else:
-                console.print(shown)
-                console.file.flush()
+                print_wide(shown)
+                sys.stdout.flush()
     return 0
 
 
@@ -241,7 +246,7 @@ def _plain_rates(before: Status, now: Status, seconds: float) -> dict[str, Any]:
 def _rates(before: Status, now: Status, seconds: float) -> Group:
     """What happened between two looks at a node."""
     rates = [f"{name}/s" for name in _RATES]
-    table = figures_table("tier", "used", "pages", "hits", *rates, left=("tier",), no_wrap=True)
+    table = figures_table("tier", "used", "pages", "hits", *rates, left=("tier",))
     earlier = {tier.name: tier for tier in before.tiers}
     for tier in now.tiers:
         table.add_row(*_rates_of(earlier.get(tier.name, tier), tier, seconds))
@@ -249,7 +254,7 @@ def _rates(before: Status, now: Status, seconds: float) -> Group:
     return Group(
         Text(_head(now)),
         Text(f"{_count(len(now.namespaces), 'namespace')}, {dirty:,} pages wait for a tier below"),
-        table,
+        Fitted(table),
         *map(Text, map(shown, now.troubles())),
     )
 

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from kvstore.errors import ResourceError
 
@@ -17,9 +18,9 @@ _log = logging.getLogger("kvstore")
 class _Checked(io.FileIO):
     """Its errors are the project's own, but for that of a pipe that nobody reads."""
 
-    def write(self, data: object, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
-            return super().write(data)  # type: ignore[arg-type]
+            return super().write(data)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -39,7 +40,7 @@ def checked_stdout(*, needed: bool) -> Iterator[None]:
         ResourceError: stdout is closed, or can't be written.
         BrokenPipeError: its reader has gone, as ``head`` does.
     """
-    given: io.TextIOWrapper | None = sys.__stdout__  # type: ignore[assignment]
+    given: io.TextIOWrapper | None = sys.__stdout__
     if given is None:
         _write_nowhere()  # or the next socket or file would be number 1
         if needed:

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from kvstore.cli.connect import add_url_to, connect_to_node
-from kvstore.cli.pages import add_namespace_to, add_pages_to, check_pages_of, find_namespace, words_of
+from kvstore.cli.namespace_choice import add_namespace_to, find_namespace
+from kvstore.cli.pages import add_pages_to, check_pages_of, words_of
 from kvstore.cli.prompts import read_prompts
 from kvstore.client.namespace import Namespace
 from kvstore.hashing import parse_hashes

@@ -146,11 +146,22 @@ class Namespace:
             lambda control, left: control.touch(self.fingerprint, hashes, left), self._deadline()
         )
 
-    def evict(self, hashes: Sequence[bytes]) -> int:
-        """Drop pages from every tier: 131,072 at most. Returns how many were somewhere."""
+    def evict(self, hashes: Sequence[bytes], *, pinned: bool = False) -> int:
+        """Drop pages from every tier. What is leased leaves when the lease ends.
+
+        Args:
+            hashes: 131,072 block hashes of 32 bytes at most.
+            pinned: drop pinned pages, too, and end their pins. Otherwise they stay, in every tier.
+
+        Returns:
+            How many were somewhere, and were dropped.
+
+        Raises:
+            LimitExceededError: more than these.
+        """
         checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
-            lambda control, left: control.evict(self.fingerprint, hashes, left), self._deadline()
+            lambda control, left: control.evict(self.fingerprint, hashes, left, pinned=pinned), self._deadline()
         )
 
     def pin(self, hashes: Sequence[bytes], seconds: int) -> int:

@@ -98,6 +98,14 @@ class Pins:
             _log.info("namespace %r: the time of %d pins is over", name, pages)
         return bool(ended)
 
+    def unpinned(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of these pages that are not pinned."""
+        found: list[bytes] = []
+        for at in range(0, len(keys), PAGES_A_STEP):
+            with self._lock:
+                found += [key for key in keys[at : at + PAGES_A_STEP] if key not in self._table]
+        return found
+
     def pages_of(self, fingerprint: bytes) -> int:
         """Pinned pages of one namespace; the caller holds the lock."""
         return self._table.pages_of(fingerprint)

@@ -43,11 +43,13 @@ class Removal:
         self._pins = pins
         self._quotas = quotas
 
-    def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
-        """Drop pages from every tier. Returns how many were somewhere."""
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], *, pinned: bool) -> int:
+        """Drop pages from every tier; those that are pinned only if that is said. Returns how many were somewhere."""
         self._state.check_open()
         keys = self._state.keys(self._state.known(fingerprint), hashes)
-        if self._pins.end(keys):
+        if not pinned:
+            keys = self._pins.unpinned(keys)
+        elif self._pins.end(keys):
             self._pins.save()
         return self._drop(keys, self._lower_tiers.all())
 

@@ -381,7 +381,7 @@ class Store:
         """Promote the leading pages and keep them in the arena, whatever else wants their slots. Blocks on I/O.
 
         Pinned pages take at most a quarter of the arena, and of their namespace's quota there. The pin outlives the
-        node, and a page that is dropped all the same (by ``evict``) loses it.
+        node, and a page that is dropped all the same (by ``evict``, if it says so, or ``clear``) loses it.
 
         Args:
             fingerprint: the namespace.
@@ -402,14 +402,19 @@ class Store:
 
     # -- removal -----------------------------------------------------------------------------------------------------
 
-    def evict(self, fingerprint: bytes, hashes: Sequence[bytes]) -> int:
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], *, pinned: bool = False) -> int:
         """Drop pages from every tier. Returns how many were somewhere.
+
+        Args:
+            fingerprint: the namespace.
+            hashes: of the pages.
+            pinned: drop pinned pages, too, and end their pins. Otherwise they stay, in every tier.
 
         Raises:
             UnavailableError: the store is being closed.
             ResourceError: a tier could not be reached, and may still have some. All others are gone.
         """
-        return self._removal.evict(fingerprint, hashes)
+        return self._removal.evict(fingerprint, hashes, pinned=pinned)
 
     def clear(self, fingerprint: bytes) -> int:
         """Drop every page of a namespace, and the namespace. Returns how many pages were somewhere.

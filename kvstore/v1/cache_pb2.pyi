@@ -88,12 +88,14 @@ class OpenNamespaceReply(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., batch_pages: _Optional[int] = ..., arena_directory: _Optional[str] = ..., number: _Optional[int] = ..., edition: _Optional[int] = ..., arena_beside_socket: _Optional[str] = ...) -> None: ...
 
 class PageList(_message.Message):
-    __slots__ = ("fingerprint", "hashes")
+    __slots__ = ("fingerprint", "hashes", "pinned")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     hashes: bytes
-    def __init__(self, fingerprint: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+    pinned: bool
+    def __init__(self, fingerprint: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., pinned: bool = ...) -> None: ...
 
 class PageUse(_message.Message):
     __slots__ = ("fingerprint", "hashes", "read", "missed")

@@ -190,7 +190,8 @@ class CacheServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Drops pages from every tier. Pages that are held leave when the last hold ends.
+        """Drops pages from every tier. Pages that are held leave when the last hold ends. Pinned pages stay, unless they are
+        asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

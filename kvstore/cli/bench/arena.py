@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
+from kvstore.cli.tables import print_table
 from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         ("  stored, is here already", f"{costs.present_us:.2f}"),
     ):
         table.add_row(name, value)
-    Console().print(table)
+    print_table(table)
     return 0
 
 

@@ -10,14 +10,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.bench.stack_distance import NEVER, needed_pages
 from kvstore.cli.bench.trace import TracedRequest, read_trace, unique_blocks
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table
+from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import InvalidRequestError
 from kvstore.units import format_size, parse_size
 
@@ -220,13 +218,12 @@ def plan_curve(curve: Curve, block_bytes: int, rate: float) -> list[Point]:
 
 
 def _print(tiers: list[TierPlan], points: list[Point]) -> None:
-    console = Console()
     columns = ("now", "hits from it", "1 GiB more: hits", "prefill saved", "hits from it")
     table = figures_table("tier", *columns, left=("tier",))
     for tier in tiers:
         gains = (f"+{tier.more_hit_blocks:,}", f"{tier.more_prefill_seconds:,.1f} s", f"+{tier.more_from_this_tier:,}")
         table.add_row(tier.tier, format_size(tier.bytes), f"{tier.hit_ratio:.2%}", *gains)
-    console.print(table)
+    print_table(table)
     print()
     table = figures_table("largest tier", "hits", "blocks", "prefill saved", "a further GiB saves")
     for point, following in zip(points, [*points[1:], None], strict=True):
@@ -236,4 +233,4 @@ def _print(tiers: list[TierPlan], points: list[Point]) -> None:
             each = f"{(following.prefill_seconds - point.prefill_seconds) / gib:,.1f} s"
         seconds = f"{point.prefill_seconds:,.0f} s"
         table.add_row(format_size(point.bytes), f"{point.hit_ratio:.2%}", f"{point.hit_blocks:,}", seconds, each)
-    console.print(table)
+    print_table(table)

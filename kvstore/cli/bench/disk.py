@@ -10,13 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from kvstore.cli.bench.flags import add_output_flags, check_rounds
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table
+from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import ConfigError, ResourceError
 from kvstore.units import format_size, parse_size
 
@@ -141,7 +139,7 @@ def _print_speeds(speeds: list[Speed]) -> None:
             ("prefix", speed.prefix_gbps, speed.plain_read_gbps, speed.prefix_of_plain),
         ):
             table.add_row(format_size(speed.page_bytes), name, f"{gbps:.2f}", f"{plain:.2f}", f"{ratio:.2f}")
-    Console().print(table)
+    print_table(table)
 
 
 def _write_plot(path: Path, speeds: list[Speed]) -> None:

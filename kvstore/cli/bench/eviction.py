@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES, EvictionPolicy
 from kvstore.cli.bench import eviction_workloads
 from kvstore.cli.bench.flags import add_output_flags
@@ -19,7 +17,7 @@ from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.bench.replay import hit_blocks, hit_blocks_offline
 from kvstore.cli.bench.trace import read_trace, unique_blocks
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table
+from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import ConfigError
 
 SIZES = (1, 2, 5, 10, 20, 50)
@@ -132,7 +130,7 @@ def _print(figures: list[Figure]) -> None:
     for policy, row in _by_policy(figures).items():
         name = f"{policy} (default)" if row[0].default else policy
         table.add_row(name, *(f"{figure.hit_ratio:.4f}" for figure in row))
-    Console().print(table)
+    print_table(table)
 
 
 def _write_plot(path: Path, figures: list[Figure]) -> None:

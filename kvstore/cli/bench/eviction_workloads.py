@@ -6,14 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from rich.console import Console
-
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES, LeastRecentlyUsed
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.replay import hit_blocks
 from kvstore.cli.bench.workloads import WORKLOADS
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table
+from kvstore.cli.tables import figures_table, print_table
 
 REQUESTS = 1500
 """Of each workload and seed."""
@@ -50,7 +48,7 @@ def run(sizes: Sequence[int], *, as_json: bool) -> int:
     table = figures_table("workload", *(f"{size} %" for size in sizes), left=("workload",))
     for workload in WORKLOADS:
         table.add_row(workload, *(f"{each.of_lru:.3f}" for each in found if each.workload == workload))
-    Console().print(table)
+    print_table(table)
     return 0
 
 

@@ -11,14 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from kvstore.cli.bench.flags import add_output_flags, check_rounds, parse_numbers
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.node_process import serving
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table
+from kvstore.cli.tables import figures_table, print_table
 
 INDEXED = (10_000, 100_000, 1_000_000)
 PROMPT_PAGES = 512
@@ -116,7 +114,7 @@ def _print(figures: Sequence[Figure]) -> None:
     for figure in figures:
         kind = "cold" if figure.cold else "warm"
         table.add_row(f"{figure.indexed:,}", figure.here, kind, f"{figure.p50_us:.0f}", f"{figure.p99_us:.0f}")
-    Console().print(table)
+    print_table(table)
 
 
 def _write_plot(path: Path, sizes: Sequence[int], figures: Sequence[Figure]) -> None:

@@ -8,13 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table
+from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import ConfigError
 from kvstore.units import format_size, parse_size
 
@@ -97,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(speeds: list[Speed]) -> None:
     columns = ("GB/s", "limit", "ratio", "p50 ms", "p99 ms", "CPU-s/GB", "limit's")
-    table = figures_table("path", "", "a call", *columns, left=("path", "", "a call"), no_wrap=True)
+    table = figures_table("path", "", "a call", *columns, left=("path", "", "a call"))
     for speed in speeds:
         table.add_row(
             speed.path,
@@ -111,7 +109,7 @@ def _print(speeds: list[Speed]) -> None:
             f"{speed.cpu_s_per_gb:.2f}",
             f"{speed.limit_cpu_s_per_gb:.2f}",
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _write_plot(path: Path, speeds: list[Speed]) -> None:

@@ -9,13 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from kvstore.cli.bench.flags import add_output_flags, check_rounds
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table
+from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import ConfigError
 from kvstore.units import format_size, parse_size
 
@@ -104,7 +102,7 @@ def _print(speeds: list[Speed]) -> None:
             f"{speed.lookup_ms:.2f}",
         )
         table.add_row(speed.way, format_size(speed.page_bytes), *figures)
-    Console().print(table)
+    print_table(table)
 
 
 def _print_cpu(speeds: list[Speed], size: int) -> None:
@@ -113,7 +111,7 @@ def _print_cpu(speeds: list[Speed], size: int) -> None:
         cpus = (speed.store_cpu, speed.bare_store_cpu, speed.load_cpu, speed.bare_load_cpu)
         table.add_row(speed.way, format_size(speed.page_bytes), *map(_cpu, cpus))
     print(f"\nprocessor time for {format_size(size)}: ms of the client + of the server")
-    Console().print(table)
+    print_table(table)
 
 
 def _write_plot(path: Path, speeds: list[Speed]) -> None:

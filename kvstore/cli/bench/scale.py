@@ -12,14 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from kvstore.cli.bench.flags import add_output_flags, parse_numbers
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.node_process import serving, without_settings
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table
+from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import ConfigError, ResourceError
 
 INDEXED = (10_000, 100_000, 1_000_000)
@@ -188,7 +186,7 @@ def _print(figures: Sequence[Figure]) -> None:
             f"{figure.p50_us:,.0f}",
             f"{figure.p99_us:,.0f}",
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _write_plot(path: Path, clients: Sequence[int], figures: Sequence[Figure]) -> None:

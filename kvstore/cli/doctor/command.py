@@ -18,6 +18,7 @@ from kvstore.cli.connect import add_url_to, connect_to_node
 from kvstore.cli.doctor import engine, machine, node, tiers
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.cli.doctor.why import Known, Why, compare, why_missed
+from kvstore.cli.namespace_choice import listing, unknown_namespace
 from kvstore.cli.prompts import Prompt, read_prompt
 from kvstore.cli.tables import print_table, shown
 from kvstore.client.client import Client
@@ -221,11 +222,10 @@ def _namespace(wanted: str, prompt: Prompt, known: list[Known]) -> Known | None:
         found = known
     if len(found) == 1:
         return found[0]
-    names = (
-        "".join(f"\n  {each.fingerprint.hex()[:12]} {shown(each.layout.name)}" for each in found or known) or " none"
-    )
-    what = "more than one namespace fits" if found else f"no namespace begins with {wanted!r}"
-    raise InvalidRequestError(f"{what}: name one with --namespace:{names}")
+    if not found:
+        raise InvalidRequestError(unknown_namespace(wanted, [(each.fingerprint, each.layout.name) for each in known]))
+    listed = listing([(each.fingerprint, each.layout.name) for each in found])
+    raise InvalidRequestError(f"more than one namespace fits: name one with --namespace:{listed}")
 
 
 def _print_why(why: Why, namespace: Known | None) -> None:

@@ -267,9 +267,10 @@ class RemoteControl:
         """Mark pages as used."""
         return self._count(self._connection.stub.Touch, _page_list(fingerprint, hashes), timeout)
 
-    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float, *, pinned: bool) -> int:
         """Drop pages from every tier."""
-        return self._count(self._connection.stub.Evict, _page_list(fingerprint, hashes), timeout)
+        request = pb.PageList(fingerprint=fingerprint, hashes=join_hashes(hashes), pinned=pinned)
+        return self._count(self._connection.stub.Evict, request, timeout)
 
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
         """Keep the leading pages in the arena."""

@@ -111,10 +111,10 @@ class EmbeddedStore(Path):
             return self._store.touch(fingerprint, hashes)
 
     @uninterrupted
-    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float, *, pinned: bool) -> int:
         """Drop pages from every tier."""
         with self._used():
-            return self._store.evict(fingerprint, hashes)
+            return self._store.evict(fingerprint, hashes, pinned=pinned)
 
     @uninterrupted
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:

@@ -123,8 +123,8 @@ class Control(Protocol):
         """Mark pages as used."""
         ...
 
-    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
-        """Drop pages from every tier."""
+    def evict(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float, *, pinned: bool) -> int:
+        """Drop pages from every tier; those that are pinned only if that is said."""
         ...
 
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:

@@ -106,7 +106,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def Evict(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.PageCount:
         """Drop pages."""
-        return pb.PageCount(pages=self._store.evict(request.fingerprint, split_hashes(request.hashes)))
+        hashes = split_hashes(request.hashes)
+        return pb.PageCount(pages=self._store.evict(request.fingerprint, hashes, pinned=request.pinned))
 
     @answering
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PageCount:

@@ -1,4 +1,4 @@
-"""``kvstore lookup``, ``evict``, ``clear``, ``pin`` and ``unpin``, against a node."""
+"""``kvstore lookup``, ``evict``, ``pin`` and ``unpin``, against a node, and what ``clear`` has in common with them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def test_pages_are_named_by_their_prompt(run: Run, node: Node, tmp_path: Path) -
     assert json.loads(run("lookup", LAYOUT.name, "--tokens", str(file), "--json")[1])["present"] == 0
     file.write_text(json.dumps({"tokens": tokens, "extra_keys": ["salt"]}))
     assert run("pin", LAYOUT.name, "--tokens", str(file), "--for", "1h")[:2] == (0, "2 asked, 1 pinned\n")
-    assert run("evict", LAYOUT.name, "--tokens", str(file))[:2] == (0, "2 asked, 1 evicted\n")
+    assert run("unpin", LAYOUT.name, "--tokens", str(file))[:2] == (0, "2 asked, 1 unpinned\n")
+    assert run("evict", LAYOUT.name, "--tokens", str(file))[:2] == (0, "2 asked, 1 evicted (4 KiB)\n")
 
 
 @pytest.mark.parametrize(
@@ -130,11 +131,34 @@ def test_pages_that_are_named_in_no_way_or_two(run: Run, arguments: list[str], w
     assert (code, words in err) == (2, True)
 
 
-def test_evict_drops_pages_and_clear_all_of_them(run: Run) -> None:
-    assert answer(run("evict", LAYOUT.name, *WORDS[3:], "--json")) == {"asked": 3, "evicted": 1}
-    assert answer(run("clear", LAYOUT.name, "--json")) == {"dropped": 3}
-    code, out, err = run("clear", LAYOUT.name)
-    assert (code, out) == (2, "") and "known: none" in err
+def test_evict_drops_pages_and_says_their_bytes(run: Run) -> None:
+    expected = {"asked": 3, "evicted": 1, "freed_bytes": 4096}
+    assert answer(run("evict", LAYOUT.name, *WORDS[3:], "--json")) == expected
+    assert run("evict", LAYOUT.name, *WORDS[:2]) == (0, "2 asked, 2 evicted (8 KiB)\n", "")
+
+
+def test_evict_leaves_pinned_pages_unless_it_is_told_not_to(run: Run, node: Node) -> None:
+    assert run("pin", LAYOUT.name, *WORDS[:2], "--for", "12h")[0] == 0
+    code, out, err = run("evict", LAYOUT.name, *WORDS)
+    assert (code, out) == (0, "6 asked, 2 evicted (8 KiB)\n")
+    assert err == "kvstore evict: pinned pages stay (2 of 6); --pinned drops them\n"
+    assert answer(run("lookup", LAYOUT.name, *WORDS, "--json"))["present"] == 2
+    assert run("evict", "--pinned", LAYOUT.name, *WORDS) == (0, "6 asked, 2 evicted (8 KiB)\n", "")
+    assert node.store.statistics().namespaces[0].pinned_pages == 0
+
+
+@pytest.mark.parametrize("command", ["lookup", "evict", "pin", "unpin", "warm"])
+@pytest.mark.parametrize("word", ["-", WORDS[0]])
+@pytest.mark.parametrize("place", range(4))
+def test_hashes_may_stand_before_behind_and_between_flags(
+    run: Run, node: Node, monkeypatch: pytest.MonkeyPatch, command: str, word: str, place: int
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(WORDS[0]))
+    flags = [["--for", "12h"] if command == "pin" else ["--url", f"unix://{node.config.socket}"], ["--json"]]
+    given = [[LAYOUT.model], [word]]
+    orders = [given + flags, flags + given, [given[0], *flags, given[1]], [flags[0], given[0], flags[1], given[1]]]
+    code, out, err = run(command, *(each for part in orders[place] for each in part))
+    assert (code, json.loads(out)["asked"]) == (0, 1), err
 
 
 def test_pages_are_pinned_and_unpinned(run: Run, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +198,8 @@ def test_what_limits_pins_is_said_with_its_numbers(quota_node: Node, capsys: pyt
 class TestWhichNode:
     def arguments(self, command: str) -> list[str]:
         hashes = {"status": [], "clear": [LAYOUT.name]}.get(command, [LAYOUT.name, WORDS[0]])
-        return [command, *hashes, *(["--for", "1h"] if command == "pin" else [])]
+        flags = {"pin": ["--for", "1h"], "clear": ["--yes"]}.get(command, [])
+        return [command, *hashes, *flags]
 
     def test_the_socket_of_the_environment(self, node: Node, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
         monkeypatch.setenv("KVSTORE_SOCKET", str(node.config.socket))

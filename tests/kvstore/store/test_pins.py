@@ -142,12 +142,14 @@ def test_pins_outlive_the_node_and_take_hold_when_the_page_comes_back(open_store
     assert arena_pages(late, known, range(4)) == []
 
 
-def test_who_drops_a_page_ends_its_pin(open_store: OpenStore) -> None:
+def test_who_drops_a_page_says_that_its_pin_ends(open_store: OpenStore) -> None:
     store = open_store(64)
     known = store.open_namespace(layout_of("a", FRAME))
     put_pages(store, known, range(4))
     store.pin(known.fingerprint, page_hashes(range(4)), 1000.0)
-    assert store.evict(known.fingerprint, page_hashes([0, 1])) == 2
+    assert store.evict(known.fingerprint, page_hashes([0, 1])) == 0, "pinned pages stay"
+    assert arena_pages(store, known, range(4)) == [0, 1, 2, 3]
+    assert store.evict(known.fingerprint, page_hashes([0, 1]), pinned=True) == 2
     assert store.statistics().namespaces[0].pinned_pages == 2
     put_pages(store, known, [0])
     burst(store, known)

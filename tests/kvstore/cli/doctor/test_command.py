@@ -161,7 +161,7 @@ class TestWhy:
         assert cli.main(["doctor", "--why", str(tmp_path / "p"), "--against", str(tmp_path / "q")]) == 1
         assert "token 20 differs: 9 is asked for, 20 was stored" in capsys.readouterr().out
         assert cli.main(["doctor", "--url", url, "--why", str(tmp_path / "p"), "--namespace", "gpt"]) == 2
-        assert "no namespace begins with 'gpt': name one with --namespace:" in capsys.readouterr().err
+        assert "the node knows no namespace 'gpt'; known:\n" in capsys.readouterr().err
 
 
 class TestEngine:
