@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstore.cli.namespace_choice import NAMESPACE
+
 _FILES = ("FILE", "DIR", "PATH", "TRACE")
 """What stands for a file in a flag's help."""
+_FISH_NAMESPACES = '(command kvstore _namespaces (commandline -cp) " " 2>/dev/null)'
+"""Fish quotes what it is given, and leaves out what does not fit."""
 
 
 @dataclass(slots=True)
@@ -24,6 +28,8 @@ class Command:
     flags: dict[str, argparse.Action] = field(default_factory=dict)
     takes_files: bool = False
     """Whether an argument without a flag is a file."""
+    takes_namespace: bool = False
+    """Whether the first argument without a flag is a namespace, which the node is asked for."""
     subcommands: list[Command] = field(default_factory=list)
 
     def all(self) -> Iterator[Command]:
@@ -66,6 +72,7 @@ def commands_of(parser: argparse.ArgumentParser, path: tuple[str, ...], text: st
                 command.subcommands.append(commands_of(subparser, (*path, name), helps.get(name, "")))
         elif not action.option_strings:
             command.takes_files |= action.metavar in _FILES
+            command.takes_namespace |= action.metavar == NAMESPACE
             if action.choices is not None:
                 command.subcommands += [Command((*path, str(choice))) for choice in action.choices]
     return command
@@ -85,6 +92,11 @@ def bash(root: Command) -> str:
     every = list(root.all())
     deeper = "|".join(_quoted(each.path) for each in every if len(each.path) > 1)
     lines = [
+        "_kvstore_namespaces() {",
+        "    local line",
+        '    while IFS= read -r line; do COMPREPLY+=("$line"); done < <(',
+        '        command kvstore _namespaces "${COMP_LINE:0:COMP_POINT}" "${COMP_WORDBREAKS-}" 2>/dev/null)',
+        "}",
         "_kvstore() {",
         '    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} path=kvstore words="" i',
         "    COMPREPLY=()",
@@ -101,6 +113,8 @@ def bash(root: Command) -> str:
             if values := _values(action):
                 reply = f'COMPREPLY=($(compgen -W {shlex.quote(values)} -- "$cur"))'
                 lines.append(f"        {place}) {reply}; return ;;")
+            elif action.metavar == NAMESPACE:
+                lines.append(f"        {place}) _kvstore_namespaces; return ;;")
             elif _takes_value(action):
                 (files if action.metavar in _FILES else none).append(place)
     if files:
@@ -111,7 +125,8 @@ def bash(root: Command) -> str:
     for each in every:
         words = [one.path[-1] for one in each.subcommands] + sorted(each.flags)
         take = ' compopt -o filenames; COMPREPLY=($(compgen -f -- "$cur"));' if each.takes_files else ""
-        lines.append(f"        {_quoted(each.path)}) words={shlex.quote(' '.join(words))};{take} ;;")
+        ask = ' [[ "$cur" == -* ]] || _kvstore_namespaces;' if each.takes_namespace else ""
+        lines.append(f"        {_quoted(each.path)}) words={shlex.quote(' '.join(words))};{take}{ask} ;;")
     lines += [
         "    esac",
         '    COMPREPLY+=($(compgen -W "$words" -- "$cur"))',
@@ -140,11 +155,15 @@ def fish(root: Command) -> str:
         ]
         if each.takes_files:
             lines.append(f"complete -c kvstore -n {_fish(at)} -F")
+        if each.takes_namespace:
+            lines.append(f"complete -c kvstore -n {_fish(at)} -a {_fish(_FISH_NAMESPACES)}")
         for flag, action in each.flags.items():
             name = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
             value = ""
             if values := _values(action):
                 value = f" -x -a {_fish(values)}"
+            elif action.metavar == NAMESPACE:
+                value = f" -x -a {_fish(_FISH_NAMESPACES)}"
             elif _takes_value(action):
                 value = " -r -F" if action.metavar in _FILES else " -x"
             text = (action.help or "").partition("(default")[0].strip() if action.help != argparse.SUPPRESS else ""

@@ -34,10 +34,14 @@ def add_url_to(command: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def connect_to_node(url: str | None) -> Iterator[Client]:
+def connect_to_node(url: str | None, timeout: float | None = None) -> Iterator[Client]:
     """A client of the node at this URL; without one, of the node on the socket that ``serve`` would use here.
 
     While the node does not answer, a line on stderr says behind a second whom the command is waiting for.
+
+    Args:
+        url: the node's.
+        timeout: seconds that any one call may take; None: as long as a client's calls do.
 
     Raises:
         InvalidRequestError: the URL can't be used, or is an embedded store's: it answers its own process only, and
@@ -48,6 +52,8 @@ def connect_to_node(url: str | None) -> Iterator[Client]:
     if url.startswith("embedded:"):
         raise InvalidRequestError(f"{url}: an embedded store answers its own process only; give the URL of a node")
     with connect_by_environment(url, os.environ) as client:
+        if timeout is not None:
+            client.timeout = timeout
         waiting = threading.Timer(_PATIENCE_SECONDS, _say_whom_it_waits_for, (client,))
         waiting.daemon = True
         waiting.start()

@@ -58,6 +58,8 @@ def _run(given: list[str]) -> int:
         with checked_stdout(needed=given[:1] not in (["serve"], ["proxy"])):
             if given[:1] == ["demo"]:
                 return _demo(given[1:])
+            if given[:1] == ["_namespaces"]:  # a shell asks: see kvstore.cli.completion
+                return _offer_namespaces(*given[1:])
             parser = _parser(given[0] if given else "")
             if not given:
                 parser.print_help(sys.stderr)
@@ -130,6 +132,14 @@ def _parser(command: str = "") -> Parser:
     import_module("kvstore.cli.completion").add_to(commands, parser)
     commands.add_parser("demo", help="engines come and go, the pages stay: a minute (needs kvstore-offload[engine])")
     return parser
+
+
+def _offer_namespaces(line: str = "", breaks: str = "") -> int:
+    from kvstore.cli.offered import offer
+
+    offered = offer(line, breaks, lambda words: _parser(words[0] if words else "").awaits(words))
+    print("".join(f"{each}\n" for each in offered), end="")
+    return 0
 
 
 def _demo(arguments: list[str]) -> int:

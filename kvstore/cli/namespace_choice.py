@@ -14,6 +14,8 @@ from kvstore.errors import InvalidRequestError
 from kvstore.layout import Layout
 from kvstore.status import NamespaceStatus
 
+NAMESPACE = "NAMESPACE"
+"""What stands for one in a command's help; completion goes by it."""
 _LEAST_DIGITS = 6
 _MOST_LISTED = 10
 
@@ -22,7 +24,7 @@ def add_namespace_to(command: argparse.ArgumentParser) -> None:
     """The argument that names a namespace, the same for every command that takes one."""
     command.add_argument(
         "namespace",
-        metavar="NAMESPACE",
+        metavar=NAMESPACE,
         help="the model's name if only one namespace has it, a namespace's whole name, or at least the first"
         f" {_LEAST_DIGITS} digits of its fingerprint; `kvstore namespaces` lists them",
     )

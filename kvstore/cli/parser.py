@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 
 from kvstore.cli.exit_codes import EXIT_USAGE
 
+_ONE_MORE = "\0"
+"""A word that nobody writes."""
+
 
 class Help(argparse.HelpFormatter):
     """Wraps paragraphs to the terminal; those with indented lines (lists, examples) stay as they are."""
@@ -47,6 +50,21 @@ class Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (`{self.prog} --help` says more)\n")
 
+    def awaits(self, words: Sequence[str]) -> str | None:
+        """What one more word behind these would be: the name that help has for it. None: nothing is expected."""
+        if self._subparsers is not None:
+            (group,) = self._subparsers._group_actions  # noqa: SLF001 - argparse shows it nowhere else
+            parsers: Any = group.choices
+            inner = parsers.get(words[0]) if words else None
+            return inner.awaits(words[1:]) if isinstance(inner, Parser) else None
+        flags, arguments = self._divided([*words, _ONE_MORE])
+        if not arguments:
+            metavar = self._option_string_actions[flags[-2]].metavar
+        else:
+            known = self._get_positional_actions()
+            metavar = known[min(len(arguments), len(known)) - 1].metavar if known else None
+        return metavar if isinstance(metavar, str) else None
+
     def _flags_first(self, words: Sequence[str]) -> list[str]:
         """The same words with the arguments behind the flags, each flag with its value.
 
@@ -56,26 +74,28 @@ class Parser(argparse.ArgumentParser):
         """
         if self._subparsers is not None:
             return list(words)
+        flags, arguments = self._divided(words)
+        return [*flags, *(["--"] if "--" in words else []), *arguments]
+
+    def _divided(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Flags with their values, and arguments."""
         flags: list[str] = []
         arguments: list[str] = []
         left = list(words)
         while left:
             word = left.pop(0)
             if word == "--":  # nothing behind it is a flag
-                return [*flags, "--", *arguments, *left]
+                return flags, arguments + left
             if not self._is_flag(word):
                 arguments.append(word)
                 continue
             flags.append(word)
             action = self._option_string_actions.get(word)
-            takes_many = action is not None and action.nargs == "+"
-            if action is None or action.nargs not in (None, "+"):
-                continue
-            while left and not self._is_flag(left[0]):
+            takes = 0 if action is None else 1 if action.nargs is None else len(left) if action.nargs == "+" else 0
+            while takes and left and not self._is_flag(left[0]):
                 flags.append(left.pop(0))
-                if not takes_many:
-                    break
-        return [*flags, *arguments]
+                takes -= 1
+        return flags, arguments
 
     def _is_flag(self, word: str) -> bool:
         return self._parse_optional(word) is not None

@@ -18,7 +18,7 @@ from kvstore.cli.connect import add_url_to, connect_to_node
 from kvstore.cli.doctor import engine, machine, node, tiers
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.cli.doctor.why import Known, Why, compare, why_missed
-from kvstore.cli.namespace_choice import listing, unknown_namespace
+from kvstore.cli.namespace_choice import NAMESPACE, listing, unknown_namespace
 from kvstore.cli.prompts import Prompt, read_prompt
 from kvstore.cli.tables import print_table, shown
 from kvstore.client.client import Client
@@ -72,7 +72,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     )
     doctor.add_argument("--why", metavar="FILE", help="explain why this prompt missed; - reads standard input")
     doctor.add_argument(
-        "--namespace", metavar="NAME", help="with --why: the namespace to ask, or the beginning of its name"
+        "--namespace", metavar=NAMESPACE, help="with --why: the namespace to ask, or the beginning of its name"
     )
     doctor.add_argument(
         "--extra-key",
