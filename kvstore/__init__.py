@@ -1,10 +1,18 @@
-"""kvstore keeps the KV cache of LLM serving engines outside the engine.
+"""kvstore keeps the KV cache of LLM serving engines outside the engine: in shared memory, on disk and in Redis.
 
 client = kvstore.connect("unix:///run/kvstore.sock")
 pages = client.namespace(kvstore.Layout(model="llama", block_size=16, page_bytes=2 << 20))
 hashes = kvstore.hash_blocks(token_ids, 16)  # 32 bytes for each full block of 16 tokens
 pages.store(hashes, buffer)  # one page of 2 MiB for each hash, back to back
 loaded = pages.load(hashes, buffer)  # how many leading pages came
+
+* ``connect`` gives a ``Client``: of a node on this host or elsewhere, or of a store inside this process.
+* Its ``namespace`` gives a ``Namespace``: the pages of one ``Layout``, which says what makes page bytes
+  interchangeable. ``store``, ``load`` and ``lookup`` name pages by the hashes that ``hash_blocks`` makes.
+* ``prepare_store`` and ``prepare_load`` give a ``PendingStore`` and a ``PendingLoad``: pages to be written, or read, in
+  the arena itself, without another copy.
+* Every error that is raised on purpose is a ``KVStoreError``; ``errors`` has the tree. A page that is damaged, late or
+  gone is none: it is a miss.
 """
 
 from importlib import import_module
@@ -12,6 +20,23 @@ from typing import TYPE_CHECKING
 
 from kvstore import errors
 from kvstore.errors import KVStoreError
+
+__all__ = [
+    "connect",
+    "aio",
+    "Client",
+    "Namespace",
+    "Layout",
+    "hash_blocks",
+    "Lookup",
+    "StoreResult",
+    "PendingStore",
+    "PendingLoad",
+    "NamespaceStatistics",
+    "Status",
+    "KVStoreError",
+    "errors",
+]
 
 if TYPE_CHECKING:
     from kvstore import aio
@@ -23,6 +48,8 @@ if TYPE_CHECKING:
     from kvstore.hashing import hash_blocks
     from kvstore.layout import Layout
     from kvstore.status import Status
+
+    __version__: str
 else:
     _MODULES = {
         "Client": "kvstore.client.client",
@@ -42,25 +69,14 @@ else:
         """Imported when first used: most commands need neither all of a client nor all of a node."""
         if name == "aio":
             return import_module("kvstore.aio")
-        if name not in _MODULES:
+        if name == "__version__":
+            found = import_module("kvstore.status").kvstore_version()
+        elif name in _MODULES:
+            found = getattr(import_module(_MODULES[name]), name)
+        else:
             raise AttributeError(f"module 'kvstore' has no attribute {name!r}")
-        globals()[name] = found = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = found
         return found
 
-
-__all__ = [
-    "connect",
-    "aio",
-    "Client",
-    "Namespace",
-    "Layout",
-    "hash_blocks",
-    "Lookup",
-    "StoreResult",
-    "PendingStore",
-    "PendingLoad",
-    "NamespaceStatistics",
-    "Status",
-    "KVStoreError",
-    "errors",
-]
+    def __dir__():
+        return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})

@@ -136,8 +136,9 @@ def hash_blocks(
     """The chained hashes of a prompt's full blocks.
 
     Args:
-        token_ids: the prompt. Tokens behind the last full block are left out.
-        block_size: tokens a block, at least 1.
+        token_ids: the prompt: integers from 0 to 2³¹-1, or an array of any integer dtype and shape ``(tokens,)``.
+            Tokens behind the last full block are left out.
+        block_size: tokens a block, from 1 to 2³¹-1.
         extra_keys: what besides tokens the KV depends on. A flat sequence (``("lora-a", "salt")``) holds for the
             whole prompt; a sequence of sequences gives the keys of each block in turn (``[[("lora", "a", "/a")]]``),
             blocks behind its end have none.
@@ -146,10 +147,10 @@ def hash_blocks(
         One hash of 32 bytes for each of the ``len(token_ids) // block_size`` full blocks.
 
     Raises:
-        InvalidRequestError: a block size below 1, a token id outside 0 … 2³¹-1, or an extra key of another type.
+        InvalidRequestError: a block size or a token id out of its range, or an extra key of another type.
     """
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
-        raise InvalidRequestError(f"block_size must be an integer of at least 1, got {block_size!r}")
+    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 0 < block_size < 1 << 31:
+        raise InvalidRequestError(f"block_size must be an integer from 1 to {(1 << 31) - 1}, got {block_size!r}")
     data = pack_tokens(token_ids)
     width = 4 * block_size
     full = len(data) - len(data) % width
@@ -191,6 +192,8 @@ def _encoded(extra_keys: Sequence[ExtraKey] | Sequence[Sequence[ExtraKey | Tagge
     """Encoded keys of each block, without an end."""
     if isinstance(extra_keys, str | bytes):
         raise InvalidRequestError(f"extra_keys must be a sequence of keys, not one key: {extra_keys!r}")
+    if not isinstance(extra_keys, Sequence):
+        raise InvalidRequestError(f"extra_keys must be a sequence of keys, got {extra_keys!r}")
     scalars = sum(isinstance(key, str | int | bytes) for key in extra_keys)
     if scalars == len(extra_keys):
         return repeat(encode_extra_keys(cast("Sequence[ExtraKey]", extra_keys)))

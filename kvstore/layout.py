@@ -15,7 +15,7 @@ _MOST_CHARACTERS = 64 << 10
 """Longest JSON object of a layout: the longest texts that there are, escaped, fit several times."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Layout:
     """What makes page bytes interchangeable. Its fingerprint is the namespace that pages live in.
 
@@ -78,6 +78,11 @@ class Layout:
                 f"layout: rank must be below its size: tp {self.tp_rank} of {self.tp_size},"
                 f" pp {self.pp_rank} of {self.pp_size}"
             )
+
+    def __repr__(self) -> str:
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        told = [f"{each.name}={given[each.name]!r}" for each in fields(self) if given[each.name] != each.default]
+        return f"Layout({', '.join(told)})"
 
     @property
     def name(self) -> str:

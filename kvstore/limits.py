@@ -9,5 +9,9 @@ MOST_QUERIES = 4096
 BATCH_BYTES = 16 << 20
 """Most bytes of pages in one batch, unless it is one page."""
 MOST_BATCH_PAGES = 256
+LONGEST_PIN = 366 * 86400
+"""Longest time, in seconds, that a pin lasts."""
+LONGEST_TIMEOUT = 86400.0
+"""Longest time, in seconds, that a client's call may take."""
 LONGEST_LEASE = 60.0
 """Longest time, in seconds, that a reservation or a hold may last."""

@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.client.arguments import checked_fingerprint, checked_pairs, checked_text, checked_timeout
 from kvstore.client.handle import Handle, Session
 from kvstore.client.lookups import Queries, checked_hashes, look_here, look_up
 from kvstore.client.namespace import Namespace
@@ -41,12 +42,17 @@ class Client:
 
     @property
     def timeout(self) -> float:
-        """Seconds that any one method may take."""
+        """Seconds that any one method may take: above 0, and a day at most. Setting anything else raises
+        :class:`kvstore.errors.InvalidRequestError`."""
         return self._session.timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._session.timeout = seconds
+        self._session.timeout = checked_timeout(seconds)
+
+    def __repr__(self) -> str:
+        # What a URL has behind its ? may be a password.
+        return f"<kvstore.Client of {self.url.partition('?')[0]}>"
 
     @property
     def answered(self) -> bool:
@@ -69,7 +75,7 @@ class Client:
         """
         if not isinstance(layout, Layout):
             raise InvalidRequestError(f"a namespace is opened by its Layout, got {layout!r}")
-        handle = Handle(self._session, layout, durability)
+        handle = Handle(self._session, layout, checked_text("durability", durability))
         if not lazy:
             handle.open_again(self._deadline())
         return self._make_namespace(handle)
@@ -78,13 +84,13 @@ class Client:
         """Look pages up in several namespaces by one call.
 
         Args:
-            queries: namespaces of this client, each with the block hashes to look up (32 bytes each).
+            queries: pairs of a namespace of this client and the block hashes to look up (32 bytes each).
 
         Returns:
             One answer for each query, in their order.
 
         Raises:
-            InvalidRequestError: a hash that has not 32 bytes.
+            InvalidRequestError: a query that is no such pair, or a hash that has not 32 bytes.
             LimitExceededError: more than 131,072 pages in all.
         """
         return look_up(self._session, _by_handle(queries), self._deadline())
@@ -92,11 +98,14 @@ class Client:
     def lookup_here(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup] | None:
         """:meth:`lookup` as far as the mapped arena of a node on this host has the answer: no call, and no wait.
 
+        Args:
+            queries: as of :meth:`lookup`.
+
         Returns:
-            One answer for each query, or None where only a call can tell.
+            One answer for each query, in their order, or None where only a call can tell.
 
         Raises:
-            InvalidRequestError: a hash that has not 32 bytes.
+            InvalidRequestError: as of :meth:`lookup`.
         """
         return look_here(_by_handle(queries))
 
@@ -104,19 +113,23 @@ class Client:
         """Return when everything stored so far would survive a loss of power.
 
         Returns:
-            How many pages became durable by it.
+            How many pages became durable by it. 0 where there is no disk.
+
+        Raises:
+            DeadlineError: it takes longer than :attr:`timeout`.
         """
         return self._session.control.flush(self.timeout)
 
     def status(self) -> Status:
-        """What the node holds and has done."""
+        """What the node holds and has done: its tiers and namespaces in bytes and pages, and what it has counted since
+        it started. A tenant's token is shown its own part."""
         return self._session.control.status(self.timeout)
 
     def explain(self, fingerprint: bytes, hashes: Sequence[bytes]) -> list[tuple[str | None, bool]]:
         """Where pages are, for people who ask why a prompt missed. It opens no namespace, and counts as no use of one.
 
         Args:
-            fingerprint: a namespace's, as ``status`` gives it.
+            fingerprint: a namespace's 32 bytes, as :meth:`status` gives it.
             hashes: block hashes of 32 bytes, 131,072 at most.
 
         Returns:
@@ -124,8 +137,11 @@ class Client:
             it left the arena to make room.
 
         Raises:
+            InvalidRequestError: a fingerprint or a hash that has not 32 bytes.
+            LimitExceededError: more than 131,072 pages.
             UnknownNamespaceError: the node knows no such namespace.
         """
+        checked_fingerprint(fingerprint)
         checked_hashes(hashes, MOST_LOOKUP_PAGES)
         tiers, why = self._session.control.explain(fingerprint, hashes, self.timeout)
         evicted = Explanation.EVICTED
@@ -166,4 +182,4 @@ class Client:
 
 
 def _by_handle(queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> Queries:
-    return [(namespace._handle, hashes) for namespace, hashes in queries]  # noqa: SLF001
+    return [(namespace._handle, hashes) for namespace, hashes in checked_pairs(queries, Namespace)]  # noqa: SLF001

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
+from kvstore.client.arguments import checked_file, checked_text, checked_timeout
 from kvstore.client.client import Client
 from kvstore.client.credentials import Credentials
 from kvstore.client.paths.bulk.path import BulkPath
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 TIMEOUT = 5.0
 """Seconds for a call where nothing else is said."""
-LONGEST_TIMEOUT = 86400.0
 _log = logging.getLogger(__name__)
 
 
@@ -65,17 +65,18 @@ def connect(
             program's name and process id. An embedded store, which is its process's alone, shows it nowhere.
 
     Raises:
-        InvalidRequestError: not such a URL, or a timeout or a name out of its range.
+        InvalidRequestError: not such a URL, a timeout or a name out of its range, or no file's path.
         InUseError: an embedded folder that another process has open.
         ResourceError: an embedded folder that can't be used.
         ConfigError: a file that can't be used.
     """
-    if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
-        raise InvalidRequestError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {timeout!r}")
+    checked_timeout(timeout)
     checked_name(name)
-    where = parse_url(url)
-    files = (FilePath(file) if file is not None else None for file in (ca, cert, key, token_file))
-    credentials = Credentials(*files)
+    where = parse_url(checked_text("url", url))
+    files = {"ca": ca, "cert": cert, "key": key, "token_file": token_file}
+    credentials = Credentials(*(checked_file(argument, file) for argument, file in files.items()))
+    if traces is not None and not hasattr(traces, "get_tracer"):
+        raise InvalidRequestError(f"traces must be a provider of OpenTelemetry, got {traces!r}")
     if isinstance(where, EmbeddedConfig):
         if credentials:
             raise InvalidRequestError(f"{url}: an embedded store has neither TLS nor tokens")

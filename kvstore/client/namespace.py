@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from kvstore.client import transfers
+from kvstore.client.arguments import checked_pin, checked_timeout
 from kvstore.client.handle import Handle
 from kvstore.client.lookups import checked_hashes, look_up
 from kvstore.client.paths.buffers import Pages, page_arrays
@@ -35,16 +36,25 @@ class Namespace:
         self._handle = handle
         self._moved = _MovedPages()
 
+    def __repr__(self) -> str:
+        return f"<kvstore.Namespace {self.layout.name!r}, pages of {self.layout.page_bytes} bytes>"
+
     @property
     def batch_pages(self) -> int:
         """Most pages that ``prepare_store`` and ``prepare_load`` take; less when the node comes back smaller."""
         return self._handle.now(self._deadline())[0].batch_pages
 
     def lookup(self, hashes: Sequence[bytes]) -> Lookup:
-        """Which pages are here, in whatever tier: of 131,072 at most.
+        """Which pages are here, in whatever tier.
+
+        Args:
+            hashes: block hashes of 32 bytes, head of the prefix first, 131,072 at most.
+
+        Returns:
+            For each page the tier that has it, and how many leading pages are here. Nothing is leased for it.
 
         Raises:
-            LimitExceededError: more than these.
+            LimitExceededError: more than 131,072 hashes.
         """
         return look_up(self._handle.session, [(self._handle, hashes)], self._deadline())[0]
 
@@ -103,6 +113,10 @@ class Namespace:
             hashes: at most ``batch_pages`` block hashes of 32 bytes.
             parent: as in :meth:`store`.
 
+        Returns:
+            A context manager with one uint8 array of shape ``(page_bytes,)`` to write for each page, or None where
+            there is nothing to write. Its ``complete`` publishes them.
+
         Raises:
             LimitExceededError: more than ``batch_pages`` hashes.
         """
@@ -117,6 +131,10 @@ class Namespace:
 
         Args:
             hashes: at most ``batch_pages`` block hashes of 32 bytes.
+
+        Returns:
+            A context manager with one read-only uint8 array of shape ``(page_bytes,)`` for each leading page that is
+            here. Its ``complete`` ends the lease.
 
         Raises:
             LimitExceededError: more than ``batch_pages`` hashes.
@@ -140,7 +158,17 @@ class Namespace:
         return pending
 
     def touch(self, hashes: Sequence[bytes]) -> int:
-        """Mark pages as used, head of the prefix first: 131,072 at most. Returns how many are in the arena."""
+        """Mark pages as used, so that others leave before them.
+
+        Args:
+            hashes: block hashes of 32 bytes, head of the prefix first, 131,072 at most.
+
+        Returns:
+            How many of them are in the arena.
+
+        Raises:
+            LimitExceededError: more than 131,072 hashes.
+        """
         checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
             lambda control, left: control.touch(self.fingerprint, hashes, left), self._deadline()
@@ -150,14 +178,14 @@ class Namespace:
         """Drop pages from every tier. What is leased leaves when the lease ends.
 
         Args:
-            hashes: 131,072 block hashes of 32 bytes at most.
+            hashes: block hashes of 32 bytes, 131,072 at most.
             pinned: drop pinned pages, too, and end their pins. Otherwise they stay, in every tier.
 
         Returns:
             How many were somewhere, and were dropped.
 
         Raises:
-            LimitExceededError: more than these.
+            LimitExceededError: more than 131,072 hashes.
         """
         checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
@@ -168,42 +196,63 @@ class Namespace:
         """Promote the leading pages and keep them in the arena, whatever else wants their slots; also over a restart.
 
         Args:
-            hashes: block hashes, head of the prefix first: 131,072 at most.
-            seconds: how long, from now; a longer pin of the same page stays.
+            hashes: block hashes of 32 bytes, head of the prefix first, 131,072 at most.
+            seconds: how long, from now: a whole number from 1 to 31,622,400 (366 days). A longer pin of the same page
+                stays.
 
         Returns:
             How many leading pages are pinned: fewer than asked for when one is nowhere, or when pinned pages take a
             quarter of the arena, or of the namespace's quota there.
 
         Raises:
-            InvalidRequestError: a time that is not above 0 and at most 366 days.
+            InvalidRequestError: no such time.
+            LimitExceededError: more than 131,072 hashes.
         """
+        checked_pin(seconds)
         checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
             lambda control, left: control.pin(self.fingerprint, hashes, seconds, left), self._deadline()
         )
 
     def unpin(self, hashes: Sequence[bytes]) -> int:
-        """End pins: of 131,072 pages at most. Returns how many there were."""
+        """End pins.
+
+        Args:
+            hashes: block hashes of 32 bytes, 131,072 at most.
+
+        Returns:
+            How many of them were pinned.
+
+        Raises:
+            LimitExceededError: more than 131,072 hashes.
+        """
         checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
             lambda control, left: control.unpin(self.fingerprint, hashes, left), self._deadline()
         )
 
     def clear(self, timeout: float | None = None) -> int:
-        """Drop the namespace with all its pages, in every tier. Returns how many these were.
+        """Drop the namespace with all its pages, in every tier, those that are pinned included.
 
         Args:
-            timeout: seconds; None: those of the client. The node goes on with it behind that.
+            timeout: seconds, above 0 and a day at most; None: those of the client. The node goes on with it behind
+                that.
+
+        Returns:
+            How many pages these were; 0 where the namespace is not known any more.
+
+        Raises:
+            InvalidRequestError: a timeout out of its range.
+            DeadlineError: it takes longer.
         """
-        deadline = self._deadline() if timeout is None else time.monotonic() + timeout
+        deadline = self._deadline() if timeout is None else time.monotonic() + checked_timeout(timeout)
         try:
             return self._handle.control(lambda control, left: control.clear(self.fingerprint, left), deadline)
         except UnknownNamespaceError:  # somebody else clears it, again and again: nothing is left to do
             return 0
 
     def statistics(self) -> NamespaceStatistics:
-        """The pages that this object has moved so far."""
+        """The pages that this object has moved so far. No call is made for it."""
         return self._moved.statistics()
 
     def _deadline(self) -> float:
@@ -243,4 +292,4 @@ class _MovedPages:
 
 
 def _checked_parent(parent: bytes) -> bytes:
-    return join_hashes([parent]) if parent else b""
+    return join_hashes([parent]) if parent != b"" else b""

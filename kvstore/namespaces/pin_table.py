@@ -17,10 +17,9 @@ import msgpack
 
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.atomic_files import AtomicFiles
+from kvstore.limits import LONGEST_PIN
 from kvstore.tiers.tier import KEY_BYTES
 
-LONGEST_PIN = 366 * 86400
-"""Longest time, in seconds, that one call may ask for."""
 MOST_PINNED_PAGES = 1 << 17
 PINS_NAME, PINS_VERSION = "pins", 1
 """The file, and the newest format that is read."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.errors import InvalidRequestError
-from kvstore.limits import LONGEST_LEASE
-from kvstore.namespaces.pin_table import LONGEST_PIN, PINNED_SHARE, PinTable
+from kvstore.limits import LONGEST_LEASE, LONGEST_PIN
+from kvstore.namespaces.pin_table import PINNED_SHARE, PinTable
 from kvstore.store.leases import NODE
 from kvstore.store.loads import Loads
 from kvstore.store.quotas import NamespaceQuotas

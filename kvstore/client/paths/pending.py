@@ -35,6 +35,11 @@ class PendingStore:
         self._observer: Callable[[StoreResult], None] = lambda result: None
         self._process = os.getpid()
 
+    def __repr__(self) -> str:
+        to_write = sum(page is not None for page in self.pages)
+        state = "completed" if self._finish is None else "open"
+        return f"<kvstore.PendingStore of {len(self.pages)} pages, {to_write} to write; {state}>"
+
     def observe(self, observer: Callable[[StoreResult], None]) -> None:
         """Tell ``observer`` what became of the pages when they are completed."""
         self._observer = observer
@@ -91,6 +96,10 @@ class PendingLoad:
         """Ends the lease, and says how many leading pages had stayed; more than there are: all."""
         self._observer: Callable[[Sequence[str]], None] = lambda tiers: None
         self._process = os.getpid()
+
+    def __repr__(self) -> str:
+        state = "completed" if self._finish is None else "open"
+        return f"<kvstore.PendingLoad of {len(self.pages)} leading pages; {state}>"
 
     def observe(self, observer: Callable[[Sequence[str]], None]) -> None:
         """Tell ``observer`` the tiers of the pages that were good when they are completed."""

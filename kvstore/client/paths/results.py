@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvstore.page_codes import TIER_NAMES, PageTier
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Lookup:
     """Which pages are here. An answer of the moment: nothing is leased for it."""
 
@@ -18,6 +19,11 @@ class Lookup:
     """For each page whether it is here."""
     tiers: tuple[str | None, ...]
     """For each page the fastest tier that has it: ``"arena"``, ``"disk"``, ``"redis"`` or None."""
+
+    def __repr__(self) -> str:
+        counts = Counter(tier or "absent" for tier in self.tiers)
+        where = ", ".join(f"{count} {tier}" for tier, count in counts.items())
+        return f"<kvstore.Lookup: {self.prefix} leading of {len(self.tiers)} pages{where and f'; {where}'}>"
 
     @classmethod
     def of(cls, tiers: bytes) -> Lookup:

@@ -14,7 +14,8 @@ from memory_tier import MemoryTier
 from tiny_stores import OpenStore, kill_store, layout_of, page_hashes, put_pages
 
 from kvstore.errors import InvalidRequestError
-from kvstore.namespaces.pin_table import LONGEST_PIN, PinTable
+from kvstore.limits import LONGEST_PIN
+from kvstore.namespaces.pin_table import PinTable
 from kvstore.namespaces.registry import KnownNamespace
 from kvstore.page_codes import PageTier
 from kvstore.store.store import Store
