@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.progress import Progress
-from kvstore.cli.tables import figures_table, print_table
+from kvstore.cli.tables import figures_table, print_line, print_table
 from kvstore.errors import ConfigError
 from kvstore.segments.check import SegmentReport, check_log
 from kvstore.segments.folder import describe_foreign_files
@@ -74,9 +74,9 @@ def _print(reports: list[SegmentReport], *, repair: bool) -> None:
     pages = sum(report.pages for report in reports)
     if damaged:
         what = "repaired" if repair else "nothing was changed; --repair drops what is damaged"
-        print(f"damage in {damaged} of {len(reports)} segments: {what}")
+        print_line(f"damage in {damaged} of {len(reports)} segments: {what}")
     else:
-        print(f"{len(reports)} segments with {pages:,} pages are sound")
+        print_line(f"{len(reports)} segments with {pages:,} pages are sound")
 
 
 def _words(report: SegmentReport) -> str:

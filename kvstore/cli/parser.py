@@ -37,12 +37,17 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As the base class, but flags may stand anywhere; what it does not know is an error here, where the command is
         known."""
-        options, unknown = super().parse_known_args(
-            self._flags_first(sys.argv[1:] if args is None else args), namespace
-        )
-        if unknown:
-            near = _near(unknown[0].partition("=")[0], self._option_string_actions)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        given = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is None:  # otherwise what is behind a subcommand's name is the subcommand's
+            # The base class takes all arguments that it can from the first run of them: a list of any length would take
+            # none where a flag comes before it, and what comes behind the flag would be one too many.
+            flags, arguments = self._divided(given)
+            given = [*flags, *(["--"] if "--" in given else []), *arguments]
+            if not {"-h", "--help"} & set(flags):  # before what is required is missed: that may be what is misspelt
+                wrong = [each for each in flags if self._is_flag(each) and not self._is_known(each)]
+                self._refuse(wrong + (arguments if wrong and not self._get_positional_actions() else []))
+        options, unknown = super().parse_known_args(given, namespace)
+        self._refuse(unknown)
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -65,20 +70,13 @@ class Parser(argparse.ArgumentParser):
             metavar = known[min(len(arguments), len(known)) - 1].metavar if known else None
         return metavar if isinstance(metavar, str) else None
 
-    def _flags_first(self, words: Sequence[str]) -> list[str]:
-        """The same words with the arguments behind the flags, each flag with its value.
-
-        The base class takes all arguments that it can from the first run of them, so that a list of any length takes
-        none where a flag comes before it, and what comes behind the flag is one too many. A command with subcommands is
-        left alone: behind their names, flags are theirs.
-        """
-        if self._subparsers is not None:
-            return list(words)
-        flags, arguments = self._divided(words)
-        return [*flags, *(["--"] if "--" in words else []), *arguments]
+    def _refuse(self, unknown: Sequence[str]) -> None:
+        if unknown:
+            near = _near(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
 
     def _divided(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Flags with their values, and arguments."""
+        """Flags, each with its value behind it, and arguments."""
         flags: list[str] = []
         arguments: list[str] = []
         left = list(words)
@@ -99,6 +97,9 @@ class Parser(argparse.ArgumentParser):
 
     def _is_flag(self, word: str) -> bool:
         return self._parse_optional(word) is not None
+
+    def _is_known(self, flag: str) -> bool:
+        return flag in self._option_string_actions or flag.partition("=")[0] in self._option_string_actions
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As the base class; whoever is nearly right is not told all that there are."""

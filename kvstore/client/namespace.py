@@ -149,8 +149,14 @@ class Namespace:
         of this host. They are not leased: its copies are good if ``complete`` says so behind them. Those in lower tiers
         come by another call (``PendingLoad.more``).
 
+        Args:
+            hashes: at most ``batch_pages`` block hashes of 32 bytes.
+
+        Returns:
+            As :meth:`prepare_load`.
+
         Raises:
-            Exception: as :meth:`prepare_load`.
+            LimitExceededError: more than ``batch_pages`` hashes.
         """
         transfer = Transfer(checked_hashes(hashes, self.batch_pages), (), self._deadline())
         pending = self._handle.move(lambda opened, path: path.borrow(opened, transfer), transfer.deadline)

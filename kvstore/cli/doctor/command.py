@@ -20,7 +20,7 @@ from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.cli.doctor.why import Known, Why, compare, why_missed
 from kvstore.cli.namespace_choice import NAMESPACE, listing, unknown_namespace
 from kvstore.cli.prompts import Prompt, read_prompt
-from kvstore.cli.tables import print_table, shown
+from kvstore.cli.tables import print_line, print_table, shown
 from kvstore.client.client import Client
 from kvstore.client.url import EmbeddedConfig, parse_url, socket_url
 from kvstore.config.load import load_config
@@ -178,7 +178,7 @@ def _print(verdicts: list[Verdict]) -> None:
         table.add_row(level, each.subject, escape(each.text) + advice)
     print_table(table)
     warn, fail = (sum(each.level == level for each in verdicts) for level in (WARN, FAIL))
-    print(f"{len(verdicts)} checks: {len(verdicts) - warn - fail} ok, {warn} to improve, {fail} that can't work")
+    print_line(f"{len(verdicts)} checks: {len(verdicts) - warn - fail} ok, {warn} to improve, {fail} that can't work")
 
 
 # -- why did this prompt miss? -------------------------------------------------------------------------------------
@@ -230,16 +230,16 @@ def _namespace(wanted: str, prompt: Prompt, known: list[Known]) -> Known | None:
 
 def _print_why(why: Why, namespace: Known | None) -> None:
     if namespace is not None:
-        print(f"namespace {namespace.fingerprint.hex()[:12]} {shown(namespace.layout.name)}")
+        print_line(f"namespace {namespace.fingerprint.hex()[:12]} {shown(namespace.layout.name)}")
     tiers = f" ({', '.join(f'{count} in {tier}' for tier, count in why.tiers.items())})" if why.tiers else ""
-    print(f"{why.present} of {why.asked} leading blocks are there{tiers}")
+    print_line(f"{why.present} of {why.asked} leading blocks are there{tiers}")
     if why.block is not None:
         size = namespace.layout.block_size if namespace is not None else 0
         tokens = f" (tokens {why.block * size} to {why.block * size + size - 1})" if size else ""
-        print(f"first missing: block {why.block}{tokens}")
+        print_line(f"first missing: block {why.block}{tokens}")
     if why.key_field:
-        print(f"differs in: {why.key_field}")
-    print(f"because: {why.reason}")
+        print_line(f"differs in: {why.key_field}")
+    print_line(f"because: {why.reason}")
     if why.advice:
-        print(f"→ {why.advice}")
+        print_line(f"→ {why.advice}")
     sys.stdout.flush()

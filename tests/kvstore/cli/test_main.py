@@ -112,7 +112,13 @@ class TestUsage:
         ("arguments", "words"),
         [
             ([], "start here:"),
-            (["fly"], "invalid choice: 'fly'"),
+            (["fly"], "invalid choice: 'fly' (choose from 'serve', 'config',"),
+            (["sevre"], "invalid choice: 'sevre'; did you mean 'serve'?"),
+            (["config", "shwo"], "invalid choice: 'shwo'; did you mean 'show'?"),
+            (["bench", "pth"], "invalid choice: 'pth'; did you mean 'path'?"),
+            (["completion", "bsh"], "invalid choice: 'bsh'; did you mean 'bash'?"),
+            (["pin", "m", "--fro", "12h", "-"], "unrecognized arguments: --fro; did you mean '--for'?"),
+            (["status", "kv://a", "--json", "kv://b"], "unrecognized arguments: kv://b"),
             (["serve", "--soket", "x"], "unrecognized arguments: --soket x"),
             (["serve", "--aren", "1MiB"], "unrecognized arguments: --aren 1MiB"),  # no abbreviations
             (["serve", "--arena"], "--arena: expected one argument"),
