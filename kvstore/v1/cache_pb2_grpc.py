@@ -190,8 +190,8 @@ class CacheServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Drops pages from every tier. Pages that are held leave when the last hold ends. Pinned pages stay, unless they are
-        asked for.
+        """Drops pages from every tier. Pages that are held leave when the last hold ends. Pinned pages stay, unless it
+        says otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
