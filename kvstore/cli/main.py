@@ -55,7 +55,8 @@ def _run(given: list[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     options: argparse.Namespace | None = None
     try:
-        with checked_stdout(needed=given[:1] not in (["serve"], ["proxy"])):
+        serves = given[:1] in (["serve"], ["proxy"]) and not {"-h", "--help"} & set(given)
+        with checked_stdout(needed=not serves):
             if given[:1] == ["demo"]:
                 return _demo(given[1:])
             if given[:1] == ["_namespaces"]:  # a shell asks: see kvstore.cli.completion

@@ -45,7 +45,8 @@ def checked_stdout(*, needed: bool) -> Iterator[None]:
         _write_nowhere()  # or the next socket or file would be number 1
         if needed:
             raise ResourceError("stdout is closed")
-        yield
+        with open(1, "w", closefd=False) as sys.stdout:
+            yield
         return
     if sys.stdout is not given:  # somebody else's, as a test's
         yield
