@@ -46,7 +46,10 @@ def checked_stdout(*, needed: bool) -> Iterator[None]:
         if needed:
             raise ResourceError("stdout is closed")
         with open(1, "w", closefd=False) as sys.stdout:
-            yield
+            try:
+                yield
+            finally:
+                sys.stdout = None  # as it was
         return
     if sys.stdout is not given:  # somebody else's, as a test's
         yield
