@@ -9,6 +9,7 @@ from kvstore.aio.client import AsyncClient
 from kvstore.aio.entering import Entering
 from kvstore.aio.operations import Operations
 from kvstore.client import connect as blocking
+from kvstore.limits import LONGEST_TIMEOUT
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -38,7 +39,7 @@ def connect(
                 lambda: blocking.connect(
                     url, timeout=timeout, ca=ca, cert=cert, key=key, token_file=token_file, traces=traces, name=name
                 ),
-                blocking.LONGEST_TIMEOUT,  # a folder of a terabyte is read when it is opened
+                LONGEST_TIMEOUT,  # a folder of a terabyte is read when it is opened
             )
         except BaseException:
             operations.is_closed = True

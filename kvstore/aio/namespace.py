@@ -9,6 +9,7 @@ from typing import TypeVar
 from kvstore.aio.entering import Entering
 from kvstore.aio.operations import Operations
 from kvstore.aio.pending import AsyncPendingLoad, AsyncPendingStore
+from kvstore.client.arguments import checked_timeout
 from kvstore.client.client import Client
 from kvstore.client.namespace import Namespace
 from kvstore.client.paths.buffers import Pages
@@ -16,6 +17,9 @@ from kvstore.client.paths.pending import PendingLoad, PendingStore
 from kvstore.client.paths.results import Lookup, NamespaceStatistics, StoreResult
 
 Answer = TypeVar("Answer")
+
+_AT_ONCE = 1e-9
+"""Seconds that are left of a deadline that has passed."""
 
 
 class AsyncNamespace:
@@ -70,9 +74,9 @@ class AsyncNamespace:
         """As :meth:`kvstore.Namespace.touch`."""
         return await self._run(lambda: self.blocking.touch(hashes))
 
-    async def evict(self, hashes: Sequence[bytes]) -> int:
+    async def evict(self, hashes: Sequence[bytes], *, pinned: bool = False) -> int:
         """As :meth:`kvstore.Namespace.evict`."""
-        return await self._run(lambda: self.blocking.evict(hashes))
+        return await self._run(lambda: self.blocking.evict(hashes, pinned=pinned))
 
     async def pin(self, hashes: Sequence[bytes], seconds: int) -> int:
         """As :meth:`kvstore.Namespace.pin`."""
@@ -84,9 +88,9 @@ class AsyncNamespace:
 
     async def clear(self, timeout: float | None = None) -> int:
         """As :meth:`kvstore.Namespace.clear`."""
-        seconds = self._client.timeout if timeout is None else timeout
+        seconds = self._client.timeout if timeout is None else checked_timeout(timeout)
         end = time.monotonic() + seconds
-        return await self._operations.run(lambda: self.blocking.clear(max(0.0, end - time.monotonic())), seconds)
+        return await self._operations.run(lambda: self.blocking.clear(max(_AT_ONCE, end - time.monotonic())), seconds)
 
     def statistics(self) -> NamespaceStatistics:
         """As :meth:`kvstore.Namespace.statistics`; waits for nothing."""
