@@ -189,7 +189,7 @@ class PagePoller:
             missing = [[place for place, here in enumerate(known) if not here] for known in pages.present]
             asked = [[hashes[place] for place in places] for hashes, places in zip(pages.hashes, missing, strict=True)]
             queries = [query for namespaces in self._ranks for query in zip(namespaces, asked, strict=True)]
-            found = [lookup.tiers for lookup in self._client.lookup(queries)]
+            found = [lookup.tiers for lookup in self._client.lookup(queries, counts=False)]
             if list(map(len, found)) != [len(hashes) for _, hashes in queries]:
                 raise FormatError("the node answered for another number of pages than it was asked for")
             groups = len(asked)

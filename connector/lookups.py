@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvstore.connector.health import NodeHealth
@@ -40,7 +40,7 @@ SHUTDOWN_WAIT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LookupStatistics:
-    """How lookups went since the start, in requests that asked."""
+    """How lookups went since the start: in requests that asked, and in pages."""
 
     here: int = 0
     """Answered at once, by what the node shows in shared memory."""
@@ -54,6 +54,10 @@ class LookupStatistics:
     remembered: int = 0
     """A miss without asking: the same was missing a moment ago."""
     failed: int = 0
+    pages_asked: int = 0
+    """Pages, or parts of pages, behind those that the engine had: of each request once, at its first answer."""
+    pages_found: Mapping[str, int] = field(default_factory=dict)
+    """Of these, by tier."""
 
 
 Tiers = tuple[tuple[str | None, ...], ...]
@@ -261,7 +265,7 @@ class Lookups:
         if not self._mapping_health.available():
             return None
         try:
-            lookups = self._client.lookup_here(self._queries([hashes]))
+            lookups = self._client.lookup_here(self._queries([hashes]), counts=False)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong here is asked by a call
             self._mapping_health.failed(error)
             return None
@@ -280,7 +284,7 @@ class Lookups:
 
     def _call(self, asked: Sequence[tuple[tuple[bytes, ...], ...]]) -> list[Tiers]:
         queries = self._queries(asked)
-        lookups = self._client.lookup(queries)
+        lookups = self._client.lookup(queries, counts=False)
         if [len(lookup.tiers) for lookup in lookups] != [len(hashes) for _, hashes in queries]:
             raise FormatError("the node answered for another number of pages than it was asked for")
         return self._by_request(lookups)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class NodeClient(Protocol):
     """Where pages are looked up: a client of one node, or :class:`RankNodes`."""
 
-    def lookup(self, queries: Queries) -> list[Lookup]:
+    def lookup(self, queries: Queries, *, counts: bool = True) -> list[Lookup]:
         """As :meth:`kvstore.Client.lookup`."""
         ...
 
-    def lookup_here(self, queries: Queries) -> list[Lookup] | None:
+    def lookup_here(self, queries: Queries, *, counts: bool = True) -> list[Lookup] | None:
         """As :meth:`kvstore.Client.lookup_here`."""
         ...
 
@@ -48,15 +48,17 @@ class RankNodes:
         self._client_of.update(dict.fromkeys(made, client))
         return made
 
-    def lookup(self, queries: Queries) -> list[Lookup]:
+    def lookup(self, queries: Queries, *, counts: bool = True) -> list[Lookup]:
         """Which pages are there, in the order of the queries. Errors as :meth:`kvstore.Client.lookup`: one node that
         fails leaves nothing to be said."""
         places: dict[Client, list[int]] = {}
         for place, (namespace, _) in enumerate(queries):
             places.setdefault(self._client_of[namespace], []).append(place)
         asked = [(client, [queries[place] for place in of_client]) for client, of_client in places.items()]
-        calls = [self._threads.submit(client.lookup, theirs) for client, theirs in asked[1:]]
-        answers = [client.lookup(theirs) for client, theirs in asked[:1]] + [call.result() for call in calls]
+        calls = [self._threads.submit(client.lookup, theirs, counts=counts) for client, theirs in asked[1:]]
+        answers = [client.lookup(theirs, counts=counts) for client, theirs in asked[:1]] + [
+            call.result() for call in calls
+        ]
         answered = {
             place: lookup
             for of_client, lookups in zip(places.values(), answers, strict=True)
@@ -64,11 +66,11 @@ class RankNodes:
         }
         return [answered[place] for place in range(len(queries))]
 
-    def lookup_here(self, queries: Queries) -> list[Lookup] | None:
+    def lookup_here(self, queries: Queries, *, counts: bool = True) -> list[Lookup] | None:
         """What the node of this host shows without a call, if it has nothing: then it does not matter what others have.
         None: only :meth:`lookup` can tell."""
         mine = [place for place, (namespace, _) in enumerate(queries) if self._client_of[namespace] is self._own]
-        shown = self._own.lookup_here([queries[place] for place in mine]) if mine else None
+        shown = self._own.lookup_here([queries[place] for place in mine], counts=counts) if mine else None
         if shown is None or any(any(lookup.present) for lookup in shown):
             return None
         return [Lookup(0, (False,) * len(hashes), (None,) * len(hashes)) for _, hashes in queries]

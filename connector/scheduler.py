@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvstore.connector.awaited_pages import AwaitedPages, PagePoller
 from kvstore.connector.longest_hit import leading
+from kvstore.connector.lookup_counts import LookupCounts
 from kvstore.connector.lookups import Answer, Lookups, LookupStatistics, Tiers
 from kvstore.connector.plan import LoadPlan, StepPlan
 from kvstore.connector.plan_builder import PlanBuilder
@@ -84,6 +85,7 @@ class SchedulerConnector:
         lookup_budget: seconds from a request's first ask for which it may be told to ask again.
         store_threshold: how many requests must have had a page before it is stored.
         touched_early: the worker half's: it needs to know which blocks a request holds that is over.
+        uncounted: groups of which only some pages are ever stored, such as states: hit ratios are of the others.
         clock: seconds, monotonic.
     """
 
@@ -96,10 +98,12 @@ class SchedulerConnector:
         lookup_budget: float = LOOKUP_BUDGET,
         store_threshold: int = 1,
         touched_early: bool = False,
+        uncounted: Collection[int] = (),
         clock: Callable[[], float] = time.monotonic,
         peers: Mapping[str, tuple[NodeClient, Sequence[Sequence[Namespace]]]] | None = None,
     ) -> None:
         nodes = {_OWN_NODE: (client, (namespaces, *other_ranks))} | dict(peers or {})
+        self._ranks_at = {node: theirs for node, (_, theirs) in nodes.items()}
         self._pollers = {
             node: PagePoller(f"pages at {node or 'the own node'}", its_client, theirs, clock)
             for node, (its_client, theirs) in nodes.items()
@@ -107,6 +111,8 @@ class SchedulerConnector:
         self._awaited: dict[str, tuple[str, AwaitedPages]] = {}  # by request: the node, and what comes there
         self._block_sizes = tuple(namespace.layout.block_size for namespace in namespaces)
         self._lookups = Lookups(client, namespaces, lookup_budget, clock, other_ranks)
+        self._lookup_counts = LookupCounts()
+        self._uncounted = frozenset(uncounted)
         self._store_threshold = StoreThreshold(store_threshold)
         self._touched_early = touched_early
         self._clock = clock
@@ -146,6 +152,8 @@ class SchedulerConnector:
             start < len(hashes) for start, hashes in zip(first, hashes_by_group, strict=True)
         ):
             present = self._ask(request_id, hashes_by_group, first)
+            if present is not None and not self._lookup_counts.is_counted(request_id):
+                self._count_lookup(request_id, hashes_by_group, first, present)
         if present is None:
             return None
         return {
@@ -412,6 +420,7 @@ class SchedulerConnector:
             True: its blocks may still be read. Free them when the worker half has reported it in ``finished_sending``.
             False says nothing of a load: its blocks stay the load's until ``finished_recving``.
         """
+        self._lookup_counts.forget(request_id)
         if not self._forget(request_id):
             return False
         self._next.finish(request_id, tuple(block_ids) if self._touched_early else None)
@@ -463,7 +472,8 @@ class SchedulerConnector:
 
     def statistics(self) -> LookupStatistics:
         """How lookups went since the start."""
-        return self._lookups.statistics()
+        counts = self._lookup_counts
+        return replace(self._lookups.statistics(), pages_asked=counts.asked, pages_found=counts.found)
 
     def shutdown(self) -> None:
         """Stops the background threads, in a few seconds at most. Everything is a miss from now on."""
@@ -483,6 +493,28 @@ class SchedulerConnector:
                 return awaited.expected
             del self._awaited[request_id]
         return self._lookups.ask(request_id, hashes_by_group, first)
+
+    def _count_lookup(
+        self,
+        request_id: str,
+        hashes_by_group: Sequence[Sequence[bytes]],
+        first: tuple[int, ...],
+        present: Sequence[Sequence[bool]],
+    ) -> None:
+        """Count a request's first final answer: what is there behind the pages that the engine has itself."""
+        node, awaited = self._awaited.get(request_id, (_OWN_NODE, None))
+        tiers = self._lookups.tiers(request_id) if awaited is None else tuple(map(tuple, awaited.tiers))
+        ends = [len(hashes) for hashes in hashes_by_group]
+        self._lookup_counts.count(
+            request_id,
+            self._ranks_at[node],
+            [
+                max(0, end - start) if group not in self._uncounted else 0
+                for group, (start, end) in enumerate(zip(first, ends, strict=True))
+            ],
+            [known[start:end] for known, start, end in zip(present, first, ends, strict=True)],
+            tuple(of_group[start:] for of_group, start in zip(tiers, first, strict=True)) if tiers else (),
+        )
 
     def _forget(self, request_id: str) -> bool:
         """Drops everything that is known of a request. Whether a worker may still read from its blocks."""

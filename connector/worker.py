@@ -327,7 +327,7 @@ class WorkerConnector:
             if not queue.wanted(transfer):
                 return
             started = time.monotonic()
-            with self._pinned(), namespace.borrow(hashes[batch]) as pending:
+            with self._pinned(), namespace.borrow(hashes[batch], counts=False) as pending:
                 last = batch.stop >= len(hashes) and not pending.more  # the batches before it are there as a whole
                 on_layer = partial(queue.pass_layer, transfer) if self._by_layer and last else None
                 with queue.touch(transfer) as allowed:
@@ -361,7 +361,7 @@ class WorkerConnector:
         if plan.partial and len(missing) == 1:
             return now < transfer.advanced + PARTIAL_WAIT
         # Pages are stored in their order: with the last one there, what is missing was refused or dropped.
-        tiers = namespace.lookup(missing).tiers
+        tiers = namespace.lookup(missing, counts=False).tiers
         return tiers[0] is not None or tiers[-1] is None
 
     def _carry_out_store(self, transfer: Transfer[StorePlan]) -> None:

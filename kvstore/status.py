@@ -98,6 +98,34 @@ class TierStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LookupTotals:
+    """What lookups asked for and found since the node started, in pages: the hit ratio. As clients told of it."""
+
+    asked: int = 0
+    arena: int = 0
+    """Found there; likewise the others."""
+    disk: int = 0
+    redis: int = 0
+
+    @property
+    def found(self) -> int:
+        """In whatever tier."""
+        return self.arena + self.disk + self.redis
+
+    @classmethod
+    def of(cls, counters: Mapping[str, int]) -> LookupTotals:
+        """From the counters of a namespace; an older node's have none."""
+        names = ("looked_up", "found_arena", "found_disk", "found_redis")
+        return cls(*(counters.get(name, 0) for name in names))
+
+    def since(self, before: LookupTotals) -> LookupTotals:
+        """What was added to an earlier look's."""
+        return LookupTotals(
+            self.asked - before.asked, self.arena - before.arena, self.disk - before.disk, self.redis - before.redis
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceStatus:
     """One namespace at one moment."""
 
@@ -147,6 +175,8 @@ class Status:
     """Those that share the arena, and those with a bulk connection."""
     certificate_ends: float = 0.0
     """When the certificate ends that the node shows to its callers: seconds since 1970. 0: it has none."""
+    lookups: LookupTotals = LookupTotals()
+    """Of all namespaces, those included that were dropped."""
     gone: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """What the node counted of namespaces that were dropped since, by tenant. Not told to clients."""
     numbers: Mapping[bytes, int] = dataclasses.field(default_factory=dict)
@@ -193,7 +223,15 @@ def seen_by(status: Status, grant: Grant) -> Status:
     counters |= {"asked": hit + counts["missed"], "hit": hit}
     tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, counters, arena.health),)
     return dataclasses.replace(
-        status, tiers=tiers, namespaces=own, gone=gone, clients=0, connected=(), arena_directory="", disk_directory=""
+        status,
+        tiers=tiers,
+        namespaces=own,
+        lookups=LookupTotals.of(counts),
+        gone=gone,
+        clients=0,
+        connected=(),
+        arena_directory="",
+        disk_directory="",
     )
 
 

@@ -22,6 +22,10 @@ class Metric:
 
 
 METRICS: Mapping[str, Metric] = {
+    "pages_looked_up": Metric(
+        "Pages, or parts of pages, that kvstore was asked for: of each request once, behind vLLM's."
+    ),
+    "pages_found": Metric("Of the pages looked up, those that kvstore had, by tier.", "tier"),
     "pages_loaded": Metric("Pages, or parts of pages, copied into vLLM's blocks, by the tier they came from.", "tier"),
     "pages_not_loaded": Metric("Pages that were to be loaded and were computed: gone, late, or the node failed."),
     "pages_stored": Metric("Pages, or parts of pages, that were stored."),
@@ -63,7 +67,9 @@ def worker_counts(statistics: WorkerStatistics) -> Counts:
 def lookup_counts(statistics: LookupStatistics) -> Counts:
     """Of the scheduler half, since the start."""
     results = ("here", "answered", "late", "skipped", "remembered", "failed")
-    return {f"lookups|{result}": getattr(statistics, result) for result in results}
+    counts: Counts = {f"lookups|{result}": getattr(statistics, result) for result in results}
+    counts["pages_looked_up"] = statistics.pages_asked
+    return counts | {f"pages_found|{tier}": pages for tier, pages in statistics.pages_found.items()}
 
 
 def ticket_counts(statistics: HandoverStatistics) -> Counts:

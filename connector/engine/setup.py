@@ -120,6 +120,7 @@ class NodeClients:
         else:
             node = self._rank_nodes = RankNodes(self._client, self._rank_clients)
             own, *others = (self._rank_nodes.namespaces(part.host, part.layouts) for part in parts)
+        states = [number for number, group in enumerate(groups) if group.is_state]
         scheduler = SchedulerConnector(
             node,
             own,
@@ -127,6 +128,7 @@ class NodeClients:
             lookup_budget=self._options.lookup_budget_ms / 1000,
             store_threshold=self._options.store_threshold,
             touched_early=touched_early,
+            uncounted=states if len(states) < len(groups) else (),
             peers=self._peers.ranks(layouts),
         )
         hashes = RequestHashes(hash_block_size([group.block_size for group in groups]))

@@ -134,7 +134,7 @@ def _print(answer: dict[str, Any]) -> None:
 def _lookup(
     client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace
 ) -> dict[str, object]:
-    found = namespace.lookup(hashes)
+    found = namespace.lookup(hashes, counts=False)
     pages = [{"hash": h.hex(), "tier": tier} for h, tier in zip(hashes, found.tiers, strict=True)]
     return {"asked": len(hashes), "present": sum(found.present), "leading": found.prefix, "pages": pages}
 
@@ -157,7 +157,7 @@ def _pin(client: Client, namespace: Namespace, hashes: list[bytes], options: arg
 
 def _why_not_pinned(client: Client, namespace: Namespace, missing: bytes) -> str:
     """What limits pins, by the numbers that the node tells."""
-    if not any(namespace.lookup([missing]).present):
+    if not any(namespace.lookup([missing], counts=False).present):
         return "is in no tier"
     status = client.status()
     arena = status.tier("arena")

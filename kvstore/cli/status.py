@@ -20,17 +20,26 @@ from kvstore.cli.connect import add_url_to, connect_to_node
 from kvstore.cli.tables import Fitted, figures_table, print_line, print_table, print_wide, shown
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.page_codes import TIER_NAMES
-from kvstore.status import ConnectedClient, NamespaceStatus, Status, TierState, TierStatus, by_client
+from kvstore.status import (
+    ConnectedClient,
+    LookupTotals,
+    NamespaceStatus,
+    Status,
+    TierState,
+    TierStatus,
+    by_client,
+)
 from kvstore.units import format_duration, format_size, parse_duration, parse_named
 
 _COLUMNS = """\
 counted in pages:
-  hit       loaded from this tier, of those asked of it
-  asked     asked of this tier by loads
+  loaded    loaded from this tier, of those asked of it
+  asked     asked of this tier by loads: engines load what lookups found, so this is no hit ratio
   stored    put into this tier
   evicted   dropped to make room
   overrun   evicted from the arena before a tier below had them
   refused   not stored, for want of room, a quota or a limit
+The hit ratio is that of lookups, over all tiers: pages found of those that engines asked for.
 """
 
 
@@ -119,7 +128,9 @@ def _namespaces(options: argparse.Namespace) -> int:
 def _print_status(status: Status) -> None:
     print_line(_head(status))
     counted = ("hit", "asked", "stored", "evicted", "overrun", "refused")
-    table = figures_table("tier", "used", "limit", "pages", *counted, left=("tier",))
+    print(f"lookups: {_lookups(status.lookups)}")
+    headings = ("loaded", *counted[1:])
+    table = figures_table("tier", "used", "limit", "pages", *headings, left=("tier",))
     for tier in status.tiers:
         counters = [f"{tier.counters[name]:,}" if name in tier.counters else "–" for name in counted]
         sizes = (format_size(tier.used_bytes), format_size(tier.limit_bytes), f"{tier.pages:,}")
@@ -148,12 +159,28 @@ def _head(status: Status) -> str:
     return f"kvstore {status.version}, pid {status.pid}, up {up}, {_count(status.clients, 'client')}"
 
 
+def _lookups(lookups: LookupTotals) -> str:
+    """What lookups asked for and found."""
+    if not lookups.asked:
+        return "none yet"
+    tiers = {tier: getattr(lookups, tier) for tier in TIER_NAMES if tier}
+    where = ", ".join(f"{tier} {pages:,}" for tier, pages in tiers.items() if pages)
+    return f"{_count(lookups.asked, 'page')} asked, {_hits(lookups)}" + (f": {where}" if where else "")
+
+
+def _hits(lookups: LookupTotals) -> str:
+    return f"{lookups.found:,} found ({lookups.found / max(1, lookups.asked):.0%})"
+
+
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _namespace_line(namespace: NamespaceStatus) -> str:
     parts = [f"{_count(namespace.arena_pages, 'page')} of {format_size(namespace.page_bytes)} in the arena"]
+    lookups = LookupTotals.of(namespace.counters)
+    if lookups.asked:
+        parts.append(f"{_hits(lookups)} of {_count(lookups.asked, 'page')} looked up")
     if namespace.pinned_pages:
         parts.append(f"{namespace.pinned_pages:,} pinned")
     for tier in [name for name in TIER_NAMES if name and name in namespace.used_bytes]:
@@ -223,10 +250,15 @@ def _top(options: argparse.Namespace) -> int:
 def _plain_rates(before: Status, now: Status, seconds: float) -> dict[str, Any]:
     """What happened between two looks at a node, for programs: per second."""
     earlier = {tier.name: tier for tier in before.tiers}
+    lookups = now.lookups.since(before.lookups)
     return {
         "time": now.time,
         "seconds": seconds,
         "clients": now.clients,
+        "lookups": {
+            "hit_ratio": lookups.found / lookups.asked if lookups.asked else None,
+            "rates": {name: pages / seconds for name, pages in dataclasses.asdict(lookups).items()},
+        },
         "tiers": {
             tier.name: {
                 "used_bytes": tier.used_bytes,
@@ -246,17 +278,24 @@ def _plain_rates(before: Status, now: Status, seconds: float) -> dict[str, Any]:
 def _rates(before: Status, now: Status, seconds: float) -> Group:
     """What happened between two looks at a node."""
     rates = [f"{name}/s" for name in _RATES]
-    table = figures_table("tier", "used", "pages", "hits", *rates, left=("tier",))
+    table = figures_table("tier", "used", "pages", "loaded", *rates, left=("tier",))
     earlier = {tier.name: tier for tier in before.tiers}
     for tier in now.tiers:
         table.add_row(*_rates_of(earlier.get(tier.name, tier), tier, seconds))
     dirty = now.tier("arena").counters.get("dirty", 0)
     return Group(
         Text(_head(now)),
+        Text(f"lookups: {_lookup_rates(now.lookups.since(before.lookups), seconds)}"),
         Text(f"{_count(len(now.namespaces), 'namespace')}, {dirty:,} pages wait for a tier below"),
         Fitted(table),
         *map(Text, map(shown, now.troubles())),
     )
+
+
+def _lookup_rates(lookups: LookupTotals, seconds: float) -> str:
+    if not lookups.asked:
+        return "none in this interval"
+    return f"{lookups.asked / seconds:,.0f} pages/s asked, {lookups.found / lookups.asked:.0%} of them found"
 
 
 def _rates_of(before: TierStatus, now: TierStatus, seconds: float) -> list[str]:

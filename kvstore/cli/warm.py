@@ -118,7 +118,7 @@ def _warm(namespace: Namespace, runs: Sequence[Sequence[bytes]], *, whole: bool)
                 part = run[start : start + MOST_LOOKUP_PAGES]
                 came += _warm_part(namespace, part, warmed, progress, task, whole=whole)
     for start in range(0, len(came), MOST_LOOKUP_PAGES):
-        tiers = namespace.lookup(came[start : start + MOST_LOOKUP_PAGES]).tiers
+        tiers = namespace.lookup(came[start : start + MOST_LOOKUP_PAGES], counts=False).tiers
         warmed.pushed_out += sum(tier != "arena" for tier in tiers)
     return warmed
 
@@ -126,7 +126,7 @@ def _warm(namespace: Namespace, runs: Sequence[Sequence[bytes]], *, whole: bool)
 def _warm_part(
     namespace: Namespace, hashes: Sequence[bytes], warmed: Warmed, progress: Progress, task: TaskID, *, whole: bool
 ) -> list[bytes]:
-    found = namespace.lookup(hashes)
+    found = namespace.lookup(hashes, counts=False)
     usable = found.prefix if whole else len(hashes)
     lower = [h for h, tier in zip(hashes[:usable], found.tiers, strict=False) if tier not in (None, "arena")]
     here = sum(tier == "arena" for tier in found.tiers[:usable])
@@ -137,7 +137,7 @@ def _warm_part(
     came: list[bytes] = []
     while lower:
         batch = lower[: namespace.batch_pages]
-        with namespace.prepare_load(batch) as pending:
+        with namespace.prepare_load(batch, counts=False) as pending:
             tiers = pending.tiers
         for tier in tiers:
             warmed.already += tier == "arena"  # another client loaded it meanwhile

@@ -80,11 +80,13 @@ class Client:
             handle.open_again(self._deadline())
         return self._make_namespace(handle)
 
-    def lookup(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup]:
+    def lookup(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]], *, counts: bool = True) -> list[Lookup]:
         """Look pages up in several namespaces by one call.
 
         Args:
             queries: pairs of a namespace of this client and the block hashes to look up (32 bytes each).
+            counts: whether the node's hit ratio has these pages; False: who asks counts them, or nobody does
+                (:meth:`Namespace.count_lookup`).
 
         Returns:
             One answer for each query, in their order.
@@ -93,10 +95,13 @@ class Client:
             InvalidRequestError: a query that is no such pair, or a hash that has not 32 bytes.
             LimitExceededError: more than 131,072 pages in all.
         """
-        return look_up(self._session, _by_handle(queries), self._deadline())
+        return look_up(self._session, _by_handle(queries), self._deadline(), counts=counts)
 
-    def lookup_here(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup] | None:
-        """:meth:`lookup` as far as the mapped arena of a node on this host has the answer: no call, and no wait.
+    def lookup_here(
+        self, queries: Sequence[tuple[Namespace, Sequence[bytes]]], *, counts: bool = True
+    ) -> list[Lookup] | None:
+        """:meth:`lookup` as far as the mapped arena of a node on this host has the answer: no call, and no wait. What
+        only a call can tell is not counted.
 
         Args:
             queries: as of :meth:`lookup`.
@@ -107,7 +112,7 @@ class Client:
         Raises:
             InvalidRequestError: as of :meth:`lookup`.
         """
-        return look_here(_by_handle(queries))
+        return look_here(self._session, _by_handle(queries), counts=counts)
 
     def flush(self) -> int:
         """Return when everything stored so far would survive a loss of power.
@@ -158,8 +163,9 @@ class Client:
         return pages if isinstance(pages, np.ndarray) else None
 
     def close(self) -> None:
-        """Let go of the node; calls under way fail. An embedded store ends them first, writes back, and takes its arena
-        out of shared memory.
+        """Let go of the node; calls under way fail. First it is told what was looked up and used since it was told
+        last, for a second at most. An embedded store ends calls first, writes back, and takes its arena out of shared
+        memory.
 
         Raises:
             ResourceError: an embedded store could not write everything back; then its arena stays.

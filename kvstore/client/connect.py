@@ -110,7 +110,7 @@ def connect(
             return GrpcPath(connection)
         if where.local:
             try:
-                return ShmPath(connection, FilePath(directory), left)
+                return ShmPath(connection, FilePath(directory), left, control.reports)
             except (ResourceError, PermissionDeniedError) as error:
                 _log.warning("pages go through the socket instead of shared memory: %s", error)
             return GrpcPath(connection)

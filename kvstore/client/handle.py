@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvstore.client.paths.deadline import locked, time_left
 from kvstore.client.paths.path import Control, OpenedNamespace, Path
+from kvstore.client.recent_lookups import RecentLookups
 from kvstore.errors import (
     DeadlineError,
     LimitExceededError,
@@ -16,10 +17,12 @@ from kvstore.errors import (
     UnavailableError,
     UnknownNamespaceError,
 )
+from kvstore.hashing import HASH_BYTES
 from kvstore.host.cutting import check_going, seconds_given
 from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
+from kvstore.page_codes import PageTier
 
 Answer = TypeVar("Answer")
 REOPENINGS = 8
@@ -41,6 +44,7 @@ class Session:
         self.directory = ""
         """The folder of the arena that it was made for."""
         self._make_path = make_path
+        self._recent = RecentLookups()
         self._lock = threading.Lock()
         register_forked(self)
 
@@ -56,6 +60,23 @@ class Session:
     def forked(self) -> None:
         """In a child: no other thread is at work here any more."""
         self._lock = threading.Lock()
+        self._recent = RecentLookups()
+
+    def looked_up(self, fingerprint: bytes, hashes: bytes, tiers: bytes) -> None:
+        """Count a lookup of pages whose joined hashes these are; ``tiers`` has one byte for each."""
+        if tiers:
+            self._recent.note(fingerprint, hashes)
+            found = map(tiers.count, (PageTier.ARENA, PageTier.DISK, PageTier.REDIS))
+            self.control.count_lookup(fingerprint, len(tiers), *found)
+
+    def loaded(self, fingerprint: bytes, hashes: bytes, tiers: Sequence[str]) -> None:
+        """Count a load as a lookup of its pages, as far as they were not looked up before: of those with these joined
+        hashes, the leading ones came from ``tiers``."""
+        known = self._recent.load(fingerprint, hashes)
+        asked = len(hashes) // HASH_BYTES - known
+        if asked:
+            came = tiers[known:]
+            self.control.count_lookup(fingerprint, asked, *(came.count(tier) for tier in ("arena", "disk", "redis")))
 
     def open(self, layout: Layout, durability: str, deadline: float) -> tuple[OpenedNamespace, Path]:
         """Open a namespace at the node, which may have come back with its arena elsewhere: then by another path.

@@ -16,8 +16,8 @@ Queries = Sequence[tuple[Handle, Sequence[bytes]]]
 """Namespaces of one client, each with the block hashes to look up."""
 
 
-def look_up(session: Session, queries: Queries, deadline: float) -> list[Lookup]:
-    """One answer for each query.
+def look_up(session: Session, queries: Queries, deadline: float, *, counts: bool) -> list[Lookup]:
+    """One answer for each query. ``counts``: whether this is a lookup that is counted.
 
     Raises:
         Exception: as :meth:`kvstore.Client.lookup`.
@@ -33,31 +33,44 @@ def look_up(session: Session, queries: Queries, deadline: float) -> list[Lookup]
         else:
             for handle, _ in queries:
                 handle.refresh(deadline)
-            return answers
-    return _look_up(session, queries, joined, deadline, mapped=False)  # others clear namespaces all the time
+            break
+    else:  # others clear namespaces all the time
+        answers = _look_up(session, queries, joined, deadline, mapped=False)
+    if counts:
+        _count(session, queries, joined, answers)
+    return [Lookup.of(tiers) for tiers in answers]
 
 
-def look_here(queries: Queries) -> list[Lookup] | None:
-    """The same as far as the mapping has the answer: no call is made, nothing waits. None: only a call can tell."""
+def look_here(session: Session, queries: Queries, *, counts: bool) -> list[Lookup] | None:
+    """The same as far as the mapping has the answer: no call is made, nothing waits. None: only a call can tell, and
+    nothing is counted."""
+    joined = [join_hashes(hashes) for _, hashes in queries]
     answers = []
-    for handle, hashes in queries:
+    for (handle, _), keys in zip(queries, joined, strict=True):
         if handle.current is None:
             return None
         opened, path = handle.current
         try:
-            here, complete = path.find(opened, join_hashes(hashes)) or (b"", False)
+            here, complete = path.find(opened, keys) or (b"", False)
         except NotAttachedError:  # the node came back another one: a call finds that out, and attaches again
             return None
         if not complete:
             return None
-        answers.append(Lookup.of(here))
-    return answers
+        answers.append(here)
+    if counts:
+        _count(session, queries, joined, answers)
+    return [Lookup.of(tiers) for tiers in answers]
+
+
+def _count(session: Session, queries: Queries, joined: Sequence[bytes], answers: Sequence[bytes]) -> None:
+    for (handle, _), keys, tiers in zip(queries, joined, answers, strict=True):
+        session.looked_up(handle.fingerprint, keys, tiers)
 
 
 def _look_up(
     session: Session, queries: Queries, joined: Sequence[bytes], deadline: float, *, mapped: bool
-) -> list[Lookup]:
-    """One lookup: what can be told without a call (if ``mapped``), and by one call the rest."""
+) -> list[bytes]:
+    """One lookup: what can be told without a call (if ``mapped``), and by one call the rest. One byte a page."""
     answers: list[bytes] = []
     asked: list[tuple[bytes, Sequence[bytes]]] = []
     open_answers: list[int] = []
@@ -74,7 +87,7 @@ def _look_up(
         told = session.control.lookup(asked, time_left(deadline))
         for place, rest in zip(open_answers, map(iter, told), strict=True):
             answers[place] = bytes(tier or next(rest, nowhere) for tier in answers[place])
-    return [Lookup.of(tiers) for tiers in answers]
+    return answers
 
 
 def checked_hashes(hashes: Sequence[bytes], limit: int) -> bytes:

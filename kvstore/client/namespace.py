@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvstore.client import transfers
 from kvstore.client.arguments import checked_pin, checked_timeout
@@ -14,9 +14,11 @@ from kvstore.client.paths.buffers import Pages, page_arrays
 from kvstore.client.paths.pending import PendingLoad, PendingStore
 from kvstore.client.paths.results import Lookup, NamespaceStatistics, StoreResult
 from kvstore.client.paths.transfer import Transfer
-from kvstore.errors import UnknownNamespaceError
+from kvstore.errors import InvalidRequestError, UnknownNamespaceError
+from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import register_forked
 from kvstore.limits import MOST_LOOKUP_PAGES
+from kvstore.page_codes import TIER_NAMES
 from kvstore.wire.messages import join_hashes
 
 
@@ -26,6 +28,10 @@ class Namespace:
     A page is ``layout.page_bytes`` bytes, whatever their dtype; a block hash is 32 bytes, as
     :func:`kvstore.hash_blocks` gives it. Methods raise the errors that :class:`kvstore.Client` lists, and
     :class:`kvstore.errors.InvalidRequestError` for a hash that has not 32 bytes.
+
+    The node's hit ratio is of lookups: each page that ``lookup`` names was asked for, and found where a tier has it,
+    whether or not one before it is missing. A load of pages that this client did not look up a moment before counts as
+    a lookup of them. With ``counts=False`` a call counts nothing (:meth:`count_lookup`).
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -44,11 +50,12 @@ class Namespace:
         """Most pages that ``prepare_store`` and ``prepare_load`` take; less when the node comes back smaller."""
         return self._handle.now(self._deadline())[0].batch_pages
 
-    def lookup(self, hashes: Sequence[bytes]) -> Lookup:
+    def lookup(self, hashes: Sequence[bytes], *, counts: bool = True) -> Lookup:
         """Which pages are here, in whatever tier.
 
         Args:
             hashes: block hashes of 32 bytes, head of the prefix first, 131,072 at most.
+            counts: as of :meth:`kvstore.Client.lookup`.
 
         Returns:
             For each page the tier that has it, and how many leading pages are here. Nothing is leased for it.
@@ -56,7 +63,24 @@ class Namespace:
         Raises:
             LimitExceededError: more than 131,072 hashes.
         """
-        return look_up(self._handle.session, [(self._handle, hashes)], self._deadline())[0]
+        return look_up(self._handle.session, [(self._handle, hashes)], self._deadline(), counts=counts)[0]
+
+    def count_lookup(self, asked: int, found: Mapping[str, int]) -> None:
+        """Count a lookup in the node's hit ratio that nothing else counts. The node is told with a later call; never
+        waits, and does not say whether it was told.
+
+        Args:
+            asked: pages that were asked for.
+            found: of these, by the tier that has them: ``"arena"``, ``"disk"``, ``"redis"``.
+
+        Raises:
+            InvalidRequestError: no such tier, or more pages found than asked for.
+        """
+        if not found.keys() <= set(TIER_NAMES[1:]) or min(found.values(), default=0) < 0 or sum(found.values()) > asked:
+            raise InvalidRequestError(f"{dict(found)} can't be what was found of {asked} pages")
+        if asked:
+            counts = (found.get("arena", 0), found.get("disk", 0), found.get("redis", 0))
+            self._handle.session.control.count_lookup(self.fingerprint, asked, *counts)
 
     def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
         """Store pages that follow each other in their chain, head of the prefix first.
@@ -84,7 +108,7 @@ class Namespace:
         self._moved.stored(result)
         return result
 
-    def load(self, hashes: Sequence[bytes], into: Pages) -> int:
+    def load(self, hashes: Sequence[bytes], into: Pages, *, counts: bool = True) -> int:
         """Load the leading pages that are here.
 
         Args:
@@ -104,6 +128,8 @@ class Namespace:
         arrays = page_arrays(into, len(hashes), self.layout.page_bytes, writable=True)
         tiers = transfers.load(self._handle, Transfer(joined, arrays, self._deadline()))
         self._moved.loaded(tiers)
+        if counts:
+            self._handle.session.loaded(self.fingerprint, joined, tiers)
         return len(tiers)
 
     def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> PendingStore:
@@ -126,7 +152,7 @@ class Namespace:
         pending.observe(self._moved.stored)
         return pending
 
-    def prepare_load(self, hashes: Sequence[bytes]) -> PendingLoad:
+    def prepare_load(self, hashes: Sequence[bytes], *, counts: bool = True) -> PendingLoad:
         """Promote the leading pages to the arena, and lease them to be copied from where they are.
 
         Args:
@@ -141,10 +167,9 @@ class Namespace:
         """
         transfer = Transfer(checked_hashes(hashes, self.batch_pages), (), self._deadline())
         pending = self._handle.move(lambda opened, path: path.prepare_load(opened, transfer), transfer.deadline)
-        pending.observe(self._moved.loaded)
-        return pending
+        return self._begun(pending, transfer.hashes, counts=counts)
 
-    def borrow(self, hashes: Sequence[bytes]) -> PendingLoad:
+    def borrow(self, hashes: Sequence[bytes], *, counts: bool = True) -> PendingLoad:
         """As :meth:`prepare_load`, for a reader that copies at once: without a call where the pages are in the arena
         of this host. They are not leased: its copies are good if ``complete`` says so behind them. Those in lower tiers
         come by another call (``PendingLoad.more``).
@@ -160,8 +185,7 @@ class Namespace:
         """
         transfer = Transfer(checked_hashes(hashes, self.batch_pages), (), self._deadline())
         pending = self._handle.move(lambda opened, path: path.borrow(opened, transfer), transfer.deadline)
-        pending.observe(self._moved.loaded)
-        return pending
+        return self._begun(pending, transfer.hashes, counts=counts)
 
     def touch(self, hashes: Sequence[bytes]) -> int:
         """Mark pages as used, so that others leave before them.
@@ -260,6 +284,14 @@ class Namespace:
     def statistics(self) -> NamespaceStatistics:
         """The pages that this object has moved so far. No call is made for it."""
         return self._moved.statistics()
+
+    def _begun(self, pending: PendingLoad, hashes: bytes, *, counts: bool) -> PendingLoad:
+        pending.observe(self._moved.loaded)
+        if counts:
+            # Where there may be more, the others are asked for next.
+            asked = hashes[: len(pending.pages) * HASH_BYTES] if pending.more else hashes
+            self._handle.session.loaded(self.fingerprint, asked, pending.tiers)
+        return pending
 
     def _deadline(self) -> float:
         return time.monotonic() + self._handle.session.timeout

@@ -32,10 +32,10 @@ class TracedClient(Client):
         super().__init__(url, control, timeout, make_path)
         self._spans = ClientSpans(provider)
 
-    def lookup(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]]) -> list[Lookup]:
+    def lookup(self, queries: Sequence[tuple[Namespace, Sequence[bytes]]], *, counts: bool = True) -> list[Lookup]:
         """As of :class:`Client`."""
         with self._spans.span("kvstore lookup", sum(len(hashes) for _, hashes in queries)) as span:
-            found = super().lookup(queries)
+            found = super().lookup(queries, counts=counts)
             span.set_attribute("kvstore.pages.found", sum(each.prefix for each in found))
             return found
 
@@ -48,10 +48,10 @@ class _TracedNamespace(Namespace):
         super().__init__(handle)
         self._spans = spans
 
-    def lookup(self, hashes: Sequence[bytes]) -> Lookup:
+    def lookup(self, hashes: Sequence[bytes], *, counts: bool = True) -> Lookup:
         """As of :class:`Namespace`."""
         with self._spans.span("kvstore lookup", len(hashes)) as span:
-            found = super().lookup(hashes)
+            found = super().lookup(hashes, counts=counts)
             span.set_attribute("kvstore.pages.found", found.prefix)
             return found
 
@@ -63,10 +63,10 @@ class _TracedNamespace(Namespace):
                 span.set_attribute(f"kvstore.pages.{name}", getattr(result, name))
             return result
 
-    def load(self, hashes: Sequence[bytes], into: Pages) -> int:
+    def load(self, hashes: Sequence[bytes], into: Pages, *, counts: bool = True) -> int:
         """As of :class:`Namespace`."""
         with self._spans.span("kvstore load", len(hashes)) as span:
-            loaded = super().load(hashes, into)
+            loaded = super().load(hashes, into, counts=counts)
             span.set_attribute("kvstore.pages.loaded", loaded)
             return loaded
 
@@ -75,12 +75,12 @@ class _TracedNamespace(Namespace):
         with self._spans.span("kvstore prepare_store", len(hashes)):
             return super().prepare_store(hashes, parent=parent)
 
-    def prepare_load(self, hashes: Sequence[bytes]) -> PendingLoad:
+    def prepare_load(self, hashes: Sequence[bytes], *, counts: bool = True) -> PendingLoad:
         """As of :class:`Namespace`."""
         with self._spans.span("kvstore prepare_load", len(hashes)):
-            return super().prepare_load(hashes)
+            return super().prepare_load(hashes, counts=counts)
 
-    def borrow(self, hashes: Sequence[bytes]) -> PendingLoad:
+    def borrow(self, hashes: Sequence[bytes], *, counts: bool = True) -> PendingLoad:
         """As of :class:`Namespace`."""
         with self._spans.span("kvstore borrow", len(hashes)):
-            return super().borrow(hashes)
+            return super().borrow(hashes, counts=counts)

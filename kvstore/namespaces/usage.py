@@ -1,4 +1,4 @@
-"""Usage: what was loaded and stored since the node started, by namespace, and which prefixes are loaded most."""
+"""Usage: what was looked up, loaded and stored since the node started, by namespace, and the prefixes loaded most."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from kvstore.page_codes import PageTier
 
 MOST_PREFIXES = 1024
 """Most prefixes that are counted at once. When there would be more, all counts are halved, and those of one load go."""
+MOST_PAGES = 1 << 62
+"""Lookups are counted by clients: more than this nobody can have asked for, and a count must fit into 64 bits."""
 DEPTHS = (1, 4, 16, 64, 256)
 """Where prefixes are counted, in pages. All prompts of a chat share the first ones, and fewer share later ones."""
 
 
 @dataclass(slots=True)
 class NamespaceCounts:
-    """Pages. Those asked for are ``arena + disk + redis + missed``, those offered ``stored + present + refused``."""
+    """Pages. Loads asked for ``arena + disk + redis + missed``; offered were ``stored + present + refused``. Lookups
+    asked for ``looked_up``, of which ``found_arena + found_disk + found_redis`` were there: that is the hit ratio."""
 
     arena: int = 0
     """Loaded, and in the arena when they were asked for."""
@@ -27,6 +30,10 @@ class NamespaceCounts:
     stored: int = 0
     present: int = 0
     refused: int = 0
+    looked_up: int = 0
+    found_arena: int = 0
+    found_disk: int = 0
+    found_redis: int = 0
 
 
 class HotPrefix(NamedTuple):
@@ -93,6 +100,16 @@ class Usage:
         for depth in DEPTHS:
             if depth <= len(tiers):
                 self._heat(keys[depth - 1], depth)
+
+    def looked_up(self, namespace: int, asked: int, found: tuple[int, int, int]) -> None:
+        """A lookup of so many pages, of which so many were found in the arena, on disk, in Redis."""
+        arena, disk, redis = found
+        for counts in (self._counts(namespace), self.total):
+            if counts.looked_up + asked <= MOST_PAGES:
+                counts.looked_up += asked
+                counts.found_arena += arena
+                counts.found_disk += disk
+                counts.found_redis += redis
 
     def stored(self, namespace: int, page_bytes: int, *, stored: int = 0, present: int = 0, refused: int = 0) -> None:
         """Pages were offered."""

@@ -81,9 +81,12 @@ class PageCalls:
         return pb.CompleteLoadReply(valid=self._store.complete_load(self._owner(request.client), request.ticket))
 
     def note_use(self, report: pb.UseReport) -> int:
-        """Learn what a client read."""
-        if len(report.uses) > MOST_QUERIES:
-            raise LimitExceededError(f"{len(report.uses)} uses in one report, the limit is {MOST_QUERIES}")
+        """Learn what a client looked up and read. Returns how many of the pages read are in the arena."""
+        for parts, what in ((report.uses, "uses"), (report.lookups, "counts of lookups")):
+            if len(parts) > MOST_QUERIES:
+                raise LimitExceededError(f"{len(parts)} {what} in one report, the limit is {MOST_QUERIES}")
+        for each in report.lookups:
+            self._store.note_lookups(each.fingerprint, each.asked, (each.arena, each.disk, each.redis))
         return sum(
             self._store.note_use(use.fingerprint, split_hashes(use.hashes), read=use.read, missed=use.missed)
             for use in report.uses

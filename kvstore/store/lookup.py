@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstore.errors import LimitExceededError
-from kvstore.limits import MOST_LOOKUP_PAGES, MOST_QUERIES
+from kvstore.limits import MOST_LOOKED_UP, MOST_LOOKUP_PAGES, MOST_QUERIES
 from kvstore.page_codes import Explanation, PageTier
 from kvstore.store.state import StoreState
 from kvstore.store.write_back import WriteBack
@@ -73,6 +73,22 @@ class Lookups:
             self._catalog.touch(slots)
             self._write_back.note_use(slots)
             return len(slots)
+
+    def note_lookups(self, fingerprint: bytes, asked: int, found: tuple[int, int, int]) -> None:
+        """A client says what its lookups asked for, and what they found."""
+        known = self._namespaces.get(fingerprint)
+        if known is None or not asked:
+            return
+        self._namespaces.note_use(known)
+        left = asked = min(asked, MOST_LOOKED_UP)
+        counted = []
+        for pages in found:
+            counted.append(min(pages, left))
+            left -= counted[-1]
+        arena, disk, redis = counted
+        with self._lock:
+            if self._namespaces.is_open(known.number):
+                self._state.usage.looked_up(known.number, asked, (arena, disk, redis))
 
     def note_use(self, fingerprint: bytes, hashes: Sequence[bytes], *, read: bool, missed: int) -> int:
         """A client says which pages it used without a call."""

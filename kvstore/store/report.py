@@ -7,7 +7,15 @@ import os
 import time
 
 from kvstore.hashing import hash_check
-from kvstore.status import NamespaceStatus, Status, TierHealth, TierState, TierStatus, kvstore_version
+from kvstore.status import (
+    LookupTotals,
+    NamespaceStatus,
+    Status,
+    TierHealth,
+    TierState,
+    TierStatus,
+    kvstore_version,
+)
 from kvstore.store.store import Store
 
 
@@ -61,6 +69,7 @@ def status_of(
         hash_check=hash_check(),
         certificate_ends=certificate_ends,
         connected=statistics.connected,
+        lookups=LookupTotals.of(statistics.total),
         gone=statistics.gone,
         numbers={each.layout.fingerprint: each.number for each in statistics.namespaces},
     )

@@ -47,6 +47,8 @@ class StoreStatistics:
     lower_tiers: dict[str, TierStatistics]
     """By name."""
     namespaces: tuple[NamespaceUsage, ...]
+    total: dict[str, int]
+    """What was counted of all namespaces, those included that were dropped."""
     gone: dict[str, dict[str, int]]
     """What was counted of namespaces that were dropped, by tenant."""
     clients: int
@@ -86,6 +88,7 @@ def statistics_of(state: StoreState, quotas: NamespaceQuotas, pins: Pins) -> Sto
                 )
                 for known, used in used_there
             ),
+            total=asdict(usage.total),
             gone={tenant: dict(counts) for tenant, counts in usage.gone.items()},
             clients=len(connected),
             connected=connected,

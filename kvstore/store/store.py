@@ -213,6 +213,16 @@ class Store:
         """
         return self._lookups.note_use(fingerprint, hashes, read=read, missed=missed)
 
+    def note_lookups(self, fingerprint: bytes, asked: int, found: tuple[int, int, int]) -> None:
+        """A client's lookups asked for pages, which is counted; a load of pages that were not looked up is one, too.
+
+        Args:
+            fingerprint: the namespace; one that was dropped meanwhile is passed over.
+            asked: pages; not more are counted than ``MOST_LOOKED_UP``.
+            found: of these, in the arena, on disk, in Redis; not more are counted than were asked for.
+        """
+        self._lookups.note_lookups(fingerprint, asked, found)
+
     # -- stores ------------------------------------------------------------------------------------------------------
 
     def prepare_store(

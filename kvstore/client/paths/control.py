@@ -6,19 +6,21 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import grpc
 
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.reachability import Finding
+from kvstore.client.paths.use_reports import UseReports
 from kvstore.client_name import name_of_process
 from kvstore.errors import ConfigError, DeadlineError, KVStoreError, UnauthenticatedError, UnavailableError
 from kvstore.host.cutting import cuttable, work_here
 from kvstore.host.forking import register_forked, unforked
 from kvstore.host.uninterrupted import abandonable
 from kvstore.layout import Layout
-from kvstore.status import ClientStatus, NamespaceStatus, Status, TierHealth, TierState, TierStatus
+from kvstore.status import ClientStatus, LookupTotals, NamespaceStatus, Status, TierHealth, TierState, TierStatus
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.bulk_pb2_grpc import BulkStub
 from kvstore.v1.cache_pb2_grpc import CacheStub
@@ -240,6 +242,8 @@ class RemoteControl:
     ) -> None:
         self._connection = connection
         self._arena_folder = arena_folder
+        self.reports = UseReports(partial(_report_use, connection))  # not a method: the two would keep each other
+        """What the node is told of later."""
 
     @property
     def answered(self) -> bool:
@@ -257,6 +261,10 @@ class RemoteControl:
         """For each (fingerprint, hashes) one byte a page."""
         request = pb.LookupRequest(queries=[_page_list(fingerprint, hashes) for fingerprint, hashes in queries])
         return list(self._connection.call(self._connection.stub.Lookup, request, timeout).tiers)
+
+    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int) -> None:
+        """Tell the node with the next call, or a moment later."""
+        self.reports.note_lookup(fingerprint, asked, arena, disk, redis)
 
     def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
         """For each page the tier that has it, and why none has."""
@@ -332,14 +340,20 @@ class RemoteControl:
             hash_check=reply.hash_check,
             connected=tuple(ClientStatus(each.name, each.way, each.seconds, each.host) for each in reply.connected),
             certificate_ends=reply.certificate_ends,
+            lookups=LookupTotals(reply.lookups.asked, reply.lookups.arena, reply.lookups.disk, reply.lookups.redis),
         )
 
     def close(self) -> None:
-        """End the connection."""
+        """Tell the node what it does not know yet, and end the connection."""
+        self.reports.close()
         self._connection.close()
 
     def _count(self, method: Callable[..., Any], request: Any, timeout: float) -> int:
         return int(self._connection.call(method, request, timeout).pages)
+
+
+def _report_use(connection: Connection, report: pb.UseReport, timeout: float) -> None:
+    connection.call(connection.stub.ReportUse, report, timeout)
 
 
 def _page_list(fingerprint: bytes, hashes: Sequence[bytes]) -> pb.PageList:

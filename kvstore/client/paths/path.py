@@ -115,6 +115,11 @@ class Control(Protocol):
         """For each (fingerprint, hashes) one byte a page: see :class:`kvstore.page_codes.PageTier`."""
         ...
 
+    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int) -> None:
+        """Count a lookup: how many pages it asked for, and how many each tier had. The store is told at once, or a
+        moment later without a wait. Never raises; what can't be told is lost."""
+        ...
+
     def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
         """One byte a page, twice: as :meth:`lookup` says it; and a :class:`kvstore.page_codes.Explanation`."""
         ...

@@ -222,10 +222,11 @@ class Access:
         if getattr(request, "client", 0):
             raise NotAttachedError("this client is not attached to the node's arena")
         reported = request if isinstance(request, pb.UseReport) else getattr(request, "used", None)
-        if reported is not None and reported.uses:
-            own = [use for use in reported.uses if self.sees(grant, use.fingerprint)]
-            del reported.uses[:]
-            reported.uses.extend(own)
+        told: Any
+        for told in (reported.uses, reported.lookups) if reported is not None else ():
+            own = [each for each in told if self.sees(grant, each.fingerprint)]
+            del told[:]
+            told.extend(own)
 
     def _check_layout(self, grant: Grant, request: pb.OpenNamespaceRequest) -> None:
         if request.durability and WRITE not in grant.rights:

@@ -110,7 +110,9 @@ def most_parts(request: Any) -> None:
     for parts, most, what in (
         (getattr(request, "queries", ()), MOST_QUERIES, "namespaces in one lookup"),
         (getattr(request, "uses", ()), MOST_QUERIES, "uses in one report"),
+        (getattr(request, "lookups", ()), MOST_QUERIES, "counts of lookups in one report"),
         (request.used.uses if hasattr(request, "used") else (), MOST_QUERIES, "uses in one report"),
+        (request.used.lookups if hasattr(request, "used") else (), MOST_QUERIES, "counts of lookups in one report"),
         (getattr(request, "fingerprints", ()), MOST_NAMESPACES, "namespaces"),
     ):
         if len(parts) > most:

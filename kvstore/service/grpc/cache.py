@@ -150,4 +150,5 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             hash_check=status.hash_check,
             connected=[pb.ClientStatus(**dataclasses.asdict(each)) for each in status.connected],
             certificate_ends=status.certificate_ends,
+            lookups=pb.LookupCount(**dataclasses.asdict(status.lookups)),
         )

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from kvstore.status import Status, TierState
+from kvstore.status import LookupTotals, Status, TierState
 from kvstore.tiers.latencies import BOUNDS, Latencies
 
 MOST_NAMESPACES = 64
@@ -155,9 +155,14 @@ def _namespaces(status: Status, own: Mapping[bytes, Counts[str]], others: Counts
     )
     pages = GaugeMetricFamily("kvstore_namespace_arena_pages", "Its pages in the arena.", labels=["namespace"])
     pinned = GaugeMetricFamily("kvstore_namespace_pinned_pages", "Of these, pinned.", labels=["namespace"])
+    lookups = CounterMetricFamily(
+        "kvstore_namespace_lookups",
+        "Its pages that lookups asked for, by where they were found: the hit ratio.",
+        labels=["namespace", "found"],
+    )
     loads = CounterMetricFamily(
         "kvstore_namespace_loads",
-        "Its pages that were asked for, by where they were found.",
+        "Its pages that loads asked for, by where they were found.",
         labels=["namespace", "found"],
     )
     stores = CounterMetricFamily(
@@ -186,11 +191,15 @@ def _namespaces(status: Status, own: Mapping[bytes, Counts[str]], others: Counts
         pages.add_metric([name], count)
         pinned.add_metric([name], pinned_of[name])
     for name, counts in counts_of.items():
+        totals = LookupTotals.of(counts)
+        for found in ("arena", "disk", "redis"):
+            lookups.add_metric([name, found], getattr(totals, found))
+        lookups.add_metric([name, "missed"], totals.asked - totals.found)
         for found in ("arena", "disk", "redis", "missed"):
             loads.add_metric([name, found], counts[found])
         for answer in ("stored", "present", "refused"):
             stores.add_metric([name, answer], counts[answer])
-    yield from (used, quota, pages, pinned, loads, stores)
+    yield from (used, quota, pages, pinned, lookups, loads, stores)
 
 
 class TierTimesCollector(Collector):

@@ -14,7 +14,6 @@ import kvstore
 from kvstore.arena.epochs import LINE_WORDS
 from kvstore.client.paths.control import Connection
 from kvstore.client.paths.shm.connection import SocketConnection
-from kvstore.client.paths.shm.path import ShmPath
 from kvstore.store.statistics import StoreStatistics
 from kvstore.store.store import Store
 
@@ -41,10 +40,10 @@ class Place:
 
     def snapshot(self) -> StoreStatistics:
         """Everything that the store counts, at rest: a change means that something was done."""
-        for path in (client._session.path for client in self.opened):
-            report = path._use_reports.take() if isinstance(path, ShmPath) else None
+        for reports in (getattr(client._session.control, "reports", None) for client in self.opened):
+            report = reports.take() if reports is not None else None
             if report is not None:  # what it has read without a call
-                path._use_reports._report(report)
+                reports._report(report, TIMEOUT)
         self.store.flush()
         return self.store.statistics()
 

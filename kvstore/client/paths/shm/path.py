@@ -26,8 +26,8 @@ from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
 from kvstore.client.paths.shm.mapped_arena import MappedRead, copy_bytes
 from kvstore.client.paths.shm.preallocation import Preallocation
 from kvstore.client.paths.shm.reservation import Reservation
-from kvstore.client.paths.shm.use_reports import UseReports
 from kvstore.client.paths.transfer import Transfer
+from kvstore.client.paths.use_reports import UseReports
 from kvstore.errors import (
     DeadlineError,
     KVStoreError,
@@ -46,7 +46,6 @@ from kvstore.v1 import cache_pb2 as pb
 Bytes = npt.NDArray[np.uint8]
 Pending = TypeVar("Pending")
 _ARENA = TIER_NAMES[PageTier.ARENA] or ""
-_REPORT_TIMEOUT = 1.0
 _MOST_NOTED = 1024
 """Most pages that the next call takes along: with more it might be too long for its connection."""
 _OUTCOMES = bytes.maketrans(
@@ -58,22 +57,22 @@ _STEP_BYTES = 16 << 20
 
 
 class ShmPath(Path):
-    """:class:`kvstore.client.paths.path.Path` through the mapping of the arena whose folder is ``directory``.
+    """:class:`kvstore.client.paths.path.Path` through the mapping of the arena whose folder is ``directory``. What is
+    read without a call goes into the client's ``reports``.
 
     Raises:
         ResourceError: the arena can't be mapped from here.
         UnavailableError: the node can't be reached.
     """
 
-    def __init__(self, connection: Connection, directory: FilePath, timeout: float) -> None:
+    def __init__(self, connection: Connection, directory: FilePath, timeout: float, reports: UseReports) -> None:
         self._grpc = connection
         self._directory = directory
         self._connections = LocalConnectionPool(connection, directory)
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._closed = threading.Event()
-        # Not a method of this object: the two would keep each other.
-        self._use_reports = UseReports(partial(_report_use, connection))
+        self._use_reports = reports
         self._preallocation = Preallocation(self._connections)
         self._begun = threading.local()
         """``connection``: of the last store that this thread began and was not told of yet."""
@@ -207,7 +206,6 @@ class ShmPath(Path):
     def close(self) -> None:
         """Detach behind the last operation under way."""
         self._closed.set()
-        self._use_reports.close()
         self._preallocation.close()
         self._connections.close()
         if self._attachment is not None:
@@ -467,10 +465,6 @@ class ShmPath(Path):
         """A call failed, and unless the node itself said so, what it reserved is unknown: it takes all of that back."""
         if not isinstance(error, KVStoreError) or isinstance(error, UnavailableError | DeadlineError):
             attachment.retire()
-
-
-def _report_use(connection: Connection, report: pb.UseReport) -> None:
-    connection.call(connection.stub.ReportUse, report, _REPORT_TIMEOUT)
 
 
 def _ttl_ms(deadline: float) -> int:

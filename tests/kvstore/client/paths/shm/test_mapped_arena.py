@@ -15,7 +15,7 @@ import pytest
 
 import kvstore
 from kvstore.client.paths.shm import mapped_arena as mapped
-from kvstore.client.paths.shm.use_reports import MOST_PAGES, MOST_USES, UseReports
+from kvstore.client.paths.use_reports import MOST_PAGES, MOST_USES, UseReports
 from kvstore.errors import UnavailableError
 from kvstore.store import state as books_module
 from kvstore.v1 import cache_pb2 as pb
@@ -254,11 +254,11 @@ class TestWhatTheNodeLearns:
     def test_reports_are_bounded_and_a_node_that_is_away_costs_nothing(self, eventually):
         sent: list[pb.UseReport] = []
 
-        def report(uses: pb.UseReport) -> None:
+        def report(uses: pb.UseReport, timeout: float) -> None:
             sent.append(uses)
             raise UnavailableError("away")
 
-        recency = UseReports(lambda uses: None)
+        recency = UseReports(lambda uses, timeout: None)
         recency._thread = object()  # none: what waits goes with a call
         for number in range(3 * MOST_USES):
             recency.note(number.to_bytes(32, "big"), bytes(256 * 32), read=True)
@@ -281,7 +281,7 @@ class TestWhatTheNodeLearns:
     def test_an_error_that_nobody_thought_of_is_logged_and_the_next_report_goes(self, eventually, caplog):
         sent: list[pb.UseReport] = []
 
-        def report(uses: pb.UseReport) -> None:
+        def report(uses: pb.UseReport, timeout: float) -> None:
             sent.append(uses)
             if len(sent) == 1:
                 raise ValueError("unforeseen")
@@ -297,7 +297,7 @@ class TestWhatTheNodeLearns:
         def no_thread(thread: object) -> None:
             raise RuntimeError("can't start new thread")
 
-        recency = UseReports(lambda uses: None)
+        recency = UseReports(lambda uses, timeout: None)
         with monkeypatch.context() as patch:
             patch.setattr("threading.Thread.start", no_thread)
             recency.note(b"f" * 32, bytes(32), read=True)
@@ -305,10 +305,10 @@ class TestWhatTheNodeLearns:
         assert recency._thread is None
 
     def test_a_client_that_reads_nothing_for_a_while_has_no_thread(self, monkeypatch, eventually):
-        monkeypatch.setattr("kvstore.client.paths.shm.use_reports.REPORT_SECONDS", 0.01)
-        monkeypatch.setattr("kvstore.client.paths.shm.use_reports._IDLE_SECONDS", 0.03)
+        monkeypatch.setattr("kvstore.client.paths.use_reports.REPORT_SECONDS", 0.01)
+        monkeypatch.setattr("kvstore.client.paths.use_reports._IDLE_SECONDS", 0.03)
         sent: list[pb.UseReport] = []
-        recency = UseReports(sent.append)
+        recency = UseReports(lambda uses, timeout: sent.append(uses))
         for turn in range(2):
             recency.note(b"f" * 32, bytes(32), read=True)
             eventually(lambda: recency._thread is None)
