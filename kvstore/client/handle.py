@@ -25,6 +25,7 @@ from kvstore.layout import Layout
 from kvstore.page_codes import PageTier
 
 Answer = TypeVar("Answer")
+_ARENA, _DISK, _REDIS = map(int, (PageTier.ARENA, PageTier.DISK, PageTier.REDIS))
 REOPENINGS = 8
 """How often one call opens a namespace again: it may be cleared once more in between."""
 
@@ -66,8 +67,9 @@ class Session:
         """Count a lookup of pages whose joined hashes these are; ``tiers`` has one byte for each."""
         if tiers:
             self._recent.note(fingerprint, hashes)
-            found = map(tiers.count, (PageTier.ARENA, PageTier.DISK, PageTier.REDIS))
-            self.control.count_lookup(fingerprint, len(tiers), *found)
+            asked, arena = len(tiers), tiers.count(_ARENA)
+            elsewhere = (0, 0) if arena == asked else (tiers.count(_DISK), tiers.count(_REDIS))
+            self.control.count_lookup(fingerprint, asked, arena, *elsewhere)
 
     def loaded(self, fingerprint: bytes, hashes: bytes, tiers: Sequence[str]) -> None:
         """Count a load as a lookup of its pages, as far as they were not looked up before: of those with these joined
@@ -75,8 +77,10 @@ class Session:
         known = self._recent.load(fingerprint, hashes)
         asked = len(hashes) // HASH_BYTES - known
         if asked:
-            came = tiers[known:]
-            self.control.count_lookup(fingerprint, asked, *(came.count(tier) for tier in ("arena", "disk", "redis")))
+            came = tiers[known:] if known else tiers
+            arena = came.count("arena")
+            elsewhere = (0, 0) if arena == len(came) else (came.count("disk"), came.count("redis"))
+            self.control.count_lookup(fingerprint, asked, arena, *elsewhere)
 
     def open(self, layout: Layout, durability: str, deadline: float) -> tuple[OpenedNamespace, Path]:
         """Open a namespace at the node, which may have come back with its arena elsewhere: then by another path.

@@ -7,22 +7,27 @@ from collections import deque
 
 from kvstore.hashing import HASH_BYTES
 
-MOST_LOOKUPS = 64
+MOST_LOOKUPS = 32
 """Most lookups that are remembered."""
 MOST_BYTES = 1 << 20
 """Most bytes of hashes in them, unless it is one lookup."""
+SEARCHED_BYTES = 1 << 15
+"""Most bytes, of the latest ones, in which a page is searched that no load goes on with: that takes 10 µs."""
 
 
 class RecentLookups:
     """The last lookups. Safe for threads, decides without I/O.
 
-    Each stands for one load of its pages: of a part of them, of all in several batches one behind the other, or from
-    any page on, but of no page twice. Whoever loads the same pages again has not looked them up.
+    Each stands for one load of its pages: of a part of them, or of all in several batches one behind the other; of the
+    latest ones, also from any page on that was not loaded yet. Whoever loads the same pages again has not looked them up.
     """
 
-    def __init__(self, most_lookups: int = MOST_LOOKUPS, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, most_lookups: int = MOST_LOOKUPS, most_bytes: int = MOST_BYTES, searched_bytes: int = SEARCHED_BYTES
+    ) -> None:
         self._most_lookups = most_lookups
         self._most_bytes = most_bytes
+        self._searched_bytes = searched_bytes
         self._lookups: deque[_Lookup] = deque()
         """The latest first."""
         self._bytes = 0
@@ -47,7 +52,11 @@ class RecentLookups:
             for lookup in self._lookups:  # the usual case: it goes on where the lookup begins, or its last load ended
                 if lookup.fingerprint == fingerprint and lookup.hashes.startswith(first, lookup.taken):
                     return self._take(lookup, lookup.taken, hashes)
+            searched = 0
             for lookup in self._lookups:
+                searched += len(lookup.hashes)
+                if searched > self._searched_bytes and lookup is not self._lookups[0]:
+                    break
                 if lookup.fingerprint == fingerprint and (at := lookup.find(first)) >= 0:
                     return self._take(lookup, at, hashes)
         return 0

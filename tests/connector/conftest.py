@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Self, TypeVar
@@ -89,11 +89,11 @@ class FakeClient:
         self.shows = False
         self.gate = Gate()
 
-    def lookup_here(self, queries: Queries) -> list[Found] | None:
+    def lookup_here(self, queries: Queries, *, counts: bool = True) -> list[Found] | None:
         """What it shows without a call: all of it, once ``shows`` is set."""
         return self._answer(queries) if self.shows else None
 
-    def lookup(self, queries: Queries) -> list[Found]:
+    def lookup(self, queries: Queries, *, counts: bool = True) -> list[Found]:
         self.calls.append([tuple(hashes) for _, hashes in queries])
         self.gate.go_through()
         return self._answer(queries)
@@ -158,10 +158,15 @@ class FakeNamespace:
     """Whether the token may only read."""
     held: int = 0
     """Pending loads and stores that are neither completed nor given up."""
+    looked_up: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+    """What it was told of lookups: pages asked for, and found by tier."""
     borrow_gate: Gate = field(default_factory=Gate)
     complete_load_gate: Gate = field(default_factory=Gate)
     prepare_store_gate: Gate = field(default_factory=Gate)
     complete_store_gate: Gate = field(default_factory=Gate)
+
+    def count_lookup(self, asked: int, found: Mapping[str, int]) -> None:
+        self.looked_up.append((asked, dict(found)))
 
     def touch(self, hashes: Sequence[bytes]) -> int:
         self.touched.append(tuple(hashes))
@@ -172,10 +177,10 @@ class FakeNamespace:
             raise PermissionDeniedError("no right to write")
         return sum(self.pages.pop(block_hash, None) is not None for block_hash in hashes)
 
-    def lookup(self, hashes: Sequence[bytes]) -> Found:
+    def lookup(self, hashes: Sequence[bytes], *, counts: bool = True) -> Found:
         return Found(tuple("arena" if block_hash in self.pages else None for block_hash in hashes))
 
-    def borrow(self, hashes: Sequence[bytes]) -> FakePending[int]:
+    def borrow(self, hashes: Sequence[bytes], *, counts: bool = True) -> FakePending[int]:
         assert 0 < len(hashes) <= self.batch_pages
         self.borrow_gate.go_through()
         here = [block_hash in self.pages for block_hash in hashes]

@@ -82,9 +82,9 @@ def test_a_page_is_there_when_the_node_of_each_rank_has_its_part(engine, eventua
     # Each node is asked once for all of its ranks.
     asked = []
 
-    def lookup(client, queries, really=kvstore.Client.lookup):
+    def lookup(client, queries, *, counts, really=kvstore.Client.lookup):
         asked.append((client.url.partition(":")[0], [namespace.layout.tp_rank for namespace, _ in queries]))
-        return really(client, queries)
+        return really(client, queries, counts=counts)
 
     monkeypatch.setattr(kvstore.Client, "lookup", lookup)
     assert presence(scheduler, "r", eventually) == (True, True, True, False, False)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,10 +38,12 @@ class MemoryNode:
     def namespace(self, layout: Layout, *, lazy: bool = False) -> _Namespace:
         return _Namespace(self, layout)
 
-    def lookup_here(self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]]) -> None:
+    def lookup_here(self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]], *, counts: bool = True) -> None:
         """It shows nothing without a call."""
 
-    def lookup(self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]]) -> list[Any]:
+    def lookup(
+        self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]], *, counts: bool = True
+    ) -> list[Any]:
         self.before_lookup()
         return [
             _Lookup(tuple("arena" if h in namespace.stored else None for h in hashes)) for namespace, hashes in queries
@@ -64,10 +66,13 @@ class _Namespace:
     def evict(self, hashes: Sequence[bytes]) -> int:
         return sum(self.stored.pop(block_hash, None) is not None for block_hash in hashes)
 
-    def lookup(self, hashes: Sequence[bytes]) -> _Lookup:
+    def count_lookup(self, asked: int, found: Mapping[str, int]) -> None:
+        """Nobody looks at the ratio."""
+
+    def lookup(self, hashes: Sequence[bytes], *, counts: bool = True) -> _Lookup:
         return _Lookup(tuple("arena" if block_hash in self.stored else None for block_hash in hashes))
 
-    def borrow(self, hashes: Sequence[bytes]) -> _Load:
+    def borrow(self, hashes: Sequence[bytes], *, counts: bool = True) -> _Load:
         self.node.before_load()
         assert len(hashes) <= self.batch_pages
         self.node.pages_asked += len(hashes)

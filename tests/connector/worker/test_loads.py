@@ -75,10 +75,10 @@ class TestLoads:
         disk = gates["gather"]  # nothing is stored here
         disk.close()
 
-        def borrow_slowly(asked):
+        def borrow_slowly(asked, *, counts):
             if asked[0] == hashes[0]:
                 disk.go_through()
-            return borrow(asked)
+            return borrow(asked, counts=counts)
 
         monkeypatch.setattr(stocked, "borrow", borrow_slowly)
         from_disk = LoadPlan("slow", tuple(hashes[:1]), (20,), lower_tier=True)
@@ -104,15 +104,15 @@ class TestLoads:
         disk.close()
         stocked.on_disk.update(hashes[3:5])
 
-        def borrow_what_is_here(asked):
+        def borrow_what_is_here(asked, *, counts):
             on_disk = [block_hash in stocked.on_disk for block_hash in asked]
             if on_disk[0]:
                 disk.go_through()
             elif True in on_disk:
-                lent = borrow(asked[: on_disk.index(True)])
+                lent = borrow(asked[: on_disk.index(True)], counts=counts)
                 lent.more = True
                 return lent
-            return borrow(asked)
+            return borrow(asked, counts=counts)
 
         monkeypatch.setattr(stocked, "borrow", borrow_what_is_here)
         load(count=6)

@@ -120,6 +120,7 @@ _NO_CALLS: dict[str, tuple[Callable[[kvstore.Client, kvstore.Namespace], Any], A
     "Client.arena": (lambda client, pages: client.arena, None),
     "Client.lookup_here": (lambda client, pages: client.lookup_here([(pages, hashes(0, 4))]), None),
     "Client.close": (lambda client, pages: client.close(), None),
+    "Namespace.count_lookup": (lambda client, pages: pages.count_lookup(4, {"arena": 4}), None),
     "Namespace.batch_pages": (lambda client, pages: pages.batch_pages, 128),
     "Namespace.statistics": (lambda client, pages: pages.statistics().stored, 8),
 }
