@@ -19,7 +19,7 @@ class RecentLookups:
     """The last lookups. Safe for threads, decides without I/O.
 
     Each stands for one load of its pages: of a part of them, or of all in several batches one behind the other; of the
-    latest ones, also from any page on that was not loaded yet. Whoever loads the same pages again has not looked them up.
+    latest ones, also from any page on that was not loaded yet. Whoever loads them again has not looked them up.
     """
 
     def __init__(

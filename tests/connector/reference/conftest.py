@@ -41,9 +41,7 @@ class MemoryNode:
     def lookup_here(self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]], *, counts: bool = True) -> None:
         """It shows nothing without a call."""
 
-    def lookup(
-        self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]], *, counts: bool = True
-    ) -> list[Any]:
+    def lookup(self, queries: Sequence[tuple[_Namespace, Sequence[bytes]]], *, counts: bool = True) -> list[Any]:
         self.before_lookup()
         return [
             _Lookup(tuple("arena" if h in namespace.stored else None for h in hashes)) for namespace, hashes in queries
