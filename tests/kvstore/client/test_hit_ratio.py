@@ -257,7 +257,8 @@ class TestEnds:
             node.start()
             reports._thread = None
             pages.count_lookup(10, {})
-            eventually(lambda: client.status().lookups == LookupTotals(60, 4))
+            with kvstore.connect(node.url, timeout=PATIENCE) as other:
+                eventually(lambda: other.status().lookups == LookupTotals(60, 4))
 
 
 class TestReports:
