@@ -51,8 +51,8 @@ COLUMNS = (
     *_COUNTERS,
     *latency_columns.COLUMNS,
 )
-"""What a sample of the history shows: bytes by tier, pages by where loads found them, by what became of them, and by where
-lookups found them, and latencies of calls."""
+"""What a sample of the history shows: bytes by tier, pages by where loads found them, by what became of them, by where
+lookups found them; latencies of calls."""
 
 
 class ConsolePages:

@@ -58,7 +58,9 @@ class TestGroups:
         settled()
         assert ask() == self.STOCKED
         assert stocked.calls == [[tuple(hashes[:11]), tuple(window_hashes[:5])]]
-        assert connector.statistics() == LookupStatistics(asked=1, answered=1)
+        assert connector.statistics() == LookupStatistics(
+            asked=1, answered=1, pages_asked=16, pages_found={"arena": 10}
+        )
 
     def test_requests_of_one_call_get_their_own_answers(self, stocked, ask, settled, hashes, window_hashes):
         stocked.gate.close()
@@ -110,7 +112,7 @@ class TestGroups:
         clock.advance(lookups.MISS_TTL)
         answer()
         answer("b")
-        assert connector.statistics() == LookupStatistics(asked=2, answered=2)
+        assert connector.statistics() == LookupStatistics(asked=2, answered=2, pages_asked=32, pages_found={"arena": 4})
 
     def test_a_miss_in_all_groups_is_remembered(self, client, answer, clock, connector, hashes, window_hashes):
         assert answer() == self.ABSENT

@@ -101,7 +101,7 @@ class TestBudget:
         clock.advance(LOOKUP_BUDGET * 0.2)
         assert ask() == MISS
         assert ask() == MISS
-        assert connector.statistics() == LookupStatistics(asked=1, late=1)
+        assert connector.statistics() == LookupStatistics(asked=1, late=1, pages_asked=11)
 
     def test_an_answer_that_comes_late_counts_if_the_engine_asks_once_more(self, client, clock, ask, settled, hashes):
         client.pages.update(hashes)
@@ -217,7 +217,7 @@ class TestWithoutACall:
         connector.update_state_after_alloc("a", {0: [(0, 1), (1, 2), (2, 3)]})
         assert connector.build_connector_meta().loads == (LoadPlan("a", tuple(hashes[:3]), (1, 2, 3)),)
         assert client.calls == []
-        assert connector.statistics() == LookupStatistics(here=1)
+        assert connector.statistics() == LookupStatistics(here=1, pages_asked=11, pages_found={"arena": 3})
 
     @pytest.mark.parametrize("tells", [True, False], ids=["in the mapping", "by a call"])
     def test_a_hit_whose_pages_left_while_its_request_waited_for_room(self, client, ask, settled, clock, hashes, tells):

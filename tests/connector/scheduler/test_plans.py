@@ -223,9 +223,9 @@ class TestEndings:
         client.gate.error = UnavailableError("gone")
         lookup = client.lookup
 
-        def lookup_when_back(queries):
+        def lookup_when_back(queries, *, counts):
             client.gate.error = None
-            return lookup(queries)
+            return lookup(queries, counts=counts)
 
         monkeypatch.setattr(client, "lookup", lookup_when_back)
         client.gate.open()
