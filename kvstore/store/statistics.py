@@ -47,7 +47,7 @@ class StoreStatistics:
     lower_tiers: dict[str, TierStatistics]
     """By name."""
     namespaces: tuple[NamespaceUsage, ...]
-    total: dict[str, int]
+    total: dict[str, int] = field(compare=False)
     """What was counted of all namespaces, those included that were dropped."""
     gone: dict[str, dict[str, int]]
     """What was counted of namespaces that were dropped, by tenant."""

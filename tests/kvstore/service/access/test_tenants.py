@@ -348,6 +348,30 @@ class TestWhatIsThere:
         assert len(b.cache.PrepareLoad(request, **b.how).tiers) == 1
         assert tenants.node.store.statistics().counters["asked"] == asked + 2 + 2 + 1
 
+    def test_lookups_are_counted_in_ones_own_namespaces_alone(self, tenants, caller):
+        with tenants.client("a") as client:
+            theirs = client.namespace(layout_of("a"))
+        with tenants.client("b") as client:
+            ours = client.namespace(layout_of("b"))
+        b = caller("b")
+        lookups = [
+            pb.LookupCount(fingerprint=each, asked=50, arena=4) for each in (theirs.fingerprint, ours.fingerprint)
+        ]
+        b.cache.ReportUse(pb.UseReport(lookups=lookups), **b.how)
+        listed = pb.PageList(fingerprint=ours.fingerprint, hashes=hashes_of(1)[0])
+        request = pb.PrepareLoadRequest(pages=listed, ttl_ms=1000, used=pb.UseReport(lookups=lookups))
+        b.cache.PrepareLoad(request, **b.how)
+        code, text = b.answer(lambda: b.cache.ReportUse(pb.UseReport(lookups=lookups[1:] * 4097), **b.how))
+        assert (code, text) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "4097 counts of lookups in one report, the limit is 4096",
+        )
+        assert tenants.node.store.statistics().total["looked_up"] == 100
+        for tenant, counted in (("a", (0, 0)), ("b", (100, 8))):
+            with tenants.client(tenant) as client:
+                status = client.status()
+                assert (status.lookups.asked, status.lookups.found) == counted
+
     def test_who_maps_the_arena_is_not_impersonated(self, tenants, caller):
         """A number of somebody's who shares the arena would make what lies in a free slot a page of one's own."""
         with kvstore.connect(f"unix://{tenants.node.config.socket}") as attached:
