@@ -58,13 +58,17 @@ class AsyncClient:
         namespace = await self._run(lambda: self._client.namespace(layout, durability=durability, lazy=lazy))
         return AsyncNamespace(self._client, namespace, self._operations)
 
-    async def lookup(self, queries: Sequence[tuple[AsyncNamespace, Sequence[bytes]]]) -> list[Lookup]:
+    async def lookup(
+        self, queries: Sequence[tuple[AsyncNamespace, Sequence[bytes]]], *, counts: bool = True
+    ) -> list[Lookup]:
         """As :meth:`kvstore.Client.lookup`."""
-        return await self._run(lambda: self._client.lookup(_blocking(queries)))
+        return await self._run(lambda: self._client.lookup(_blocking(queries), counts=counts))
 
-    def lookup_here(self, queries: Sequence[tuple[AsyncNamespace, Sequence[bytes]]]) -> list[Lookup] | None:
+    def lookup_here(
+        self, queries: Sequence[tuple[AsyncNamespace, Sequence[bytes]]], *, counts: bool = True
+    ) -> list[Lookup] | None:
         """As :meth:`kvstore.Client.lookup_here`; a read of the mapping, which waits for nothing."""
-        return self._client.lookup_here(_blocking(queries))
+        return self._client.lookup_here(_blocking(queries), counts=counts)
 
     async def flush(self) -> int:
         """As :meth:`kvstore.Client.flush`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from kvstore.aio.entering import Entering
@@ -44,31 +44,35 @@ class AsyncNamespace:
         node."""
         return await self._run(lambda: self.blocking.batch_pages)
 
-    async def lookup(self, hashes: Sequence[bytes]) -> Lookup:
+    async def lookup(self, hashes: Sequence[bytes], *, counts: bool = True) -> Lookup:
         """As :meth:`kvstore.Namespace.lookup`."""
-        return await self._run(lambda: self.blocking.lookup(hashes))
+        return await self._run(lambda: self.blocking.lookup(hashes, counts=counts))
 
     async def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
         """As :meth:`kvstore.Namespace.store`. Behind a cancellation some of the pages may have been stored, all of them
         right."""
         return await self._run(lambda: self.blocking.store(hashes, pages, parent=parent))
 
-    async def load(self, hashes: Sequence[bytes], into: Pages) -> int:
+    def count_lookup(self, asked: int, found: Mapping[str, int]) -> None:
+        """As :meth:`kvstore.Namespace.count_lookup`, which waits for nothing."""
+        self.blocking.count_lookup(asked, found)
+
+    async def load(self, hashes: Sequence[bytes], into: Pages, *, counts: bool = True) -> int:
         """As :meth:`kvstore.Namespace.load`. Behind a cancellation the content of ``into`` is undefined, and nothing
         more is written there."""
-        return await self._run(lambda: self.blocking.load(hashes, into))
+        return await self._run(lambda: self.blocking.load(hashes, into, counts=counts))
 
     def prepare_store(self, hashes: Sequence[bytes], *, parent: bytes = b"") -> Entering[AsyncPendingStore]:
         """As :meth:`kvstore.Namespace.prepare_store`, to be awaited or entered."""
         return Entering(self._prepare_store(lambda: self.blocking.prepare_store(hashes, parent=parent)))
 
-    def prepare_load(self, hashes: Sequence[bytes]) -> Entering[AsyncPendingLoad]:
+    def prepare_load(self, hashes: Sequence[bytes], *, counts: bool = True) -> Entering[AsyncPendingLoad]:
         """As :meth:`kvstore.Namespace.prepare_load`, to be awaited or entered."""
-        return Entering(self._prepare_load(lambda: self.blocking.prepare_load(hashes)))
+        return Entering(self._prepare_load(lambda: self.blocking.prepare_load(hashes, counts=counts)))
 
-    def borrow(self, hashes: Sequence[bytes]) -> Entering[AsyncPendingLoad]:
+    def borrow(self, hashes: Sequence[bytes], *, counts: bool = True) -> Entering[AsyncPendingLoad]:
         """As :meth:`kvstore.Namespace.borrow`, to be awaited or entered."""
-        return Entering(self._prepare_load(lambda: self.blocking.borrow(hashes)))
+        return Entering(self._prepare_load(lambda: self.blocking.borrow(hashes, counts=counts)))
 
     async def touch(self, hashes: Sequence[bytes]) -> int:
         """As :meth:`kvstore.Namespace.touch`."""
