@@ -157,7 +157,10 @@ class TestData:
         history.add(now + 100, sample())
         history.add(now + 101, sample())
         assert data(node, "?range=0.5")["latencies"] == []
-        [lookup] = data(node, "?range=101")["latencies"]
+        calls = data(node, "?range=101")["latencies"]
+        [lookup] = [
+            each for each in calls if each["name"] == "lookup"
+        ]  # what was looked up is reported by another call
         assert (lookup["name"], lookup["calls"], lookup["most"]) == ("lookup", 5, 10.0)
         assert 0 < lookup["p50"] <= lookup["p99"] <= 10
         by_name = {each["name"]: each for each in data(node, "?range=100000")["latencies"]}
