@@ -33,7 +33,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print, and return the exit code."""
-    there = _documents()
+    there = documents()
     if options.name is None:
         width = max(map(len, there))
         for name, path in there.items():
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _documents() -> dict[str, Path]:
+def documents() -> dict[str, Path]:
     """By name: a document's is its path below docs/, without the suffix; that of any other file its whole path."""
     found = {}
     for folder in _FOLDERS:

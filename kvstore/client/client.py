@@ -105,6 +105,7 @@ class Client:
 
         Args:
             queries: as of :meth:`lookup`.
+            counts: as of :meth:`lookup`.
 
         Returns:
             One answer for each query, in their order, or None where only a call can tell.

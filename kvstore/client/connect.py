@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from kvstore.client.arguments import checked_file, checked_text, checked_timeout
+from kvstore.client.arguments import checked_file, checked_timeout
 from kvstore.client.client import Client
 from kvstore.client.credentials import Credentials
 from kvstore.client.paths.bulk.path import BulkPath
@@ -72,7 +72,7 @@ def connect(
     """
     checked_timeout(timeout)
     checked_name(name)
-    where = parse_url(checked_text("url", url))
+    where = parse_url(url)
     files = {"ca": ca, "cert": cert, "key": key, "token_file": token_file}
     credentials = Credentials(*(checked_file(argument, file) for argument, file in files.items()))
     if traces is not None and not hasattr(traces, "get_tracer"):

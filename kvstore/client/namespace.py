@@ -115,6 +115,7 @@ class Namespace:
             hashes: block hashes, 32 bytes each.
             into: where the payloads go: a list or tuple of writable buffers of ``layout.page_bytes`` bytes, or one
                 writable contiguous buffer for all of them. Behind the pages loaded, its content is undefined.
+            counts: whether pages that were not looked up before count as looked up by this.
 
         Returns:
             How many leading pages were loaded, whole and unchanged.
@@ -157,6 +158,7 @@ class Namespace:
 
         Args:
             hashes: at most ``batch_pages`` block hashes of 32 bytes.
+            counts: as of :meth:`load`.
 
         Returns:
             A context manager with one read-only uint8 array of shape ``(page_bytes,)`` for each leading page that is
@@ -176,6 +178,7 @@ class Namespace:
 
         Args:
             hashes: at most ``batch_pages`` block hashes of 32 bytes.
+            counts: as of :meth:`load`.
 
         Returns:
             As :meth:`prepare_load`.

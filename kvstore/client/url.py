@@ -80,6 +80,8 @@ def parse_url(url: str) -> RemoteUrl | EmbeddedConfig:
         InvalidRequestError: not such a URL.
         ConfigError: an unknown key behind ``?``, or a value that can't be used.
     """
+    if not isinstance(url, str):
+        raise InvalidRequestError(f"not a kvstore URL: {url!r:.80}; write {_FORMS}")
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port

@@ -31,7 +31,7 @@ def status_of(
         statistics.arena_limit_bytes,
         statistics.arena_pages,
         statistics.counters | {"dirty": statistics.dirty_pages},
-        TierHealth(TierState.OK, now - uptime_seconds),
+        TierHealth(TierState.OK, float(round(now - uptime_seconds))),
     )
     healths = {tier.name: tier.health() for tier in store.lower_tiers.all()}
     lower = []

@@ -12,7 +12,7 @@ import pytest
 
 import kvstore
 from kvstore.config.node import NodeConfig
-from kvstore.errors import ConfigError, InvalidRequestError
+from kvstore.errors import ConfigError, InvalidRequestError, UnknownNamespaceError
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed")
 from collector import Collector, running_collector
@@ -96,10 +96,10 @@ def test_an_error_is_told_at_both_ends(start_node, collector, told, monkeypatch)
         pages = client.namespace(LAYOUT)
         with pytest.raises(InvalidRequestError):
             pages.load([b"short"], np.zeros((1, PAGE), np.uint8))
-        with pytest.raises(InvalidRequestError):
-            pages.pin(HASHES, -1 & 0xFFFFFFFF)
+        with pytest.raises(UnknownNamespaceError):
+            client.explain(bytes(32), HASHES)
     assert spans(exporter, "kvstore load")[0].status.status_code is StatusCode.ERROR
-    assert received.named("kvstore.v1.Cache/Pin").status.message == "INVALID_ARGUMENT"
+    assert received.named("kvstore.v1.Cache/Explain").status.message == "NOT_FOUND"
 
 
 @pytest.mark.parametrize("scheme", ["unix", "kv"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import vllm
 from node_process import NodeProcess
 
 import kvstore
@@ -14,6 +13,8 @@ import kvstore
 def test_the_engines_halves_by_name(
     node: NodeProcess, transfer: dict[str, Any], start_engine: Callable[..., Any], prompt: Callable[..., list[int]]
 ) -> None:
+    import vllm
+
     with start_engine(transfer=transfer) as engine, kvstore.connect(node.url) as client:
         engine.run([prompt(100)], max_tokens=4)
         named = {each.name for each in client.status().connected}

@@ -393,11 +393,12 @@ class TestStatus:
             assert "\x1b" not in done.stdout, "no colours into a pipe"
             lines = done.stdout.splitlines()
             assert re.fullmatch(rf"kvstore \S+, pid {node.pid}, up \d+s, \d+ clients?", lines[0])
-            head = ["tier", "used", "limit", "pages", "hit", "asked", "stored", "evicted", "overrun", "refused"]
-            assert lines[1].split() == head
-            assert lines[2].split() == ["arena", "1.562", "MiB", "16", "MiB", "200", "0", "0", "200", "0", "0", "0"]
-            assert lines[3].split()[:1] == ["disk"]
-            assert lines[4].endswith(
+            assert lines[1] == "lookups: none yet"
+            head = ["tier", "used", "limit", "pages", "loaded", "asked", "stored", "evicted", "overrun", "refused"]
+            assert lines[2].split() == head
+            assert lines[3].split() == ["arena", "1.562", "MiB", "16", "MiB", "200", "0", "0", "200", "0", "0", "0"]
+            assert lines[4].split()[:1] == ["disk"]
+            assert lines[5].endswith(
                 " tiny[/b] [red] · block 16 · group 0: 200 pages of 4.883 KiB in the arena,"
                 " arena 1.562 MiB, disk 1.596 MiB"
             )
@@ -426,6 +427,7 @@ class TestStatus:
                 "layout": LAYOUT.to_json(),
                 "counters": {
                     **dict.fromkeys(("arena", "disk", "redis", "missed", "present", "refused"), 0),
+                    **dict.fromkeys(("looked_up", "found_arena", "found_disk", "found_redis"), 0),
                     "stored": 2,
                 },
             }

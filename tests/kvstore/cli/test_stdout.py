@@ -38,6 +38,8 @@ ALONE: list[tuple[str, ...]] = [
     ("config", "show"),
     ("bench", "eviction", "--help"),
     ("completion", "bash"),
+    ("docs",),
+    ("docs", "operations"),
     ("completion", "fish"),
     ("check", "{disk}"),
     ("plan", "{trace}"),

@@ -112,10 +112,10 @@ def test_an_embedded_store_is_given_up_behind_the_last_call_under_way(short_fold
     store = client._session.control._store
     original = store.evict
 
-    def slow(*arguments: object) -> int:
+    def slow(*arguments: object, **options: object) -> int:
         under_way.set()
         assert go_on.wait(60)
-        return original(*arguments)
+        return original(*arguments, **options)
 
     store.evict = slow
     pages.store([b"x" * 32], bytes(5000))
