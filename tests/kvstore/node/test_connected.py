@@ -110,6 +110,23 @@ class TestNames:
         expected = {"-c": "python", "-m": "engine", "script.py": "script.py"}[given[0]]
         assert printed == f"{expected} {process.pid}"
 
+    def test_a_name_that_cant_be_sent_is_refused(self):
+        with pytest.raises(InvalidRequestError, match="UTF-8"):
+            kvstore.connect("kv://localhost:1", name="a\udcff")
+
+    def test_a_program_whose_name_is_no_utf8(self, start_node, monkeypatch):
+        node = start_node()
+        monkeypatch.setattr(sys, "argv", [os.fsdecode(b"/srv/caf\xe9.py")])
+        with kvstore.connect(shm_url(node)) as client:
+            use(client)
+            [(name, *_)] = named(node)
+        assert name == f"caf\\udce9.py {os.getpid()}"
+
+    @pytest.mark.parametrize("argv", [[], [""]])
+    def test_a_process_that_runs_no_program(self, argv, monkeypatch):
+        monkeypatch.setattr(sys, "argv", argv)
+        assert name_of_process() == f"python {os.getpid()}"
+
     def test_a_forked_child_is_called_by_its_own_process(self, start_node, node_process):
         node = node_process()
         with kvstore.connect(node.url) as client:
