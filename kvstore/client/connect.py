@@ -15,7 +15,7 @@ from kvstore.client.paths.bulk.pool import BulkPool
 from kvstore.client.paths.control import Connection, RemoteControl
 from kvstore.client.paths.grpc import GrpcPath
 from kvstore.client.paths.path import Control, Path
-from kvstore.client.paths.reachability import Finding, look_at_port, look_at_socket
+from kvstore.client.paths.reachability import Finding, PortLooks, look_at_socket
 from kvstore.client.paths.shm.path import ShmPath
 from kvstore.client.url import EmbeddedConfig, RemoteUrl, parse_url
 from kvstore.client_name import checked_name
@@ -94,13 +94,14 @@ def connect(
         return open_here(where)
     credentials.check(where, url)
     context = credentials.context() if where.tls else None
+    ports = PortLooks()
     connection = Connection(
         where.target,
         url,
         credentials.channel_credentials() if where.tls else None,
         credentials.metadata,
         traced=traces is not None,
-        look=lambda late, seconds: _look(where, late, seconds),
+        look=lambda late, seconds: _look(where, ports, late, seconds),
         client=name,
     )
     control = RemoteControl(connection, where.arena_folder)
@@ -114,16 +115,16 @@ def connect(
             except (ResourceError, PermissionDeniedError) as error:
                 _log.warning("pages go through the socket instead of shared memory: %s", error)
             return GrpcPath(connection)
-        return BulkPath(connection, BulkPool(connection, where.host, context))
+        return BulkPath(connection, BulkPool(connection, where.host, context, ports))
 
     return _client(url, control, timeout, make_path, traces)
 
 
-def _look(where: RemoteUrl, late: bool, seconds: float) -> Finding | None:
+def _look(where: RemoteUrl, ports: PortLooks, late: bool, seconds: float) -> Finding | None:
     """Why a node can't be reached."""
     if where.socket is not None:
         return look_at_socket(where.socket, late=late)
-    return look_at_port(where.host, where.port, tls=where.tls, seconds=seconds)
+    return ports.look(where.host, where.port, tls=where.tls, seconds=seconds)
 
 
 def _client(

@@ -12,9 +12,14 @@ import socket
 import ssl
 import stat
 import struct
+import threading
 import time
+from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
+
+from kvstore.host.forking import register_forked
 
 _LONGEST_SECONDS = 0.5
 """For a look at a port."""
@@ -124,28 +129,64 @@ def _group(number: int) -> str:
         return str(number)
 
 
-def look_at_port(host: str, port: int, *, tls: bool, seconds: float) -> Finding | None:
-    """Why a node can't be reached at a port. None: that can't be seen, in this time.
+class PortLooks:
+    """A client's looks at ports. One at a time: a name server that hangs keeps one thread, however often is looked."""
 
-    Args:
-        host: as the URL names it.
-        port: of the node.
-        tls: whether it was spoken to in TLS.
-        seconds: most that this may take; half a second is enough.
-    """
-    end = time.monotonic() + min(seconds, _LONGEST_SECONDS)
-    if seconds <= 0:
-        return None
+    def __init__(self) -> None:
+        self._free = threading.Lock()
+        register_forked(self)
+
+    def forked(self) -> None:
+        """In a child: the thread that looks is its parent's."""
+        self._free = threading.Lock()
+
+    def look(self, host: str, port: int, *, tls: bool, seconds: float) -> Finding | None:
+        """Why a node can't be reached at a port. None: that can't be seen in this time, or the look before is not over.
+
+        Args:
+            host: as the URL names it.
+            port: of the node.
+            tls: whether it was spoken to in TLS.
+            seconds: most that this may take; half a second is enough.
+        """
+        free = self._free
+        if seconds <= 0 or not free.acquire(blocking=False):
+            return None
+        seconds = min(seconds, _LONGEST_SECONDS)
+        end = time.monotonic() + seconds
+        found: Future[Finding | None] = Future()
+
+        def look() -> None:
+            try:
+                found.set_result(_look_at_port(host, port, tls, end))
+            except BaseException as error:  # noqa: BLE001 - raised by whoever waits for it
+                found.set_exception(error)
+            finally:
+                free.release()
+
+        try:
+            threading.Thread(target=look, name="kvstore-look", daemon=True).start()
+        except RuntimeError:  # no thread is to be had
+            free.release()
+            return None
+        try:
+            return found.result(seconds)
+        except TimeoutError:
+            return None
+
+
+def _look_at_port(host: str, port: int, tls: bool, end: float) -> Finding | None:
+    """The same until ``end``, but for a name server: no call that asks one can be told how long to wait."""
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        with socket.create_connection((host, port), timeout=max(end - time.monotonic(), 0.001)) as connection:
+        with _connected(host, port, end) as connection:
             speaks = _speaks(connection, end)
     except ConnectionRefusedError:
         return Finding(
             f"nobody listens on {where}: the node is not running, or not with this port",
             f"start it (`kvstore serve --listen ADDRESS:{port}`), or name another one",
         )
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # the latter: it can't be one's name
         return Finding(f"no host is known by the name {host}", "name the node's host: kv://HOST:PORT")
     except OSError:
         return None
@@ -162,6 +203,30 @@ def look_at_port(host: str, port: int, *, tls: bool, seconds: float) -> Finding 
     if not tls and speaks is _Speaks.TLS:
         return Finding(f"{where} speaks TLS", f"write kvs://{where}")
     return None
+
+
+def _connected(host: str, port: int, end: float) -> socket.socket:
+    """A connection to the first of a host's addresses that takes it.
+
+    Raises:
+        OSError: none does; the last one's error. TimeoutError: not in time.
+    """
+    failed: OSError = TimeoutError()
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        with ExitStack() as stack:
+            try:
+                connection = stack.enter_context(socket.socket(family, kind, protocol))
+                connection.settimeout(left)
+                connection.connect(address)
+            except OSError as error:
+                failed = error
+            else:
+                stack.pop_all()
+                return connection
+    raise failed
 
 
 class _Speaks(enum.Enum):

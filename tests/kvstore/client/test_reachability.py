@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certificates import Authority
@@ -19,7 +22,7 @@ import kvstore
 from kvstore.client.credentials import Credentials
 from kvstore.client.paths.bulk.pool import BulkPool
 from kvstore.client.paths.control import Connection
-from kvstore.client.paths.reachability import look_at_port, look_at_socket
+from kvstore.client.paths.reachability import PortLooks, look_at_socket
 from kvstore.errors import DeadlineError, UnavailableError
 from kvstore.node.node import Node
 
@@ -152,9 +155,94 @@ class TestPort:
     def test_a_port_that_says_nothing_is_not_waited_for_long(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             began = time.monotonic()
-            assert look_at_port("127.0.0.1", silent.getsockname()[1], tls=True, seconds=60.0) is None
-            assert look_at_port("127.0.0.1", silent.getsockname()[1], tls=True, seconds=0.0) is None
+            looks = PortLooks()
+            assert looks.look("127.0.0.1", silent.getsockname()[1], tls=True, seconds=60.0) is None
+            assert looks.look("127.0.0.1", silent.getsockname()[1], tls=True, seconds=0.0) is None
             assert time.monotonic() - began < 30
+
+
+class NameServer:
+    """One that hangs until it is released, or until a test has failed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.answered = threading.Semaphore(0), threading.Event()
+        self.asking: list[threading.Thread] = []
+        self._released = threading.Event()
+        resolve = socket.getaddrinfo
+
+        def hang(*arguments: Any, **named: Any) -> Any:
+            self.asking.append(threading.current_thread())
+            self.asked.release()
+            self._released.wait(20)
+            self.answered.set()
+            return resolve(*arguments, **named)
+
+        monkeypatch.setattr(socket, "getaddrinfo", hang)
+
+    def release(self) -> None:
+        self._released.set()
+        for each in self.asking:
+            if each is not threading.current_thread():
+                each.join(60)
+                assert not each.is_alive()
+
+
+@pytest.fixture
+def name_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
+    server = NameServer(monkeypatch)
+    yield server
+    server.release()
+
+
+class TestNameServerThatHangs:
+    def test_a_call_ends_meanwhile_and_one_thread_asks(
+        self, name_server: NameServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kvstore.client.paths.control._LOOK_SECONDS", 0.0)
+        with kvstore.connect(f"kv://localhost:{free_port()}", timeout=1.0) as client:
+            for _ in range(3):
+                with pytest.raises(UnavailableError):
+                    client.status()
+                assert not name_server.answered.is_set()
+        assert len(name_server.asking) == 1
+
+    def test_a_cancelled_task_ends_meanwhile(self, name_server: NameServer) -> None:
+        async def cancel() -> None:
+            async with kvstore.aio.connect(f"kv://localhost:{free_port()}", timeout=5.0) as client:
+                task = asyncio.create_task(client.status())
+                assert await asyncio.to_thread(name_server.asked.acquire, timeout=60)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert not name_server.answered.is_set()
+
+        asyncio.run(cancel())
+
+    def test_a_late_answer_is_used_for_nothing(self, name_server: NameServer) -> None:
+        looks = PortLooks()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            assert looks.look("127.0.0.1", port, tls=False, seconds=0.01) is None
+            before = set(Path("/proc/self/fd").iterdir())
+            name_server.release()
+            assert set(Path("/proc/self/fd").iterdir()) <= before
+            server.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                server.accept()
+        found = looks.look("127.0.0.1", port, tls=False, seconds=60.0)
+        assert found is not None
+        assert found.what.startswith(f"nobody listens on 127.0.0.1:{port}")
+
+    def test_a_forked_child_looks_for_itself(self, name_server: NameServer) -> None:
+        looks, port = PortLooks(), free_port()
+        assert looks.look("127.0.0.1", port, tls=False, seconds=0.01) is None
+
+        def again() -> str:
+            name_server.asking.clear()
+            name_server.release()
+            return str(looks.look("127.0.0.1", port, tls=False, seconds=60.0))
+
+        assert in_child(again).startswith("nobody listens on")
 
 
 class TestBulkPort:

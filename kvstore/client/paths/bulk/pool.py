@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from kvstore.breaker import Breaker, State
 from kvstore.client.paths.bulk.requests import BulkRequests
 from kvstore.client.paths.control import Connection
-from kvstore.client.paths.reachability import look_at_port
+from kvstore.client.paths.reachability import PortLooks
 from kvstore.errors import FormatError, InvalidRequestError, KVStoreError, UnavailableError
 from kvstore.host.cutting import check_going, cuttable
 from kvstore.host.forking import register_forked
@@ -40,10 +40,13 @@ class BulkPool:
     its own: no call waits twice for a port that nobody answers on. The gRPC connection gives the tokens.
     """
 
-    def __init__(self, connection: Connection, host: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, connection: Connection, host: str, tls: ssl.SSLContext | None = None, ports: PortLooks | None = None
+    ) -> None:
         self._connection = connection
         self._host = host
         self._tls = tls
+        self._ports = ports or PortLooks()
         self._lock = threading.Lock()
         self._idle: list[BulkRequests] = []
         # A trial may take longer than the pause, and no call is to wait for it: one thread at a time makes it.
@@ -169,7 +172,7 @@ class BulkPool:
         if not first:
             return
         left = deadline - time.monotonic()
-        found = look_at_port(self._host, port, tls=self._tls is not None, seconds=left) if port else None
+        found = self._ports.look(self._host, port, tls=self._tls is not None, seconds=left) if port else None
         _log.warning("%s: pages go through gRPC: no bulk connection: %s", self._connection.name, found or error)
 
     def _connect(self, port: int, token: bytes, deadline: float) -> BulkRequests:
