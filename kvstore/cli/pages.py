@@ -19,6 +19,7 @@ from kvstore.client.namespace import Namespace
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import HASH_BYTES, parse_hashes
 from kvstore.namespaces.pin_table import MOST_PINNED_PAGES
+from kvstore.status import Status, TierState
 from kvstore.units import format_size, parse_duration, parse_named
 
 _PINNED_SHARE = 4
@@ -140,11 +141,26 @@ def _lookup(
 
 
 def _evict(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:
+    if not options.pinned:
+        _check_that_pinned_pages_stay(client.status())
     evicted = namespace.evict(hashes, pinned=options.pinned)
     stayed = 0 if options.pinned else sum(tier is not None for tier, _ in client.explain(namespace.fingerprint, hashes))
     if stayed:
         print(f"kvstore evict: pinned pages stay ({stayed:,} of {len(hashes):,}); --pinned drops them", file=sys.stderr)
     return {"asked": len(hashes), "evicted": evicted, "freed_bytes": evicted * namespace.layout.page_bytes}
+
+
+def _check_that_pinned_pages_stay(status: Status) -> None:
+    """Whether the node knows evictions that leave pinned pages: as long as nodes do, they say how their tiers are.
+
+    Raises:
+        InvalidRequestError: it does not, and would drop them, too.
+    """
+    if status.tier("arena").health.state is TierState.UNKNOWN:
+        raise InvalidRequestError(
+            f"the node is of an older version ({status.version}), which drops pinned pages, too: nothing was dropped."
+            " Upgrade it, or say --pinned to drop them"
+        )
 
 
 def _pin(client: Client, namespace: Namespace, hashes: list[bytes], options: argparse.Namespace) -> dict[str, object]:

@@ -212,7 +212,8 @@ class Namespace:
 
         Args:
             hashes: block hashes of 32 bytes, 131,072 at most.
-            pinned: drop pinned pages, too, and end their pins. Otherwise they stay, in every tier.
+            pinned: drop pinned pages, too, and end their pins. Otherwise they stay, in every tier; but a node of an
+                older version, whose status has no ``health`` of its arena, drops them all the same.
 
         Returns:
             How many were somewhere, and were dropped.

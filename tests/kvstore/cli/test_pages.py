@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from kvstore.config.node import NodeConfig
 from kvstore.config.rules import NamespaceRule
 from kvstore.hashing import hash_blocks
 from kvstore.node.node import Node
+from kvstore.security.grants import Grant
+from kvstore.status import Status, TierHealth, seen_by
+from kvstore.store.store import Store
 
 LAYOUT = kvstore.Layout(model="acme/chat", block_size=16, page_bytes=4096)
 HASHES = [bytes([number]) * 32 for number in range(1, 7)]
@@ -145,6 +148,32 @@ def test_evict_leaves_pinned_pages_unless_it_is_told_not_to(run: Run, node: Node
     assert answer(run("lookup", LAYOUT.name, *WORDS, "--json"))["present"] == 2
     assert run("evict", "--pinned", LAYOUT.name, *WORDS) == (0, "6 asked, 2 evicted (8 KiB)\n", "")
     assert node.store.statistics().namespaces[0].pinned_pages == 0
+
+
+@pytest.fixture
+def older_node(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """It knows neither ``PageList.pinned`` nor ``TierStatus.health``."""
+    evict = Store.evict
+
+    def older_evict(store: Store, fingerprint: bytes, hashes: Sequence[bytes], *, pinned: bool) -> int:
+        return evict(store, fingerprint, hashes, pinned=True)
+
+    def older_status(status: Status, grant: Grant) -> Status:
+        tiers = tuple(dataclasses.replace(tier, health=TierHealth()) for tier in status.tiers)
+        return dataclasses.replace(seen_by(status, grant), tiers=tiers)
+
+    monkeypatch.setattr(Store, "evict", older_evict)
+    monkeypatch.setattr("kvstore.service.grpc.cache.seen_by", older_status)
+    return node
+
+
+def test_evict_drops_nothing_where_the_node_would_drop_pinned_pages(run: Run, older_node: Node) -> None:
+    assert run("pin", LAYOUT.name, *WORDS[:2], "--for", "12h")[0] == 0
+    code, out, err = run("evict", LAYOUT.name, *WORDS)
+    assert (code, out) == (2, "")
+    assert "of an older version" in err and "say --pinned to drop them" in err
+    assert answer(run("lookup", LAYOUT.name, *WORDS, "--json"))["present"] == 4
+    assert run("evict", "--pinned", LAYOUT.name, *WORDS) == (0, "6 asked, 4 evicted (16 KiB)\n", "")
 
 
 @pytest.mark.parametrize("command", ["lookup", "evict", "pin", "unpin", "warm"])
