@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from kvstore.layout import Layout
-from kvstore.security.certificate import DAY, WARN_DAYS, words_of_end
+from kvstore.security.certificate import Urgency, Validity, urgency_of, words_of
 from kvstore.security.grants import Grant
 from kvstore.units import format_duration
 
@@ -173,6 +173,9 @@ class Status:
     """What the node computes for :func:`kvstore.hashing.hash_check`. Empty: an older node, which does not say."""
     connected: tuple[ClientStatus, ...] = ()
     """Those that share the arena, and those with a bulk connection."""
+    certificate_begins: float = 0.0
+    """From when on the certificate holds that the node shows to its callers: seconds since 1970. 0: it has none, or an
+    older node does not say."""
     certificate_ends: float = 0.0
     """When the certificate ends that the node shows to its callers: seconds since 1970. 0: it has none."""
     lookups: LookupTotals = LookupTotals()
@@ -185,11 +188,17 @@ class Status:
 
     def troubles(self) -> list[str]:
         """A line for each tier that does not serve as it should (``redis: down for 2m: …``), and for a certificate that
-        ends within 30 days; for people."""
+        ends soon, has ended or does not hold yet (:func:`kvstore.security.certificate.urgency_of`); for people."""
         told = [(tier.name, tier.health.shown(self.time)) for tier in self.tiers]
-        if self.certificate_ends and self.certificate_ends - self.time < WARN_DAYS * DAY:
-            told.append(("certificate", words_of_end(self.certificate_ends, self.time)))
+        validity = self.certificate
+        if validity is not None and urgency_of(validity, self.time) is not Urgency.NONE:
+            told.append(("certificate", words_of(validity, self.time)))
         return [f"{name}: {words}" for name, words in told if words]
+
+    @property
+    def certificate(self) -> Validity | None:
+        """When the certificate holds; None: the node has none."""
+        return Validity(self.certificate_begins, self.certificate_ends) if self.certificate_ends else None
 
     def tier(self, name: str) -> TierStatus:
         """The tier of this name.

@@ -326,8 +326,7 @@ class Node:
     def _status(self) -> Status:
         disk = str(self.config.disk) if self.config.disk_limit else ""
         validity = self._tls.validity if self._tls is not None else None
-        ends = validity.ends if validity is not None else 0.0
-        status = status_of(self.store, self.instance, time.monotonic() - self._started, disk, ends)
+        status = status_of(self.store, self.instance, time.monotonic() - self._started, disk, validity)
         if self._bulk is None:
             return status
         return dataclasses.replace(status, connected=(*status.connected, *self._bulk.connected()))

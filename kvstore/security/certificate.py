@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import re
 import ssl
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 DAY = 86_400.0
-WARN_DAYS, URGENT_DAYS = 30.0, 7.0
+_WARN_DAYS, _URGENT_DAYS = 30.0, 7.0
 """From so many days before its end on, somebody is told; a certificate of days gets a part of its life instead."""
 _WARN_PART, _URGENT_PART = 1 / 3, 1 / 10
 _FIRST = re.compile(rb"-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----\s+([A-Za-z0-9+/=\s]+)-----END")
@@ -76,12 +77,47 @@ def _date(der: bytes) -> tuple[float, bytes]:
     return date.timestamp(), rest
 
 
-def words_of_end(ends: float, now: float) -> str:
-    """When a certificate ends, for people: ``ends in 12 days, on 2026-03-01 09:30 UTC``."""
-    day = datetime.fromtimestamp(ends, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    if ends <= now:
-        return f"ended {_span(now - ends)} ago, on {day}"
-    return f"ends in {_span(ends - now)}, on {day}"
+class Urgency(enum.Enum):
+    """Whether somebody has to see to a certificate."""
+
+    NONE = enum.auto()
+    SOON = enum.auto()
+    """It ends within 30 days, and within the last third of its life."""
+    URGENT = enum.auto()
+    """Within 7 days, and within the last tenth."""
+    ENDED = enum.auto()
+    NOT_YET = enum.auto()
+    """It does not hold yet."""
+
+
+def urgency_of(validity: Validity, now: float) -> Urgency:
+    """How urgent it is, the same wherever it is said. Where the begin is not known (0), the days alone count.
+
+    Args:
+        validity: the certificate's.
+        now: seconds since 1970, on the clock of whoever shows it.
+    """
+    left, life = validity.ends - now, validity.ends - validity.begins
+    if left <= 0:
+        return Urgency.ENDED
+    if now < validity.begins:
+        return Urgency.NOT_YET
+    if left < min(_URGENT_DAYS * DAY, _URGENT_PART * life):
+        return Urgency.URGENT
+    return Urgency.SOON if left < min(_WARN_DAYS * DAY, _WARN_PART * life) else Urgency.NONE
+
+
+def words_of(validity: Validity, now: float) -> str:
+    """When a certificate ends, or holds at all, for people: ``ends in 12 days, on 2026-03-01 09:30 UTC``."""
+    if validity.ends <= now:
+        return f"ended {_span(now - validity.ends)} ago, on {_day(validity.ends)}"
+    if now < validity.begins:
+        return f"holds from {_day(validity.begins)} on only"
+    return f"ends in {_span(validity.ends - now)}, on {_day(validity.ends)}"
+
+
+def _day(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _span(seconds: float) -> str:
@@ -100,14 +136,11 @@ def tell_of_end(what: str, validity: Validity | None, now: float | None = None) 
     if validity is None:
         return
     now = time.time() if now is None else now
-    left, life = validity.ends - now, validity.ends - validity.begins
-    words = words_of_end(validity.ends, now)
-    if left <= 0:
+    words, urgency = words_of(validity, now), urgency_of(validity, now)
+    if urgency is Urgency.ENDED:
         _log.error("%s %s: clients that verify it refuse to connect; put a new one in place and reload", what, words)
-    elif left < min(URGENT_DAYS * DAY, _URGENT_PART * life):
-        _log.error("%s %s: put a new one in place and reload before", what, words)
-    elif left < min(WARN_DAYS * DAY, _WARN_PART * life):
-        _log.warning("%s %s: put a new one in place and reload before", what, words)
-    elif now < validity.begins:
-        begins = datetime.fromtimestamp(validity.begins, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        _log.error("%s holds from %s on only: clients that verify it refuse to connect until then", what, begins)
+    elif urgency is Urgency.NOT_YET:
+        _log.error("%s %s: clients that verify it refuse to connect until then", what, words)
+    elif urgency is not Urgency.NONE:
+        level = logging.ERROR if urgency is Urgency.URGENT else logging.WARNING
+        _log.log(level, "%s %s: put a new one in place and reload before", what, words)

@@ -7,6 +7,7 @@ import os
 import time
 
 from kvstore.hashing import hash_check
+from kvstore.security.certificate import Validity
 from kvstore.status import (
     LookupTotals,
     NamespaceStatus,
@@ -20,9 +21,9 @@ from kvstore.store.store import Store
 
 
 def status_of(
-    store: Store, instance: int, uptime_seconds: float, disk_directory: str, certificate_ends: float = 0.0
+    store: Store, instance: int, uptime_seconds: float, disk_directory: str, certificate: Validity | None = None
 ) -> Status:
-    """The status of a node that serves this store. ``certificate_ends``: seconds since 1970; 0: it has none."""
+    """The status of a node that serves this store. ``certificate``: when the one holds that it shows, if any."""
     statistics = store.statistics()
     now = time.time()
     arena = TierStatus(
@@ -67,7 +68,8 @@ def status_of(
         disk_directory=disk_directory,
         time=now,
         hash_check=hash_check(),
-        certificate_ends=certificate_ends,
+        certificate_begins=certificate.begins if certificate is not None else 0.0,
+        certificate_ends=certificate.ends if certificate is not None else 0.0,
         connected=statistics.connected,
         lookups=LookupTotals.of(statistics.total),
         gone=statistics.gone,

@@ -16,7 +16,7 @@ from kvstore.config.node import NodeConfig
 from kvstore.errors import KVStoreError
 from kvstore.layout import Layout
 from kvstore.namespaces.registry import MOST_NAMESPACES
-from kvstore.security.certificate import DAY, WARN_DAYS, words_of_end
+from kvstore.security.certificate import Urgency, urgency_of, words_of
 from kvstore.status import Status, kvstore_version
 
 _CLOCK_SECONDS = 2.0
@@ -86,14 +86,14 @@ def check_clock(status: Status, asked: float, answered: float) -> Verdict:
 
 def check_certificate(status: Status) -> list[Verdict]:
     """When the certificate of a node with TLS ends."""
-    if not status.certificate_ends:
+    validity = status.certificate
+    if validity is None:
         return []
-    words = f"it {words_of_end(status.certificate_ends, status.time)}"
-    left = status.certificate_ends - status.time
-    if left >= WARN_DAYS * DAY:
+    words, urgency = f"it {words_of(validity, status.time)}", urgency_of(validity, status.time)
+    if urgency is Urgency.NONE:
         return [Verdict("certificate", OK, words)]
     advice = "put a new one in place under the same names (tls_cert, tls_key), and `systemctl reload kvstore`"
-    if left <= 0:
+    if urgency in (Urgency.ENDED, Urgency.NOT_YET):
         return [Verdict("certificate", FAIL, f"{words}: clients that verify it can't connect", advice)]
     return [Verdict("certificate", WARN, words, advice)]
 

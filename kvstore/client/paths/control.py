@@ -339,6 +339,7 @@ class RemoteControl:
             time=reply.time,
             hash_check=reply.hash_check,
             connected=tuple(ClientStatus(each.name, each.way, each.seconds, each.host) for each in reply.connected),
+            certificate_begins=reply.certificate_begins,
             certificate_ends=reply.certificate_ends,
             lookups=LookupTotals(reply.lookups.asked, reply.lookups.arena, reply.lookups.disk, reply.lookups.redis),
         )

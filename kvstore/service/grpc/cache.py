@@ -149,6 +149,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             time=status.time,
             hash_check=status.hash_check,
             connected=[pb.ClientStatus(**dataclasses.asdict(each)) for each in status.connected],
+            certificate_begins=status.certificate_begins,
             certificate_ends=status.certificate_ends,
             lookups=pb.LookupCount(**dataclasses.asdict(status.lookups)),
         )

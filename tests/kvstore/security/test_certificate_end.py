@@ -138,6 +138,44 @@ def test_a_node_whose_certificate_ends(
         assert level_of("certificate", capsys) == "ok"
 
 
+def test_one_of_days_is_told_of_everywhere_from_its_last_third_on(
+    node_process: Callable[..., NodeProcess],
+    authority: Authority,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    eventually: Callable[..., None],
+) -> None:
+    """An authority that gives certificates for days renews them as often: nobody is to be told each day."""
+    node = start(node_process, authority.sign("node", "127.0.0.1", ends=2 * DAY, began=DAY), tmp_path)
+    with kvstore.connect(node.url) as client:
+        status = client.status()
+    assert status.certificate_begins == pytest.approx(time.time() - DAY_SECONDS, abs=60)
+    assert "certificate /" not in node.errors.read_text()
+    assert cli.main(["status", "--url", node.url]) == 0
+    assert "certificate" not in capsys.readouterr().out
+    cli.main(["doctor", "--url", node.url, "--json"])
+    assert level_of("certificate", capsys) == "ok"
+
+    authority.sign("node", "127.0.0.1", ends=DAY, began=3 * DAY)
+    node.signal(signal.SIGHUP)
+    eventually(lambda: "ends in 23 hours" in node.errors.read_text())
+    cli.main(["status", "--url", node.url])
+    assert "\ncertificate: ends in 23 hours" in capsys.readouterr().out
+    cli.main(["doctor", "--url", node.url, "--json"])
+    assert level_of("certificate", capsys) == "warn"
+
+
+def test_one_that_does_not_hold_yet(
+    node_process: Callable[..., NodeProcess], authority: Authority, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = start(node_process, authority.sign("node", "127.0.0.1", ends=200 * DAY, began=-2 * DAY), tmp_path)
+    assert "clients that verify it refuse to connect until then" in node.errors.read_text()
+    cli.main(["status", "--url", node.url])
+    assert "\ncertificate: holds from " in capsys.readouterr().out
+    assert cli.main(["doctor", "--url", node.url, "--json"]) == 1
+    assert level_of("certificate", capsys) == "fail"
+
+
 def level_of(subject: str, capsys: pytest.CaptureFixture[str]) -> str:
     findings = json.loads(capsys.readouterr().out)["findings"]
     return next(each["level"] for each in findings if each["subject"] == subject)
