@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ def checked_timeout(seconds: Any) -> float:
     Raises:
         InvalidRequestError: no number, or none above 0 and at most a day.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_TIMEOUT:
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < seconds <= LONGEST_TIMEOUT:
         raise InvalidRequestError(
             f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {_shown(seconds)}"
         )
-    return seconds
+    return float(seconds)
 
 
 def checked_pin(seconds: Any) -> int:
@@ -34,11 +35,11 @@ def checked_pin(seconds: Any) -> int:
     Raises:
         InvalidRequestError: no whole number, or none from 1 to 366 days.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= LONGEST_PIN:
+    if isinstance(seconds, bool) or not isinstance(seconds, Integral) or not 1 <= seconds <= LONGEST_PIN:
         raise InvalidRequestError(
             f"a pin lasts a whole number of seconds from 1 to {LONGEST_PIN} (366 days), got {_shown(seconds)}"
         )
-    return seconds
+    return int(seconds)
 
 
 def checked_text(name: str, text: Any) -> str:

@@ -70,7 +70,7 @@ def connect(
         ResourceError: an embedded folder that can't be used.
         ConfigError: a file that can't be used.
     """
-    checked_timeout(timeout)
+    timeout = checked_timeout(timeout)
     checked_name(name)
     where = parse_url(url)
     files = {"ca": ca, "cert": cert, "key": key, "token_file": token_file}

@@ -242,7 +242,7 @@ class Namespace:
             InvalidRequestError: no such time.
             LimitExceededError: more than 131,072 hashes.
         """
-        checked_pin(seconds)
+        seconds = checked_pin(seconds)
         checked_hashes(hashes, MOST_LOOKUP_PAGES)
         return self._handle.control(
             lambda control, left: control.pin(self.fingerprint, hashes, seconds, left), self._deadline()

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvstore
 from kvstore.errors import InvalidRequestError
 
 HUGE = 10**30
-NO_NUMBERS: list[Any] = ["12", None, b"1", [1], math.nan, True]
+NO_NUMBERS: list[Any] = ["12", None, b"1", [1], math.nan, True, np.True_, np.float32(math.nan)]
 NO_SECONDS: list[Any] = [-1, 0, HUGE, math.inf, *NO_NUMBERS]
 NOTHING: list[Any] = [-1, 0, HUGE, math.nan, "x", None, True, [1]]
 
@@ -45,6 +46,15 @@ def test_timeouts_lie_between_0_and_a_day(place, client, pages, hashes, payload,
         refused(lambda: pages.clear(value), value)
     refused(lambda: kvstore.connect("unix:///nowhere/s", timeout=value), value)
     assert place.snapshot() == before
+
+
+def test_numbers_of_numpy_are_numbers(place, client, pages, hashes, payload) -> None:
+    pages.store(hashes(1), payload(1))
+    assert pages.pin(hashes(1), np.int64(60)) == 1
+    client.timeout = np.float32(20)
+    assert client.status().namespaces[0].pinned_pages == 1
+    with kvstore.connect("unix:///nowhere/s", timeout=np.float32(2)) as other:
+        assert other.timeout == 2.0
 
 
 @pytest.mark.parametrize("value", NOTHING, ids=repr)
