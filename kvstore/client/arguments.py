@@ -22,7 +22,8 @@ def checked_timeout(seconds: Any) -> float:
     Raises:
         InvalidRequestError: no number, or none above 0 and at most a day.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < seconds <= LONGEST_TIMEOUT:
+    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= LONGEST_TIMEOUT:
         raise InvalidRequestError(
             f"timeout must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds, got {_shown(seconds)}"
         )
@@ -35,7 +36,8 @@ def checked_pin(seconds: Any) -> int:
     Raises:
         InvalidRequestError: no whole number, or none from 1 to 366 days.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, Integral) or not 1 <= seconds <= LONGEST_PIN:
+    is_number = isinstance(seconds, Integral) and not isinstance(seconds, bool)
+    if not is_number or not 1 <= seconds <= LONGEST_PIN:
         raise InvalidRequestError(
             f"a pin lasts a whole number of seconds from 1 to {LONGEST_PIN} (366 days), got {_shown(seconds)}"
         )
