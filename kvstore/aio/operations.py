@@ -90,6 +90,21 @@ class Operations:
             if not loop.is_closed():
                 turns.release()
 
+    def leave(self, do: Callable[[], object], seconds: float) -> None:
+        """Have a thread do what ends something and whose turn did not come. Nobody waits for it."""
+        operation: _Operation[object] = _Operation(do, time.monotonic() + seconds)
+        if not self._start(operation):
+            return
+        self._under_way.add(operation)
+
+        def ended(over: asyncio.Future[None]) -> None:
+            self._under_way.discard(operation)
+            self._end_threads()
+            with suppress(KVStoreError):  # what it was to end ends with its lease
+                operation.outcome()
+
+        operation.over.add_done_callback(ended)
+
     async def close(self, do: Callable[[], None], seconds: float) -> None:
         """Do what closes the client, and return when nothing is under way any more.
 

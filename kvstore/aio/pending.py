@@ -44,9 +44,16 @@ class _AsyncPending(Generic[Pending]):
                 cancelled = again
             except KVStoreError:
                 if cancelled is None and not isinstance(error, asyncio.CancelledError):
+                    if not self._is_over:  # its turn did not come: the node is not to wait for the lease's end
+                        self._give_up_later()
                     raise
         if cancelled is not None:
             raise cancelled
+
+    def _give_up_later(self) -> None:
+        self._is_over = self._is_told = True
+        self._operations.leave(lambda: self._pending.__exit__(None, None, None), self._timeout)
+        self._operations.ended()
 
     async def _end(self, do: Callable[[], Answer]) -> Answer:
         def end() -> Answer:

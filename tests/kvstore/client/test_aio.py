@@ -25,7 +25,7 @@ from forked import in_child
 
 import kvstore
 import kvstore.aio
-from kvstore.aio.operations import MOST_BEGUN
+from kvstore.aio.operations import MOST_BEGUN, MOST_ENDING
 from kvstore.arena.epochs import LINE_WORDS
 from kvstore.client.paths.bulk.pool import BulkPool
 from kvstore.client.paths.pending import PendingLoad, PendingStore
@@ -276,6 +276,32 @@ class TestTurns:
             assert client._operations._beginnings._value == MOST_BEGUN
 
         run(url, work)
+
+    def test_what_gets_no_turn_to_end_is_given_up_all_the_same(self, start_node) -> None:
+        node = start_node(disk_limit=0)
+        leases = node.store._state.leases
+
+        async def work(client: kvstore.aio.AsyncClient, pages: kvstore.aio.AsyncNamespace) -> None:
+            await pages.store(hashes(1), payload(1))
+            for begin in (lambda: pages.prepare_store(hashes(1, 5)), lambda: pages.prepare_load(hashes(1))):
+                begun = await begin()
+                for _ in range(MOST_ENDING):
+                    await client._operations._endings.acquire()
+                begun._timeout = 1.0
+                with pytest.raises(DeadlineError):
+                    async with begun:
+                        pass
+                for operation in tuple(client._operations._under_way):
+                    await asyncio.shield(operation.over)
+                assert not client._operations._endings._value, "it waited for a turn"
+                assert not client._operations._kept
+                for _ in range(MOST_ENDING):
+                    client._operations._endings.release()
+                assert not leases.stores
+                assert not leases.loads
+                assert not any(node.store._state.readers._lines[::LINE_WORDS])
+
+        run(f"unix://{node.config.socket}", work)
 
     def test_they_come_in_order(self) -> None:
         async def main() -> None:
