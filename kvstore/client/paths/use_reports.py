@@ -28,6 +28,9 @@ MOST_USES = 1024
 MOST_PAGES = 1 << 16
 """Most pages in one report; of more, the latest uses go that fit."""
 _IDLE_SECONDS = 10.0
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+"""Seconds to the next report behind one that failed; twice as many behind each other one."""
 _log = logging.getLogger(__name__)
 
 
@@ -131,12 +134,17 @@ class UseReports:
                     self._thread = None
 
     def _run(self) -> None:
-        quiet = 0.0
-        while quiet < _IDLE_SECONDS and not self._closed.wait(REPORT_SECONDS):
-            report = self.take()
-            told = report is not None and self._send(report, LAST_SECONDS)
-            quiet = 0.0 if told else quiet + REPORT_SECONDS
-        self._thread = None  # what is noted from now on starts another one
+        quiet, pause = 0.0, REPORT_SECONDS
+        try:
+            while (quiet < _IDLE_SECONDS or self._lookups) and not self._closed.wait(pause):
+                report = self.take()
+                quiet = quiet + pause if report is None else 0.0
+                if report is None or self._send(report, LAST_SECONDS):
+                    pause = REPORT_SECONDS
+                else:
+                    pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+        finally:
+            self._thread = None  # what is noted from now on starts another one
 
     def _send(self, report: pb.UseReport, timeout: float) -> bool:
         """Whether the node was told. Where it was not, recency is lost, and counts wait for the next report."""

@@ -29,7 +29,7 @@ from kvstore.security.grants import EVERYTHING, WRITE, Grant
 from kvstore.security.secret_files import read_file
 from kvstore.security.tls import server_context
 from kvstore.service.access.message_memory import MessageMemory
-from kvstore.service.access.methods import most_parts, needs_of
+from kvstore.service.access.methods import REPORT_USE, most_parts, needs_of
 from kvstore.service.access.rate_limits import TenantLimits
 from kvstore.service.calls import abort
 from kvstore.v1 import cache_pb2 as pb
@@ -338,7 +338,7 @@ class Gate(grpc.ServerInterceptor):
         grant = self._access.holder(shown)
         self._note(context.peer(), shown)
         self._access.check_right(grant, method)
-        with self._limits.call(grant, stream):
+        with self._limits.call(grant, stream, reports=method == REPORT_USE):
             yield grant
 
     def _stream(self, grant: Grant, method: str, requests: Iterator[Any]) -> Iterator[Any]:

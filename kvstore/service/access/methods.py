@@ -66,6 +66,7 @@ class Needs(NamedTuple):
 
 
 _CACHE, _BULK = "/kvstore.v1.Cache/", "/kvstore.v1.Bulk/"
+REPORT_USE = _CACHE + "ReportUse"
 NEEDS: dict[str, Needs] = {
     # Who maps the arena reads and writes all of it.
     _CACHE + "Attach": Needs(ALL_OF_IT),
@@ -77,7 +78,7 @@ NEEDS: dict[str, Needs] = {
     _CACHE + "PrepareLoad": Needs(READ, _of_pages),
     _CACHE + "CompleteLoad": Needs(READ),
     _CACHE + "Touch": Needs(READ, _own),
-    _CACHE + "ReportUse": Needs(READ),
+    REPORT_USE: Needs(READ),
     _CACHE + "Evict": Needs(WRITE, _own),
     _CACHE + "Clear": Needs(ADMIN, _own),
     _CACHE + "Pin": Needs(ADMIN, _of_pages),

@@ -20,6 +20,8 @@ from kvstore.errors import LimitExceededError
 from kvstore.security.grants import EVERYTHING, Grant
 from kvstore.units import format_size
 
+LEAST_REPORTS = 10
+"""Reports a second that a tenant with a limit of requests may make at least."""
 TENANT_SHARE = 2
 """One tenant has at most one part in so many of what a node can do at once: the rest is left to others."""
 
@@ -74,6 +76,8 @@ class TenantLimits:
         self._open: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
         self._requests: dict[str, _TokenBucket] = {}
+        self._reports: dict[str, _TokenBucket] = {}
+        """Apart from requests, at the same rate: whoever keeps to its requests makes no more reports than these."""
         self._bytes: dict[str, _TokenBucket] = {}
         self.replace(rules)
 
@@ -82,12 +86,15 @@ class TenantLimits:
         rules = tuple(rules)
         now = self._clock()
         with self._lock:
-            self._requests = _buckets({rule.name: rule.requests_per_second for rule in rules}, now)
+            requests = {rule.name: rule.requests_per_second for rule in rules if rule.requests_per_second}
+            self._requests = _buckets(requests, now)
+            self._reports = _buckets({name: max(rate, LEAST_REPORTS) for name, rate in requests.items()}, now)
             self._bytes = _buckets({rule.name: rule.bytes_per_second for rule in rules}, now)
 
     @contextmanager
-    def call(self, grant: Grant, stream: str = "") -> Iterator[None]:
-        """One call of a caller. ``stream``: which kind of stream it is; empty: none.
+    def call(self, grant: Grant, stream: str = "", *, reports: bool = False) -> Iterator[None]:
+        """One call of a caller. ``stream``: which kind of stream it is; empty: none. ``reports``: whether it only tells
+        what other calls did, which were counted themselves.
 
         Raises:
             LimitExceededError: it is one too many.
@@ -95,7 +102,10 @@ class TenantLimits:
         if grant.every:
             yield
             return
-        self.begin(grant)
+        if reports:
+            self._begin_report(grant)
+        else:
+            self.begin(grant)
         with self.slot(grant, "calls"):
             if not stream:
                 yield
@@ -120,6 +130,15 @@ class TenantLimits:
                 self._refuse(grant, "bytes", f"moves more than its limit of {format_size(int(moved.rate))} a second")
             if requests is not None:
                 requests.take(1)
+
+    def _begin_report(self, grant: Grant) -> None:
+        with self._lock:
+            bucket = self._reports.get(grant.tenant)
+            if bucket is None:
+                return
+            if not bucket.allows(self._clock()):
+                self._refuse(grant, "reports", f"makes more than its limit of {bucket.rate:g} reports a second")
+            bucket.take(1)
 
     def spend(self, grant: Grant, size: int) -> None:
         """So many bytes of pages were moved for a caller."""

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kvstore
 from kvstore.client.paths.use_reports import UseReports
-from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
+from kvstore.errors import DeadlineError, InvalidRequestError, LimitExceededError, UnavailableError
 from kvstore.namespaces.usage import NamespaceCounts
 from kvstore.status import LookupTotals
 from kvstore.v1 import cache_pb2 as pb
@@ -283,6 +283,43 @@ class TestReports:
         assert not reports._send(reports.take(), 1.0)
         again = reports.take()
         assert (sum(each.asked for each in again.lookups) if again is not None else 0) == kept
+
+
+class _Hurried(threading.Event):
+    """Nobody waits for it; how long they would have is in ``waits``, and it is set behind so many of these."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+        self._most = most
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        return len(self.waits) == self._most or self.is_set()
+
+
+class TestThread:
+    """Of the reports."""
+
+    @pytest.mark.parametrize("error", [LimitExceededError("too many"), UnavailableError("away")])
+    def test_it_asks_ever_less_often_while_it_fails_and_what_waits_is_told_in_the_end(self, error):
+        failures, sent = 60, []
+
+        def report(report: pb.UseReport, timeout: float) -> None:
+            sent.append(report)
+            if len(sent) <= failures:
+                raise error
+
+        reports = UseReports(report)
+        reports._thread = threading.Thread()
+        reports._closed = hurried = _Hurried(70)
+        reports.note_lookup(b"f" * 32, 50, 4, 0, 0)
+        reports._run()
+        assert hurried.waits[:8] == [0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+        assert len(sent) == failures + 1
+        assert [each.asked for each in sent[-1].lookups] == [50]
+        assert hurried.waits[failures : failures + 3] == [30.0, 0.2, 0.2]
 
 
 class TestNode:

@@ -529,6 +529,38 @@ def test_a_store_whose_pages_come_with_it_is_one_request(tenants, caller):
         assert peer.failed().startswith("LimitExceededError")
 
 
+class TestReports:
+    """Of what a client looked up and used: they leave its tenant's requests alone, and have a bound of their own."""
+
+    @pytest.fixture
+    def limited(self, tenants) -> Tenants:
+        """Five requests and ten reports are left to the tenant a, and nothing is given back."""
+        tenants.node.limits._clock = lambda: 0.0
+        return tenants
+
+    def test_they_take_no_requests(self, limited, eventually):
+        with limited.client("a") as client:
+            pages = client.namespace(layout_of("a"))
+            pages.store(hashes_of(4), DATA)
+            limited.node.limits.replace([TenantRule(name="a", requests_per_second=5)])
+            for lookups in range(1, 6):
+                assert pages.lookup(hashes_of(4)).prefix == 4
+                eventually(lambda told=4 * lookups: limited.node.store.statistics().total["looked_up"] == told)
+            assert not limited.node.limits.refused()
+            with pytest.raises(LimitExceededError, match="limit of 5 requests a second"):
+                pages.lookup(hashes_of(4))
+
+    def test_they_can_not_be_a_flood(self, limited, caller):
+        a = caller("a")
+        limited.node.limits.replace([TenantRule(name="a", requests_per_second=5)])
+        for _ in range(10):
+            a.cache.ReportUse(pb.UseReport(), **a.how)
+        with pytest.raises(grpc.RpcError, match="limit of 10 reports a second"):
+            a.cache.ReportUse(pb.UseReport(), **a.how)
+        assert limited.node.limits.refused() == {("a", "reports"): 1}
+        a.cache.Status(pb.StatusRequest(), **a.how)
+
+
 def test_a_token_is_refused_also_when_the_disk_cannot_be_made_smaller(tenants, monkeypatch):
     def fail(*given: object, **named: object) -> None:
         raise OSError(5, "Input/output error")
