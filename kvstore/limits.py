@@ -6,7 +6,7 @@ MOST_LOOKUP_PAGES = 1 << 17
 """Most pages that one lookup may name, over all its namespaces."""
 MOST_QUERIES = 4096
 """Most queries that it may be made of, and uses, or counts of lookups, in one report."""
-MOST_LOOKED_UP = 1 << 32
+MOST_LOOKED_UP = 1 << 24
 """Most pages that one count of lookups may name; of more, these are counted."""
 BATCH_BYTES = 16 << 20
 """Most bytes of pages in one batch, unless it is one page."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import InvalidRequestError, UnknownNamespaceError
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import register_forked
-from kvstore.limits import MOST_LOOKUP_PAGES
+from kvstore.limits import MOST_LOOKED_UP, MOST_LOOKUP_PAGES
 from kvstore.page_codes import TIER_NAMES
 from kvstore.wire.messages import join_hashes
 
@@ -70,17 +71,26 @@ class Namespace:
         waits, and does not say whether it was told.
 
         Args:
-            asked: pages that were asked for.
+            asked: pages that were asked for, 2^24 at most.
             found: of these, by the tier that has them: ``"arena"``, ``"disk"``, ``"redis"``.
 
         Raises:
-            InvalidRequestError: no such tier, or more pages found than asked for.
+            InvalidRequestError: no such tier, more pages found than asked for, more asked for than that, or no whole
+                numbers.
         """
-        if not found.keys() <= set(TIER_NAMES[1:]) or min(found.values(), default=0) < 0 or sum(found.values()) > asked:
-            raise InvalidRequestError(f"{dict(found)} can't be what was found of {asked} pages")
-        if asked:
-            counts = (found.get("arena", 0), found.get("disk", 0), found.get("redis", 0))
-            self._handle.session.control.count_lookup(self.fingerprint, asked, *counts)
+        try:
+            pages = operator.index(asked)
+            counts = [operator.index(found.get(tier, 0)) for tier in ("arena", "disk", "redis")]
+        except TypeError as error:
+            raise InvalidRequestError(
+                f"whole numbers of pages are counted, not {dict(found)} found of {asked} pages"
+            ) from error
+        if not 0 <= pages <= MOST_LOOKED_UP:
+            raise InvalidRequestError(f"one count is of 0 to {MOST_LOOKED_UP} pages, not of {pages}")
+        if not found.keys() <= set(TIER_NAMES[1:]) or min(counts) < 0 or sum(counts) > pages:
+            raise InvalidRequestError(f"{dict(found)} can't be what was found of {pages} pages")
+        if pages:
+            self._handle.session.control.count_lookup(self.fingerprint, pages, *counts)
 
     def store(self, hashes: Sequence[bytes], pages: Pages, *, parent: bytes = b"") -> StoreResult:
         """Store pages that follow each other in their chain, head of the prefix first.

@@ -16,7 +16,7 @@ from kvstore.errors import DeadlineError, KVStoreError
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import register_forked, renewed
 from kvstore.host.uninterrupted import uninterrupted
-from kvstore.limits import MOST_QUERIES
+from kvstore.limits import MOST_LOOKED_UP, MOST_QUERIES
 from kvstore.v1 import cache_pb2 as pb
 
 REPORT_SECONDS = 0.2
@@ -75,16 +75,17 @@ class UseReports:
             self._start()
 
     def note_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int) -> None:
-        """A lookup: how many pages it asked for, and how many each tier had. Likewise."""
+        """A lookup: how many pages it asked for, and how many each tier had. Likewise.
+        Of one namespace no more waits than a node counts at once."""
         with self._lock:
             counts = self._lookups.get(fingerprint)
-            if counts is not None:
+            if counts is None and len(self._lookups) < MOST_QUERIES:  # nobody has so many namespaces at once
+                counts = self._lookups[fingerprint] = [0, 0, 0, 0]
+            if counts is not None and counts[0] + asked <= MOST_LOOKED_UP:
                 counts[0] += asked
                 counts[1] += arena
                 counts[2] += disk
                 counts[3] += redis
-            elif len(self._lookups) < MOST_QUERIES:  # nobody has so many namespaces at once
-                self._lookups[fingerprint] = [asked, arena, disk, redis]
         if self._thread is None:
             self._start()
 
@@ -137,14 +138,20 @@ class UseReports:
         quiet, pause = 0.0, REPORT_SECONDS
         try:
             while (quiet < _IDLE_SECONDS or self._lookups) and not self._closed.wait(pause):
-                report = self.take()
-                quiet = quiet + pause if report is None else 0.0
-                if report is None or self._send(report, LAST_SECONDS):
-                    pause = REPORT_SECONDS
-                else:
-                    pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+                told = self._tell()
+                quiet = quiet + pause if told is None else 0.0
+                pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE) if told is False else REPORT_SECONDS
         finally:
             self._thread = None  # what is noted from now on starts another one
+
+    def _tell(self) -> bool | None:
+        """Whether the node was told what waits; None: nothing does."""
+        try:
+            report = self.take()
+        except Exception:  # noqa: BLE001 - what waited is lost; what comes may be told
+            _log.exception("the node can't be told what was looked up and used")
+            return False
+        return self._send(report, LAST_SECONDS) if report is not None else None
 
     def _send(self, report: pb.UseReport, timeout: float) -> bool:
         """Whether the node was told. Where it was not, recency is lost, and counts wait for the next report."""

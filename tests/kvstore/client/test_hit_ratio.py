@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import kvstore
 from kvstore.client.paths.use_reports import UseReports
 from kvstore.errors import DeadlineError, InvalidRequestError, LimitExceededError, UnavailableError
+from kvstore.limits import MOST_LOOKED_UP
 from kvstore.namespaces.usage import NamespaceCounts
 from kvstore.status import LookupTotals
 from kvstore.v1 import cache_pb2 as pb
@@ -120,6 +121,23 @@ class TestPlain:
     def test_what_can_not_have_been_found_is_refused(self, pages, found):
         with pytest.raises(InvalidRequestError, match="found of 4 pages"):
             pages.count_lookup(4, found)
+
+    @pytest.mark.parametrize(
+        ("asked", "found", "words"),
+        [
+            (5.5, {"arena": 1}, "not {'arena': 1} found of 5.5 pages"),
+            ("5", {}, "not {} found of 5 pages"),
+            (5, {"arena": 0.5}, "not {'arena': 0.5} found of 5 pages"),
+            (2**70, {}, f"0 to 16777216 pages, not of {2**70}"),
+            (-1, {}, "0 to 16777216 pages, not of -1"),
+        ],
+    )
+    def test_what_is_no_number_of_pages_is_refused_and_counting_goes_on(self, place, pages, asked, found, words):
+        with pytest.raises(InvalidRequestError, match=words):
+            pages.count_lookup(asked, found)
+        assert pages.store(hashes(0, 4), payload(4)).stored == 4
+        pages.count_lookup(np.int64(4), {"arena": np.int32(4)})
+        assert told(place) == LookupTotals(4, 4)
 
     def test_what_was_counted_of_a_dropped_namespace_stays(self, place, pages):
         pages.store(hashes(0, 4), payload(4))
@@ -221,6 +239,7 @@ class TestEnds:
     def test_an_interrupted_close_has_told(self, node):
         client = kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE)
         reports = client._session.control.reports
+        reports._thread = threading.Thread()  # none: nothing is told before
         client.namespace(LAYOUT).lookup(hashes(0, 3))
         send = reports._report
 
@@ -228,7 +247,6 @@ class TestEnds:
             signal.raise_signal(signal.SIGINT)
             return send(report, timeout)
 
-        reports._thread = threading.Thread()
         reports._report = interrupted
         with pytest.raises(KeyboardInterrupt):
             client.close()
@@ -271,6 +289,14 @@ class TestReports:
         [count] = reports.take().lookups
         assert (count.asked, count.arena, count.disk, count.redis) == (250_000, 15_000, 5000, 0)
         assert reports.take() is None
+
+    def test_no_more_waits_than_a_node_counts_at_once(self):
+        reports = UseReports(lambda report, timeout: None)
+        reports._thread = threading.Thread()
+        for _ in range(3):
+            reports.note_lookup(b"f" * 32, MOST_LOOKED_UP // 2, 1, 0, 0)
+        [count] = reports.take().lookups
+        assert (count.asked, count.arena) == (MOST_LOOKED_UP, 2)
 
     @pytest.mark.parametrize(("error", "kept"), [(UnavailableError("away"), 50), (DeadlineError("late"), 0)])
     def test_what_a_node_was_not_told_waits_and_what_it_may_have_been_told_does_not(self, error, kept):
@@ -321,6 +347,42 @@ class TestThread:
         assert [each.asked for each in sent[-1].lookups] == [50]
         assert hurried.waits[failures : failures + 3] == [30.0, 0.2, 0.2]
 
+    def test_an_error_in_a_report_ends_it_no_more_than_one_in_sending_it(self, caplog):
+        sent: list[pb.UseReport] = []
+        reports = UseReports(lambda report, timeout: sent.append(report))
+        reports._thread = threading.Thread()
+        reports._closed = _Hurried(4)
+        reports.note(b"f" * 32, bytes(32), read=True, missed=-1)  # no such number
+        take = reports.take
+
+        def take_and_note() -> pb.UseReport | None:
+            try:
+                return take()
+            finally:
+                if not sent:
+                    reports.note_lookup(b"f" * 32, 50, 4, 0, 0)
+
+        reports.take = take_and_note
+        reports._run()
+        assert [each.asked for each in sent[0].lookups] == [50]
+        assert "can't be told" in caplog.text
+        assert reports._thread is None
+
+    def test_it_leaves_its_place_to_another_one_however_it_ends(self):
+        class Ended(BaseException):
+            """Nothing catches it."""
+
+        def end(report: pb.UseReport, timeout: float) -> None:
+            raise Ended
+
+        reports = UseReports(end)
+        reports._thread = threading.Thread()
+        reports._closed = _Hurried(4)
+        reports.note_lookup(b"f" * 32, 50, 4, 0, 0)
+        with pytest.raises(Ended):
+            reports._run()
+        assert reports._thread is None
+
 
 class TestNode:
     """What a client can make a node count."""
@@ -346,7 +408,7 @@ class TestNode:
         assert client.status().lookups == LookupTotals(10, 6, 4, 0)
         huge = pb.LookupCount(fingerprint=pages.fingerprint, asked=most, arena=most)
         client._session.control.reports._report(pb.UseReport(lookups=[huge] * 4096), PATIENCE)
-        assert client.status().lookups == LookupTotals(10 + (4096 << 32), 6 + (4096 << 32), 4, 0)
+        assert client.status().lookups == LookupTotals(10 + (4096 << 24), 6 + (4096 << 24), 4, 0)
 
     def test_counts_stay_within_what_a_message_can_carry(self, node):
         usage = node.store._state.usage
