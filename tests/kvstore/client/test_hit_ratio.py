@@ -86,6 +86,16 @@ class TestPlain:
         assert load(pages, hashes(0, 2)) == 2
         assert told(place) == LookupTotals(26, 22)
 
+    def test_one_lookup_of_many_requests_and_their_loads_count_once(self, place, client, pages):
+        prompt = hashes(0, 4)
+        requests = [[*prompt, *hashes(100 + 10 * number, 4)] for number in range(64)]
+        for request in requests[:16]:
+            pages.store(request, payload(8))
+        found = client.lookup([(pages, request) for request in requests])
+        for request, each in zip(requests, found, strict=True):
+            assert load(pages, request[: each.prefix]) == each.prefix
+        assert told(place) == LookupTotals(64 * 8, 64 * 4 + 16 * 4)
+
     @pytest.mark.parametrize("way", ["prepare_load", "borrow"])
     def test_a_load_in_two_calls_counts_likewise(self, place, pages, way):
         pages.store(hashes(0, 4), payload(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +31,8 @@ class Model:
     def load(self, space: bytes, pages: list[int]) -> int:
         at_its_head = [left for where, left in self.lookups if where == space and left and left[0] == pages[0]]
         anywhere = [left for where, left in self.lookups if where == space and pages[0] in left]
-        for left in (*at_its_head, *anywhere):
+        whole = [left for left in at_its_head if left[: len(pages)] == pages]
+        for left in (*whole, *at_its_head, *anywhere):
             start = left.index(pages[0])
             known = min(len(left) - start, len(pages))
             del left[: start + known]
@@ -38,7 +40,17 @@ class Model:
         return 0
 
 
-@given(st.lists(st.tuples(st.booleans(), runs), max_size=30))
+def check_tables(recent: RecentLookups) -> None:
+    """Each lookup is where a load finds it that goes on with it, the latest behind the others, and nothing else is."""
+    listed = [each for alike in recent._next.values() for each in alike]
+    assert sorted(each.number for each in listed) == list(recent._lookups)
+    for key, alike in recent._next.items():
+        assert all(each.next == key for each in alike)
+        assert [each.number for each in alike] == sorted(each.number for each in alike)
+        assert alike
+
+
+@given(st.lists(st.tuples(st.booleans(), runs), max_size=60))
 def test_a_load_is_looked_up_as_far_as_a_lookup_was_not_loaded_yet(steps):
     recent = RecentLookups(EVERYTHING, EVERYTHING, EVERYTHING)
     model = Model()
@@ -49,6 +61,7 @@ def test_a_load_is_looked_up_as_far_as_a_lookup_was_not_loaded_yet(steps):
             model.note(space, list(pages))
         else:
             assert recent.load(space, joined(first, count)) == model.load(space, pages)
+        check_tables(recent)
 
 
 @given(st.lists(runs, min_size=1, max_size=30), st.integers(1, 5), st.integers(1, 40 * 32))
@@ -56,11 +69,12 @@ def test_no_more_is_remembered_than_may_be(steps, most_lookups, most_bytes):
     recent = RecentLookups(most_lookups, most_bytes)
     for space, first, count in steps:
         recent.note(space, joined(first, count))
-        kept = [len(each.hashes) for each in recent._lookups]
+        kept = [len(each.hashes) for each in recent._lookups.values()]
+        check_tables(recent)
         assert len(kept) <= most_lookups
         assert sum(kept) <= most_bytes or len(kept) == 1
         assert recent._bytes == sum(kept)
-        assert kept[0] == count * 32, "the latest is always remembered"
+        assert kept[-1] == count * 32, "the latest is always remembered"
 
 
 def test_batches_of_one_lookup_count_once_and_a_second_load_again():
@@ -77,3 +91,18 @@ def test_other_pages_behind_the_first_one_were_not_looked_up():
     assert recent.load(SPACES[0], joined(0, 2) + joined(7, 2)) == 2
     assert recent.load(SPACES[1], joined(2, 2)) == 0, "of another namespace"
     assert recent.load(SPACES[0], joined(2, 2)) == 2
+
+
+@pytest.mark.parametrize("prompt", [0, 3], ids=["apart", "behind one system prompt"])
+def test_a_thousand_lookups_before_the_first_load_are_all_remembered(prompt):
+    recent = RecentLookups()
+    requests = [joined(100, prompt) + number.to_bytes(32, "big") * 5 for number in range(200)]
+    for space in (b"%32d" % number for number in range(5)):
+        for request in requests:
+            recent.note(space, request)
+    for space in (b"%32d" % number for number in range(5)):
+        for request in requests:
+            assert recent.load(space, request) == prompt + 5
+    assert not recent._lookups
+    assert not recent._next
+    assert recent._bytes == 0
