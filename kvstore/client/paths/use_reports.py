@@ -6,6 +6,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
+import sys
 import threading
 import time
 import weakref
@@ -126,6 +128,7 @@ class UseReports:
         self._lookups = {}
 
     def _start(self) -> None:
+        _end_with_process()
         with self._lock:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="kvstore-report-use", daemon=True)
@@ -170,6 +173,17 @@ class UseReports:
 
 
 _open: weakref.WeakSet[UseReports] = weakref.WeakSet()
+_ending_in: set[int] = set()
+"""The id of the process whose end is known to ``multiprocessing``; in a forked child also its parents'."""
+
+
+def _end_with_process() -> None:
+    """A child of ``multiprocessing`` ends without ``atexit``'s functions, behind its own finalizers. It has imported
+    these, and dropped what its parent had among them, before anything is noted there."""
+    process = os.getpid()
+    if process not in _ending_in and (util := sys.modules.get("multiprocessing.util")) is not None:
+        _ending_in.add(process)
+        util.Finalize(None, _end, exitpriority=0)
 
 
 @atexit.register

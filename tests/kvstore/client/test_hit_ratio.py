@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -233,6 +234,14 @@ print(pages.lookup([bytes(32)]).prefix, flush=True)
 """
 
 
+def _look_up_and_end(url: str) -> None:
+    _kept.append(kvstore.connect(url, timeout=PATIENCE))
+    _kept[0].namespace(LAYOUT).lookup(hashes(0, 3))
+
+
+_kept: list[kvstore.Client] = []
+
+
 class TestEnds:
     """Of a client, of its process, of its node."""
 
@@ -245,6 +254,25 @@ class TestEnds:
         command = [sys.executable, "-c", _ENDS_WITHOUT_CLOSE, url]
         assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "0\n"
         assert node.store.statistics().total["looked_up"] == 1
+
+    @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+    def test_a_child_of_multiprocessing_tells_before_it_ends(self, node, method):
+        context = multiprocessing.get_context(method)
+        child = context.Process(target=_look_up_and_end, args=(f"unix://{node.config.socket}",))
+        child.start()
+        child.join(PATIENCE)
+        assert child.exitcode == 0
+        assert node.store.statistics().total["looked_up"] == 3
+
+    def test_a_forked_child_of_multiprocessing_tells_by_its_parents_client(self, node):
+        with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
+            pages = client.namespace(LAYOUT)
+            pages.lookup(hashes(0, 5))
+            child = multiprocessing.get_context("fork").Process(target=pages.lookup, args=(hashes(0, 3),))
+            child.start()
+            child.join(PATIENCE)
+            assert child.exitcode == 0
+        assert node.store.statistics().total["looked_up"] == 8
 
     def test_an_interrupted_close_has_told(self, node):
         client = kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE)
