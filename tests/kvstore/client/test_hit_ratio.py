@@ -274,7 +274,8 @@ class TestEnds:
             assert child.exitcode == 0
         assert node.store.statistics().total["looked_up"] == 8
 
-    def test_an_interrupted_close_has_told(self, node):
+    def test_an_interrupted_close_has_told(self, node, monkeypatch):
+        monkeypatch.setattr("kvstore.client.paths.use_reports.LAST_SECONDS", PATIENCE)
         client = kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE)
         reports = client._session.control.reports
         reports._thread = threading.Thread()  # none: nothing is told before
