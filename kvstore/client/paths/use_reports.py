@@ -181,9 +181,10 @@ def _end_with_process() -> None:
     """A child of ``multiprocessing`` ends without ``atexit``'s functions, behind its own finalizers. It has imported
     these, and dropped what its parent had among them, before anything is noted there."""
     process = os.getpid()
-    if process not in _ending_in and (util := sys.modules.get("multiprocessing.util")) is not None:
+    finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)  # it may just be imported
+    if finalize is not None and process not in _ending_in:
         _ending_in.add(process)
-        util.Finalize(None, _end, exitpriority=0)
+        finalize(None, _end, exitpriority=0)
 
 
 @atexit.register
