@@ -23,6 +23,8 @@ from kvstore.host.forking import register_forked
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
+_LOOK_SECONDS = 0.5
+"""How often the main thread looks for signals that did not end its wait."""
 _python = ctypes.CDLL(None)
 _python.PyThread_allocate_lock.restype = ctypes.c_void_p
 _python.PyThread_acquire_lock.argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -205,7 +207,8 @@ def _wait(job: _Job, worker: _Worker, *, waits: bool) -> None:
     try:
         worker.give(job)
         while not job.is_over:
-            job.over.acquire()
+            # One that another thread received, or that came just before the wait, does not end it.
+            job.over.acquire(timeout=_LOOK_SECONDS)
     except BaseException as interrupt:
         if job.claim.acquire(False):
             raise  # it was not begun, and now never is

@@ -464,6 +464,20 @@ ended.wait()
 """
         assert run(program) == ["raised False", "5"]
 
+    def test_a_signal_that_another_thread_received_interrupts_too(self):
+        program = """
+go_on = threading.Event()
+def work():
+    signal.pthread_kill(threading.get_ident(), signal.SIGALRM)
+    go_on.wait()
+try:
+    abandonable(work)()
+except Alarm:
+    print("raised")
+go_on.set()
+"""
+        assert run(program) == ["raised"]
+
     def test_what_was_lent_is_given_back_and_the_interrupt_stays_what_it_is(self):
         program = """
 class Lent:
