@@ -40,11 +40,13 @@ class RecentLookups:
         """Those whose next page to load this is, by fingerprint and hash; the oldest first."""
         self._noted = 0
         self._bytes = 0
+        self._is_whole = True
         self._lock = threading.Lock()
 
     def note(self, fingerprint: bytes, hashes: bytes) -> None:
         """A lookup of at least one page of a namespace; ``hashes`` are joined."""
         with self._lock:
+            self._begin()
             self._noted += 1
             lookup = _Lookup(self._noted, fingerprint, hashes)
             self._lookups[lookup.number] = lookup
@@ -56,25 +58,40 @@ class RecentLookups:
                 oldest = next(iter(self._lookups.values()))
                 self._unlist(oldest)
                 self._forget(oldest)
+            self._is_whole = True
 
     def load(self, fingerprint: bytes, hashes: bytes) -> int:
         """A load of pages whose joined hashes these are. Returns how many leading ones are those of a lookup."""
         if not self._lookups or not hashes:
             return 0
-        first = hashes[:HASH_BYTES]
         with self._lock:
-            # The usual case: it goes on where a lookup begins, or its last load ended.
-            if alike := self._next.get((fingerprint, first)):
-                lookup = _that_has_all(alike, hashes)
-                return self._take(lookup, lookup.taken, hashes)
-            searched = 0
-            for lookup in reversed(self._lookups.values()):
-                searched += len(lookup.hashes)
-                if searched > self._searched_bytes and lookup.number != self._noted:
-                    break
-                if lookup.fingerprint == fingerprint and (at := lookup.find(first)) >= 0:
-                    return self._take(lookup, at, hashes)
+            self._begin()
+            known = self._match(fingerprint, hashes)
+            self._is_whole = True
+            return known
+
+    def _match(self, fingerprint: bytes, hashes: bytes) -> int:
+        first = hashes[:HASH_BYTES]
+        # The usual case: it goes on where a lookup begins, or its last load ended.
+        if alike := self._next.get((fingerprint, first)):
+            lookup = _that_has_all(alike, hashes)
+            return self._take(lookup, lookup.taken, hashes)
+        searched = 0
+        for lookup in reversed(self._lookups.values()):
+            searched += len(lookup.hashes)
+            if searched > self._searched_bytes and lookup.number != self._noted:
+                break
+            if lookup.fingerprint == fingerprint and (at := lookup.find(first)) >= 0:
+                return self._take(lookup, at, hashes)
         return 0
+
+    def _begin(self) -> None:
+        """A change. What an interrupt left half changed is forgotten."""
+        if not self._is_whole:
+            self._lookups.clear()
+            self._next.clear()
+            self._bytes = 0
+        self._is_whole = False
 
     def _take(self, lookup: _Lookup, at: int, hashes: bytes) -> int:
         same = _common(lookup.hashes[at : at + len(hashes)], hashes)

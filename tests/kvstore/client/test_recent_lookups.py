@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +111,46 @@ def test_a_thousand_lookups_before_the_first_load_are_all_remembered(prompt):
     assert not recent._lookups
     assert not recent._next
     assert recent._bytes == 0
+
+
+class InterruptError(Exception):
+    """What a signal's handler raises."""
+
+
+def test_what_an_interrupt_left_half_changed_is_forgotten() -> None:
+    """At each line of each operation; whatever comes behind it neither fails nor counts a page twice."""
+    interrupted = 0
+    for line in range(1, 80):
+        recent = RecentLookups(most_lookups=2)
+        recent.note(SPACES[0], joined(0, 6))
+        recent.load(SPACES[0], joined(0, 2))
+        left = line
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal left
+            if not frame.f_code.co_filename.endswith("recent_lookups.py"):
+                return None
+            # Python looks for signals behind the lock's release, a tracer is called before it.
+            locks = "with self._lock" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            left -= event == "line" and not locks
+            if not left and not locks:
+                raise InterruptError
+            return trace
+
+        sys.settrace(trace)
+        try:
+            recent.note(SPACES[0], joined(2, 6))
+            recent.note(SPACES[1], joined(0, 6))
+            recent.load(SPACES[0], joined(2, 2))
+            recent.load(SPACES[0], joined(5, 3))
+        except InterruptError:
+            interrupted += 1
+        finally:
+            sys.settrace(None)
+        for space in SPACES:
+            for first in range(6):
+                assert 0 <= recent.load(space, joined(first, 6)) <= 6
+        for number in range(4):
+            recent.note(SPACES[1], joined(number, 3))
+        assert recent.load(SPACES[1], joined(3, 3)) == 3
+    assert interrupted > 30
