@@ -19,6 +19,7 @@ import pytest
 from forked import in_child
 from ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
+from unclosed_client import look_up_and_end
 
 import kvstore
 from kvstore.client.paths.use_reports import UseReports
@@ -234,14 +235,6 @@ print(pages.lookup([bytes(32)]).prefix, flush=True)
 """
 
 
-def _look_up_and_end(url: str) -> None:
-    _kept.append(kvstore.connect(url, timeout=PATIENCE))
-    _kept[0].namespace(LAYOUT).lookup(hashes(0, 3))
-
-
-_kept: list[kvstore.Client] = []
-
-
 class TestEnds:
     """Of a client, of its process, of its node."""
 
@@ -258,7 +251,8 @@ class TestEnds:
     @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
     def test_a_child_of_multiprocessing_tells_before_it_ends(self, node, method):
         context = multiprocessing.get_context(method)
-        child = context.Process(target=_look_up_and_end, args=(f"unix://{node.config.socket}",))
+        url = f"unix://{node.config.socket}"
+        child = context.Process(target=look_up_and_end, args=(url, LAYOUT, hashes(0, 3), PATIENCE))
         child.start()
         child.join(PATIENCE)
         assert child.exitcode == 0
