@@ -341,8 +341,10 @@ def test_a_disk_that_hangs_takes_three_quarters_of_the_arena_and_some_calls_at_m
         assert not hanging[-1].done()
     assert load_pages(store, known, [1]) == 0, "a fourth call of one owner does not wait"
     tier.read_gate.open()
-    assert [result_of(each) for each in hanging] == [4, 4, 2, 2, 1]
-    assert load_pages(store, known, [1]) == 1
+    *first, last = [result_of(each) for each in hanging]
+    assert first == [4, 4, 2, 2]
+    assert last <= 1, "none where the two of its owner still hold their half of the arena"
+    assert load_pages(store, known, [0, 1]) == 2
     assert (runs.taken, store._state.promotions._frames.taken) == (0, 0)
     store.check_integrity()
 
