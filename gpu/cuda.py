@@ -2,28 +2,32 @@
 
 The engine's streams wait for nothing. The engine's thread records an event on its current stream (a mark), the copy
 stream waits for that event on the device, and the host thread that copies synchronizes with an event that it records
-behind its copies. Which copy strategy is used is measured at start (:mod:`kvstore.gpu.tuning`), after each was compared
-with the specification (:mod:`kvstore.gpu.sample`).
+behind its copies. Which copy strategy is used is a rule (:mod:`kvstore.gpu.preference`); at start each is compared with
+the specification (:mod:`kvstore.gpu.sample`), and timed (:mod:`kvstore.gpu.tuning`).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import repeat
 from typing import Protocol
 
 import torch
 
+from kvstore.errors import ResourceError
+from kvstore.gpu.batched import Batched
+from kvstore.gpu.cuda_driver import batched_memcpy
 from kvstore.gpu.cudart import cuda_runtime
 from kvstore.gpu.layout import PageLayout
 from kvstore.gpu.pinned import PinnedMapping
+from kvstore.gpu.preference import MANY_RUNS, preference
 from kvstore.gpu.sample import Sample
-from kvstore.gpu.strategies import CopyStrategy, RunByRun, Staged
-from kvstore.gpu.tensors import PageBytes
-from kvstore.gpu.tuning import measure, ranking
+from kvstore.gpu.strategies import CopyStrategy, RunByRun, Staged, merging
+from kvstore.gpu.tensors import PageBytes, merge_touching
+from kvstore.gpu.tuning import measure, much_slower
 
 _log = logging.getLogger(__name__)
 
@@ -122,16 +126,40 @@ class DeviceCopies:
     When it is made, it copies some pages out and others in by each strategy (:mod:`kvstore.gpu.sample`), and leaves the
     tensors as they were. A strategy that fails, or gives other bytes than the specification, is not used again. Nothing
     else may use the tensors meanwhile.
+
+    Args:
+        layers: one tensor a layer.
+        layout: theirs.
+        streams: of the layers' device, where not given.
+        strategies: by name; those that this machine has, where not given.
+
+    Raises:
+        ResourceError: not one strategy works.
     """
 
-    def __init__(self, layers: Sequence[torch.Tensor], layout: PageLayout, streams: Streams | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[torch.Tensor],
+        layout: PageLayout,
+        streams: Streams | None = None,
+        strategies: Mapping[str, CopyStrategy] | None = None,
+    ) -> None:
         self._layers = list(layers)
         self._layout = layout
         self._streams = streams if streams is not None else cuda_streams(layers[0].device)
-        self._strategies = strategies_for(layers, layout)
-        self.order: dict[str, list[str]] = {each: list(self._strategies) for each in ("gather", "scatter")}
-        """Names of the copy strategies by direction, the fastest first."""
+        self._strategies = dict(strategies if strategies is not None else strategies_for(layers, layout))
+        _, stretches = merge_touching(layers, layout)
+        self._runs = stretches.runs.run_bytes, stretches.layers * stretches.runs.of_a_layer
+        """Their bytes, and how many a page has, where all layers are copied at once."""
+        self._runs_of_a_layer = layout.runs.run_bytes, layout.runs.of_a_layer
+        self._much_slower: dict[str, Mapping[str, float]] = {"gather": {}, "scatter": {}}
+        """Names by direction, with how many times as long they take as the fastest strategy."""
         self._measure()
+
+    @property
+    def order(self) -> dict[str, list[str]]:
+        """Names of the copy strategies by direction, in the order in which a batch of many pages tries them."""
+        return {each: self._order(each, self._runs[0], MANY_RUNS) for each in ("gather", "scatter")}
 
     def mark(self) -> Event:
         """A point behind all that was queued so far on the stream that is current in this thread."""
@@ -149,11 +177,21 @@ class DeviceCopies:
         after: Event | None = None,
     ) -> None:
         """Copy pages into pieces."""
-        self._scatter(self._strategy("scatter", pages), pages, piece_ids, on_layer, after)
+        self._scatter(self._strategy("scatter", pages, on_layer is not None), pages, piece_ids, on_layer, after)
 
-    def _strategy(self, direction: str, pages: Sequence[PageBytes]) -> CopyStrategy:
-        strategies = (self._strategies[name] for name in self.order[direction])
-        return next(strategy for strategy in strategies if strategy.takes(pages))
+    def _strategy(self, direction: str, pages: Sequence[PageBytes], by_layer: bool = False) -> CopyStrategy:
+        run_bytes, of_a_page = self._runs_of_a_layer if by_layer else self._runs
+        for name in self._order(direction, run_bytes, of_a_page * len(pages)):
+            if self._strategies[name].takes(pages):
+                return self._strategies[name]
+        raise ResourceError(
+            f"none of the copy strategies that work here takes these pages: {', '.join(self._strategies)}"
+        )
+
+    def _order(self, direction: str, run_bytes: int, runs: int) -> list[str]:
+        """By the rule; those that are much slower here come last, and are used where no other takes the pages."""
+        names = [name for name in preference(direction, run_bytes, runs) if name in self._strategies]
+        return sorted(names, key=self._much_slower[direction].__contains__)
 
     def _gather(
         self,
@@ -195,46 +233,76 @@ class DeviceCopies:
                 event.synchronize()  # nothing is copied any more when this returns, however it does
 
     def _measure(self) -> None:
-        """Rank the strategies, and drop those that do not do what the specification says."""
+        """Drop the strategies that do not do what the specification says, and time the others."""
         layout = self._layout
         if layout.num_pieces < layout.pieces_per_page:
             return  # not one page fits: nothing will be copied
         sample = Sample(self._layers, layout)
         try:
-            with PinnedMapping(sample.memory, cuda_runtime(self._layers[0].device)):  # where the machine can
+            with PinnedMapping(sample.memory, cuda_runtime(self._layers[0].device)) as mapping:  # where the machine can
                 for name, strategy in list(self._strategies.items()):
-                    if fault := self._fault(strategy, sample):
-                        _log.log(logging.INFO if name == "kernel" else logging.ERROR, "copies by %s: %s", name, fault)
+                    if fault := self._fault(strategy, sample, mapping.reason):
+                        _tell(logging.WARNING, f"no copies by {name}: {fault}")
                         del self._strategies[name]
+                if not self._strategies:
+                    raise ResourceError("no copy strategy works on this device: the log has the reasons")
                 ids, pages, strategies = sample.ids, sample.pages, self._strategies.items()
                 gathers = {name: partial(self._gather, strategy, ids, pages) for name, strategy in strategies}
                 scatters = {name: partial(self._scatter, strategy, pages, ids) for name, strategy in strategies}
-                self.order = {"gather": ranking(measure(gathers)), "scatter": ranking(measure(scatters))}
+                self._time("gather", gathers)
+                self._time("scatter", scatters)
         finally:
             sample.restore()
         _log.info("copies out by %s, in by %s", self.order["gather"][0], self.order["scatter"][0])
 
-    def _fault(self, strategy: CopyStrategy, sample: Sample) -> str:
+    def _time(self, direction: str, calls: Mapping[str, Callable[[], None]]) -> None:
+        first = self.order[direction][0]
+        slow = self._much_slower[direction] = much_slower(measure(calls))
+        if first in slow:
+            way = {"gather": "out", "scatter": "in"}[direction]
+            times = f"{first} takes {slow[first]:.1f} times as long as the fastest"
+            _tell(logging.WARNING, f"copies {way} by {self.order[direction][0]}: {times}")
+
+    def _fault(self, strategy: CopyStrategy, sample: Sample, not_pinned: str) -> str:
         """What keeps a strategy from being used; empty where nothing does."""
         if not strategy.takes(sample.pages):
-            return "the device can't reach host memory"
+            return f"the device can't reach host memory{not_pinned and ': '}{not_pinned}"
         sample.fill()
         try:
             self._gather(strategy, sample.ids, sample.pages)
             if not sample.was_copied_out():
                 return "pages copied out differ from the specification"
-            sample.fill_pages()
-            self._scatter(strategy, sample.pages, sample.ids)
+            for on_layer in None, _nobody:  # all layers at once, and one by one
+                sample.fill()
+                self._scatter(strategy, sample.pages, sample.ids, on_layer)
+                if not sample.was_copied_in():
+                    return "pages copied in differ from the specification"
         except Exception as error:  # noqa: BLE001 - the others work
             return f"{type(error).__name__}: {error}"
-        return "" if sample.was_copied_in() else "pages copied in differ from the specification"
+        return ""
 
 
 def strategies_for(layers: Sequence[torch.Tensor], layout: PageLayout) -> dict[str, CopyStrategy]:
     """The copy strategies that this machine has, by name."""
-    found: dict[str, CopyStrategy] = {"staged": Staged(layers, layout), "run by run": RunByRun(layers, layout)}
+    made: dict[str, Callable[[Sequence[torch.Tensor], PageLayout], CopyStrategy]]
+    made = {"staged": Staged, "run by run": RunByRun}
+    if layers[0].device.type == "cuda":
+        try:
+            made["batch"] = partial(Batched, copy_list=batched_memcpy())
+        except ResourceError as error:
+            _tell(logging.INFO, f"no copies by batch: {error}")
     if importlib.util.find_spec("triton") is not None:
         from kvstore.gpu.triton_kernel import Kernel
 
-        found["kernel"] = Kernel(layers, layout)
-    return found
+        made["kernel"] = Kernel
+    return {name: merging(make, layers, layout) for name, make in made.items()}
+
+
+def _nobody(layer: int) -> None:
+    """Is told of layers."""
+
+
+@cache
+def _tell(level: int, text: str) -> None:
+    """Once in a process: a model may have many groups of layers, all of them on one machine."""
+    _log.log(level, text)

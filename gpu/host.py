@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvstore.gpu.addresses import Addresses, RunAddresses
 from kvstore.gpu.layout import PageLayout
-from kvstore.gpu.tensors import PageBytes, run_view
-
-Addresses = npt.NDArray[np.uint64]
+from kvstore.gpu.tensors import PageBytes, merge_touching, run_view
 
 MOST_RUNS = 1024
 """Most runs a system call: ``IOV_MAX`` of Linux."""
@@ -47,15 +46,22 @@ class HostCopies:
         self._page_shape = (layout.layers, runs.parts, runs.rows, runs.pieces_per_page, runs.run_bytes)
         # NumPy has no bfloat16 and takes read-only pages as they are: look at everything as bytes.
         self._layers = [run_view(layer, layout).numpy() for layer in layers]
+        self._addresses = RunAddresses([layer.data_ptr() for layer in layers], layout)
         self._in_lists = runs.run_bytes >= SHORTEST_RUN and can_copy_runs()
+        stretches, of_stretches = merge_touching(layers, layout)
+        self._merged = HostCopies(stretches, of_stretches) if len(stretches) < len(layers) else None
+        """Copies all layers in fewer runs."""
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: object = None) -> None:
         """Copy pieces into pages. There is nothing to wait for."""
-        every = range(len(self._layers))
-        if self._in_lists:
-            copy_runs(self._in_pages(out, every), self._in_blocks(piece_ids, every), self._runs.run_bytes)
+        if self._merged is not None:
+            self._merged.gather(piece_ids, out)
             return
-        for part, piece in self._pairs(piece_ids, out, every):
+        if self._in_lists:
+            inside, outside = self._addresses.in_blocks(piece_ids), self._addresses.in_pages(out)
+            copy_runs(outside.reshape(-1), inside.reshape(-1), self._runs.run_bytes)
+            return
+        for part, piece in self._pairs(piece_ids, out, range(len(self._layers))):
             np.copyto(part, piece)
 
     def scatter(
@@ -66,10 +72,15 @@ class HostCopies:
         after: object = None,
     ) -> None:
         """Copy pages into pieces, one layer after the other where somebody waits for layers."""
+        if self._merged is not None and on_layer is None:
+            self._merged.scatter(pages, piece_ids)
+            return
+        inside, outside = self._addresses.in_blocks(piece_ids), self._addresses.in_pages(pages)
         every = range(len(self._layers))
         for layers in [every] if on_layer is None else [range(each, each + 1) for each in every]:
             if self._in_lists:
-                copy_runs(self._in_blocks(piece_ids, layers), self._in_pages(pages, layers), self._runs.run_bytes)
+                of = slice(layers.start, layers.stop)
+                copy_runs(inside[:, of].reshape(-1), outside[:, of].reshape(-1), self._runs.run_bytes)
             else:
                 for part, piece in self._pairs(piece_ids, pages, layers):
                     np.copyto(piece, part)
@@ -87,26 +98,6 @@ class HostCopies:
                 for piece in range(per_page):
                     block, inside = divmod(piece_ids[number * per_page + piece], per_block)
                     yield parts[index, :, :, piece], self._layers[index][:, block, inside]
-
-    def _in_blocks(self, piece_ids: Sequence[int], layers: range) -> Addresses:
-        """Where the runs begin, by page, then as they lie in it."""
-        runs = self._runs
-        block, inside = np.divmod(
-            np.array(piece_ids, np.int64).reshape(-1, runs.pieces_per_page), runs.pieces_per_block
-        )
-        layer = np.array([self._layers[index].ctypes.data for index in layers], np.int64)
-        part = np.arange(runs.parts) * runs.part_stride
-        row = np.arange(runs.rows) * runs.row_stride
-        piece = block * runs.block_stride + inside * runs.run_bytes
-        starts = (layer[:, None] + part)[None, :, :, None, None] + row[:, None] + piece[:, None, None, None, :]
-        return np.asarray(starts.reshape(-1), np.uint64)
-
-    def _in_pages(self, pages: Sequence[PageBytes], layers: range) -> Addresses:
-        """The same for the pages."""
-        per_layer = self._runs.parts * self._runs.rows * self._runs.pieces_per_page
-        start = np.array([page.ctypes.data for page in pages], np.int64)
-        run = np.arange(layers.start * per_layer, layers.stop * per_layer) * self._runs.run_bytes
-        return np.asarray((start[:, None] + run).reshape(-1), np.uint64)
 
 
 @cache

@@ -53,6 +53,11 @@ class Runs:
     pieces_per_page: int
     run_bytes: int
 
+    @property
+    def of_a_layer(self) -> int:
+        """How many there are in one layer of a page."""
+        return self.parts * self.rows * self.pieces_per_page
+
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
@@ -210,6 +215,33 @@ class PageLayout:
             self.pieces_per_page,
             run_bytes,
         )
+
+    def touching(self, starts: Sequence[int]) -> int:
+        """How many layers at a time lie side by side in every block, as they do in a page: a copy of all of them is one
+        run (:meth:`merged`).
+
+        The layers are taken in turns of so many, from the first one on. 1 where layers lie apart, or in another order,
+        and where a layer of a page is not one run.
+
+        Args:
+            starts: where each layer's first block begins, in bytes, in the order of the layers.
+        """
+        runs = self.runs
+        if runs.of_a_layer > 1 or runs.pieces_per_block > 1:
+            return 1
+        gaps = [number for number in range(1, self.layers) if starts[number] - starts[number - 1] != runs.run_bytes]
+        return math.gcd(self.layers, *gaps)
+
+    def merged(self, count: int) -> PageLayout:
+        """The layout in which so many layers that touch (:meth:`touching`) are one. Its pages have the same bytes, and
+        each of its layers begins where the first one of those does."""
+        if count == 1:
+            return self
+        runs = self.runs
+        elements = count * runs.run_bytes // self.itemsize
+        strides = (runs.block_stride, self.itemsize)
+        shape = (self.num_blocks, elements)
+        return PageLayout(self.layers // count, ("block", "dim"), shape, strides, self.itemsize, page_tokens=1)
 
     def _stride(self, name: str) -> int:
         return self.strides[self.axes.index(name)]

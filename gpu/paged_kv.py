@@ -43,7 +43,7 @@ class PagedKV:
     Both copies block until the bytes are where they belong, release the GIL while they copy, and may run in several
     threads at once as long as no block is written while another copy reads or writes it. On a CUDA device they use
     streams of their own, which first wait for a mark (:meth:`mark`): in a thread other than the engine's, give one.
-    Make this object before the engine computes, since it measures then how to copy fastest.
+    Make this object before the engine computes, since it tries then how to copy.
 
     Args:
         tensors: on the CPU or on one CUDA device, with the axes that ``axes`` says. They are used in place and must
@@ -75,8 +75,8 @@ class PagedKV:
 
     @property
     def strategies(self) -> dict[str, list[str]]:
-        """Names of the copy strategies, the fastest first, by direction (``"gather"``, ``"scatter"``); empty on the
-        CPU."""
+        """Names of the copy strategies by direction (``"gather"``, ``"scatter"``), in the order in which a batch of
+        many pages tries them; empty on the CPU."""
         return self._copies.order if isinstance(self._copies, DeviceCopies) else {}
 
     def mark(self) -> Event | None:

@@ -1,22 +1,22 @@
 """Copy strategies: how pages cross between a paged KV on a CUDA device and host memory.
 
 Each only queues its copies, on the current stream: asynchronous copies (``non_blocking``, which is asynchronous where
-the host memory is pinned) and kernels. All of them copy the same bytes. Which one is fastest depends on the length of a
-layout's runs, on the bus and on the device: see :mod:`kvstore.gpu.tuning`. They work on CPU tensors as well, where they
-are done when they return. The third strategy is :mod:`kvstore.gpu.triton_kernel`.
+the host memory is pinned) and kernels. All of them copy the same bytes. Which one is used is
+:mod:`kvstore.gpu.preference`'s to say. They work on CPU tensors as well, where they are done when they return. The
+other strategies are :mod:`kvstore.gpu.batched` and :mod:`kvstore.gpu.triton_kernel`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Protocol
 
 import torch
 
 from kvstore.gpu.layout import PageLayout
-from kvstore.gpu.tensors import PageBytes, run_view, word_bytes
+from kvstore.gpu.tensors import PageBytes, merge_touching, run_view, word_bytes
 
 STAGING_BYTES = 16 << 20
 """Device memory of one staging buffer (at least one page). An engine has given nearly all of the device's to its KV."""
@@ -147,6 +147,44 @@ class RunByRun:
                     for part in range(parts):
                         for row in range(rows):
                             yield outside[layer, part, row, piece], self._layers[layer][part, block, share, row]
+
+
+class Merged:
+    """A strategy for layers of which ``count`` at a time touch: shares of whole stretches are copied in longer runs,
+    single layers by themselves."""
+
+    def __init__(self, stretches: CopyStrategy, layers: CopyStrategy, count: int) -> None:
+        self._stretches = stretches
+        self._layers = layers
+        self._count = count
+
+    def takes(self, pages: Sequence[PageBytes]) -> bool:
+        """Whether these pages can be copied. A stretch asks for at least what a layer asks for."""
+        return self._stretches.takes(pages)
+
+    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        """Queue copies of pieces into pages."""
+        self._stretches.gather(piece_ids, out)
+
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
+        """Queue copies of pages into pieces, share by share."""
+        count = self._count
+        if any(layers.start % count or layers.stop % count for layers in shares):
+            return self._layers.scatter(pages, piece_ids, shares)
+        stretches = [range(layers.start // count, layers.stop // count) for layers in shares]
+        return self._stretches.scatter(pages, piece_ids, stretches)
+
+
+def merging(
+    make: Callable[[Sequence[torch.Tensor], PageLayout], CopyStrategy],
+    layers: Sequence[torch.Tensor],
+    layout: PageLayout,
+) -> CopyStrategy:
+    """A strategy that copies layers that touch as one."""
+    stretches, of_stretches = merge_touching(layers, layout)
+    if len(stretches) == len(layers):
+        return make(layers, layout)
+    return Merged(make(stretches, of_stretches), make(layers, layout), len(layers) // len(stretches))
 
 
 def on_device(numbers: Sequence[int], device: torch.device) -> torch.Tensor:

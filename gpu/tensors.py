@@ -65,6 +65,15 @@ def describe(layers: Sequence[torch.Tensor], axes: str, page_tokens: int | None 
     return PageLayout.describe(axes, first.shape, strides, first.itemsize, layers=len(layers), page_tokens=page_tokens)
 
 
+def merge_touching(layers: Sequence[torch.Tensor], layout: PageLayout) -> tuple[list[torch.Tensor], PageLayout]:
+    """Fewer and longer layers where some lie side by side in each block: the first tensor of every stretch, and the
+    layout of the stretches. What is given, where none touch."""
+    storages = {layer.untyped_storage().data_ptr() for layer in layers}
+    # Memory of different tensors may touch by chance; what looks at a stretch looks at one tensor's.
+    count = layout.touching([layer.data_ptr() for layer in layers]) if len(storages) == 1 else 1
+    return list(layers[::count]), layout.merged(count)
+
+
 def word_bytes(layers: Sequence[torch.Tensor], runs: Runs) -> int:
     """The longest word, 8 bytes at most, in which all runs can be copied."""
     numbers = [runs.run_bytes, runs.part_stride, runs.block_stride, runs.row_stride]

@@ -1,4 +1,4 @@
-"""Ranks copy strategies by how fast they are on this machine: timed at start, in turns, by their medians."""
+"""Times copy strategies at start, in turns: one that is much slower on this machine than another one is not used."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ ROUNDS = 5
 """Counted rounds of a measurement, behind one that only warms up."""
 
 
-def ranking(seconds: Mapping[str, Sequence[float]]) -> list[str]:
-    """Names, the fastest first, by the median of their timings; equally fast ones in the order given.
+MUCH_SLOWER = 3.0
+"""Times as long as the fastest one takes. Less than that may be the moment, or what else the machine does."""
 
-    One without timings was not measured, and is left out.
-    """
-    medians = {name: statistics.median(times) for name, times in seconds.items() if times}
-    return sorted(medians, key=lambda name: medians[name])
+
+def much_slower(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Those that take much longer than the fastest one, by the medians of their timings: times as long."""
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    fastest = min(medians.values(), default=0.0)
+    return {name: median / fastest for name, median in medians.items() if median > MUCH_SLOWER * fastest}
 
 
 def measure(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
 import torch
+from driver_library import DriverLibrary, copy_list
 from kv_layouts import PagedCase, paged_kv, random_pages
 
+from kvstore.errors import ResourceError
 from kvstore.gpu import cuda
+from kvstore.gpu.batched import Batched
 from kvstore.gpu.cuda import DeviceCopies, Event
 from kvstore.gpu.paged_kv import PagedKV
 from kvstore.gpu.quantized import QuantizedKV
 from kvstore.gpu.sample import Sample
-from kvstore.gpu.strategies import RunByRun, Staged
+from kvstore.gpu.strategies import CopyStrategy, RunByRun, Staged
 from kvstore.gpu.tensors import PageBytes
 
 SIZES = {"layer": 3, "kv": 2, "block": 6, "token": 4, "head": 2, "dim": 8}
@@ -98,6 +102,13 @@ class Failing(Staged):
         raise RuntimeError("no such symbol")
 
 
+class WrongByLayer(Staged):
+    """Right where all layers are copied at once."""
+
+    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
+        return super().scatter(pages, piece_ids, shares if len(shares) == 1 else shares[::-1][:1] * len(shares))
+
+
 class Elsewhere(Staged):
     def takes(self, pages: Sequence[PageBytes]) -> bool:
         return False
@@ -108,7 +119,12 @@ def case() -> PagedCase:
     return paged_kv("kv block token head dim", SIZES, torch.bfloat16)
 
 
-def test_measuring_leaves_the_blocks_as_they_were_and_ranks_every_strategy(case: PagedCase) -> None:
+@pytest.fixture(autouse=True)
+def _nothing_was_told() -> None:
+    cuda._tell.cache_clear()
+
+
+def test_measuring_leaves_the_blocks_as_they_were_and_keeps_every_strategy_that_is_right(case: PagedCase) -> None:
     before = [storage.copy() for storage in case.storages]
 
     copies = DeviceCopies(case.layers, case.layout, AtOnce())
@@ -118,19 +134,22 @@ def test_measuring_leaves_the_blocks_as_they_were_and_ranks_every_strategy(case:
 
 
 @pytest.mark.parametrize("empty", [True, False], ids=["as an engine starts", "in use"])
-@pytest.mark.parametrize("wrong", [Garbled, Misplaced, WrongBlocks, FirstBlocks, Idle, Overflowing, Failing, Elsewhere])
+@pytest.mark.parametrize(
+    "wrong", [Garbled, Misplaced, WrongBlocks, FirstBlocks, Idle, Overflowing, Failing, WrongByLayer, Elsewhere]
+)
 def test_a_strategy_that_does_not_do_what_the_specification_says_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, case: PagedCase, wrong: type[Staged], empty: bool
+    case: PagedCase, wrong: type[Staged], empty: bool
 ) -> None:
     if empty:
         for storage in case.storages:
             storage[:] = 0
     before = [storage.copy() for storage in case.storages]
     layers, layout = case.layers, case.layout
-    strategies = {"wrong": wrong(layers, layout), "run by run": RunByRun(layers, layout)}
-    monkeypatch.setattr(cuda, "strategies_for", lambda layers, layout: dict(strategies))
+    strategies = {"staged": wrong(layers, layout), "run by run": RunByRun(layers, layout)}
 
-    assert DeviceCopies(layers, layout, AtOnce()).order == {"gather": ["run by run"], "scatter": ["run by run"]}
+    copies = DeviceCopies(layers, layout, AtOnce(), strategies)
+
+    assert copies.order == {"gather": ["run by run"], "scatter": ["run by run"]}
     assert all(map(np.array_equal, case.storages, before))
 
 
@@ -144,20 +163,125 @@ def test_what_strategies_are_tried_on_is_all_over_the_blocks_in_no_order_and_not
     assert sample.ids != sorted(sample.ids)
 
 
-def test_the_fastest_strategy_that_takes_the_pages_copies_them(
+def takes_time(strategies: Mapping[str, float]) -> Callable[..., dict[str, list[float]]]:
+    """What a measurement finds: seconds by name."""
+    return lambda calls: {name: [strategies[name]] for name in calls}
+
+
+class Anywhere(Batched):
+    """Takes pages that are not pinned, too."""
+
+    def takes(self, pages: Sequence[PageBytes]) -> bool:
+        return True
+
+
+def every_strategy(case: PagedCase) -> dict[str, CopyStrategy]:
+    """One of each name: the kernel's has another one's copies."""
+    return {
+        "staged": Staged(case.layers, case.layout),
+        "kernel": Staged(case.layers, case.layout),
+        "run by run": RunByRun(case.layers, case.layout),
+        "batch": Anywhere(case.layers, case.layout, copy_list()),
+    }
+
+
+def test_the_rule_says_which_strategy_goes_first_whichever_is_the_fastest(
+    monkeypatch: pytest.MonkeyPatch, case: PagedCase, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cuda, "measure", takes_time({"staged": 1.0, "kernel": 2.0, "run by run": 2.9, "batch": 2.0}))
+
+    copies = DeviceCopies(case.layers, case.layout, AtOnce(), every_strategy(case))
+
+    assert copies.order == {
+        "gather": ["batch", "staged", "run by run", "kernel"],
+        "scatter": ["kernel", "staged", "batch", "run by run"],
+    }
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_one_that_is_much_slower_comes_last_and_is_told_where_it_would_have_been_first(
+    monkeypatch: pytest.MonkeyPatch, case: PagedCase, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cuda, "measure", takes_time({"staged": 1.0, "kernel": 2.0, "run by run": 9.0, "batch": 3.5}))
+
+    copies = DeviceCopies(case.layers, case.layout, AtOnce(), every_strategy(case))
+
+    assert copies.order == {
+        "gather": ["staged", "kernel", "batch", "run by run"],
+        "scatter": ["kernel", "staged", "batch", "run by run"],
+    }
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == ["copies out by staged: batch takes 3.5 times as long as the fastest"]
+
+
+def test_a_load_by_layer_has_fewer_runs_at_a_time_and_takes_what_is_better_for_few(
     monkeypatch: pytest.MonkeyPatch, case: PagedCase
 ) -> None:
-    copies = DeviceCopies(case.layers, case.layout, AtOnce())
-    copies._strategies = {"first": Elsewhere(case.layers, case.layout), "second": Staged(case.layers, case.layout)}
-    copies.order = {"gather": ["first", "second"], "scatter": ["first", "second"]}
-    used: list[str] = []
-    monkeypatch.setattr(Elsewhere, "gather", lambda *_: used.append("first"))
+    monkeypatch.setattr(cuda, "measure", lambda calls: {})
+    copies = DeviceCopies(case.layers, case.layout, AtOnce(), every_strategy(case))
+    pages = random_pages(4, case.layout.page_bytes, seed=2)  # of 3 layers, keys and values
+
+    assert copies._strategy("scatter", pages) is copies._strategies["kernel"]
+    assert copies._strategy("scatter", pages, by_layer=True) is copies._strategies["batch"]
+    assert copies._strategy("scatter", pages[:2]) is copies._strategies["batch"]
+
+
+def test_layers_that_touch_are_long_runs_to_the_rule_but_for_loads_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "measure", lambda calls: {})
+    buffer = torch.zeros(20, 8, 4 << 10, dtype=torch.uint8)  # 8 layers of 4 KiB
+    case = PagedCase(list(buffer.unbind(1)), "block dim", None, ("dim",))
+    copies = DeviceCopies(case.layers, case.layout, AtOnce(), every_strategy(case))
+    pages = random_pages(16, case.layout.page_bytes, seed=2)
+
+    assert copies.order["scatter"][0] == "batch"
+    assert copies._strategy("scatter", pages) is copies._strategies["batch"]
+    assert copies._strategy("scatter", pages, by_layer=True) is copies._strategies["kernel"]
+
+
+def test_pages_that_the_first_strategy_does_not_take_go_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, case: PagedCase
+) -> None:
+    library = DriverLibrary()
+    strategies = every_strategy(case) | {"batch": Anywhere(case.layers, case.layout, copy_list(library))}
+    copies = DeviceCopies(case.layers, case.layout, AtOnce(), strategies)
+    monkeypatch.setattr(Anywhere, "takes", Batched.takes)
+    library.calls.clear()
     page = np.zeros(case.layout.page_bytes, np.uint8)
 
     copies.gather([4], [page])
 
-    assert not used
+    assert not library.calls
     assert page.tobytes() == case.naive_pages([4])[0]
+
+
+def test_why_a_strategy_is_not_used_is_told_once_however_many_groups_a_model_has(
+    case: PagedCase, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers, layout = case.layers, case.layout
+    strategies = {
+        "kernel": Failing(layers, layout),
+        "batch": Batched(layers, layout, copy_list()),
+        "staged": Staged(layers, layout),
+    }
+
+    for _ in range(3):
+        assert DeviceCopies(layers, layout, AtOnce(), strategies).order["gather"] == ["staged"]
+
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.levelno >= logging.WARNING]
+    reason = "no CUDA device, or no CUDA runtime that can be found"
+    assert told == [
+        ("WARNING", "no copies by kernel: RuntimeError: no such symbol"),
+        ("WARNING", f"no copies by batch: the device can't reach host memory: {reason}"),
+    ]
+
+
+def test_a_device_on_which_nothing_works_is_an_error_with_the_reasons_in_the_log(
+    case: PagedCase, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ResourceError, match="no copy strategy works"):
+        DeviceCopies(case.layers, case.layout, AtOnce(), {"staged": Failing(case.layers, case.layout)})
+
+    assert "no copies by staged: RuntimeError: no such symbol" in caplog.text
 
 
 def test_a_layer_is_told_when_the_next_one_is_queued_and_not_when_all_are(case: PagedCase) -> None:

@@ -6,6 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kv_layouts import PagedCase, arena_pages, random_pages, shared_buffers
 
 from kvstore.gpu import host
 from kvstore.gpu.host import MOST_RUNS, HostCopies, can_copy_runs, copy_runs
@@ -89,3 +92,41 @@ def test_a_prompt_is_a_call_for_every_1024_runs(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(host, "_SYSTEM", Counted())
     copies.scatter([np.ones(layout.page_bytes, np.uint8) for _ in range(64)], range(64))
     assert len(calls) == 2  # 64 pages of 12 layers, keys and values
+
+
+@pytest.mark.parametrize("shortest", [1, host.SHORTEST_RUN], ids=["in lists", "one by one"])
+@given(given_case=shared_buffers(), ids=st.permutations(range(4)), by_layer=st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_layers_of_one_buffer_are_copied_as_the_specification_says(
+    shortest: int, given_case: tuple[PagedCase, int], ids: list[int], by_layer: bool
+) -> None:
+    case, count = given_case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "SHORTEST_RUN", shortest)
+        copies = HostCopies(case.layers, case.layout)
+    assert (copies._merged is not None) == (count > 1)
+    out = arena_pages(3, case.layout.page_bytes)
+    copies.gather(ids[:3], out)
+    assert [page.tobytes() for page in out] == case.naive_pages(ids[:3])
+
+    pages = random_pages(2, case.layout.page_bytes, seed=1)
+    untouched = case.naive_pages(ids[2:])
+    told: list[int] = []
+    copies.scatter(pages, ids[:2], told.append if by_layer else None)
+    assert case.naive_pages(ids) == [*(page.tobytes() for page in pages), *untouched]
+    assert told == (list(range(case.layout.layers)) if by_layer else [])
+
+
+@needs_lists
+def test_layers_that_touch_are_one_run_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = torch.rand(8, 12, 4096)
+    copies = HostCopies(list(blocks.unbind(1)), describe(list(blocks.unbind(1)), "block dim"))
+    lists: list[tuple[int, int]] = []
+    monkeypatch.setattr(host, "copy_runs", lambda targets, _, run_bytes: lists.append((len(targets), run_bytes)))
+    pages = [np.zeros(12 * 4 * 4096, np.uint8) for _ in range(3)]
+
+    copies.gather([5, 0, 2], pages)
+    copies.scatter(pages, [5, 0, 2])
+    copies.scatter(pages, [5, 0, 2], lambda layer: None)
+
+    assert lists == [(3, 12 * 4 * 4096)] * 2 + [(3, 4 * 4096)] * 12

@@ -3,6 +3,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstore.errors import InvalidRequestError
 from kvstore.gpu.layout import (
@@ -122,3 +124,38 @@ def test_pages_that_do_not_go_into_blocks_nor_blocks_into_them_are_refused(page_
 def test_a_block_without_tokens_is_a_page() -> None:
     with pytest.raises(InvalidRequestError, match="without an axis 'token' are pages, there are none of 4 tokens"):
         dense("block dim", page_tokens=4)
+
+
+@given(stretches=st.lists(st.integers(1, 12), min_size=1, max_size=4), block=st.sampled_from([6 * 128, 4096]))
+def test_layers_touch_in_stretches_and_what_divides_them_all_is_copied_as_one(stretches: list[int], block: int) -> None:
+    starts, at = [], 1000
+    for length in stretches:
+        starts += [at + 128 * number for number in range(length)]
+        at = starts[-1] + 128 + 64
+    layout = PageLayout.describe("block dim", [7, 64], [block, 2], 2, layers=len(starts))
+    count = layout.touching(starts)
+
+    assert all(length % count == 0 for length in stretches)
+    assert not any(all(length % more == 0 for length in stretches) for more in range(count + 1, max(stretches) + 1))
+    merged = layout.merged(count)
+    assert (merged.layers, merged.page_bytes, merged.num_pieces) == (len(starts) // count, layout.page_bytes, 7)
+    assert merged.runs == Runs(1, 0, block, 1, 0, 1, 1, 128 * count)
+    assert merged.merged(merged.touching(starts[::count])) == merged
+
+
+@pytest.mark.parametrize(
+    ("axes", "order", "page_tokens", "step"),
+    [
+        (KV_FIRST, "", None, 8192),  # keys of all blocks, then values: two runs a layer
+        ("block head token dim", "", 4, 8192),  # a page is a part of a block
+        ("block head token dim", "", 4, 512),
+        ("block token dim", "", 64, 2048),  # a page is several blocks: a layer of them, then the next one
+        ("block dim", "", None, 127),
+        ("block dim", "", None, 0),
+        ("block dim", "", None, -128),
+    ],
+)
+def test_layers_that_a_page_does_not_have_side_by_side_are_copied_one_by_one(
+    axes: str, order: str, page_tokens: int | None, step: int
+) -> None:
+    assert dense(axes, order=order, page_tokens=page_tokens).touching([9000 + step * layer for layer in range(3)]) == 1

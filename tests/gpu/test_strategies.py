@@ -7,18 +7,22 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from driver_library import DriverLibrary, copy_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_layouts import PagedCase, arena_pages, bits, paged_cases, paged_kv, random_pages
+from kv_layouts import PagedCase, arena_pages, bits, paged_cases, paged_kv, random_pages, shared_buffers
 
 from kvstore.gpu import pinned, reference
 from kvstore.gpu import strategies as strategies_module
-from kvstore.gpu.strategies import CopyStrategy, RunByRun, Staged
+from kvstore.gpu.batched import Batched
+from kvstore.gpu.strategies import CopyStrategy, Merged, RunByRun, Staged, merging
 
 Case = tuple[PagedCase, list[int]]
 SMALL = {"layer": 2, "kv": 2, "block": 5, "token": 4, "head": 2, "dim": 8}
@@ -34,19 +38,23 @@ class EverythingRegisters:
         return 0
 
 
-def make_strategy(name: str, case: PagedCase) -> CopyStrategy:
+def maker(name: str) -> Callable[..., CopyStrategy]:
     if name != "kernel":
-        return {"staged": Staged, "run by run": RunByRun}[name](case.layers, case.layout)
+        return {"staged": Staged, "run by run": RunByRun, "batch": partial(Batched, copy_list=copy_list())}[name]
     from kvstore.gpu.triton_kernel import Kernel
 
-    return Kernel(case.layers, case.layout)
+    return Kernel
+
+
+def make_strategy(name: str, case: PagedCase) -> CopyStrategy:
+    return maker(name)(case.layers, case.layout)
 
 
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 NEEDS_INTERPRETER = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="without TRITON_INTERPRET=1 the kernel needs a CUDA device"
 )
-STRATEGIES = ["staged", "run by run", pytest.param("kernel", marks=[NEEDS_TRITON, NEEDS_INTERPRETER])]
+STRATEGIES = ["staged", "run by run", "batch", pytest.param("kernel", marks=[NEEDS_TRITON, NEEDS_INTERPRETER])]
 
 
 def pages_for(case: PagedCase, ids: Sequence[int], *, fill: int = 0) -> list[Any]:
@@ -94,6 +102,75 @@ def test_pages_go_in_as_the_specification_says_layer_by_layer(
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+@given(given_case=shared_buffers(), ids=st.permutations(range(4)), by_layer=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_layers_of_one_buffer_are_copied_as_the_specification_says(
+    name: str, given_case: tuple[PagedCase, int], ids: list[int], by_layer: bool
+) -> None:
+    case, count = given_case
+    layout = case.layout
+    strategy = merging(maker(name), case.layers, layout)
+    assert isinstance(strategy, Merged) == (count > 1)
+    out = pages_for(case, ids[:3])
+    strategy.gather(ids[:3], out)
+    assert [page.tobytes() for page in out] == case.naive_pages(ids[:3])
+
+    pages = random_pages(2, layout.page_bytes, seed=1)
+    untouched = case.naive_pages(ids[2:])
+    shares = [range(each, each + 1) for each in range(layout.layers)] if by_layer else [range(layout.layers)]
+    assert len(list(strategy.scatter(pages, ids[:2], shares))) == len(shares)
+    assert case.naive_pages(ids) == [*(page.tobytes() for page in pages), *untouched]
+
+
+def test_layers_that_touch_are_one_copy_a_page_and_each_its_own_where_they_are_waited_for() -> None:
+    buffer = torch.arange(5 * 6 * 8).view(5, 6, 8)  # blocks, layers, elements of 8 bytes
+    library = DriverLibrary()
+    case = PagedCase(list(buffer.unbind(1)), "block dim", None, ("dim",))
+    strategy = merging(partial(Batched, copy_list=copy_list(library)), case.layers, case.layout)
+    pages = pages_for(case, range(2))
+
+    strategy.gather([4, 1], pages)
+    list(strategy.scatter(pages, [0, 3], [range(6)]))
+    list(strategy.scatter(pages, [0, 3], [range(each, each + 1) for each in range(6)]))
+
+    assert [call.sizes for call in library.calls] == [(384, 384)] * 2 + [(64, 64)] * 6
+    # What the engine computes is read in the stream's order; pages hold still.
+    assert [call.source_access_order for call in library.calls] == [1] + [3] * 7
+    assert torch.equal(buffer[[0, 3]], buffer[[4, 1]])
+
+
+def test_several_threads_queue_by_one_strategy_at_once() -> None:
+    case = paged_kv("kv block token head dim", SMALL | {"block": 24}, torch.float32)
+    strategy = make_strategy("batch", case)
+    expected = case.naive_pages(range(24))
+
+    def copy(first: int) -> bool:
+        wrong = 0
+        for turn in range(40):
+            ids = [(first + turn + each) % 24 for each in range(1 + turn % 5)]
+            out = pages_for(case, ids)
+            strategy.gather(ids, out)
+            wrong += [page.tobytes() for page in out] != [expected[each] for each in ids]
+        return not wrong
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(copy, range(8)))
+
+
+def test_one_call_takes_only_pages_that_are_pinned() -> None:
+    case = paged_kv("kv block token head dim", SMALL, torch.float32)
+    strategy, size = make_strategy("batch", case), case.layout.page_bytes
+    memory = np.zeros(3 * size, np.uint8)
+    first, second, third = memory.reshape(3, -1)
+
+    assert not strategy.takes([first])
+    with pinned.PinnedMapping(memory[: 2 * size], EverythingRegisters()):
+        assert strategy.takes([first, second])
+        assert strategy.takes([memory[1 : size + 1]])  # words are the kernel's concern
+        assert not strategy.takes([first, third])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_the_numbers_of_pieces_go_to_the_device_once_and_not_with_each_layer(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +189,9 @@ def test_the_numbers_of_pieces_go_to_the_device_once_and_not_with_each_layer(
     for _ in strategy.scatter(pages, [3, 1], [range(each, each + 1) for each in range(4)]):
         pass
 
-    assert len([data for data in sent if isinstance(data, list) and {1, 3} <= set(data)]) == (name != "run by run")
+    assert len([data for data in sent if isinstance(data, list) and {1, 3} <= set(data)]) == (
+        name in ("staged", "kernel")
+    )
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
