@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,6 +275,24 @@ def test_why_a_strategy_is_not_used_is_told_once_however_many_groups_a_model_has
         ("WARNING", "no copies by kernel: RuntimeError: no such symbol"),
         ("WARNING", f"no copies by batch: the device can't reach host memory: {reason}"),
     ]
+
+
+@pytest.mark.parametrize("missing", [0, 500], ids=["CUDA 12.8", "older"])
+def test_a_driver_without_batches_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: int
+) -> None:
+    monkeypatch.setattr(cuda, "batched_memcpy", lambda: copy_list(DriverLibrary(missing=missing)))
+    monkeypatch.setattr(cuda, "merging", lambda make, layers, layout: make)  # none is made
+    case = paged_kv("kv block token head dim", SIZES, torch.bfloat16)
+    layers: Any = [SimpleNamespace(device=torch.device("cuda", 0))]
+    caplog.set_level(logging.INFO)
+
+    found = [cuda.strategies_for(layers, case.layout) for _ in range(3)]
+
+    assert {"batch" in strategies for strategies in found} == {not missing}
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if "batch" in record.getMessage()]
+    reason = "the driver has no cuMemcpyBatchAsync, which came with CUDA 12.8: error 500"
+    assert told == ([("INFO", f"no copies by batch: {reason}")] if missing else [])
 
 
 def test_a_device_on_which_nothing_works_is_an_error_with_the_reasons_in_the_log(
