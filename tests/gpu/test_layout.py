@@ -149,6 +149,7 @@ def test_layers_touch_in_stretches_and_what_divides_them_all_is_copied_as_one(st
         (KV_FIRST, "", None, 8192),  # keys of all blocks, then values: two runs a layer
         ("block head token dim", "", 4, 8192),  # a page is a part of a block
         ("block head token dim", "", 4, 512),
+        ("block token dim", "", 4, 512),
         ("block token dim", "", 64, 2048),  # a page is several blocks: a layer of them, then the next one
         ("block dim", "", None, 127),
         ("block dim", "", None, 0),

@@ -132,11 +132,25 @@ def test_layers_that_touch_are_one_copy_a_page_and_each_its_own_where_they_are_w
     strategy.gather([4, 1], pages)
     list(strategy.scatter(pages, [0, 3], [range(6)]))
     list(strategy.scatter(pages, [0, 3], [range(each, each + 1) for each in range(6)]))
+    list(strategy.scatter(pages, [0, 3], [range(2)]))
 
-    assert [call.sizes for call in library.calls] == [(384, 384)] * 2 + [(64, 64)] * 6
+    assert [call.sizes for call in library.calls] == [(384, 384)] * 2 + [(64, 64)] * 6 + [(64,) * 4]
     # What the engine computes is read in the stream's order; pages hold still.
-    assert [call.source_access_order for call in library.calls] == [1] + [3] * 7
+    assert [call.source_access_order for call in library.calls] == [1] + [3] * 8
     assert torch.equal(buffer[[0, 3]], buffer[[4, 1]])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_layers_of_different_tensors_are_not_merged_though_they_touch(name: str) -> None:
+    buffer = np.arange(5 * 2 * 64, dtype=np.int32).reshape(5, 2, 64)
+    layers = [torch.from_numpy(buffer[:, number]) for number in range(2)]
+    case = PagedCase(layers, "block dim", None, ("dim",))
+    pages = pages_for(case, range(3))
+
+    strategy = merging(maker(name), case.layers, case.layout)
+    strategy.gather([4, 0, 2], pages)
+
+    assert [page.tobytes() for page in pages] == [buffer[block].tobytes() for block in (4, 0, 2)]
 
 
 def test_several_threads_queue_by_one_strategy_at_once() -> None:
