@@ -243,6 +243,7 @@ def test_layers_that_touch_are_long_runs_to_the_rule_but_for_loads_by_layer(monk
 def test_pages_that_the_first_strategy_does_not_take_go_by_the_next_one(
     monkeypatch: pytest.MonkeyPatch, case: PagedCase
 ) -> None:
+    monkeypatch.setattr(cuda, "measure", lambda calls: {})
     library = DriverLibrary()
     strategies = every_strategy(case) | {"batch": Anywhere(case.layers, case.layout, copy_list(library))}
     copies = DeviceCopies(case.layers, case.layout, AtOnce(), strategies)
