@@ -16,7 +16,11 @@ from kvstore.connector.transfers import Plan, State, Transfer, TransferTable
 from kvstore.connector.unconfirmed_copies import Copy, UnconfirmedCopies
 
 if TYPE_CHECKING:
+    from kvstore.gpu.begun import BegunCopy
     from kvstore.gpu.cuda import Event
+
+_LOOK_SECONDS = 0.001
+"""How often whoever waits for a copy looks whether the device is done, while the queue's thread is elsewhere."""
 
 
 class TransferQueue(Generic[Plan]):
@@ -62,26 +66,72 @@ class TransferQueue(Generic[Plan]):
             if self._table.submit(Transfer(plan, now, now + self._deadline, after, advanced=now)):
                 self._changed.notify_all()
 
+    def begin(self, transfer: Transfer[Plan], begin: Callable[[], BegunCopy]) -> BegunCopy | None:
+        """On the queue's thread: begin a copy from or to the transfer's blocks. It is waited for (:meth:`wait`), or
+        ended (:meth:`drop`).
+
+        Returns:
+            None: the transfer is not wanted any more, its blocks are left alone.
+        """
+        with self._at_blocks(transfer) as allowed:
+            if not allowed:
+                return None
+            copy = begin()
+            with self._changed:
+                self._table.add_copy(copy)
+            return copy
+
+    def wait(self, transfer: Transfer[Plan], copy: BegunCopy) -> bool:
+        """On the queue's thread: until a copy that it has begun is done.
+
+        Returns:
+            False: the transfer is not wanted any more, what was copied counts for nothing.
+        """
+        try:
+            with self._at_blocks(transfer) as allowed:
+                if allowed:
+                    copy.wait()
+        finally:
+            self.drop(copy)
+        return self.wanted(transfer)
+
+    def drop(self, copy: BegunCopy) -> None:
+        """On the queue's thread: until nothing of a copy is under way, whose bytes nobody wants any more. A second call
+        does nothing."""
+        try:
+            copy.end()
+        finally:
+            with self._changed:
+                self._table.remove_copy(copy)
+                self._table.look()
+                self._changed.notify_all()
+
+    def wanted(self, transfer: Transfer[Plan]) -> bool:
+        """Whether there is a point in going on: the transfer is not over, and does not end with its copies."""
+        with self._changed:
+            return self._table.wants(transfer)
+
+    def may_overlap(self, transfer: Transfer[Plan], size: int) -> bool:
+        """On the queue's thread: whether it may go on to the next batch beside a copy of so many bytes. Past the
+        deadline it may not: the transfer could not be given up between two copies. Nor where the copy has to be
+        confirmed, and nothing may be copied before it is (:meth:`finish_copies`)."""
+        with self._changed:
+            return self._clock() < transfer.deadline and not self._copies.is_full_with(size)
+
     @contextmanager
-    def touch(self, transfer: Transfer[Plan]) -> Iterator[bool]:
-        """Around a copy from or to the transfer's blocks, on the queue's thread. False: it is over, leave them
-        alone."""
+    def _at_blocks(self, transfer: Transfer[Plan]) -> Iterator[bool]:
         with self._changed:
             allowed = self._table.begin_copy(transfer)
         try:
             yield allowed
         finally:
-            with self._changed:
-                self._table.end_copy(transfer)
-                self._changed.notify_all()
-
-    def wanted(self, transfer: Transfer[Plan]) -> bool:
-        """Whether the transfer is not over: there is a point in going on."""
-        with self._changed:
-            return not transfer.over
+            if allowed:
+                with self._changed:
+                    self._table.end_copy()
+                    self._changed.notify_all()
 
     def advance(self, transfer: Transfer[Plan], pages: int) -> bool:
-        """Counts pages as dealt with, unless the transfer is over (False): then they no longer matter."""
+        """As :meth:`TransferTable.advance`."""
         with self._changed:
             return self._table.advance(transfer, pages, self._clock())
 
@@ -201,10 +251,10 @@ class TransferQueue(Generic[Plan]):
                 pending = [transfer for transfer in pending if not transfer.over and not self._waits(transfer)]
                 if not pending or now >= end:
                     return
-                # One that is past its deadline is copying: until the copy ends.
+                # One that is past its deadline is copying: until its copies end.
                 times = [end, *(transfer.deadline for transfer in pending)]
-                rest = min((each for each in times if now < each < math.inf), default=None)
-                self._changed.wait(None if rest is None else rest - now)
+                rest = min((each for each in times if now < each < math.inf), default=math.inf)
+                self._wait(rest - now)
 
     def rest(self) -> None:
         """Waits as :meth:`wait_idle` does, and for a copy of what was revoked: from then on the thread touches no
@@ -216,7 +266,8 @@ class TransferQueue(Generic[Plan]):
         with self._changed:
             for transfer in self._table.in_state(State.UNCONFIRMED):
                 self._table.end(transfer)
-            self._changed.wait_for(lambda: not self._table.is_copying)
+            while self._table.is_copying:
+                self._wait(math.inf)
 
     def wake(self) -> None:
         """Transfers are taken again."""
@@ -269,6 +320,12 @@ class TransferQueue(Generic[Plan]):
         with self._changed:
             if not goes_on or (transfer.state is State.UNCONFIRMED and not self._copies.of(transfer)):
                 self._table.end(transfer)
+
+    def _wait(self, most: float) -> None:
+        """For a change, or the end of a copy of which nobody tells: ``most`` seconds. The caller holds the lock."""
+        if self._table.copies_by_itself:
+            most = min(most, _LOOK_SECONDS)
+        self._changed.wait(None if most == math.inf else most)
 
     def _waits(self, transfer: Transfer[Plan]) -> bool:
         """Whether nothing is left of it but copies that wait to be confirmed."""

@@ -2,7 +2,7 @@
 
 ::
 
-    queued ◄──► calling ◄──► copying      the queue's thread has taken it up: it calls the node, or copies
+    queued ◄──► calling ◄──► copying      the queue's thread has taken it up: it calls the node, or a copy is under way
       │          │    │         │
       │          │    ▼         │
       │          │ unconfirmed  │         copied, and not known to be right yet (connector/unconfirmed_copies.py)
@@ -10,10 +10,15 @@
      over: nothing of it reads from or writes to the engine's blocks any more
 
 From every state but *copying* anyone can end a transfer, however long the node takes to answer: the thread finds it
-over when it wants to touch the blocks, and leaves them alone. While the thread is *copying*, only
+over when it wants to touch the blocks, and leaves them alone. While it is *copying*, only
 :meth:`TransferTable.revoke` and :meth:`TransferTable.withdraw` end a transfer, and only one that merely reads. A copy
 is short and depends on no one; a call may hang. A transfer whose pages are not there yet goes back from *calling* to
 *queued*, and others pass it.
+
+On a device copies go on by themselves: the thread begins one, calls the node for the next batch meanwhile, begins that
+one's copy, and then waits for the first. So a transfer is *copying* while the thread is at its blocks, to begin a copy
+or to wait for one, and as long as a copy that has begun is under way, also while the thread hangs in a call: whoever
+looks at the table finds out when the device is done, and then the transfer is *calling*.
 
 Pure: no thread, no lock and no clock of its own. :mod:`kvstore.connector.transfer_queue` has these.
 """
@@ -28,6 +33,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from kvstore.connector.plan import LoadPlan, StorePlan
 
 if TYPE_CHECKING:
+    from kvstore.gpu.begun import BegunCopy
     from kvstore.gpu.cuda import Event
 
 Plan = TypeVar("Plan", LoadPlan, StorePlan)
@@ -64,7 +70,7 @@ class Transfer(Generic[Plan]):
     layers_done: int = 0
     """How many layers of all its pages are in their blocks, while they are loaded layer by layer."""
     given_up: bool = False
-    """It ends with the copy under way."""
+    """It ends with the copies under way."""
 
     @property
     def over(self) -> bool:
@@ -85,14 +91,25 @@ class TransferTable(Generic[Plan]):
         self._on_end = on_end
         self._live: list[Transfer[Plan]] = []
         self._ended: list[Transfer[Plan]] = []
-        self.is_copying = False
+        self.is_at_blocks = False
         """The thread is at some blocks: a transfer's that is copying, or was until it was revoked."""
+        self._begun: list[BegunCopy] = []
         self.is_resting = False
         """New transfers are over at once."""
         self.is_stopped = False
         """As well, and those under way end with the copy."""
         self.late = 0
         """Transfers given up at their deadline."""
+
+    @property
+    def is_copying(self) -> bool:
+        """Something may touch blocks: of a transfer that is copying, or was until it was revoked."""
+        return self.is_at_blocks or self.copies_by_itself
+
+    @property
+    def copies_by_itself(self) -> bool:
+        """A copy is under way while the thread is elsewhere, and nobody tells when it is done."""
+        return not self.is_at_blocks and not all(copy.is_done for copy in self._begun)
 
     def live(self) -> list[Transfer[Plan]]:
         """The transfers that are not over."""
@@ -118,28 +135,47 @@ class TransferTable(Generic[Plan]):
             transfer.state = State.CALLING
         return transfer
 
+    def wants(self, transfer: Transfer[Plan]) -> bool:
+        """Whether there is a point in going on with it: it is not over, and does not end with the copies under way."""
+        return not (transfer.over or transfer.given_up or self.is_stopped)
+
     def begin_copy(self, transfer: Transfer[Plan]) -> bool:
-        """The thread wants to touch its blocks. False: it is over, and must not."""
-        if transfer.over:
+        """The thread wants to touch its blocks. False: it is not wanted any more, and must not."""
+        if not self.wants(transfer):
             return False
-        transfer.state, self.is_copying = State.COPYING, True
+        transfer.state, self.is_at_blocks = State.COPYING, True
         return True
 
-    def end_copy(self, transfer: Transfer[Plan]) -> None:
-        """The thread touches them no longer."""
-        self.is_copying = False
-        if transfer.state is State.COPYING:
+    def add_copy(self, copy: BegunCopy) -> None:
+        """The thread has begun a copy, and is still at the blocks."""
+        self._begun.append(copy)
+
+    def remove_copy(self, copy: BegunCopy) -> None:
+        """The thread has waited for it. A second call changes nothing."""
+        self._begun = [each for each in self._begun if each is not copy]
+
+    def end_copy(self) -> None:
+        """The thread touches blocks no longer; copies that it has begun may."""
+        self.is_at_blocks = False
+        self.look()
+
+    def look(self) -> None:
+        """Whether the copies under way are done, and so the transfer touches its blocks no longer."""
+        if self.is_copying:
+            return
+        for transfer in self.in_state(State.COPYING):
             transfer.state = State.CALLING
-            if self.is_stopped or transfer.given_up:
+            if not self.wants(transfer):
                 self.end(transfer)
 
     def advance(self, transfer: Transfer[Plan], pages: int, now: float) -> bool:
-        """Counts pages as dealt with, unless the transfer is over (False): then they no longer matter."""
-        if not transfer.over and pages:
+        """Counts pages as dealt with, unless the transfer is not wanted any more (False): then they do not matter."""
+        wanted = self.wants(transfer)
+        if wanted and pages:
             transfer.advanced = now
             transfer.pages_done += pages
             assert transfer.pages_done <= len(transfer.plan.hashes), "pages were counted twice"
-        return not transfer.over
+        return wanted
 
     def postpone(self, transfer: Transfer[Plan], until: float) -> None:
         """The thread lets go of it, and takes it up again then, behind the others."""
@@ -163,7 +199,8 @@ class TransferTable(Generic[Plan]):
             self.end(transfer)
 
     def give_up(self, transfer: Transfer[Plan]) -> None:
-        """It is late: it ends now, or with the copy under way."""
+        """It is late: it ends now, or with the copies under way."""
+        self.look()
         self.late += 1
         transfer.given_up = True
         if transfer.state is not State.COPYING:
@@ -171,6 +208,7 @@ class TransferTable(Generic[Plan]):
 
     def give_up_late(self, now: float) -> None:
         """Ends all that are past their deadline, but for one that is copying."""
+        self.look()
         for transfer in self.live():
             if now >= transfer.deadline and transfer.state is not State.COPYING:
                 self.give_up(transfer)
@@ -214,7 +252,8 @@ class TransferTable(Generic[Plan]):
         return pages
 
     def stop(self) -> None:
-        """Ends everything; a transfer that is copying with its copy."""
+        """Ends everything; a transfer that is copying with its copies."""
+        self.look()
         self.is_stopped = True
         for transfer in self.live():
             if transfer.state is not State.COPYING:

@@ -42,7 +42,11 @@ class UnconfirmedCopies(Generic[Plan]):
     @property
     def is_full(self) -> bool:
         """Whether those that are here have to go first."""
-        return sum(copy.size for copy in self._copies) >= MOST_BYTES
+        return self.is_full_with(0)
+
+    def is_full_with(self, size: int) -> bool:
+        """Whether they have to go first when a copy of so many bytes, which is under way, has come here, too."""
+        return sum(copy.size for copy in self._copies) + size >= MOST_BYTES
 
     def add(self, copy: Copy[Plan]) -> None:
         """A copy has ended."""

@@ -12,16 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvstore.connector.awaited_pages import PARTIAL_WAIT, pause_after
+from kvstore.connector.batches import Batch, Pending, carry_out
 from kvstore.connector.health import NodeHealth
 from kvstore.connector.plan import LoadPlan, StepPlan, StorePlan
 from kvstore.connector.transfer_queue import TransferQueue
 from kvstore.connector.transfers import Plan, Transfer
 from kvstore.connector.worker_statistics import LoadTiming, WorkerCounters, WorkerStatistics
-from kvstore.errors import InvalidRequestError, PermissionDeniedError
+from kvstore.errors import InvalidRequestError, KVStoreError, PermissionDeniedError
 
 if TYPE_CHECKING:
     from kvstore import Namespace
-    from kvstore.client.paths.pending import PendingStore
+    from kvstore.client.paths.pending import PendingLoad, PendingStore
+    from kvstore.gpu.begun import BegunCopy
     from kvstore.gpu.cuda import Event
     from kvstore.gpu.mixed import MixedKV
     from kvstore.gpu.paged_kv import PagedKV
@@ -43,6 +45,9 @@ QUEUED_STORES = 256
 
 SHUTDOWN_WAIT = 5.0
 """Seconds for which the last calls and copies are waited for at shutdown; before that, as many for stores."""
+
+_ARENA_SHARE = 16
+"""Two batches are under way where one takes at most this part of the arena."""
 
 
 class WorkerConnector:
@@ -322,30 +327,57 @@ class WorkerConnector:
         if plan.node:
             namespace = self._peers[plan.node][plan.group]
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
-        while (start := transfer.pages_done) < len(hashes):
-            batch = slice(start, start + size)
-            if not queue.wanted(transfer):
-                return
-            started = time.monotonic()
-            with self._pinned(), namespace.borrow(hashes[batch], counts=False) as pending:
+        # What a lower tier has is asked for by calls that may take long: pages that are lent are not held meanwhile.
+        overlaps = not plan.node and not plan.lower_tier and self._overlaps(pages, size)
+        next_page, whole, ended = transfer.pages_done, True, 0.0
+
+        def begin(alone: bool) -> Batch[PendingLoad] | None:
+            nonlocal next_page, whole
+            batch = slice(next_page, next_page + size)
+            if next_page >= len(hashes) or not whole or not queue.wanted(transfer):
+                return None
+            began = time.monotonic()
+            with ExitStack() as held:
+                held.enter_context(self._pinned())
+                pending = held.enter_context(namespace.borrow(hashes[batch], counts=False))
+                next_page += len(pending.pages)
+                whole = pending.more or len(pending.pages) == len(hashes[batch])
                 last = batch.stop >= len(hashes) and not pending.more  # the batches before it are there as a whole
                 on_layer = partial(queue.pass_layer, transfer) if self._by_layer and last else None
-                with queue.touch(transfer) as allowed:
-                    if not allowed:
-                        return
-                    pages.scatter(pending.pages, block_ids[batch][: len(pending.pages)], on_layer, transfer.after)
-                tiers = list(pending.tiers)
-                valid = pending.complete()
+                ids = list(block_ids[batch][: len(pending.pages)])
+                begin_copy = partial(pages.begin_scatter, pending.pages, ids, on_layer, transfer.after)
+                return _begun(queue, transfer, batch, pending, ids, began, begin_copy, held)
+
+        def finish(batch: Batch[PendingLoad]) -> bool:
+            nonlocal ended
+            if not queue.wait(transfer, batch.copy):
+                return False
+            tiers = list(batch.pending.tiers)
+            valid = batch.pending.complete()
             if not queue.advance(transfer, valid):
-                return
+                return False
+            began, ended = max(batch.began, ended), time.monotonic()  # no second counts for two batches
             is_timed = valid == len(tiers) and len(set(tiers)) == 1 and not plan.node
-            timing = (tiers[0], valid, (time.monotonic() - started) * self._parts) if is_timed else None
+            timing = (tiers[0], valid, (ended - began) * self._parts) if is_timed else None
             self._counters.add_loaded(tiers[:valid], timing)
             self._counters.add(bytes_loaded=valid * pages.page_bytes)
-            if valid < len(hashes[batch]) and not (pending.more and valid == len(tiers)):
-                if self._may_come(transfer, namespace):
-                    queue.postpone(transfer, pause_after(self._clock() - transfer.advanced))
-                return
+            return valid == len(tiers)
+
+        def may_overlap() -> bool:
+            return (
+                overlaps
+                and next_page < len(hashes)
+                and queue.may_overlap(transfer, 0)
+                and _is_here(namespace, hashes[next_page])
+            )
+
+        carry_out(begin, finish, may_overlap)
+        if not queue.wanted(transfer):
+            return
+        if transfer.pages_done < len(hashes):
+            if self._may_come(transfer, namespace):
+                queue.postpone(transfer, pause_after(self._clock() - transfer.advanced))
+            return
         queue.end(transfer)  # nobody has to wait for what follows
         if plan.partial:
             with suppress(PermissionDeniedError):  # a token that may only read: it leaves by itself
@@ -381,32 +413,44 @@ class WorkerConnector:
         namespace, pages = self._groups[transfer.plan.group]
         _wait_for_engine(transfer)
         size = namespace.batch_pages  # once: it changes when a node comes back with another arena
-        for start in range(0, len(hashes), size):
-            batch = slice(start, start + size)
-            if not self._stores.finish_copies(transfer):
-                return
-            parent = hashes[start - 1] if start else transfer.plan.parent
-            with ExitStack() as reserved:
-                reserved.enter_context(self._pinned())
-                pending = reserved.enter_context(namespace.prepare_store(hashes[batch], parent=parent))
+        overlaps, next_page = self._overlaps(pages, size), 0
+
+        def begin(alone: bool) -> Batch[PendingStore] | None:
+            nonlocal overlaps, next_page
+            batch = slice(next_page, next_page + size)
+            if next_page >= len(hashes) or not self._stores.finish_copies(transfer):
+                return None
+            parent = hashes[next_page - 1] if next_page else transfer.plan.parent
+            began = time.monotonic()
+            with ExitStack() as held:
+                held.enter_context(self._pinned())
+                pending = held.enter_context(namespace.prepare_store(hashes[batch], parent=parent))
+                if not alone and pending.refused:
+                    overlaps = False  # the room may be what is under way: when that is published, it can leave
+                    return None
+                next_page = batch.stop
                 wanted = [
                     (block_id, page)
                     for block_id, page in zip(block_ids[batch], pending.pages, strict=True)
                     if page is not None
                 ]
-                with self._stores.touch(transfer) as allowed:
-                    if not allowed:
-                        return
-                    wanted_ids, wanted_pages = [each for each, _ in wanted], [page for _, page in wanted]
-                    pages.gather(wanted_ids, wanted_pages, transfer.after)
-                if self._touched_early:
-                    finish = partial(self._finish, transfer, batch, pending, reserved.pop_all())
-                    self._stores.await_confirmation(transfer, wanted_ids, len(wanted) * pages.page_bytes, finish)
-                    continue
-                if not self._stores.wanted(transfer):
-                    return  # its blocks may have been given away, and overwritten, during the copy
-                if not self._publish(transfer, batch, pending):
-                    return
+                ids, out = [each for each, _ in wanted], [page for _, page in wanted]
+                begin_copy = partial(pages.begin_gather, ids, out, transfer.after)
+                return _begun(self._stores, transfer, batch, pending, ids, began, begin_copy, held)
+
+        def finish(batch: Batch[PendingStore]) -> bool:
+            if not self._stores.wait(transfer, batch.copy):
+                return False  # its blocks may have been given away, and overwritten, during the copy
+            if not self._touched_early:
+                return self._publish(transfer, batch.pages, batch.pending)
+            publish = partial(self._finish, transfer, batch.pages, batch.pending, batch.held.pop_all())
+            self._stores.await_confirmation(transfer, batch.block_ids, len(batch.block_ids) * pages.page_bytes, publish)
+            return True
+
+        def may_overlap() -> bool:
+            return overlaps and self._stores.may_overlap(transfer, size * pages.page_bytes)
+
+        carry_out(begin, finish, may_overlap)
 
     def _finish(
         self,
@@ -447,6 +491,11 @@ class WorkerConnector:
             _touch_whole(namespace, hashes)
         return True
 
+    def _overlaps(self, pages: PagedKV | QuantizedKV | MixedKV, size: int) -> bool:
+        """Whether two batches of so many pages may be under way. Copies go on by themselves only from and to memory
+        that is pinned, or soon will be; and a node lends one client half of its arena, for all that it does."""
+        return self._arena is not None and size * pages.page_bytes * _ARENA_SHARE <= self._arena.size
+
     def _span(self, name: str, plan: LoadPlan | StorePlan) -> AbstractContextManager[object]:
         if self._spans is None:
             return nullcontext()
@@ -468,6 +517,33 @@ def _wait_for_engine(transfer: Transfer[Plan]) -> None:
     """
     if transfer.after is not None:
         transfer.after.synchronize()
+
+
+def _begun(
+    queue: TransferQueue[Plan],
+    transfer: Transfer[Plan],
+    pages: slice,
+    pending: Pending,
+    block_ids: list[int],
+    began: float,
+    begin_copy: Callable[[], BegunCopy],
+    held: ExitStack,
+) -> Batch[Pending] | None:
+    """A batch whose pages were asked for, with its copy; it takes over what is held for them. None: its transfer is not
+    wanted any more."""
+    copy = queue.begin(transfer, begin_copy)
+    if copy is None:
+        return None
+    held.callback(queue.drop, copy)
+    return Batch(pages, pending, copy, held.pop_all(), block_ids, began)
+
+
+def _is_here(namespace: Namespace, block_hash: bytes) -> bool:
+    """Whether a page is in the arena, so that it can be lent without a call that takes long."""
+    try:
+        return namespace.lookup([block_hash], counts=False).tiers == ("arena",)
+    except KVStoreError:  # whoever asks for the page is told
+        return False
 
 
 def _touch_whole(namespace: Namespace, hashes: Sequence[bytes]) -> None:

@@ -39,6 +39,10 @@ class Event(Protocol):
         """Wait in this thread until everything queued before it is done."""
         ...
 
+    def query(self) -> bool:
+        """Whether everything queued before it is done, without a wait."""
+        ...
+
     def wait(self, stream: torch.cuda.Stream) -> None:
         """Have another stream wait until then, on the device; the calling thread goes on."""
         ...
@@ -109,6 +113,11 @@ class CudaEvent:
         with torch.cuda.device(self._device):  # or a new thread would begin to use the first one
             self._event.synchronize()
 
+    def query(self) -> bool:
+        """Whether it is over."""
+        with torch.cuda.device(self._device):
+            return bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def wait(self, stream: torch.cuda.Stream) -> None:
         """Have another stream wait."""
         self._event.wait(stream)
@@ -118,6 +127,61 @@ class CudaEvent:
 def cuda_streams(device: torch.device) -> CudaStreams:
     """One pair for all groups and parts of an engine: torch has 32 streams, and gives each out again and again."""
     return CudaStreams(device)
+
+
+class QueuedCopy:
+    """:class:`kvstore.gpu.begun.BegunCopy` on a device's stream.
+
+    Args:
+        events: queues a part of the copy each time that the next one, the event behind that part, is asked for. The
+            first part is queued at once, the others by :meth:`wait`.
+        pages: which the copy reads or writes: they are kept until it has ended.
+        on_part: told each part that is done.
+    """
+
+    def __init__(
+        self, events: Iterator[Event], pages: Sequence[PageBytes], on_part: Callable[[int], None] | None = None
+    ) -> None:
+        self._events = events
+        self._pages = pages
+        self._on_part = on_part
+        self._last = next(events)
+        self._ended = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether what was queued of it is done."""
+        try:
+            return self._ended or self._last.query()
+        except RuntimeError:  # a device that has failed copies nothing more, and whoever waits is told
+            return True
+
+    def wait(self) -> None:
+        """Queue the rest, and wait for all of it."""
+        part = 0
+        try:
+            # To queue all parts may take longer than to copy them. With one queued ahead the bus does not rest.
+            for event in self._events:
+                before, self._last = self._last, event
+                self._finish(before, part)
+                part += 1
+            self._finish(self._last, part)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Wait for what was queued."""
+        if not self._ended:
+            try:
+                self._last.synchronize()
+            finally:
+                self._ended = True
+                self._pages = ()
+
+    def _finish(self, event: Event, part: int) -> None:
+        event.synchronize()
+        if self._on_part is not None:
+            self._on_part(part)
 
 
 class DeviceCopies:
@@ -165,9 +229,27 @@ class DeviceCopies:
         """A point behind all that was queued so far on the stream that is current in this thread."""
         return self._streams.mark()
 
+    def begin_gather(
+        self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None
+    ) -> QueuedCopy:
+        """Begin to copy pieces into pages."""
+        return self._begin_gather(self._strategy("gather", out), piece_ids, out, after)
+
+    def begin_scatter(
+        self,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+        after: Event | None = None,
+    ) -> QueuedCopy:
+        """Begin to copy pages into pieces."""
+        return self._begin_scatter(
+            self._strategy("scatter", pages, on_layer is not None), pages, piece_ids, on_layer, after
+        )
+
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> None:
         """Copy pieces into pages."""
-        self._gather(self._strategy("gather", out), piece_ids, out, after)
+        self.begin_gather(piece_ids, out, after).wait()
 
     def scatter(
         self,
@@ -177,7 +259,7 @@ class DeviceCopies:
         after: Event | None = None,
     ) -> None:
         """Copy pages into pieces."""
-        self._scatter(self._strategy("scatter", pages, on_layer is not None), pages, piece_ids, on_layer, after)
+        self.begin_scatter(pages, piece_ids, on_layer, after).wait()
 
     def _strategy(self, direction: str, pages: Sequence[PageBytes], by_layer: bool = False) -> CopyStrategy:
         run_bytes, of_a_page = self._runs_of_a_layer if by_layer else self._runs
@@ -193,15 +275,26 @@ class DeviceCopies:
         names = [name for name in preference(direction, run_bytes, runs) if name in self._strategies]
         return sorted(names, key=self._much_slower[direction].__contains__)
 
-    def _gather(
+    def _begin_gather(
+        self, strategy: CopyStrategy, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None
+    ) -> QueuedCopy:
+        return QueuedCopy(self._streams.queue("gather", [partial(strategy.gather, piece_ids, out)], after), out)
+
+    def _begin_scatter(
         self,
         strategy: CopyStrategy,
+        pages: Sequence[PageBytes],
         piece_ids: Sequence[int],
-        out: Sequence[PageBytes],
+        on_layer: Callable[[int], None] | None = None,
         after: Event | None = None,
-    ) -> None:
-        (done,) = self._streams.queue("gather", [partial(strategy.gather, piece_ids, out)], after)
-        done.synchronize()
+    ) -> QueuedCopy:
+        every = range(len(self._layers))
+        shares = [every] if on_layer is None else [range(each, each + 1) for each in every]
+        copies = repeat(partial(next, strategy.scatter(pages, piece_ids, shares)), len(shares))
+        return QueuedCopy(self._streams.queue("scatter", copies, after), pages, on_layer)
+
+    def _gather(self, strategy: CopyStrategy, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
+        self._begin_gather(strategy, piece_ids, out).wait()
 
     def _scatter(
         self,
@@ -209,28 +302,8 @@ class DeviceCopies:
         pages: Sequence[PageBytes],
         piece_ids: Sequence[int],
         on_layer: Callable[[int], None] | None = None,
-        after: Event | None = None,
     ) -> None:
-        every = range(len(self._layers))
-        shares = [every] if on_layer is None else [range(each, each + 1) for each in every]
-        copies = repeat(partial(next, strategy.scatter(pages, piece_ids, shares)), len(shares))
-        events: list[Event] = []
-
-        def finish(number: int) -> None:
-            events[number].synchronize()
-            if on_layer is not None:
-                on_layer(number)
-
-        try:
-            for event in self._streams.queue("scatter", copies, after):
-                events.append(event)
-                # To queue all layers may take longer than to copy them. With one queued ahead the bus does not rest.
-                if len(events) > 1:
-                    finish(len(events) - 2)
-            finish(len(shares) - 1)
-        finally:
-            for event in events[-1:]:
-                event.synchronize()  # nothing is copied any more when this returns, however it does
+        self._begin_scatter(strategy, pages, piece_ids, on_layer).wait()
 
     def _measure(self) -> None:
         """Drop the strategies that do not do what the specification says, and time the others."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from kvstore.gpu.addresses import Addresses, RunAddresses
+from kvstore.gpu.begun import DONE, BegunCopy
 from kvstore.gpu.layout import PageLayout
 from kvstore.gpu.tensors import PageBytes, merge_touching, run_view
 
@@ -51,6 +52,22 @@ class HostCopies:
         stretches, of_stretches = merge_touching(layers, layout)
         self._merged = HostCopies(stretches, of_stretches) if len(stretches) < len(layers) else None
         """Copies all layers in fewer runs."""
+
+    def begin_gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: object = None) -> BegunCopy:
+        """Copy pieces into pages, at once."""
+        self.gather(piece_ids, out)
+        return DONE
+
+    def begin_scatter(
+        self,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+        after: object = None,
+    ) -> BegunCopy:
+        """Copy pages into pieces, at once."""
+        self.scatter(pages, piece_ids, on_layer)
+        return DONE
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: object = None) -> None:
         """Copy pieces into pages. There is nothing to wait for."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 
 import torch
 
 from kvstore.errors import InvalidRequestError
+from kvstore.gpu.begun import BegunCopy, SeveralCopies
 from kvstore.gpu.cuda import Event
 from kvstore.gpu.paged_kv import PagedKV, check_page
 from kvstore.gpu.tensors import PageBytes, kind_of
@@ -28,8 +30,7 @@ def paged_kv(tensors: Sequence[torch.Tensor]) -> PagedKV | MixedKV:
 class MixedKV:
     """:class:`kvstore.gpu.paged_kv.PagedKV` of layers that are not alike: it has the same methods.
 
-    A page is cut into stretches of layers that are alike, which are copied one after the other. Each costs a wait for
-    the device: few and long ones are best.
+    A page is cut into stretches of layers that are alike, all of which are queued before one is waited for.
 
     Args:
         stretches: in the order in which they lie in a page.
@@ -62,8 +63,7 @@ class MixedKV:
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> None:
         """Copy blocks out. As :meth:`PagedKV.gather`."""
-        for kv, _, share in self._stretches:
-            kv.gather(piece_ids, self._shares(out, share), after)
+        self.begin_gather(piece_ids, out, after).wait()
 
     def scatter(
         self,
@@ -73,14 +73,36 @@ class MixedKV:
         after: Event | None = None,
     ) -> None:
         """Copy pages into blocks. As :meth:`PagedKV.scatter`."""
-        for kv, first, share in self._stretches:
-            kv.scatter(self._shares(pages, share), piece_ids, _counted_from(first, on_layer), after)
+        self.begin_scatter(pages, piece_ids, on_layer, after).wait()
 
-    def _shares(self, pages: Sequence[PageBytes], share: slice) -> list[PageBytes]:
-        """Checked as a whole: what else may be wrong with them the first stretch finds, before anything is copied."""
+    def begin_gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> BegunCopy:
+        """As :meth:`PagedKV.begin_gather`."""
+        begin = [
+            partial(kv.begin_gather, piece_ids, pages, after)
+            for (kv, _, _), pages in zip(self._stretches, self._shares(out), strict=True)
+        ]
+        return SeveralCopies(begin, in_order=False)
+
+    def begin_scatter(
+        self,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+        after: Event | None = None,
+    ) -> BegunCopy:
+        """As :meth:`PagedKV.begin_scatter`."""
+        begin = [
+            partial(kv.begin_scatter, share, piece_ids, _counted_from(first, on_layer), after)
+            for (kv, first, _), share in zip(self._stretches, self._shares(pages), strict=True)
+        ]
+        return SeveralCopies(begin, in_order=on_layer is not None)
+
+    def _shares(self, pages: Sequence[PageBytes]) -> list[list[PageBytes]]:
+        """Those of each stretch. Checked as a whole: what else may be wrong with them the first stretch finds, before
+        anything is copied."""
         for index, page in enumerate(pages):
             check_page(index, page, self.page_bytes)
-        return [page[share] for page in pages]
+        return [[page[share] for page in pages] for _, _, share in self._stretches]
 
 
 def _blocks(kv: PagedKV) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kvstore.errors import InvalidRequestError
+from kvstore.gpu.begun import DONE, BegunCopy
 from kvstore.gpu.cuda import DeviceCopies, Event
 from kvstore.gpu.host import HostCopies
 from kvstore.gpu.layout import KV_FIRST
@@ -19,18 +20,18 @@ from kvstore.gpu.tensors import PageBytes, by_layer, describe
 class Copies(Protocol):
     """Gather and scatter on one kind of device. Arguments were checked before."""
 
-    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None) -> None:
-        """Copy pieces into pages; they are complete when it returns."""
+    def begin_gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None) -> BegunCopy:
+        """Begin to copy pieces into pages."""
         ...
 
-    def scatter(
+    def begin_scatter(
         self,
         pages: Sequence[PageBytes],
         piece_ids: Sequence[int],
         on_layer: Callable[[int], None] | None,
         after: Event | None,
-    ) -> None:
-        """Copy pages into pieces; the pages may change again when it returns."""
+    ) -> BegunCopy:
+        """Begin to copy pages into pieces."""
         ...
 
 
@@ -42,8 +43,9 @@ class PagedKV:
 
     Both copies block until the bytes are where they belong, release the GIL while they copy, and may run in several
     threads at once as long as no block is written while another copy reads or writes it. On a CUDA device they use
-    streams of their own, which first wait for a mark (:meth:`mark`): in a thread other than the engine's, give one.
-    Make this object before the engine computes, since it tries then how to copy.
+    streams of their own, which first wait for a mark (:meth:`mark`): in a thread other than the engine's, give one. To
+    do something else meanwhile, begin a copy, and wait for it later (:mod:`kvstore.gpu.begun`). Make this object before
+    the engine computes, since it tries then how to copy.
 
     Args:
         tensors: on the CPU or on one CUDA device, with the axes that ``axes`` says. They are used in place and must
@@ -97,12 +99,7 @@ class PagedKV:
             InvalidRequestError: an id out of range, another number of pages than the ids make, or a page of another
                 size or kind. Nothing was copied.
         """
-        ids = self._checked(piece_ids, out)
-        for index, page in enumerate(out):
-            if not page.flags.writeable:
-                raise InvalidRequestError(f"page {index}: gather needs a writable array")
-        if ids:
-            self._copies.gather(ids, out, after)
+        self.begin_gather(piece_ids, out, after).wait()
 
     def scatter(
         self,
@@ -124,12 +121,31 @@ class PagedKV:
         Raises:
             InvalidRequestError: as for :meth:`gather`, or an id that occurs twice. Nothing was copied.
         """
+        self.begin_scatter(pages, piece_ids, on_layer, after).wait()
+
+    def begin_gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes], after: Event | None = None) -> BegunCopy:
+        """Begin to copy blocks out: on a device this only queues the copy, behind those that were queued before it.
+        Otherwise as :meth:`gather`."""
+        ids = self._checked(piece_ids, out)
+        for index, page in enumerate(out):
+            if not page.flags.writeable:
+                raise InvalidRequestError(f"page {index}: gather needs a writable array")
+        return self._copies.begin_gather(ids, out, after) if ids else DONE
+
+    def begin_scatter(
+        self,
+        pages: Sequence[PageBytes],
+        piece_ids: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+        after: Event | None = None,
+    ) -> BegunCopy:
+        """Begin to copy pages in, as :meth:`begin_gather`. On a device, layers behind the first one are queued, and
+        told, when it is waited for. Otherwise as :meth:`scatter`."""
         ids = self._checked(piece_ids, pages)
         if len(set(ids)) != len(ids):
             twice = next(each for index, each in enumerate(ids) if each in ids[:index])
             raise InvalidRequestError(f"block id {twice} occurs twice: a block takes one page")
-        if ids:
-            self._copies.scatter(pages, ids, on_layer, after)
+        return self._copies.begin_scatter(pages, ids, on_layer, after) if ids else DONE
 
     def _checked(self, piece_ids: Sequence[int], pages: Sequence[PageBytes]) -> list[int]:
         per_page = self.layout.pieces_per_page

@@ -58,6 +58,12 @@ class PinnedArena:
                 self._uses += Counter()  # drops those at zero
             self._release_unused()
 
+    @property
+    def size(self) -> int:
+        """Bytes that the client maps now, 0 where it maps none."""
+        memory = self._mapping()
+        return 0 if memory is None else memory.size
+
     def close(self) -> None:
         """Unregister behind the last use under way. A second call does nothing."""
         with self._lock:

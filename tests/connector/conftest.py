@@ -15,6 +15,7 @@ from openai_instance import OpenAIInstance
 from proxy_process import ProxyProcess
 
 from kvstore.errors import PermissionDeniedError
+from kvstore.gpu.begun import DONE, DoneCopy
 from kvstore.hashing import hash_blocks
 from kvstore.layout import Layout
 
@@ -246,13 +247,13 @@ class FakePagedKV:
         self.calls.append(("mark", threading.get_ident()))
         return Mark(self.computed)
 
-    def scatter(
+    def begin_scatter(
         self,
         pages: Sequence[np.ndarray],
         block_ids: Sequence[int],
         on_layer: Callable[[int], None] | None = None,
         after: Mark | None = None,
-    ) -> None:
+    ) -> DoneCopy:
         assert after is not None and after.passed, "what the engine computes is not there yet"
         self.calls.append(("scatter", threading.get_ident()))
         assert len(pages) == len(block_ids)
@@ -263,13 +264,15 @@ class FakePagedKV:
         self.scatter_gate.go_through()
         for page, block_id in zip(pages, block_ids, strict=True):
             self.blocks[block_id] = page
+        return DONE
 
-    def gather(self, block_ids: Sequence[int], out: Sequence[np.ndarray], after: Mark | None = None) -> None:
+    def begin_gather(self, block_ids: Sequence[int], out: Sequence[np.ndarray], after: Mark | None = None) -> DoneCopy:
         assert after is not None and after.passed, "what the engine computes is not there yet"
         self.calls.append(("gather", threading.get_ident()))
         for page, block_id in zip(out, block_ids, strict=True):
             page[:] = self.blocks[block_id]
         self.gather_gate.go_through()
+        return DONE
 
 
 @pytest.fixture(autouse=True)

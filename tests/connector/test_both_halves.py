@@ -33,6 +33,7 @@ from kvstore.connector.plan import StepPlan
 from kvstore.connector.scheduler import SchedulerConnector
 from kvstore.connector.worker import WorkerConnector
 from kvstore.errors import LimitExceededError
+from kvstore.gpu.begun import BegunCopy
 from kvstore.gpu.paged_kv import PagedKV
 
 BLOCK_SIZE = 4
@@ -455,13 +456,13 @@ class TestGroups:
         engine = new_engine(FULL, WINDOW, num_blocks=30)
         window = engine.groups[1]
         go_on = threading.Event()
-        gather = window.pages.gather
+        begin_gather = window.pages.begin_gather
 
-        def gather_late(block_ids, out, after=None) -> None:
+        def begin_late(block_ids, out, after=None) -> BegunCopy:
             assert go_on.wait(60)
-            gather(block_ids, out, after)
+            return begin_gather(block_ids, out, after)
 
-        monkeypatch.setattr(window.pages, "gather", gather_late)
+        monkeypatch.setattr(window.pages, "begin_gather", begin_late)
         request = TinyRequest("a", SECOND_TURN)
         engine.run(request, before_end=go_on.set)
         hashes = request.hashes(8)

@@ -76,7 +76,7 @@ def test_a_copy_is_waited_for_unless_its_blocks_are_given_away(step: str, now: S
     STEPS[step](table, transfer)
     assert transfer.state is now
     assert table.is_copying, "the thread is at it, whatever its state"
-    table.end_copy(transfer)
+    table.end_copy()
     assert transfer.state is behind_the_copy
     assert not table.is_copying
 
@@ -87,7 +87,7 @@ def test_what_is_left_of_a_transfer_takes_its_place() -> None:
     table.submit(new_transfer("b", (4, 5)))
     table.advance(first, 1, 0.0)
     assert table.withdraw([1, 2]) == 1, "what was dealt with does not count"
-    table.end_copy(first)
+    table.end_copy()
     assert first.over
     assert table.take_ended() == [], "the one that goes on is reported"
     assert [transfer.plan.block_ids for transfer in table.in_state(State.QUEUED)] == [(3,), (4, 5)]

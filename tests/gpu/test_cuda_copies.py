@@ -30,6 +30,9 @@ class Done:
     def synchronize(self) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
     def wait(self, stream: torch.cuda.Stream) -> None:
         pass
 

@@ -44,6 +44,11 @@ class PendingStore:
         """Tell ``observer`` what became of the pages when they are completed."""
         self._observer = observer
 
+    @property
+    def refused(self) -> int:
+        """For how many of the pages the node had no room."""
+        return self._before.refused
+
     def complete(self) -> StoreResult:
         """Publish what was written: every page that is not None in ``pages``. To be called once.
 

@@ -12,6 +12,7 @@ from kvstore.connector import unconfirmed_copies
 from kvstore.connector.plan import StepPlan
 from kvstore.connector.worker import STORE_DEADLINE, WorkerConnector
 from kvstore.errors import UnavailableError
+from kvstore.gpu.begun import DoneCopy
 
 NEXT_STEP = StepPlan()
 MOST_STEPS = 100_000
@@ -233,14 +234,14 @@ def test_a_failure_to_publish_gives_the_rest_up(worker, store, copied_all, names
 
 
 def test_a_copy_that_fails_leaves_those_before_it(worker, store, copied_all, namespace, hashes, kv):
-    gather = kv.gather
+    begin_gather = kv.begin_gather
 
-    def failing(block_ids, out, after=None) -> None:
+    def failing(block_ids, out, after=None) -> DoneCopy:
         if 5 in block_ids:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        gather(block_ids, out, after)
+        return begin_gather(block_ids, out, after)
 
-    kv.gather = failing
+    kv.begin_gather = failing
     store(count=6, finished=["a"])
     copied_all()
     worker.handle_preemptions(NEXT_STEP)
