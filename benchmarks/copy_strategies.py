@@ -1,25 +1,23 @@
-"""What `device.py` and `copy_cost.py` compare: the product's copy strategies, and one that it does not use.
+"""What `device.py` and `copy_cost.py` compare: the product's copy strategies, and what it does not use.
 
-*few programs* is a kernel that copies everything by so many programs and leaves the other multiprocessors to the
-engine.
+*kernel of 24 programs* (or 32) is the product's kernel with more than it has, on multiprocessors that the engine would
+compute with.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from kvstore.gpu.addresses import Addresses, RunAddresses
 from kvstore.gpu.cuda import strategies_for
 from kvstore.gpu.layout import PageLayout
-from kvstore.gpu.strategies import CopyStrategy, on_device
-from kvstore.gpu.tensors import PageBytes, describe
+from kvstore.gpu.strategies import CopyStrategy
+from kvstore.gpu.tensors import describe
 
-FEW = (12, 32)
+MORE_PROGRAMS = (24, 32)
 
 
 @dataclass(frozen=True)
@@ -73,36 +71,6 @@ class Workload:
         return b"".join(layer[block].cpu().numpy().tobytes() for layer in self.layers)
 
 
-class FewPrograms:
-    """:class:`kvstore.gpu.strategies.CopyStrategy` by a kernel of a fixed number of programs. Pages must be pinned."""
-
-    def __init__(self, layers: Sequence[torch.Tensor], programs: int) -> None:
-        self._layers = list(layers)
-        self._programs = programs
-        self._addresses = RunAddresses([layer.data_ptr() for layer in layers], describe(layers, "block dim"))
-
-    def takes(self, pages: Sequence[PageBytes]) -> bool:
-        """Any pages that are pinned, which whoever makes this sees to."""
-        return True
-
-    def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
-        """Queue one launch that copies blocks into pages."""
-        self._launch(self._addresses.in_blocks(piece_ids), self._addresses.in_pages(out))
-
-    def scatter(self, pages: Sequence[PageBytes], piece_ids: Sequence[int], shares: Sequence[range]) -> Generator[None]:
-        """Queue one launch that copies pages into blocks, all layers at once."""
-        self._launch(self._addresses.in_pages(pages), self._addresses.in_blocks(piece_ids))
-        yield
-
-    def _launch(self, sources: Addresses, targets: Addresses) -> None:
-        from few_programs_kernel import copy_by_few
-
-        first = self._layers[0]
-        numbers = on_device([*sources.ravel().tolist(), *targets.ravel().tolist()], first.device)
-        programs = min(self._programs, sources.size)
-        copy_by_few[(programs,)](numbers, sources.size, first.shape[1] // 8, WIDTH=1024)
-
-
 def product_strategies(
     layers: Sequence[torch.Tensor], layout: PageLayout, *, pinned: bool
 ) -> tuple[dict[str, CopyStrategy], dict[str, str]]:
@@ -120,9 +88,12 @@ def product_strategies(
 def all_strategies(work: Workload, *, pinned: bool) -> tuple[dict[str, CopyStrategy], dict[str, str]]:
     """The product's strategies and those above, by name, and why others are not among them."""
     strategies, skipped = product_strategies(work.layers, work.layout, pinned=pinned)
-    few = [f"few programs ({programs})" for programs in FEW]
+    more = [f"kernel of {programs} programs" for programs in MORE_PROGRAMS]
     if work.layers[0].device.type != "cuda":
-        return strategies, skipped | dict.fromkeys(few, "needs a CUDA device")
-    if importlib.util.find_spec("triton") is None or not pinned:
-        return strategies, skipped | dict.fromkeys(few, skipped["kernel"])
-    return strategies | {name: FewPrograms(work.layers, each) for name, each in zip(few, FEW, strict=True)}, skipped
+        return strategies, skipped | dict.fromkeys(more, "needs a CUDA device")
+    if "kernel" in skipped:
+        return strategies, skipped | dict.fromkeys(more, skipped["kernel"])
+    from kvstore.gpu.triton_kernel import Kernel
+
+    kernels = [Kernel(work.layers, work.layout, programs) for programs in MORE_PROGRAMS]
+    return strategies | dict(zip(more, kernels, strict=True)), skipped

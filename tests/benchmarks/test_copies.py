@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 Script = Callable[[str], ModuleType]
-NEEDS_DEVICE = {"batch", "few programs (12)", "few programs (32)"}
+NEEDS_DEVICE = {"batch", "kernel of 24 programs", "kernel of 32 programs"}
 
 
 def test_a_strategy_that_copies_other_blocks_is_not_right(script: Script) -> None:

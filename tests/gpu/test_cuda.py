@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from kv_layouts import DECLARED, PagedCase, paged_kv
+from kv_layouts import DECLARED, RUNS_OF_EVERY_LENGTH, PagedCase, paged_kv
 
 from kvstore.errors import ResourceError
 from kvstore.gpu import reference
@@ -80,6 +80,41 @@ def test_every_strategy_copies_as_specified(axes: str, page_tokens: int | None, 
                     done.synchronize()
                 again = [as_bytes(page) for page in reference.gather(layers, layout, ids)]
                 assert all(map(np.array_equal, again, expected)), name
+
+
+@pytest.mark.parametrize(("run_bytes", "gap"), RUNS_OF_EVERY_LENGTH)
+def test_runs_of_every_length_are_copied_and_nothing_beside_them(run_bytes: int, gap: int) -> None:
+    case = paged_kv("block dim", {"layer": 3, "block": 64, "dim": run_bytes}, torch.uint8, gap=gap)
+    layers, size = on_device(case), case.layout.page_bytes
+    storages = [layer.as_strided((64, run_bytes + gap), (run_bytes + gap, 1)) for layer in layers]
+    ids = np.random.default_rng(1).permutation(64)[:40].tolist()
+    runs = [storage.reshape(64, -1)[ids, :run_bytes] for storage in case.storages]
+    expected = np.stack(runs, 1).ravel()  # by page, then by layer
+    memory = np.zeros(42 * size, np.uint8)
+    pages = list(memory.reshape(42, -1)[1:-1])
+    streams = CudaStreams(layers[0].device)
+    with PinnedMapping(memory) as mapping:
+        assert mapping.pinned, mapping.reason
+        for name, strategy in strategies_for(layers, case.layout).items():
+            assert strategy.takes(pages), name
+            memory[:] = 0xAB
+            (done,) = streams.queue("gather", [partial(strategy.gather, ids, pages)])
+            done.synchronize()
+            assert np.array_equal(memory[size:-size], expected), name
+            assert (memory[:size] == 0xAB).all(), name
+            assert (memory[-size:] == 0xAB).all(), name
+
+            for storage in storages:
+                storage.fill_(0xAB)
+            torch.cuda.synchronize()
+            steps = strategy.scatter(pages, ids, [range(1), range(1, 3)])
+            for done in streams.queue("scatter", [partial(next, steps)] * 2):
+                done.synchronize()
+            for layer, storage in enumerate(storages):
+                wanted = np.full(storage.shape, 0xAB, np.uint8)
+                wanted[ids, :run_bytes] = runs[layer]
+                assert np.array_equal(storage.cpu().numpy(), wanted), name
+                storage[:, :run_bytes] = case.layers[layer].cuda()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

@@ -17,7 +17,16 @@ import torch
 from driver_library import DriverLibrary, copy_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_layouts import PagedCase, arena_pages, bits, paged_cases, paged_kv, random_pages, shared_buffers
+from kv_layouts import (
+    RUNS_OF_EVERY_LENGTH,
+    PagedCase,
+    arena_pages,
+    bits,
+    paged_cases,
+    paged_kv,
+    random_pages,
+    shared_buffers,
+)
 
 from kvstore.gpu import pinned, reference
 from kvstore.gpu import strategies as strategies_module
@@ -323,12 +332,15 @@ def test_the_kernel_keeps_nothing_on_the_device_but_the_layers() -> None:
 
 @NEEDS_TRITON
 @NEEDS_INTERPRETER
-def test_the_kernel_takes_only_pages_that_are_pinned_and_whole_words() -> None:
-    case = paged_kv("kv block token head dim", SMALL, torch.float32)
+@pytest.mark.parametrize(("dim", "alignment"), [(8, 16), (3, 8), (1, 8)])
+def test_the_kernel_takes_only_pages_that_are_pinned_and_aligned_as_it_relies_on(dim: int, alignment: int) -> None:
+    case = paged_kv("kv block token head dim", SMALL | {"token": 1, "dim": dim}, torch.float32)
     kernel = make_strategy("kernel", case)
     size = case.layout.page_bytes
-    memory = np.zeros(4 * size, np.uint8)
-    first, odd = memory[:size], memory[size + 1 : 2 * size + 1]
+    memory = np.zeros(4 * size + 32, np.uint8)
+    memory = memory[-memory.ctypes.data % 16 :]
+    first, odd = memory[:size], memory[size + alignment // 2 : 2 * size + alignment // 2]
+    assert kernel._alignment == alignment
 
     assert not kernel.takes([first])
     with pinned.PinnedMapping(memory[: 3 * size], EverythingRegisters()):
@@ -339,10 +351,10 @@ def test_the_kernel_takes_only_pages_that_are_pinned_and_whole_words() -> None:
 
 
 @NEEDS_TRITON
-def test_the_kernel_is_launched_in_one_dimension_however_many_runs_a_page_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    # CUDA takes 65,535 programs in the others.
+def test_the_kernel_has_as_few_programs_however_many_runs_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"layer": 20, "block": 3, "head": 4096, "token": 2, "dim": 2}
     case = paged_kv("block head token dim", sizes, torch.float16, page_tokens=1)
+    kernel, pages = make_strategy("kernel", case), pages_for(case, [0, 5])
     grids: list[tuple[int, ...]] = []
 
     class Launched:
@@ -352,6 +364,154 @@ def test_the_kernel_is_launched_in_one_dimension_however_many_runs_a_page_has(mo
 
     monkeypatch.setattr("kvstore.gpu.triton_kernel.copy_runs", Launched())
 
-    make_strategy("kernel", case).gather([0, 5], pages_for(case, [0, 5]))
+    kernel.gather([0, 5], pages)
+    list(kernel.scatter(pages, [0, 5], [range(20)]))
 
-    assert grids == [(2 * 20 * 4096,)]
+    assert grids == [(12,)] * 2
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("run_bytes", "gap"), RUNS_OF_EVERY_LENGTH)
+def test_runs_of_every_length_are_copied(name: str, run_bytes: int, gap: int) -> None:
+    # The kernel cuts long ones into tiles, and takes short ones together.
+    case = paged_kv("block dim", {"layer": 3, "block": 9, "dim": run_bytes}, torch.uint8, gap=gap)
+    strategy, ids, others = make_strategy(name, case), [8, 0, 3, 4, 1], [7, 2, 6]
+    out, pages = pages_for(case, ids), random_pages(len(others), case.layout.page_bytes, 1)
+    expected = [storage.reshape(9, -1).copy() for storage in case.storages]
+
+    strategy.gather(ids, out)
+    list(strategy.scatter(pages, others, [range(1), range(1, 3)]))
+
+    for number, page in zip(ids, out, strict=True):
+        assert np.array_equal(page.reshape(3, -1), [blocks[number, :run_bytes] for blocks in expected])
+    for number, page in zip(others, pages, strict=True):
+        for blocks, run in zip(expected, page.reshape(3, -1), strict=True):
+            blocks[number, :run_bytes] = run
+    assert all(np.array_equal(storage, blocks.ravel()) for storage, blocks in zip(case.storages, expected, strict=True))
+
+
+@NEEDS_TRITON
+@NEEDS_INTERPRETER
+@pytest.mark.parametrize("programs", [1, 3, 12, 100])
+def test_any_number_of_programs_copies_all_runs(programs: int) -> None:
+    from kvstore.gpu.triton_kernel import Kernel, variant
+
+    sizes = {"layer": 4, "block": 4, "head": 40, "token": 4, "dim": 128}
+    case = paged_kv("block head token dim", sizes, torch.int8, page_tokens=1)
+    ids = [15, 0, 7, 3, 8]
+    assert len(ids) * 4 * 40 > 3 * variant(case.layout, 16, gather=True)["RUNS_AT_ONCE"], "not one step each"
+    out = pages_for(case, ids)
+
+    Kernel(case.layers, case.layout, programs).gather(ids, out)
+
+    assert [page.tobytes() for page in out] == case.naive_pages(ids)
+
+
+@NEEDS_TRITON
+@NEEDS_INTERPRETER
+@pytest.mark.parametrize(("run_bytes", "gap"), RUNS_OF_EVERY_LENGTH)
+def test_no_byte_crosses_the_bus_twice(run_bytes: int, gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    case = paged_kv("block dim", {"layer": 3, "block": 5, "dim": run_bytes}, torch.uint8, gap=gap)
+    stored: list[Any] = []
+    store = InterpreterBuilder.create_masked_store
+
+    def watched(self: Any, addresses: Any, value: Any, mask: Any, *how: Any) -> Any:
+        stored.append(addresses.data[mask.data])
+        return store(self, addresses, value, mask, *how)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_store", watched)
+    kernel = make_strategy("kernel", case)
+
+    kernel.gather([4, 0, 2], pages_for(case, [4, 0, 2]))
+
+    addresses = np.concatenate(stored)
+    assert len(np.unique(addresses)) == len(addresses) == 9 * run_bytes // min(8, kernel._alignment)
+
+
+@NEEDS_TRITON
+@NEEDS_INTERPRETER
+@pytest.mark.parametrize("ids", [[], [3]])
+def test_the_kernel_copies_no_page_and_one(ids: list[int]) -> None:
+    case = paged_kv("kv block token head dim", SMALL, torch.float32)
+    kernel, out, expected = make_strategy("kernel", case), pages_for(case, ids), case.naive_pages(range(5))
+    pages = random_pages(len(ids), case.layout.page_bytes, 1)
+
+    kernel.gather(ids, out)
+    assert len(list(kernel.scatter(pages, ids, [range(1), range(1, 2)]))) == 2
+
+    assert [page.tobytes() for page in out] == [expected[each] for each in ids]
+    for each, page in zip(ids, pages, strict=True):
+        expected[each] = page.tobytes()
+    assert case.naive_pages(range(5)) == expected
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize(
+    ("addresses", "run_bytes", "gap", "page_tokens", "expected"),
+    [
+        ([4096, 8192], 64, 0, None, 16),
+        ([4096, 8192 + 8], 64, 0, None, 8),
+        ([4096 + 1, 8192], 64, 0, None, 1),
+        ([4096, 8192], 24, 0, None, 8),
+        ([4096, 8192], 36, 12, None, 4),
+        ([4096, 8192], 64, 2, None, 2),
+        ([4096, 8192], 48, 16, 1, 4),
+    ],
+)
+def test_the_kernel_relies_on_what_layers_strides_and_runs_have_in_common(
+    addresses: list[int], run_bytes: int, gap: int, page_tokens: int | None, expected: int
+) -> None:
+    from kvstore.gpu.triton_kernel import alignment
+
+    sizes = {"layer": 2, "block": 5, "token": 4, "dim": run_bytes // 4}
+    layout = paged_kv("block token dim", sizes, torch.uint8, gap=gap, page_tokens=page_tokens).layout
+
+    assert alignment(addresses, layout) == expected
+
+
+def aligned_pages(count: int, page_bytes: int, alignment: int) -> list[Any]:
+    memory = np.zeros(count * (page_bytes + 16) + 32, np.uint8)
+    first = -memory.ctypes.data % 16 + alignment  # a multiple of this, and not of more
+    starts = [first + each * (page_bytes + -page_bytes % 16) for each in range(count)]
+    return [memory[start : start + page_bytes] for start in starts]
+
+
+@NEEDS_TRITON
+@NEEDS_INTERPRETER
+@given(given_case=paged_cases(), offset=st.sampled_from([0, 8, 4, 1]))
+@settings(max_examples=60, deadline=None)
+def test_addresses_are_aligned_as_the_kernel_promises_the_compiler(given_case: Case, offset: int) -> None:
+    # Otherwise an access of 16 bytes is one to other bytes, or a fault, which the interpreter does not show.
+    from kvstore.gpu.triton_kernel import Kernel
+
+    case, ids = given_case
+    layers, layout = [moved(layer, offset) for layer in case.layers], case.layout
+    kernel = Kernel(layers, layout)
+    expected = reference.gather(layers, layout, ids)
+    pages = aligned_pages(len(expected), layout.page_bytes, kernel._alignment)
+    seen: list[Any] = []
+
+    def watched(addresses: Any, name: str, divisors: list[int]) -> None:
+        assert (name, divisors) == ("tt.divisibility", [kernel._alignment])
+        assert not (addresses.data.astype(np.uint64) % np.uint64(kernel._alignment)).any()
+        seen.append(addresses)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("triton.runtime.interpreter.TensorHandle.set_attr", watched)
+        kernel.gather(ids, pages)
+        list(kernel.scatter(pages, ids, [range(layout.layers)]))
+
+    assert [page.tobytes() for page in pages] == [bits(page) for page in expected]
+    assert bool(seen) == bool(pages)
+
+
+def moved(layer: torch.Tensor, offset: int) -> torch.Tensor:
+    """The same tensor so many bytes, rounded up to whole elements, behind a multiple of 16."""
+    elements = -(-offset // layer.itemsize)
+    storage = torch.empty(0, dtype=layer.dtype).set_(layer.untyped_storage())
+    longer = torch.zeros(len(storage) + elements + 16, dtype=layer.dtype)
+    begin = -longer.data_ptr() % 16 // layer.itemsize + elements
+    longer[begin : begin + len(storage)] = storage
+    return longer.as_strided(layer.shape, layer.stride(), begin + layer.storage_offset())
