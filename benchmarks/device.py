@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from copy_strategies import SHAPES
 from device_strategies import SIZES, beside_python, both, decode_steps, pin_seconds, plain_copies, strategy_copies
@@ -36,7 +37,7 @@ from kvstore.connector.reference.engine import Engine
 from kvstore.connector.reference.model import Llama, LlamaConfig
 from kvstore.gpu.cudart import cuda_runtime
 from kvstore.gpu.paged_kv import PagedKV
-from kvstore.gpu.pinned import PinnedMapping, is_pinned
+from kvstore.gpu.pinned import PinnedMapping, pinned_bytes
 from kvstore.gpu.tuning import measure
 
 BLOCKS = 256
@@ -95,6 +96,15 @@ def layout_copies(device: torch.device, name: str, pages: int, rounds: int) -> d
     return row
 
 
+def await_pinned(arena: npt.NDArray[np.uint8], seconds: float = 60.0) -> None:
+    """An engine's arena is registered in the background."""
+    end = time.monotonic() + seconds
+    while pinned_bytes(arena) < arena.nbytes:
+        if time.monotonic() > end:
+            raise SystemExit("the arena could not be pinned: these figures would be those of a detour")
+        time.sleep(0.01)
+
+
 def first_token(model: Llama, tokens: int, rounds: int) -> dict[str, float]:
     """Milliseconds to the first token of a prompt, medians, in turns."""
     times: dict[str, list[float]] = {"without kvstore": [], "with kvstore, no hit": [], "with kvstore, a hit": []}
@@ -107,8 +117,8 @@ def first_token(model: Llama, tokens: int, rounds: int) -> dict[str, float]:
             prompt = np.random.default_rng([1, turn + 1]).integers(0, model.config.vocab_size, tokens).tolist()
             for name, with_client in zip(times, (None, client, client), strict=True):
                 engine = Engine(model, num_blocks=tokens // 16 + 8, token_budget=tokens, client=with_client)
-                if with_client is not None and model.device.type == "cuda" and not is_pinned(with_client.arena):
-                    raise SystemExit("the arena could not be pinned: these figures would be those of a detour")
+                if with_client is not None and model.device.type == "cuda":
+                    await_pinned(with_client.arena)
                 engine.add_request(name, prompt, 1)
                 (answer,) = engine.run()
                 engine.close()

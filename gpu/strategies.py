@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from kvstore.gpu.layout import PageLayout
+from kvstore.gpu.pinned import cut
 from kvstore.gpu.tensors import PageBytes, merge_touching, run_view, word_bytes
 
 STAGING_BYTES = 16 << 20
@@ -78,14 +79,16 @@ class Staged:
             by_page = picked.view(len(picked), len(out), self._runs.pieces_per_page, *picked.shape[2:])
             staging[:, index] = by_page.permute(1, 0, 3, 2, 4)
         for page, staged in zip(out, as_bytes(staging), strict=True):
-            tensor_over(page).copy_(staged, non_blocking=True)
+            for outside, inside in in_parts(page, staged):
+                outside.copy_(inside, non_blocking=True)
 
     def _scatter(self, pages: Sequence[PageBytes], places: torch.Tensor, layers: range) -> None:
         blocks, pieces = places
         first, last = layers.start * self._layout.layer_bytes, layers.stop * self._layout.layer_bytes
         staging = self._staging(len(pages), len(layers))
         for page, staged in zip(pages, as_bytes(staging), strict=True):
-            staged.copy_(tensor_over(page[first:last]), non_blocking=True)
+            for outside, inside in in_parts(page[first:last], staged):
+                inside.copy_(outside, non_blocking=True)
         for index, layer in enumerate(layers):
             # (pages, parts, rows, pieces, words) -> (parts, pages * pieces, rows, words)
             self._layers[layer][:, blocks, pieces] = staging[:, index].permute(1, 0, 3, 2, 4).flatten(1, 2)
@@ -118,8 +121,8 @@ class RunByRun:
         self._page_shape = (layout.layers, runs.parts, runs.rows, runs.pieces_per_page, runs.run_bytes)
 
     def takes(self, pages: Sequence[PageBytes]) -> bool:
-        """Any pages."""
-        return True
+        """Pages that CUDA takes in one copy each: a run may not lie across a cut either."""
+        return all(len(cut(page)) == 1 for page in pages)
 
     def gather(self, piece_ids: Sequence[int], out: Sequence[PageBytes]) -> None:
         """Queue copies of pieces into pages."""
@@ -194,6 +197,14 @@ def on_device(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
     has queued is done, and what it queues next would come late.
     """
     return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def in_parts(page: PageBytes, staged: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """A page and its bytes on the device, in the parts in which CUDA copies the page: nearly always one."""
+    start = 0
+    for part in cut(page):
+        yield tensor_over(part), staged[start : start + part.size]
+        start += part.size
 
 
 def tensor_over(page: PageBytes) -> torch.Tensor:

@@ -24,8 +24,9 @@ from kvstore.connector.worker import WorkerConnector
 from kvstore.errors import KVStoreError
 from kvstore.gpu.mixed import MixedKV
 from kvstore.gpu.paged_kv import PagedKV
-from kvstore.gpu.pinned import Bytes, PinnedMapping
+from kvstore.gpu.pinned import PinnedMapping
 from kvstore.gpu.pinned_arena import PinnedArena
+from kvstore.gpu.registered import Bytes
 from kvstore.layout import Layout
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class NodeClients:
         Args:
             layouts: of its pages, by part and group.
             pages: the same.
-            pin: registers the arena with the worker's device; None: there is none.
+            pin: registers a part of the arena with the worker's device; None: there is none.
             by_layer: the engine waits for single layers of what it loads.
             touched_early: the engine may write to blocks before it tells that it gives them out.
         """
@@ -87,7 +88,7 @@ class NodeClients:
             parts=len(layouts),
             load_deadline=self._options.load_deadline_ms / 1000,
             store_deadline=self._options.store_deadline_ms / 1000,
-            arena=PinnedArena(lambda: self._client.arena, pin) if pin is not None else None,
+            arena=PinnedArena(lambda: self._client.arena_units, pin) if pin is not None else None,
             peers=self._peers.namespaces(by_group),
             spans=_spans(self._traces),
             by_layer=by_layer,

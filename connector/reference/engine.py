@@ -158,7 +158,7 @@ class Engine:
                 load_deadline=load_deadline,
                 store_deadline=store_deadline,
                 touched_early=zeroes_blocks,
-                arena=PinnedArena(lambda: client.arena, pin) if on_cuda else None,
+                arena=PinnedArena(lambda: client.arena_units, pin) if on_cuda else None,
                 peers={node: theirs for node, (_, (theirs,)) in peers.items()},
             )
         self._scheduler = Scheduler(

@@ -87,6 +87,11 @@ class AsyncClient:
         """As :attr:`kvstore.Client.arena`."""
         return self._client.arena
 
+    @property
+    def arena_units(self) -> Bytes | None:
+        """As :attr:`kvstore.Client.arena_units`."""
+        return self._client.arena_units
+
     async def close(self) -> None:
         """As :meth:`kvstore.Client.close`. Operations under way have ended when it returns; pages that are lent or
         reserved may be given up behind it."""

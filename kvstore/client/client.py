@@ -155,13 +155,20 @@ class Client:
 
     @property
     def arena(self) -> Bytes | None:
-        """The arena as this process maps it, for registering it with a device: one uint8 array of all its bytes.
+        """The arena as this process maps it: one uint8 array of all its bytes.
 
         None where it is not mapped: the node is on another host, its arena can't be mapped, or no namespace was opened
         yet.
         """
-        pages = getattr(self._session.path, "pages", None)
-        return pages if isinstance(pages, np.ndarray) else None
+        units = self.arena_units
+        return None if units is None else units.reshape(-1)
+
+    @property
+    def arena_units(self) -> Bytes | None:
+        """:attr:`arena` with a row for each unit, ``(units, unit bytes)``, for registering it with a device in several
+        parts: between two units lies the end of a slab of small pages, and of most large ones."""
+        units = getattr(self._session.path, "units", None)
+        return units if isinstance(units, np.ndarray) else None
 
     def close(self) -> None:
         """Let go of the node; calls under way fail. First it is told what was looked up and used since it was told

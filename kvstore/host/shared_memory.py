@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
+from kvstore.cgroups import memory_limit
 from kvstore.errors import ResourceError
 from kvstore.units import format_size
-
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def check_space(directory: Path, size: int, reusable: int = 0) -> None:
@@ -30,35 +28,8 @@ def check_space(directory: Path, size: int, reusable: int = 0) -> None:
             f"{directory}: the arena needs {format_size(size)}, only {format_size(free)} are free there;"
             " make it smaller (--arena) or give the mount more room"
         )
-    limit, path = memory_limit(Path("/proc/self/cgroup").read_text(), _CGROUPS)
+    limit, path = memory_limit(Path("/proc/self/cgroup").read_text())
     if limit is not None and limit < size:
         raise ResourceError(
             f"the arena needs {format_size(size)}, this process's memory limit is {format_size(limit)} ({path})"
         )
-
-
-def memory_limit(membership: str, root: Path) -> tuple[int | None, Path]:
-    """The smallest memory limit, in bytes, of a process's cgroups, and the file that says so.
-
-    Args:
-        membership: the text of ``/proc/<pid>/cgroup``: lines of ``id:controllers:path`` (version 2: ``0::path``).
-        root: where the cgroup file systems are mounted.
-    """
-    limits: list[tuple[int, Path]] = []
-    for line in membership.splitlines():
-        number, controllers, group = line.split(":", 2)
-        if number == "0" and not controllers:
-            base, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # Inside a container the path may not exist below the mount: its root is then the container's own group.
-        folder = base / group.lstrip("/")
-        for each in [folder, *folder.parents]:
-            with contextlib.suppress(OSError, ValueError):
-                limits.append((int((each / name).read_text()), each / name))
-            if each == base:
-                break
-    smallest = min(limits, default=None)
-    return smallest or (None, root)

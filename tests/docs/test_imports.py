@@ -54,6 +54,7 @@ FLOORS = (
     ),
     (
         "kvstore/breaker.py",
+        "kvstore/cgroups.py",
         "kvstore/errors.py",
         "kvstore/fairness.py",
         "kvstore/limits.py",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -251,7 +253,9 @@ def test_layers_are_copied_while_the_engine_computes_those_that_are_there() -> N
 
 
 @pytest.mark.parametrize("name", ["kernel", "batch"])
-def test_an_arena_is_read_and_written_in_place_until_the_last_engine_that_maps_it_is_gone(name: str) -> None:
+def test_an_arena_is_read_and_written_in_place_until_the_last_engine_that_maps_it_is_gone(
+    name: str, eventually: Callable[[Callable[[], object]], None]
+) -> None:
     case = paged_kv("block kv token head dim", SIZES, torch.bfloat16)
     layers = on_device(case)
     if name not in (found := strategies_for(layers, case.layout)):
@@ -261,6 +265,7 @@ def test_an_arena_is_read_and_written_in_place_until_the_last_engine_that_maps_i
     pages = list(arena.reshape(4, -1)[1:3])
     pin = partial(PinnedMapping, runtime=cuda_runtime(torch.device("cuda", 0)))
     first, second = (PinnedArena(lambda: arena, pin) for _ in range(2))
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "kvstore-pin"])
     assert is_pinned(arena)
     first.close()
     assert is_pinned(arena)

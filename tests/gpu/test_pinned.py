@@ -5,27 +5,10 @@ import threading
 import numpy as np
 import pytest
 import torch
+from cuda_memory import CudaMemory
 
 from kvstore.errors import InvalidRequestError
 from kvstore.gpu.pinned import PinnedMapping, is_pinned
-
-
-class Runtime:
-    """The boundary to CUDA: what would be registered there. There is no device to register anything with here."""
-
-    def __init__(self, status: int = 0) -> None:
-        self.status = status
-        self.registered: dict[int, tuple[int, int]] = {}
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        if not self.status:
-            assert address not in self.registered
-            self.registered[address] = size, flags
-        return self.status
-
-    def cudaHostUnregister(self, address: int) -> int:
-        del self.registered[address]
-        return 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
@@ -43,11 +26,12 @@ def test_memory_that_is_not_one_piece_is_refused(memory: np.ndarray) -> None:  #
 
 
 def test_what_lies_in_a_mapping_is_pinned_until_it_is_released() -> None:
-    memory, runtime = np.zeros(4096, np.uint8), Runtime()
+    memory, runtime = np.zeros(4096, np.uint8), CudaMemory()
 
     with PinnedMapping(memory[1024:3072], runtime) as mapping:
         assert mapping.pinned
-        assert runtime.registered == {memory.ctypes.data + 1024: (2048, 0x03)}  # portable, mapped
+        assert runtime.registered == {memory.ctypes.data + 1024: 2048}
+        assert runtime.flags == {memory.ctypes.data + 1024: 0x03}  # portable, mapped
         assert is_pinned(memory[1024:3072])
         assert not is_pinned(memory[1023:2000])
         assert not is_pinned(memory[2000:3073])
@@ -58,23 +42,26 @@ def test_what_lies_in_a_mapping_is_pinned_until_it_is_released() -> None:
 
 
 def test_memory_that_may_not_be_written_is_registered_as_such() -> None:
-    memory, runtime = np.zeros(4096, np.uint8), Runtime()
+    memory, runtime = np.zeros(4096, np.uint8), CudaMemory()
     memory.flags.writeable = False
 
     with PinnedMapping(memory, runtime):
-        assert runtime.registered[memory.ctypes.data] == (4096, 0x0B)
+        assert runtime.flags[memory.ctypes.data] == 0x0B
 
 
 def test_what_the_runtime_refuses_is_not_pinned_and_not_unregistered() -> None:
-    memory, runtime = np.zeros(4096, np.uint8), Runtime(status=2)
+    memory, runtime = np.zeros(4096, np.uint8), CudaMemory()
+    runtime.statuses = [2, 217]
 
     with PinnedMapping(memory, runtime) as mapping:
-        assert mapping.reason == "cudaHostRegister refused 4096 bytes: error 2"
+        assert mapping.reason == "cudaHostRegister refused 4096 bytes: cudaErrorMemoryAllocation (2)"
         assert not is_pinned(memory)
+    assert PinnedMapping(memory, runtime).reason == "cudaHostRegister refused 4096 bytes: error 217"
+    assert not runtime.faults
 
 
 def test_one_memory_is_registered_once_and_until_its_last_mapping_is_released() -> None:
-    memory, runtime = np.zeros(4096, np.uint8), Runtime()
+    memory, runtime = np.zeros(4096, np.uint8), CudaMemory()
     first, second = PinnedMapping(memory, runtime), PinnedMapping(memory[:], runtime)
     assert first.pinned
     assert second.pinned
@@ -95,22 +82,15 @@ def test_one_memory_is_registered_once_and_until_its_last_mapping_is_released() 
 
 def test_one_that_comes_while_the_memory_is_being_registered_waits_for_that() -> None:
     memory = np.zeros(4096, np.uint8)
-    runtime, reached, go_on = Runtime(), threading.Event(), threading.Event()
-    register = runtime.cudaHostRegister
-
-    def slowly(address: int, size: int, flags: int) -> int:
-        reached.set()
-        assert go_on.wait(60)
-        return register(address, size, flags)
-
-    runtime.cudaHostRegister = slowly  # type: ignore[method-assign]
+    runtime = CudaMemory()
+    runtime.go_on.clear()
     mappings: list[PinnedMapping] = []
     threads = [threading.Thread(target=lambda: mappings.append(PinnedMapping(memory, runtime))) for _ in range(2)]
     for thread in threads:
         thread.start()
-    assert reached.wait(60)
+    assert runtime.reached.wait(60)
     assert not is_pinned(memory), "whoever asks meanwhile does not wait"
-    go_on.set()
+    runtime.go_on.set()
     for thread in threads:
         thread.join(60)
 

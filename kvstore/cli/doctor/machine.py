@@ -10,16 +10,14 @@ from pathlib import Path
 from kvstore.arena import format as fmt
 from kvstore.arena.epochs import READERS_BYTES
 from kvstore.arena.removal import unused
+from kvstore.cgroups import memory_limit
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.config.node import NodeConfig, default_arena_directory
 from kvstore.host.numa import nodes_with_memory
-from kvstore.host.shared_memory import memory_limit
 from kvstore.units import format_size
 
 _CROWDED = 0.8
 """A memory limit of which the arena takes more leaves the engine beside it too little."""
-_NO_LIMIT = 1 << 60
-"""What cgroups of version 1 say where there is none is above it."""
 _FEW_FILES = 4096
 _FILES_A_CONNECTION = 4
 """gRPC connections, those without a token yet, and bulk connections, some of which have two descriptors."""
@@ -91,9 +89,9 @@ def check_memory(config: NodeConfig, pid: int | None) -> list[Verdict]:
     need = arena_needs(config.arena)
     theirs = Path(f"/proc/{pid}/cgroup")
     own = pid is None or not theirs.exists()  # a node in another container has a number of its own
-    limit, path = memory_limit((Path("/proc/self/cgroup") if own else theirs).read_text(), Path("/sys/fs/cgroup"))
+    limit, path = memory_limit((Path("/proc/self/cgroup") if own else theirs).read_text())
     verdicts = []
-    if limit is None or limit > _NO_LIMIT:
+    if limit is None:
         whose = "this process's" if own else "the node's"
         verdicts.append(Verdict("memory limit", OK, f"{whose} cgroup has none"))
     else:

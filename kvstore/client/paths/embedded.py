@@ -80,9 +80,10 @@ class EmbeddedStore(Path):
         self._inherited = True
 
     @property
-    def pages(self) -> Bytes | None:
-        """The arena: for registering it with a device."""
-        return None if self._inherited else self._store.arena.pages
+    def units(self) -> Bytes | None:
+        """The arena, a row for each of its units: for registering it with a device."""
+        arena = self._store.arena
+        return None if self._inherited else arena.pages.reshape(-1, arena.unit_bytes)
 
     @uninterrupted
     def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:

@@ -509,10 +509,13 @@ class TestKeeping:
     def test_the_arena_of_this_host_can_be_registered(self, place, client, pages, hashes, payload):
         if place.url.startswith("kv:"):
             assert client.arena is None
+            assert client.arena_units is None
             return
         data = payload(1)
         pages.store(hashes(1), data)
         assert client.arena.nbytes == 16 << 20
+        assert client.arena_units.shape == (64, 256 << 10)
+        assert client.arena_units.ctypes.data == client.arena.ctypes.data
         with pages.prepare_load(hashes(1)) as loading:
             assert np.shares_memory(client.arena, loading.pages[0])
 

@@ -118,6 +118,7 @@ _NO_CALLS: dict[str, tuple[Callable[[kvstore.Client, kvstore.Namespace], Any], A
     "Client.timeout": (lambda client, pages: client.timeout, 30.0),
     "Client.answered": (lambda client, pages: client.answered, True),
     "Client.arena": (lambda client, pages: client.arena, None),
+    "Client.arena_units": (lambda client, pages: client.arena_units, None),
     "Client.lookup_here": (lambda client, pages: client.lookup_here([(pages, hashes(0, 4))]), None),
     "Client.close": (lambda client, pages: client.close(), None),
     "Namespace.count_lookup": (lambda client, pages: pages.count_lookup(4, {"arena": 4}), None),

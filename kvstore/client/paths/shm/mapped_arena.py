@@ -68,6 +68,7 @@ class MappedArena:
         self.memory = pages
         self._mappings = {each.identity: each for each in (headers, pages, readers)}
         self.pages: Bytes = np.frombuffer(pages, np.uint8)
+        self.unit_bytes = superblock.unit_bytes
         words = memoryview(headers)
         self._edition = words[fmt.EDITION_OFFSET :][:8].cast("Q")
         self._elsewhere = words[fmt.ELSEWHERE_OFFSET :][:8].cast("Q")

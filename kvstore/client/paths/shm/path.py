@@ -92,11 +92,11 @@ class ShmPath(Path):
         self._begun = threading.local()
 
     @property
-    def pages(self) -> Bytes:
-        """The arena as this process mapped it last: for registering it with a device."""
+    def units(self) -> Bytes:
+        """The arena as this process mapped it last, a row for each of its units: for registering it with a device."""
         attachment = self._attachment
         assert attachment is not None, "a path begins attached"
-        return attachment.arena.pages
+        return attachment.arena.pages.reshape(-1, attachment.arena.unit_bytes)
 
     def is_stale(self, namespace: OpenedNamespace) -> bool:
         """Whether the arena's edition is another one."""
