@@ -7,8 +7,11 @@ NEWEST_VLLM := 0.32.0
 VLLM_VERSION ?= $(NEWEST_VLLM)
 VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERSION))
 
+# A caller's own PYTHONPATH comes behind ours: packages that its Python lacks, or has too old.
+BEHIND := $(if $(PYTHONPATH),:$(PYTHONPATH))
+
 .DEFAULT_GOAL := help
-.PHONY: console-browser redis-server help demo test test-random test-compose test-kill test-torn test-hostile soak test-vllm triton test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda bench-vllm clean
+.PHONY: console-browser redis-server help demo test test-random test-compose test-kill test-torn test-hostile soak test-vllm triton test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,7 +54,7 @@ soak: redis-server $(VENV)/.dev ## kill nodes, clients and Redis under load, for
 BESIDE_VLLM := tests/connector/blocks/test_beside_vllm.py tests/connector/blocks/test_grouping_beside_vllm.py
 VLLM_TESTS ?= $(if $(filter $(NEWEST_VLLM),$(VLLM_VERSION)),$(BESIDE_VLLM)) tests/vllm
 test-vllm: $(VLLM)/.ready ## real vLLM with the connector, and the block manager beside vLLM's (installs vLLM: 2.5 GB)
-	PYTHONPATH=.:tests/fixtures $(VLLM)/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib -ra \
+	PYTHONPATH=.:tests/fixtures$(BEHIND) $(VLLM)/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib -ra \
 		-p no:cacheprovider $(VLLM_TESTS)
 
 # Torch's CPU builds come without Triton, and nothing else here needs it. TRITON_VERSION=3.6.0: as torch 2.11 has it.
@@ -60,14 +63,15 @@ TRITON := $(VENV)/triton-$(TRITON_VERSION)
 triton: $(TRITON)/.ready ## Triton, for test-triton (286 MB to load, 1 GB on disk)
 
 test-triton: $(VENV)/.dev $(TRITON)/.ready ## the Triton kernel without a device: its bytes in the interpreter, its code for an H100
-	PYTHONPATH=$(TRITON)$(PYTHONPATH:%=:%) TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu/test_strategies.py
-	PYTHONPATH=$(TRITON)$(PYTHONPATH:%=:%) $(BIN)/pytest tests/gpu/test_triton_kernel.py
+	PYTHONPATH=$(TRITON)$(BEHIND) TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu/test_strategies.py
+	PYTHONPATH=$(TRITON)$(BEHIND) $(BIN)/pytest tests/gpu/test_triton_kernel.py
 
 # With whatever Python has CUDA, torch and pytest, from a plain checkout, without network: nothing is installed.
 CUDA_PYTHON ?= python3
+CUDA_TESTS ?= $(shell grep -rl --include='test_*.py' 'mark\.cuda' tests)
 test-cuda: ## what needs a CUDA device, skipped with a reason where there is none (CUDA_PYTHON=python3)
-	PYTHONPATH=.:tests/fixtures $(CUDA_PYTHON) -m pytest -c /dev/null --rootdir . --import-mode=importlib -ra \
-		-p no:cacheprovider -o "markers=cuda: needs a CUDA device" -m cuda tests/gpu tests/connector/reference/test_cuda.py
+	PYTHONPATH=.:tests/fixtures$(BEHIND) $(CUDA_PYTHON) -m pytest -c /dev/null --rootdir . --import-mode=importlib -ra \
+		-p no:cacheprovider -o "markers=cuda: needs a CUDA device" -m cuda $(CUDA_TESTS)
 
 console-browser: ## Chromium, in which the console's page is tested (Debian's package: 113 MB to load, 414 MB on disk)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
@@ -93,7 +97,7 @@ docs: $(VENV)/.dev ## write the table of settings in docs/configuration.md from 
 	$(BIN)/python tests/fixtures/settings_table.py
 
 outside: $(VENV)/.dev ## write anew what tests/docs/test_outside.py holds against the code
-	PYTHONPATH=.:tests/fixtures $(BIN)/python -m outside_snapshot --write
+	PYTHONPATH=.:tests/fixtures$(BEHIND) $(BIN)/python -m outside_snapshot --write
 
 bench: $(VENV)/.engine ## how fast pages move and are found, beside memcpy, raw TCP and plain gRPC in the same run
 	$(BIN)/python benchmarks/pages.py
@@ -117,11 +121,15 @@ bench-codec: $(VENV)/.engine ## what lossy codecs for pages cost in exactness, o
 	$(BIN)/python benchmarks/codec.py
 
 bench-cuda: ## copies to and from a CUDA device beside cudaMemcpyAsync, what slows beside them, and the first token
-	PYTHONPATH=. $(CUDA_PYTHON) benchmarks/device.py
-	PYTHONPATH=. $(CUDA_PYTHON) benchmarks/copy_cost.py --device cuda
+	PYTHONPATH=.$(BEHIND) $(CUDA_PYTHON) benchmarks/device.py
+	PYTHONPATH=.$(BEHIND) $(CUDA_PYTHON) benchmarks/copy_cost.py --device cuda
+
+PART ?= A
+device-run: ## all that a new device is asked, in parts A, B and C of ten minutes at most (PART=A, DRY=--dry-run without)
+	PYTHONPATH=.$(BEHIND) $(CUDA_PYTHON) benchmarks/device_run.py $(PART) $(DRY)
 
 bench-vllm: $(VLLM)/.ready ## time to vLLM's first token with kvstore, without, and with other connectors
-	PYTHONPATH=. $(VLLM)/bin/python benchmarks/vllm_first_token.py $(BENCH_VLLM)
+	PYTHONPATH=.$(BEHIND) $(VLLM)/bin/python benchmarks/vllm_first_token.py $(BENCH_VLLM)
 
 clean: ## remove the virtual environments and everything generated by tools
 	rm -rf $(VENV) .venv-vllm* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

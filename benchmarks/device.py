@@ -8,7 +8,9 @@
 - `decode`: how much a CUDA graph of a decode-like step slows while each strategy copies without a pause;
 - `python`: each strategy alone, and beside a thread that computes in Python, as an engine's does;
 - `first-token`: the reference engine answers a prompt without kvstore, with it and nothing stored, and with every page
-  there, over an embedded store.
+  there, over an embedded store;
+- `node`: the same over a node that is a process of its own, and whether the answers are the same;
+- `arena`: seconds in which two processes register one node's arena, of 64 GiB where there is so much, all at once.
 
 Bandwidths stand beside one asynchronous copy (`cudaMemcpyAsync`) of one pinned block of as many bytes, in turns in the
 same run; medians. A ratio is that copy's time over ours. What a machine can't show is skipped, with the reason.
@@ -30,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from copy_strategies import SHAPES
+from device_node import arena_of_several, engines_over_a_node
 from device_strategies import SIZES, beside_python, both, decode_steps, pin_seconds, plain_copies, strategy_copies
 
 import kvstore
@@ -128,7 +131,7 @@ def first_token(model: Llama, tokens: int, rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-SECTIONS = ("layouts", "strategies", "pin", "decode", "python", "first-token")
+SECTIONS = ("layouts", "strategies", "pin", "decode", "python", "first-token", "node", "arena")
 
 
 def section(name: str, device: torch.device, options: argparse.Namespace) -> object:
@@ -145,6 +148,10 @@ def section(name: str, device: torch.device, options: argparse.Namespace) -> obj
             return decode_steps(device)
         case "python":
             return beside_python(device, options.rounds)
+        case "arena":
+            return arena_of_several(device)
+        case "node":
+            return engines_over_a_node(Llama(LlamaConfig(seed=2)).to(device), options.tokens, options.rounds)
         case _:
             return first_token(Llama(LlamaConfig(seed=2)).to(device), options.tokens, options.rounds)
 
@@ -191,6 +198,15 @@ def print_section(name: str, found: object) -> None:
                     print_skipped({row["strategy"]: row["skipped"]})
                 else:
                     print(f"  {row['strategy']:20}{row['alone_ms']:9.2f} ms alone {row['beside_ms']:9.2f} ms beside")
+        case _, {"skipped": str(reason)}:
+            print_skipped({"all": reason})
+        case "arena", dict(row):
+            print(f"  {row['gib']} GiB: registered {row['registered']}, unregistered {row['unregistered']}")
+        case "node", dict(row):
+            for key, milliseconds in row["ms"].items():
+                print(f"  {key:24}{milliseconds:9.1f} ms")
+            differ = f"{row['answers_that_differ']} of {row['answers']} answers differ"
+            print(f"  {row['tokens_loaded']} tokens came with each hit; {differ}")
         case _, dict(times):
             for key, milliseconds in times.items():
                 print(f"  {key:24}{milliseconds:9.1f} ms")

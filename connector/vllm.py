@@ -57,7 +57,7 @@ from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.metrics import METRICS, Counts, Increments, together, worker_counts
 from kvstore.connector.engine.options import KEEP, RECOMPUTE, Options
 from kvstore.connector.engine.page_parts import parts_of
-from kvstore.connector.engine.page_rows import rows_by_part
+from kvstore.connector.engine.page_rows import layout_in_page, rows_by_part
 from kvstore.connector.engine.requests import EngineRequests
 from kvstore.connector.engine.setup import NodeClients, log_beside
 from kvstore.connector.engine.supported import check_groups, check_model, check_parallel
@@ -530,8 +530,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return cache_group(
             group,
             blocks,
-            sum(view.shape[1] for view in views),
-            [f"vllm-{vllm_version}", *backends, str(getattr(config, "kv_cache_layout", ""))],
+            sum(view[0].numel() for view in views),
+            [f"vllm-{vllm_version}", *backends, layout_in_page(str(getattr(config, "kv_cache_layout", "")))],
             lambda name: getattr(context.get(name), "isa", ""),
             cut,
         )

@@ -6,6 +6,7 @@ An engine declares its KV tensors by the names of their axes, in the order of th
     block kv token head dim            one tensor a layer: a block's keys, then its values
     block head token dim               keys and values side by side in dim
     block token dim                    MLA: one latent vector a token
+    head block token dim               all blocks of one head, then of the next
     block dim                          recurrent states: one a block
     layer kv block token head dim      one tensor for all layers; layer may stand anywhere
 
@@ -89,8 +90,8 @@ class PageLayout:
         Args:
             axes: names of a layer's axes, ``layer`` not among them.
             shape: of one layer's tensor.
-            strides: of one layer's tensor, in bytes. Those of ``block``, and of ``kv`` where it is outermost, are free;
-                the rest of a block must lie densely, in any order.
+            strides: of one layer's tensor, in bytes. Those of ``block``, and of ``kv`` or ``head`` where a block has it
+                outermost, are free; the rest of a block must lie densely, in any order.
             itemsize: bytes an element.
             layers: how many tensors are alike.
             page_tokens: tokens a page: a multiple or a divisor of those of a block; as many as a block where not given.
@@ -194,8 +195,8 @@ class PageLayout:
         """Where a piece's bytes are."""
         inside, sizes = self.inside, self.sizes
         parts, part_stride = 1, 0
-        if inside[0] == "kv":
-            parts, part_stride = sizes["kv"], self._stride("kv")
+        if inside[0] == "kv" or (inside[0] == "head" and self._is_apart("head")):
+            parts, part_stride = sizes[inside[0]], self._stride(inside[0])
             inside = inside[1:]
         at = inside.index("token") if "token" in inside else 0
         rows = math.prod(sizes[name] for name in inside[:at])
@@ -246,10 +247,15 @@ class PageLayout:
     def _stride(self, name: str) -> int:
         return self.strides[self.axes.index(name)]
 
+    def _is_apart(self, outermost: str) -> bool:
+        """Whether something else lies between the elements of a block's outermost axis."""
+        inner = math.prod(size for name, size in self.sizes.items() if name not in ("block", outermost))
+        return self._stride(outermost) != inner * self.itemsize
+
     def _check_dense(self) -> None:
         step = self.itemsize
         for place, name in reversed(list(enumerate(self.inside))):
-            if self.sizes[name] > 1 and self._stride(name) != step and (place or name != "kv"):
+            if self.sizes[name] > 1 and self._stride(name) != step and (place or name not in ("kv", "head")):
                 raise InvalidRequestError(
                     f"the inside of a block must be contiguous: axis {name!r} has a stride of {self._stride(name)}"
                     f" bytes where {step} follow each other"

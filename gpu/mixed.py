@@ -16,15 +16,14 @@ from kvstore.gpu.tensors import PageBytes, kind_of
 
 
 def paged_kv(tensors: Sequence[torch.Tensor]) -> PagedKV | MixedKV:
-    """The pages of tensors with the axes ``block dim``, one a layer, whether or not they are alike.
+    """The pages of tensors with the axes ``block dim`` or ``block head dim``, one a layer, alike or not.
 
     Raises:
         InvalidRequestError: as for :class:`kvstore.gpu.paged_kv.PagedKV` and :class:`MixedKV`.
     """
     stretches = [list(alike) for _, alike in groupby(tensors, kind_of)]
-    if len(stretches) > 1:
-        return MixedKV([PagedKV(alike, "block dim") for alike in stretches])
-    return PagedKV(tensors, "block dim")
+    of = [PagedKV(alike, "block dim" if alike[0].dim() == 2 else "block head dim") for alike in stretches]
+    return MixedKV(of) if len(of) > 1 else of[0]
 
 
 class MixedKV:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.connector.engine.groups import layers_of
+from kvstore.connector.engine.page_rows import strides_in_page
 from kvstore.connector.engine.weights import weights_fingerprint, weights_folder
 from kvstore.errors import ConfigError, ResourceError
 from kvstore.layout import Layout
@@ -133,7 +134,7 @@ def cache_group(
     of_layers = []
     for name, layer_spec in layers:
         inside = blocks[name][0, : layer_spec.num_kv_heads] if parts else blocks[name][0]
-        shape = f"{tuple(inside.shape)} {inside.stride()} {inside.dtype}"
+        shape = f"{tuple(inside.shape)} {strides_in_page(inside)} {inside.dtype}"
         of_layers.append(f"{name} {shape} {isa(name)} {layer_spec!r}")
     return CacheGroup(
         block_size=spec.block_size,

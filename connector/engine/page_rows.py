@@ -1,8 +1,13 @@
-"""An engine's blocks as rows of bytes, which are what pages are copied from and to."""
+"""An engine's blocks as rows of bytes, which are what pages are copied from and to.
+
+vLLM names the order of its KV memory by letters, outermost first: layers, blocks, heads, tokens (N), contents. A page
+is ordered as one block of ``LBHNC`` or of ``LBNHC``: by layer, then as the inside of a block lies. Where layers and
+blocks lie makes no difference to a page, nor do heads that lie outside of them (``LHBNC``, ``BHLNC``): each of those is
+one run of bytes, and they are copied one by one.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +27,7 @@ def rows_by_part(group: Any, blocks: Mapping[str, torch.Tensor], parts: int) -> 
 
     Raises:
         ConfigError: they can't be cut so.
-        ResourceError: a block is not one run of bytes.
+        ResourceError: a block is not one run of bytes, nor is each of its heads.
     """
     if not parts:
         return [[rows_of(blocks[name], spec.page_size_bytes) for name, spec in layers_of(group)]]
@@ -47,27 +52,55 @@ def rows_by_part(group: Any, blocks: Mapping[str, torch.Tensor], parts: int) -> 
 
 
 def rows_of(blocks: torch.Tensor, page_bytes: int) -> torch.Tensor:
-    """A layer's blocks as rows of bytes: ``(blocks, page_bytes)``, in place.
+    """A layer's blocks as rows of bytes, in place: ``(blocks, page_bytes)``; where a block's heads lie apart from each
+    other, ``(blocks, heads, bytes of a head)``.
 
     Args:
         blocks: one in each element of the first dimension.
         page_bytes: of one block, padding included.
 
     Raises:
-        ResourceError: a block is not one run of bytes.
+        ResourceError: a block is not one run of bytes, nor is each of its heads.
     """
     size = blocks.element_size()
-    inside = list(zip(blocks.shape[1:], blocks.stride()[1:], strict=True))
-    reach = 1 + sum((count - 1) * stride for count, stride in inside)
-    elements = math.prod(count for count, _ in inside)
-    if reach != elements or not elements * size <= page_bytes <= blocks.stride(0) * size:
-        raise ResourceError(
-            f"a block of shape {tuple(blocks.shape[1:])} and strides {blocks.stride()[1:]} in pages of {page_bytes}"
-            " bytes is not one run of bytes: another VLLM_KV_CACHE_LAYOUT is needed"
-        )
+    if _is_run(blocks[0]) and blocks[0].numel() * size <= page_bytes <= blocks.stride(0) * size:
+        return _bytes_of(blocks, (blocks.shape[0], page_bytes), (blocks.stride(0) * size, 1))
+    if is_apart(blocks[0]) and blocks[0].numel() * size == page_bytes:
+        head_bytes = blocks[0, 0].numel() * size
+        if head_bytes <= blocks.stride(0) * size:
+            strides = (blocks.stride(0) * size, blocks.stride(1) * size, 1)
+            return _bytes_of(blocks, (*blocks.shape[:2], head_bytes), strides)
+    raise ResourceError(
+        f"a block of shape {tuple(blocks.shape[1:])} and strides {blocks.stride()[1:]} in pages of {page_bytes}"
+        " bytes is not one run of bytes: another VLLM_KV_CACHE_LAYOUT is needed"
+    )
+
+
+def is_apart(block: torch.Tensor) -> bool:
+    """Whether each element of a block's first dimension, a head, is one run of bytes, and the next one further away."""
+    return block.dim() > 1 and _is_run(block[0]) and block.stride(0) > block[0].numel()
+
+
+def strides_in_page(block: torch.Tensor) -> tuple[int, ...]:
+    """A block's strides as a page has them, where its heads follow each other."""
+    return (block[0].numel(), *block.stride()[1:]) if is_apart(block) else block.stride()
+
+
+def layout_in_page(kv_cache_layout: str) -> str:
+    """The name of vLLM's layout whose block a page is ordered as; any other name stays as it is."""
+    return _IN_PAGE.get(kv_cache_layout, kv_cache_layout)
+
+
+_IN_PAGE = {"BLHNC": "LBHNC", "LHBNC": "LBHNC", "BHLNC": "LBHNC", "BLNHC": "LBNHC"}
+
+
+def _is_run(elements: torch.Tensor) -> bool:
+    """Whether they lie side by side, in any order."""
+    reach = 1 + sum((count - 1) * stride for count, stride in zip(elements.shape, elements.stride(), strict=True))
+    return reach == elements.numel()
+
+
+def _bytes_of(blocks: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=blocks.device).set_(
-        blocks.untyped_storage(),
-        blocks.storage_offset() * size,
-        (blocks.shape[0], page_bytes),
-        (blocks.stride(0) * size, 1),
+        blocks.untyped_storage(), blocks.storage_offset() * blocks.element_size(), shape, strides
     )

@@ -40,6 +40,7 @@ def dense(axes: str, *, itemsize: int = 2, order: str = "", page_tokens: int | N
         ("block token dim", "", "layer-token-dim/1"),
         ("block dim", "", "layer-dim/1"),
         ("block token kv head dim", "", "layer-token-kv-head-dim/1"),
+        ("head block token dim", "", "layer-head-token-dim/1"),
     ],
 )
 def test_a_pages_format_says_how_a_blocks_inside_lies(axes: str, order: str, format_: str) -> None:
@@ -67,6 +68,8 @@ def test_an_axis_of_one_element_changes_no_order_whatever_its_stride() -> None:
         ("block head token dim", "", 64, Runs(1, 0, 8192, 4, 2048, 1, 4, 2048)),
         ("block head token dim", "", 4, Runs(1, 0, 8192, 4, 2048, 4, 1, 512)),
         (KV_FIRST, "", 4, Runs(2, 7 * 8192, 8192, 1, 0, 4, 1, 2048)),
+        ("head block token dim", "", None, Runs(4, 7 * 2048, 2048, 1, 0, 1, 1, 2048)),
+        ("head block token dim", "", 4, Runs(4, 7 * 2048, 2048, 1, 0, 4, 1, 512)),
         ("block dim", "", None, Runs(1, 0, 128, 1, 0, 1, 1, 128)),
     ],
 )

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import kvstore
@@ -26,7 +26,7 @@ class Machine:
     """Before the benchmark: processes that ran or waited to, on average over a minute."""
     python: str
     libraries: dict[str, str]
-    """Versions by name."""
+    """Versions by name, of those that are installed."""
     kvstore: str
     commit: str | None
     """Of the checkout that kvstore runs from, with ``-dirty`` where it was changed since; None: it is installed."""
@@ -48,10 +48,17 @@ def this_machine() -> Machine:
         cores=len(os.sched_getaffinity(0)),
         load=round(os.getloadavg()[0], 2),
         python=platform.python_version(),
-        libraries={name: version(name) for name in LIBRARIES},
+        libraries={name: number for name in LIBRARIES if (number := _version(name))},
         kvstore=kvstore_version(),
         commit=_commit(Path(kvstore.__file__).parents[1]),
     )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # redis, where a device's copies are all that is measured
+        return ""
 
 
 def _cpu() -> str:
