@@ -33,9 +33,11 @@ class RankNodes:
     Args:
         own: client of the node of this host, closed by whoever made it.
         others: the same of other hosts, by host name.
+        label: what nodes call the engine's model.
     """
 
-    def __init__(self, own: Client, others: dict[str, Client]) -> None:
+    def __init__(self, own: Client, others: dict[str, Client], label: str = "") -> None:
+        self._label = label
         self._own = own
         self._others = others
         self._client_of: dict[Namespace, Client] = {}
@@ -44,7 +46,7 @@ class RankNodes:
     def namespaces(self, host: str, layouts: Sequence[Layout]) -> list[Namespace]:
         """Where the pages of a rank are, by group; a host without a node of its own has this one's."""
         client = self._others.get(host, self._own)
-        made = [client.namespace(layout, lazy=True) for layout in layouts]
+        made = [client.namespace(layout, label=self._label, lazy=True) for layout in layouts]
         self._client_of.update(dict.fromkeys(made, client))
         return made
 

@@ -52,7 +52,15 @@ from vllm.v1.kv_cache_interface import group_kernel_blocks
 from kvstore.client_name import MOST_NAME
 from kvstore.connector.engine.block_events import BlockEvents
 from kvstore.connector.engine.groups import fails_by_block, group_of, layers_of, touches_early
-from kvstore.connector.engine.identity import CacheGroup, Place, cache_group, layouts_by_part, model_of, parts_a_rank
+from kvstore.connector.engine.identity import (
+    CacheGroup,
+    Place,
+    cache_group,
+    layouts_by_part,
+    model_label,
+    model_of,
+    parts_a_rank,
+)
 from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.metrics import METRICS, Counts, Increments, together, worker_counts
 from kvstore.connector.engine.options import KEEP, RECOMPUTE, Options
@@ -173,7 +181,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         log_beside("vllm")
         self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
-        self._connection = NodeClients(self._options, os.environ, _client_name(vllm_config, role))
+        self._label = model_label(vllm_config.model_config.model)
+        self._connection = NodeClients(self._options, os.environ, _client_name(vllm_config, role), self._label)
         self._layouts: list[list[Layout]] = []  # by part and group
         self._increments = Increments()
         events = vllm_config.kv_events_config
@@ -263,7 +272,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         )
         atexit.register(self.shutdown)
         for layout in (layout for of_part in self._layouts for layout in of_part):
-            logger.info("kvstore at %s: %s, %d bytes a page", self._options.url, layout.name, layout.page_bytes)
+            name = layout.named(self._label)
+            logger.info("kvstore at %s: %s, %d bytes a page", self._options.url, name, layout.page_bytes)
 
     def unregister_kv_caches(self) -> None:
         """vLLM, from 0.33 on, is about to take the KV cache's memory away: nothing copies from or to it any more."""

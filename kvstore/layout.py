@@ -87,7 +87,11 @@ class Layout:
     @property
     def name(self) -> str:
         """The namespace's name: every field but ``page_bytes``, in a form that people read."""
-        model = self.model + (f"@{self.revision}" if self.revision else "")
+        return self.named(self.model)
+
+    def named(self, label: str) -> str:
+        """The name with what people call the model in the model's place (:mod:`kvstore.labels`)."""
+        model = label + (f"@{self.revision}" if self.revision else "")
         parts = [model, f"block {self.block_size}"]
         if self.dtype:
             parts.append(self.dtype)

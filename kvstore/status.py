@@ -130,6 +130,7 @@ class NamespaceStatus:
     """One namespace at one moment."""
 
     name: str
+    """Its layout's (:attr:`kvstore.layout.Layout.name`), with its first label in the model's place."""
     fingerprint: bytes
     page_bytes: int
     arena_pages: int
@@ -148,6 +149,9 @@ class NamespaceStatus:
     """How long nobody has used it; time in which the node did not run is left out."""
     counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Pages by what happened to them since the node started; see :class:`kvstore.namespaces.usage.NamespaceCounts`."""
+    labels: tuple[str, ...] = ()
+    """What people call its model, as it was opened (:mod:`kvstore.labels`): the first one first, the others last used
+    first. Empty: the layout's own name alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ _logger = logging.getLogger("kvstore.connector")
 
 class Peers:
     """Clients of the nodes at these URLs, by node id. Nothing is asked of them before somebody does; each may be away.
+    ``name`` is what they call this client, ``label`` what they call its model.
 
     Raises:
         ConfigError: a URL, or one of the files, can't be used.
@@ -35,7 +36,9 @@ class Peers:
         traces: TracerProvider | None = None,
         timeout: float = TIMEOUT,
         name: str = "",
+        label: str = "",
     ) -> None:
+        self._label = label
         self._clients = clients_of("peers", urls, environment, traces, timeout, name)
 
     @property
@@ -46,13 +49,17 @@ class Peers:
     def namespaces(self, layouts: Sequence[Layout]) -> dict[str, list[Namespace]]:
         """By node id, where the pages of these groups are, of one rank."""
         return {
-            node: [client.namespace(layout, lazy=True) for layout in layouts] for node, client in self._clients.items()
+            node: [client.namespace(layout, label=self._label, lazy=True) for layout in layouts]
+            for node, client in self._clients.items()
         }
 
     def ranks(self, layouts: Sequence[Sequence[Layout]]) -> dict[str, tuple[Client, list[list[Namespace]]]]:
         """By node id, the client, and where the pages are, rank by rank."""
         return {
-            node: (client, [[client.namespace(layout, lazy=True) for layout in of_rank] for of_rank in layouts])
+            node: (
+                client,
+                [[client.namespace(layout, label=self._label, lazy=True) for layout in of_rank] for of_rank in layouts],
+            )
             for node, client in self._clients.items()
         }
 

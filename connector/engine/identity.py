@@ -5,29 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.connector.engine.groups import layers_of
 from kvstore.connector.engine.page_rows import strides_in_page
+from kvstore.connector.engine.remote_code import code_fingerprint, without_code
 from kvstore.connector.engine.weights import weights_fingerprint, weights_folder
 from kvstore.errors import ConfigError, ResourceError
+from kvstore.labels import label_of
 from kvstore.layout import Layout
 
 if TYPE_CHECKING:
     import torch
 
+_UNNAMED = "model"
+"""What a model is called of which no configuration says what it is."""
 _NAMES_NOTHING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "name_or_path")
 """Keys of a model's configuration that change no number, or are told elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is computed with, as far as it decides on the numbers in a KV cache."""
+    """What is computed with, as far as it decides on the numbers in a KV cache: nothing of it is a name that people
+    choose (:func:`model_label`)."""
 
     name: str
-    """The folder's last part, or the name on the hub."""
+    """What kind of model: its architecture, as its configuration says."""
     version: str
     """Of the weights and of whatever else changes numbers: two engines with the same one agree on every page."""
 
@@ -49,11 +55,20 @@ class Model:
         digest = hashlib.sha256()
         for folder in weights:
             digest.update(weights_fingerprint(folder).encode())
-        meaning = {key: value for key, value in config.items() if key not in _NAMES_NOTHING}
+        meaning = without_code({key: value for key, value in config.items() if key not in _NAMES_NOTHING})
         digest.update(json.dumps([meaning, dict(settings)], sort_keys=True, default=str).encode())
         if not weights:
             raise ResourceError(f"the weights of {model} are in no folder on this machine")
-        return cls(name=Path(model).name if Path(model).is_dir() else model, version=digest.hexdigest()[:16])
+        kinds = config.get("architectures") or [config.get("model_type")]
+        return cls(name=label_of(str(kinds[0] or _UNNAMED)), version=digest.hexdigest()[:16])
+
+
+def model_label(model: str) -> str:
+    """What people call a model: its folder's or file's name, or the name on the hub. It decides on nothing."""
+    is_here = False
+    with suppress(OSError, ValueError):  # too long for a path, or with a zero in it
+        is_here = Path(model).exists()
+    return label_of(Path(model).absolute().name if is_here else model)
 
 
 def model_of(config: Any) -> Model:
@@ -62,8 +77,8 @@ def model_of(config: Any) -> Model:
     Raises:
         ResourceError: its weights are in no folder on this machine, or can't be read.
     """
-    model = config.model_config
-    folders = [weights_folder(model.model, model.revision, config.load_config.download_dir)]
+    model, download_dir = config.model_config, config.load_config.download_dir
+    models = [model]
     settings = {
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
@@ -84,7 +99,11 @@ def model_of(config: Any) -> Model:
         settings["speculative"] = str(speculative.method)
         draft = speculative.draft_model_config
         if draft is not None and draft.model != model.model:
-            folders.append(weights_folder(draft.model, draft.revision, config.load_config.download_dir))
+            models.append(draft)
+    folders = [weights_folder(each.model, each.revision, download_dir) for each in models]
+    for number, (each, folder) in enumerate(zip(models, folders, strict=True)):
+        if getattr(each, "trust_remote_code", False):
+            settings[f"code {number}"] = code_fingerprint(each, folder, each.hf_config.to_dict(), download_dir)
     return Model.describe(model.model, folders, hf_config, settings)
 
 

@@ -46,18 +46,19 @@ _TRACES_SECONDS = 1.0
 
 class NodeClients:
     """The engine's node, and the nodes that prefill instances may hand over from. ``environment`` has
-    ``KVSTORE_CONNECT_*``; ``name`` is what nodes call this part of the engine.
+    ``KVSTORE_CONNECT_*``; ``name`` is what nodes call this part of the engine, ``label`` what they call its model.
 
     Raises:
         ConfigError: a URL or a file that can't be used, or traces without OpenTelemetry.
     """
 
-    def __init__(self, options: Options, environment: Mapping[str, str], name: str = "") -> None:
+    def __init__(self, options: Options, environment: Mapping[str, str], name: str = "", label: str = "") -> None:
         self._options = options
+        self._label = label
         self._traces = _open_traces(options.traces)
         timeout = options.call_timeout
         self._client = connect_by_environment(options.url, environment, self._traces, timeout, name)
-        self._peers = Peers(options.peers, environment, self._traces, timeout, name)
+        self._peers = Peers(options.peers, environment, self._traces, timeout, name, label)
         self._rank_clients = clients_of("rank_nodes", options.rank_nodes, environment, self._traces, timeout, name)
         self._rank_nodes: RankNodes | None = None
         self._ticket_key = options.ticket_key
@@ -119,7 +120,7 @@ class NodeClients:
         if {part.host for part in parts} == {""}:
             own, *others = self._namespaces(layouts)
         else:
-            node = self._rank_nodes = RankNodes(self._client, self._rank_clients)
+            node = self._rank_nodes = RankNodes(self._client, self._rank_clients, self._label)
             own, *others = (self._rank_nodes.namespaces(part.host, part.layouts) for part in parts)
         states = [number for number, group in enumerate(groups) if group.is_state]
         scheduler = SchedulerConnector(
@@ -190,7 +191,9 @@ class NodeClients:
 
     def _namespaces(self, layouts: Sequence[Sequence[Layout]]) -> list[list[Namespace]]:
         """By part: opened now if the node is there, or else as soon as it is. All of them wait once."""
-        namespaces = [[self._client.namespace(layout, lazy=True) for layout in of_part] for of_part in layouts]
+        namespaces = [
+            [self._client.namespace(layout, label=self._label, lazy=True) for layout in of_part] for of_part in layouts
+        ]
         said = f"no answer in {START_WAIT:g} s"
 
         def ask() -> None:

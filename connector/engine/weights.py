@@ -1,4 +1,4 @@
-"""A fingerprint of a model's, or an adapter's, files: equal for equal weights, at whatever path.
+"""A fingerprint of a model's, or an adapter's, files: equal for equal weights, at whatever path, by whatever name.
 
 Every byte counts: who adds a token to a vocabulary changes one row of one tensor. Files are read once, by several
 threads, at about the speed of memory when they have just been loaded, or of the disk. What was found is remembered by
@@ -35,13 +35,14 @@ SETTLED = 5.0
 """Seconds after which a file that was written counts as finished: what was found of it is remembered."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
-_CONFIGS = (
+CONFIGS = (
     "adapter_config.json",
     "config.json",
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
 )
+"""What stands beside weights and decides, as they do, what is computed."""
 
 
 def weights_fingerprint(path: Path, memory: Path | None = None) -> str:
@@ -59,7 +60,7 @@ def weights_fingerprint(path: Path, memory: Path | None = None) -> str:
         weights = [each for each in files if each.suffix in _WEIGHTS]
         if not weights:
             raise ResourceError(f"{path} has no file of weights ({', '.join(_WEIGHTS)})")
-        counting = weights + [each for each in files if each.name in _CONFIGS]
+        counting = weights + [each for each in files if each.name in CONFIGS]
         with _Memory(memory or _default_memory(), counting) as remembered:
             if remembered.fingerprint is None:
                 remembered.fingerprint = _read(counting)
@@ -94,11 +95,16 @@ def _read(files: Sequence[Path]) -> str:
     ]
     digest = hashlib.sha256()
     for file, size in zip(files, sizes, strict=True):
-        digest.update(f"\0{file.name}\0{size}\0".encode())
+        digest.update(f"\0{_part(file, files)}\0{size}\0".encode())
     with ThreadPoolExecutor(THREADS, "kvstore-weights") as pool:
         for of_chunk in pool.map(_hash_chunk, chunks):
             digest.update(of_chunk)
     return digest.hexdigest()[:32]
+
+
+def _part(file: Path, files: Sequence[Path]) -> str:
+    """Which of a model's files one is. The name of a single one is the model's, which people choose."""
+    return file.name if len(files) > 1 else file.suffix
 
 
 def _hash_chunk(chunk: tuple[Path, int, int]) -> bytes:
@@ -116,7 +122,7 @@ class _Memory:
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
         told = [file.stat() for file in files]
         identity = [
-            (file.name, each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
+            (_part(file, files), each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
             for file, each in zip(files, told, strict=True)
         ]
         newest = max(max(each.st_mtime, each.st_ctime) for each in told)

@@ -53,9 +53,13 @@ class AsyncClient:
         """As :attr:`kvstore.Client.answered`."""
         return self._client.answered
 
-    async def namespace(self, layout: Layout, *, durability: str = "", lazy: bool = False) -> AsyncNamespace:
+    async def namespace(
+        self, layout: Layout, *, durability: str = "", label: str = "", lazy: bool = False
+    ) -> AsyncNamespace:
         """As :meth:`kvstore.Client.namespace`."""
-        namespace = await self._run(lambda: self._client.namespace(layout, durability=durability, lazy=lazy))
+        namespace = await self._run(
+            lambda: self._client.namespace(layout, durability=durability, label=label, lazy=lazy)
+        )
         return AsyncNamespace(self._client, namespace, self._operations)
 
     async def lookup(

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from kvstore.cli.connect import add_url_to, connect_to_node
 from kvstore.cli.exit_codes import EXIT_FAILED
-from kvstore.cli.namespace_choice import add_namespace_to, choose
-from kvstore.cli.tables import shown
+from kvstore.cli.namespace_choice import add_namespace_to, choose, name_and_labels
 from kvstore.errors import DeadlineError, InvalidRequestError
 from kvstore.layout import Layout
 from kvstore.page_codes import TIER_NAMES
@@ -59,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
         known = choose(client.status().namespaces, options.namespace)
         there = {
             "namespace": known.name,
+            "labels": list(known.labels),
             "fingerprint": known.fingerprint.hex(),
             "arena_pages": known.arena_pages,
             "pinned_pages": known.pinned_pages,
@@ -100,7 +100,7 @@ def _agreed(known: NamespaceStatus) -> bool:
 def _described(known: NamespaceStatus) -> str:
     sizes = _sizes(known)
     return (
-        f"{known.fingerprint.hex()[:12]} {shown(known.name)}: {known.arena_pages:,} pages in the arena"
+        f"{known.fingerprint.hex()[:12]} {name_and_labels(known)}: {known.arena_pages:,} pages in the arena"
         f"{sizes and f' ({sizes})'}, {known.pinned_pages:,} of them pinned"
     )
 

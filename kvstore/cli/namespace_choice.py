@@ -1,4 +1,4 @@
-"""The namespace that a person means: by its model, its whole name, or the first digits of its fingerprint."""
+"""The namespace that a person means: by its model, a label, its whole name, or its fingerprint's first digits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_namespace_to(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "namespace",
         metavar=NAMESPACE,
-        help="the model's name if only one namespace has it, a namespace's whole name, or at least the first"
+        help="the model's name or label if only one namespace has it, a namespace's whole name, or at least the first"
         f" {_LEAST_DIGITS} digits of its fingerprint; `kvstore namespaces` lists them",
     )
 
@@ -47,7 +47,8 @@ def choose(known: Sequence[NamespaceStatus], wanted: str) -> NamespaceStatus:
     """
     named = [each for each in known if each.name == wanted]
     if not named:
-        named = [each for each in known if each.name.startswith((f"{wanted} · ", f"{wanted}@"))]
+        begins = f"{wanted} · ", f"{wanted}@"
+        named = [each for each in known if wanted in each.labels or each.name.startswith(begins)]
     if not named and len(wanted) >= _LEAST_DIGITS:
         named = [each for each in known if each.fingerprint.hex().startswith(wanted.lower())]
     if not named:
@@ -56,6 +57,12 @@ def choose(known: Sequence[NamespaceStatus], wanted: str) -> NamespaceStatus:
         listed = listing([(each.fingerprint, each.name) for each in named])
         raise InvalidRequestError(f"{wanted!r} can be any of these namespaces:{listed}")
     return named[0]
+
+
+def name_and_labels(namespace: NamespaceStatus) -> str:
+    """A namespace's name, and what else its model is called, for a terminal."""
+    others = ", ".join(map(shown, namespace.labels[1:]))
+    return shown(namespace.name) + (f" (also {others})" if others else "")
 
 
 def unknown_namespace(wanted: str, known: Sequence[tuple[bytes, str]]) -> str:

@@ -6,6 +6,7 @@ nothing, and waits no longer than a third of a second.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,10 +50,13 @@ def offer(line: str, breaks: str, awaits: Callable[[Sequence[str]], str | None])
 
 
 def names_at(url: str | None) -> list[str]:
-    """The shortest names of a node's namespaces; none where it does not answer."""
+    """The shortest names of a node's namespaces, and labels that one alone has; none where it does not answer."""
     try:
         with connect_to_node(url, _SECONDS) as client:
-            names = short_names([each.name for each in client.status().namespaces])
+            known = client.status().namespaces
+            labels = Counter(label for each in known for label in each.labels)
+            alone = [label for label, count in labels.items() if count == 1]
+            names = {*short_names([each.name for each in known]), *alone}
     except KVStoreError:
         return []
     return sorted(each for each in names if each.isprintable())  # what else is in them is not for a terminal

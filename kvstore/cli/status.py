@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstore.cli.connect import add_url_to, connect_to_node
+from kvstore.cli.namespace_choice import name_and_labels
 from kvstore.cli.tables import Fitted, figures_table, print_line, print_table, print_wide, shown
 from kvstore.errors import ConfigError, DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.page_codes import TIER_NAMES
@@ -117,7 +118,7 @@ def _namespaces(options: argparse.Namespace) -> int:
         sizes = [format_size(each.used_bytes.get(tier, 0)) for tier in tiers]
         ages = (format_duration(each.idle_seconds), format_duration(each.age_seconds))
         counts = (f"{each.arena_pages:,}", f"{each.pinned_pages:,}")
-        table.add_row(each.fingerprint.hex()[:12], *ages, *sizes, *counts, Text(shown(each.name)))
+        table.add_row(each.fingerprint.hex()[:12], *ages, *sizes, *counts, Text(name_and_labels(each)))
     if chosen:
         print_table(table)
     else:
@@ -191,7 +192,7 @@ def _namespace_line(namespace: NamespaceStatus) -> str:
         parts.append(f"unused for {format_duration(namespace.idle_seconds)}")
     if namespace.durability:
         parts.append(f"durability {namespace.durability}")
-    return f"{namespace.fingerprint.hex()[:12]} {shown(namespace.name)}: {', '.join(parts)}"
+    return f"{namespace.fingerprint.hex()[:12]} {name_and_labels(namespace)}: {', '.join(parts)}"
 
 
 def _plain(value: Any) -> Any:

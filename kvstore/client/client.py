@@ -17,6 +17,7 @@ from kvstore.client.namespace import Namespace
 from kvstore.client.paths.path import Control, Path
 from kvstore.client.paths.results import Lookup
 from kvstore.errors import InvalidRequestError
+from kvstore.labels import checked_label
 from kvstore.layout import Layout
 from kvstore.limits import MOST_LOOKUP_PAGES
 from kvstore.page_codes import TIER_NAMES, Explanation
@@ -59,23 +60,26 @@ class Client:
         """Whether the node has answered this client yet. A client is made without asking it."""
         return self._session.control.answered
 
-    def namespace(self, layout: Layout, *, durability: str = "", lazy: bool = False) -> Namespace:
+    def namespace(self, layout: Layout, *, durability: str = "", label: str = "", lazy: bool = False) -> Namespace:
         """The namespace of pages with this layout, new or known.
 
         Args:
             layout: of its pages.
             durability: ``"disk"``: from now on stores are refused rather than that pages leave the arena before they
                 are on disk. Empty: as the namespace was opened before, or as the node's configuration has it.
+            label: what people call the model where the layout names it otherwise, as by a fingerprint: 256 printable
+                characters at most. It is no part of what makes pages interchangeable: ``kvstore status`` lists it, and
+                ``[[namespace]]`` rules match it. Empty: nothing new.
             lazy: open it when it is first used, not now. Its methods then raise what this one would have raised.
 
         Raises:
-            InvalidRequestError: no such durability, or the node has no disk to keep it.
+            InvalidRequestError: no such durability, no such label, or the node has no disk to keep it.
             LayoutMismatchError: the node knows the same name with another page size.
             LimitExceededError: too many namespaces, or pages larger than half of the node's arena.
         """
         if not isinstance(layout, Layout):
             raise InvalidRequestError(f"a namespace is opened by its Layout, got {layout!r}")
-        handle = Handle(self._session, layout, checked_text("durability", durability))
+        handle = Handle(self._session, layout, checked_text("durability", durability), checked_label(label))
         if not lazy:
             handle.open_again(self._deadline())
         return self._make_namespace(handle)

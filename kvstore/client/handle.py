@@ -82,13 +82,13 @@ class Session:
             elsewhere = (0, 0) if arena == len(came) else (came.count("disk"), came.count("redis"))
             self.control.count_lookup(fingerprint, asked, arena, *elsewhere)
 
-    def open(self, layout: Layout, durability: str, deadline: float) -> tuple[OpenedNamespace, Path]:
+    def open(self, layout: Layout, durability: str, label: str, deadline: float) -> tuple[OpenedNamespace, Path]:
         """Open a namespace at the node, which may have come back with its arena elsewhere: then by another path.
 
         Raises:
             Exception: as :meth:`kvstore.Client.namespace`.
         """
-        opened = self.control.open_namespace(layout, durability, time_left(deadline))
+        opened = self.control.open_namespace(layout, durability, label, time_left(deadline))
         with locked(self._lock, deadline):
             if self.path is None or self.directory != opened.arena_directory:
                 old, self.path = self.path, self._make_path(opened.arena_directory, time_left(deadline))
@@ -109,10 +109,11 @@ class Session:
 class Handle:
     """A namespace at the session's node. Safe for threads. It is opened when it is first used."""
 
-    def __init__(self, session: Session, layout: Layout, durability: str) -> None:
+    def __init__(self, session: Session, layout: Layout, durability: str, label: str) -> None:
         self.session = session
         self.layout = layout
         self.durability = durability
+        self.label = label
         self.fingerprint = layout.fingerprint
         self.current: tuple[OpenedNamespace, Path] | None = None
         """What is known of it, and how its pages move; None before it was opened."""
@@ -129,7 +130,7 @@ class Handle:
     @uninterrupted
     def open_again(self, deadline: float) -> None:
         """Ask the node."""
-        self.current = self.session.open(self.layout, self.durability, deadline)
+        self.current = self.session.open(self.layout, self.durability, self.label, deadline)
 
     def refresh(self, deadline: float) -> None:
         """Open it again where what is known of it is out of date."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -17,6 +17,8 @@ from kvstore.units import format_size, parse_duration, parse_named, parse_size
 
 DURABILITIES = ("", "disk")
 """``disk``: a store is refused rather than that a page leaves the arena before it is on disk."""
+LEAST_DIGITS = 12
+"""Fewest digits of a fingerprint by which a rule names a namespace: as many as ``kvstore status`` prints."""
 _log = logging.getLogger(__name__)
 Amount = TypeVar("Amount", int, float)
 
@@ -26,7 +28,8 @@ class NamespaceRule:
     """One ``[[namespace]]`` table of the configuration file. Each namespace follows the first rule that matches it."""
 
     match: str = "*"
-    """A shell pattern (``*``, ``?``, ``[…]``) over the namespace's name, as ``kvstore status`` prints it."""
+    """A shell pattern (``*``, ``?``, ``[…]``) over the namespace's names (:func:`rule_for`), or the first digits of its
+    fingerprint, ``LEAST_DIGITS`` of them at least."""
     arena: int = 0
     """Most bytes in the arena for each namespace that follows this rule, padding included. 0: no quota."""
     disk: int = 0
@@ -75,9 +78,20 @@ def _given(arena: int, disk: int, redis: int) -> dict[str, int]:
 NO_RULE = NamespaceRule()
 
 
-def rule_for(rules: Iterable[NamespaceRule], name: str) -> NamespaceRule:
-    """The first rule that matches a namespace's name; one that grants everything where none does."""
-    return next((rule for rule in rules if fnmatch.fnmatchcase(name, rule.match)), NO_RULE)
+def rule_for(rules: Iterable[NamespaceRule], layout: Layout, labels: Sequence[str] = ()) -> NamespaceRule:
+    """The first rule that matches any of a namespace's names; one that grants everything where none does.
+
+    Its names are its layout's, each of its labels, and the layout's with each label in the model's place.
+    """
+    names = {layout.name, *labels, *map(layout.named, labels)}
+    digits = layout.fingerprint.hex()
+    return next((rule for rule in rules if _matches(rule.match, names, digits)), NO_RULE)
+
+
+def _matches(match: str, names: Collection[str], digits: str) -> bool:
+    if any(fnmatch.fnmatchcase(name, match) for name in names):
+        return True
+    return len(match) >= LEAST_DIGITS and digits.startswith(match.lower())
 
 
 def quotas_below_a_page(rule: NamespaceRule, page_bytes: int) -> dict[str, tuple[int, int]]:
@@ -95,13 +109,13 @@ def quotas_below_a_page(rule: NamespaceRule, page_bytes: int) -> dict[str, tuple
     return {tier: (quota, takes[tier]) for tier, quota in rule.quotas.items() if quota < takes[tier]}
 
 
-def warn_of_quotas_below_a_page(rule: NamespaceRule, layout: Layout) -> None:
-    """Say in the log what :func:`quotas_below_a_page` finds: for when a namespace is opened."""
-    for tier, (quota, page) in quotas_below_a_page(rule, layout.page_bytes).items():
+def warn_of_quotas_below_a_page(rule: NamespaceRule, name: str, page_bytes: int) -> None:
+    """Say in the log what :func:`quotas_below_a_page` finds of a namespace of this name: for when it is opened."""
+    for tier, (quota, page) in quotas_below_a_page(rule, page_bytes).items():
         _log.warning(
             "namespace %r: its %s quota of %s (rule %r) is smaller than one page, which takes %s there:"
             " every page of it is refused",
-            layout.name,
+            name,
             tier,
             format_size(quota),
             rule.match,

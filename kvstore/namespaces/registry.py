@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvstore.errors import LayoutMismatchError, LimitExceededError, UnavailableError, UnknownNamespaceError
 from kvstore.host.atomic_files import AtomicFiles
+from kvstore.labels import MOST_LABELS, checked_label, with_label
 from kvstore.layout import Layout
 
 MOST_NAMESPACES = 1024
@@ -44,6 +45,13 @@ class KnownNamespace:
     """``disk``: its pages don't leave the arena before they are on disk. See :mod:`kvstore.config.rules`."""
     created: float = field(default=0.0, compare=False)
     """When it was opened first: seconds since 1970."""
+    labels: tuple[str, ...] = field(default=(), compare=False)
+    """What it was opened under: see :func:`kvstore.labels.with_label`."""
+
+    @property
+    def name(self) -> str:
+        """What people read: the layout's name, with its first label in the model's place."""
+        return self.layout.named(self.labels[0]) if self.labels else self.layout.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +74,7 @@ class _Entry(NamedTuple):
     created: float
     idle: float
     """How long nobody had used it when this was written, in seconds."""
+    labels: tuple[str, ...]
 
 
 class _Register(NamedTuple):
@@ -158,6 +167,7 @@ class NamespaceRegistry:
         durability: str = "",
         apply_rules: Callable[[KnownNamespace], None] = lambda known: None,
         *,
+        label: str = "",
         of_tenant: bool = False,
     ) -> KnownNamespace:
         """The namespace of a layout, new or known. One that was being dropped is not any more, from the same writing of
@@ -166,7 +176,9 @@ class NamespaceRegistry:
         Args:
             layout: of its pages.
             durability: from now on, where it is not empty.
-            apply_rules: called with one that is new, or durable from now on, before anybody can find it.
+            apply_rules: called with one that is new, or durable from now on, or has another label from now on, before
+                anybody can find it.
+            label: what the caller calls its model; empty: nothing.
             of_tenant: whether a tenant asks, whose share of the namespaces is limited also where layouts name none.
 
         Raises:
@@ -182,18 +194,31 @@ class NamespaceRegistry:
                 if layout.tenant or of_tenant:
                     self._check_tenant(layout.tenant)
                 known = self._add(
-                    KnownNamespace(self._take_number(), layout, layout.fingerprint, durability, time.time()),
+                    KnownNamespace(
+                        self._take_number(),
+                        layout,
+                        layout.fingerprint,
+                        durability,
+                        time.time(),
+                        with_label((), label),
+                    ),
                     apply_rules,
                 )
                 self._leaving.pop(known.fingerprint, None)
                 self._save()
-            elif durability not in ("", known.durability) and known.fingerprint == layout.fingerprint:
-                known = self._add(replace(known, durability=durability), apply_rules)
-                self._save()
+            elif known.fingerprint == layout.fingerprint:
+                before = known
+                labels = with_label(known.labels, label)
+                known = replace(known, durability=durability or known.durability, labels=labels)
+                if known != before or set(labels) != set(before.labels):
+                    self._add(known, apply_rules)
+                    self._save()
+                elif labels != before.labels:  # another one was used last: not worth a file
+                    self._add(known)
             self.note_use(known)
         if known.fingerprint != layout.fingerprint:
             raise LayoutMismatchError(
-                f"namespace {layout.name!r} exists with page_bytes {known.layout.page_bytes}, not {layout.page_bytes};"
+                f"namespace {known.name!r} exists with page_bytes {known.layout.page_bytes}, not {layout.page_bytes};"
                 " a layout that differs needs another name (its `format` or `revision`), or clear the old one first"
             )
         return known
@@ -247,11 +272,11 @@ class NamespaceRegistry:
         with self._lock:
             self._check_open()
             if self._by_number.pop(known.number, None) is None:
-                raise UnknownNamespaceError(f"namespace {known.layout.name!r} was cleared")
+                raise UnknownNamespaceError(f"namespace {known.name!r} was cleared")
             del self._by_fingerprint[known.fingerprint]
             del self._by_identity[known.layout.identity]
             self._used.pop(known.number, None)
-            leaving = Leaving(known.fingerprint, known.layout.name, shared)
+            leaving = Leaving(known.fingerprint, known.name, shared)
             self._leaving[known.fingerprint] = leaving
             self._save()
         return leaving
@@ -280,6 +305,7 @@ class NamespaceRegistry:
                 "durability": known.durability,
                 "created": round(known.created, 1),
                 "idle": round(self.idle_seconds(known), 1),
+                "labels": list(known.labels),
             }
             for known in self._by_fingerprint.values()
         ]
@@ -307,7 +333,9 @@ class NamespaceRegistry:
 
     def _restore(self, number: int, entry: _Entry) -> None:
         known = self._add(
-            KnownNamespace(number, entry.layout, entry.layout.fingerprint, entry.durability, entry.created)
+            KnownNamespace(
+                number, entry.layout, entry.layout.fingerprint, entry.durability, entry.created, entry.labels
+            )
         )
         self._used[known.number] = time.monotonic() - entry.idle
 
@@ -375,7 +403,14 @@ def _entry(record: Any) -> _Entry:
         str(record.get("durability", "")),
         _duration_or(record.get("created"), time.time()),  # an older version did not write these down
         _duration_or(record.get("idle"), 0.0),
+        _labels(record.get("labels")),
     )
+
+
+def _labels(value: Any) -> tuple[str, ...]:
+    """Labels in a register: pages must not be lost for what can't be one."""
+    readable, _ = _each_readable(value, checked_label)
+    return tuple(dict.fromkeys(filter(None, readable)))[:MOST_LABELS]
 
 
 def _duration_or(value: Any, otherwise: float) -> float:

@@ -28,7 +28,7 @@ from kvstore.errors import ConfigError, ResourceError
 from kvstore.events.curve_keys import CurveKeys
 from kvstore.events.ring import PageEvent
 from kvstore.events.vllm_events import CLEARED, block_event, encode
-from kvstore.layout import Layout
+from kvstore.namespaces.registry import KnownNamespace
 from kvstore.security.grants import EVERY_TENANT
 from kvstore.store.store import Store
 from kvstore.store.watch import Start
@@ -110,7 +110,7 @@ class EventPublisher:
         """Of what was sent, which two threads look at."""
         self._sent: deque[Message] = deque()
         self._sent_bytes = 0
-        self._layouts: dict[bytes, Layout] = {}
+        self._seen: dict[bytes, KnownNamespace] = {}
         self._stopping = threading.Event()
         self._context = zmq.Context(io_threads=1)
         self._replayer: zmq.Socket[bytes] | None = None
@@ -210,22 +210,21 @@ class EventPublisher:
     def _batches(self, told: Iterable[PageEvent]) -> Iterator[tuple[bytes, list[dict[str, Any]]]]:
         """A batch for each run of events of one namespace."""
         for fingerprint, events in groupby(told, lambda event: event.fingerprint):
-            layout = self._layout(fingerprint)
-            if layout is not None and self._tells_of(layout.tenant):
-                yield self._topic(layout), [block_event(event, layout) for event in events]
+            known = self._known(fingerprint)
+            if known is not None and self._tells_of(known.layout.tenant):
+                yield self._topic(known), [block_event(event, known.layout) for event in events]
 
-    def _layout(self, fingerprint: bytes) -> Layout | None:
-        """Of a namespace, also behind its end: its pages leave then."""
+    def _known(self, fingerprint: bytes) -> KnownNamespace | None:
+        """A namespace, also behind its end: its pages leave then."""
         known = self._store.namespaces.get(fingerprint)
         if known is None:
-            return self._layouts.get(fingerprint)
-        if fingerprint not in self._layouts:
-            self._layouts = {each.fingerprint: each.layout for each in self._store.namespaces.known()}
-        return known.layout
+            return self._seen.get(fingerprint)
+        if self._seen.get(fingerprint) is not known:
+            self._seen = {each.fingerprint: each for each in self._store.namespaces.known()}
+        return known
 
     def _topics(self) -> list[bytes]:
-        layouts = [known.layout for known in self._store.namespaces.known()]
-        return [self._topic(layout) for layout in layouts if self._tells_of(layout.tenant)]
+        return [self._topic(known) for known in self._store.namespaces.known() if self._tells_of(known.layout.tenant)]
 
     def _tells_of(self, tenant: str) -> bool:
         if not tenant or tenant in self._tenants or EVERY_TENANT in self._tenants:
@@ -235,8 +234,8 @@ class EventPublisher:
             _log.info("events: pages of tenant %r are not published; events_tenants says whose are", tenant)
         return False
 
-    def _topic(self, layout: Layout) -> bytes:
-        return f"kv@{self._host}@{layout.name}".encode()
+    def _topic(self, known: KnownNamespace) -> bytes:
+        return f"kv@{self._host}@{known.name}".encode()
 
     # -- who missed something ----------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ class Expiry:
             except UnknownNamespaceError:  # cleared just now
                 continue
             except KVStoreError as error:
-                _log.warning("namespace %r can't be dropped: %s", known.layout.name, error)
+                _log.warning("namespace %r can't be dropped: %s", known.name, error)
                 continue
             dropped += done.pages
             self._tell(known, idle, life, done, crowded=crowded)
@@ -78,16 +78,16 @@ class Expiry:
             _log.warning(
                 "namespace %r is overdue and forgotten, since there are nearly as many namespaces as there may be; what"
                 " the shared tier has of it stays until nobody has used it there for a week%s",
-                known.layout.name,
+                known.name,
                 f" ({done.why})" if done.why else "",
             )
         elif done.why and known.number not in self._unsure:
-            _log.warning("namespace %r is overdue, but %s; it is tried again", known.layout.name, done.why)
+            _log.warning("namespace %r is overdue, but %s; it is tried again", known.name, done.why)
         (self._unsure.add if done.why else self._unsure.discard)(known.number)
         if done.pages or done.shared is not None:
             _log.info(
                 "namespace %r was not used for %s, its rule allows %s: dropped, with %d pages of this node%s",
-                known.layout.name,
+                known.name,
                 format_duration(idle),
                 format_duration(life),
                 done.pages,

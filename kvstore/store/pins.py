@@ -94,7 +94,7 @@ class Pins:
         ended = self.end(overdue, now)
         for fingerprint, pages in Counter(key[:FINGERPRINT_BYTES] for key in overdue).items():
             known = self._namespaces.get(fingerprint)
-            name = known.layout.name if known is not None else fingerprint.hex()[:12]
+            name = known.name if known is not None else fingerprint.hex()[:12]
             _log.info("namespace %r: the time of %d pins is over", name, pages)
         return bool(ended)
 

@@ -17,6 +17,7 @@ from kvstore.config.rules import (
     warn_of_quotas_below_a_page,
 )
 from kvstore.errors import InvalidRequestError, LimitExceededError
+from kvstore.labels import checked_label, with_label
 from kvstore.layout import Layout
 from kvstore.namespaces.registry import KnownNamespace
 from kvstore.namespaces.tenant_quotas import TenantQuotas
@@ -57,8 +58,11 @@ class NamespaceQuotas:
         """Held while namespaces' pages are put into orders of their own, and taken before the store's lock."""
         state.namespaces.apply_to_all(self._apply_rules)
 
-    def open_namespace(self, layout: Layout, durability: str = "", *, of_tenant: bool = False) -> KnownNamespace:
+    def open_namespace(
+        self, layout: Layout, durability: str = "", *, label: str = "", of_tenant: bool = False
+    ) -> KnownNamespace:
         """The namespace of a layout, new or known."""
+        checked_label(label)
         if frames_for(layout.page_bytes) > self._state.half_frames:
             raise LimitExceededError(
                 f"page_bytes is {layout.page_bytes} ({format_size(layout.page_bytes)}), the limit is half of the arena,"
@@ -66,13 +70,16 @@ class NamespaceQuotas:
             )
         if durability not in DURABILITIES:
             raise InvalidRequestError(f'durability must be "disk" or empty, got {durability!r}')
-        durability = durability or rule_for(self._rules, layout.name).durability
+        before = self._namespaces.get(layout.fingerprint)
+        labels = with_label(before.labels if before is not None else (), label)
+        durability = durability or rule_for(self._rules, layout, labels).durability
         if durability == "disk" and not self._lower_tiers.own:
             raise InvalidRequestError(
-                f'namespace {layout.name!r} asks for durability "disk": this node has no disk tier'
+                f"namespace {layout.named(label or layout.model)!r} asks for durability"
+                ' "disk": this node has no disk tier'
             )
         self._state.check_open()
-        known = self._namespaces.open(layout, durability, self._apply_rules, of_tenant=of_tenant)
+        known = self._namespaces.open(layout, durability, self._apply_rules, label=label, of_tenant=of_tenant)
         if durability == "disk":
             self._protect(known)
         return known
@@ -91,7 +98,7 @@ class NamespaceQuotas:
 
     def quotas(self, known: KnownNamespace) -> dict[str, int]:
         """Tier → most bytes that a namespace may take there, where there is a quota."""
-        return self._tenants.within(known, rule_for(self._rules, known.layout.name).quotas)
+        return self._tenants.within(known, self._rule(known).quotas)
 
     def forget(self, known: KnownNamespace) -> None:
         """A namespace was dropped with its pages: the others of its tenant may have what it had in lower tiers."""
@@ -107,7 +114,7 @@ class NamespaceQuotas:
 
     def life_of(self, known: KnownNamespace) -> float:
         """Seconds after which a namespace that nobody uses is dropped; 0: never."""
-        expire = rule_for(self._rules, known.layout.name).expire
+        expire = self._rule(known).expire
         return self._life if expire is None else expire
 
     @property
@@ -181,8 +188,9 @@ class NamespaceQuotas:
         return True
 
     def _apply_rules(self, known: KnownNamespace) -> None:
-        """Before anybody finds a namespace, and again when its durability changes."""
-        own = rule_for(self._rules, known.layout.name).quotas
+        """Before anybody finds a namespace, and again when its durability or its labels change."""
+        rule = self._rule(known)
+        own = rule.quotas
         with self._in_step:
             with self._lock:
                 if known.durability == "disk":
@@ -194,7 +202,10 @@ class NamespaceQuotas:
                 )
                 others = self._tenants.add(known)
             self._set_lower_quotas(others)
-        warn_of_quotas_below_a_page(rule_for(self._rules, known.layout.name), known.layout)
+        warn_of_quotas_below_a_page(rule, known.name, known.layout.page_bytes)
+
+    def _rule(self, known: KnownNamespace) -> NamespaceRule:
+        return rule_for(self._rules, known.layout, known.labels)
 
     def _set_lower_quotas(self, namespaces: Sequence[KnownNamespace]) -> None:
         """The caller holds ``_in_step``."""

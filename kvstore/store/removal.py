@@ -152,10 +152,14 @@ class Removal:
             failed = error
         self._quotas.forget(known)
         if failed is not None:
-            self._quotas.open_namespace(known.layout, known.durability)  # to be cleared once more
+            self._open_again(known)  # to be cleared once more
             raise failed
         self._namespaces.has_left(leaving)
         return dropped
+
+    def _open_again(self, known: KnownNamespace) -> None:
+        for label in known.labels[:1] + known.labels[:0:-1] or ("",):  # in the order in which they were used
+            self._quotas.open_namespace(known.layout, known.durability, label=label)
 
     def _drop(self, keys: Sequence[bytes], tiers: Sequence[Tier]) -> int:
         """Drop pages from the arena and these tiers.

@@ -48,7 +48,7 @@ def status_of(
         tiers=(arena, *lower),
         namespaces=tuple(
             NamespaceStatus(
-                each.layout.name,
+                each.name,
                 each.layout.fingerprint,
                 each.layout.page_bytes,
                 each.arena_pages,
@@ -60,6 +60,7 @@ def status_of(
                 each.age_seconds,
                 each.idle_seconds,
                 each.counters,
+                each.labels,
             )
             for each in statistics.namespaces
         ),

@@ -20,6 +20,8 @@ class NamespaceUsage:
 
     number: int = field(compare=False)
     """Another one when it is opened again after it was dropped."""
+    name: str
+    """As :attr:`kvstore.namespaces.registry.KnownNamespace.name`."""
     layout: Layout
     arena_pages: int
     used_bytes: dict[str, int]
@@ -30,6 +32,7 @@ class NamespaceUsage:
     pinned_pages: int
     age_seconds: float = field(compare=False)
     idle_seconds: float = field(compare=False)
+    labels: tuple[str, ...]
     counters: dict[str, int] = field(compare=False)
     """Pages by what happened to them since the node started; see :class:`kvstore.namespaces.usage.NamespaceCounts`."""
 
@@ -76,6 +79,7 @@ def statistics_of(state: StoreState, quotas: NamespaceQuotas, pins: Pins) -> Sto
             namespaces=tuple(
                 NamespaceUsage(
                     known.number,
+                    known.name,
                     known.layout,
                     catalog.pages_of(known.number),
                     {"arena": catalog.frames_of(known.number) * FRAME_BYTES} | used,
@@ -84,6 +88,7 @@ def statistics_of(state: StoreState, quotas: NamespaceQuotas, pins: Pins) -> Sto
                     pins.pages_of(known.fingerprint),
                     max(0.0, time.time() - known.created),
                     state.namespaces.idle_seconds(known),
+                    known.labels,
                     asdict(usage.of(known.number)),
                 )
                 for known, used in used_there

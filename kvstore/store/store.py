@@ -142,21 +142,25 @@ class Store:
         """
         return self._state.owner_of(client)
 
-    def open_namespace(self, layout: Layout, durability: str = "", *, of_tenant: bool = False) -> KnownNamespace:
+    def open_namespace(
+        self, layout: Layout, durability: str = "", *, label: str = "", of_tenant: bool = False
+    ) -> KnownNamespace:
         """The namespace of a layout, new or known.
 
         Args:
             layout: of its pages.
             durability: ``disk``: from now on its stores are refused rather than that pages leave the arena before they
                 are on disk. Empty: as it was opened before, or as a rule has it.
+            label: what the caller calls its model (:mod:`kvstore.labels`); empty: nothing. A rule that matches it
+                counts from now on; the first quota of a namespace with pages waits for the next ``migrate_orders``.
             of_tenant: whether a tenant asks.
 
         Raises:
-            InvalidRequestError: no such durability, or the node has no disk to keep it.
+            InvalidRequestError: no such durability, no such label, or the node has no disk to keep it.
             LayoutMismatchError: the same name is known with another page size.
             LimitExceededError: too many namespaces, or pages larger than half of the arena.
         """
-        return self._quotas.open_namespace(layout, durability, of_tenant=of_tenant)
+        return self._quotas.open_namespace(layout, durability, label=label, of_tenant=of_tenant)
 
     def batch_pages(self, known: KnownNamespace) -> int:
         """Most pages that one ``prepare_store``, ``reserve_ahead`` or ``prepare_load`` of this namespace may name."""

@@ -64,12 +64,14 @@ class AttachReply(_message.Message):
     def __init__(self, instance: _Optional[int] = ..., client: _Optional[int] = ...) -> None: ...
 
 class OpenNamespaceRequest(_message.Message):
-    __slots__ = ("layout", "durability")
+    __slots__ = ("layout", "durability", "label")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
     layout: str
     durability: str
-    def __init__(self, layout: _Optional[str] = ..., durability: _Optional[str] = ...) -> None: ...
+    label: str
+    def __init__(self, layout: _Optional[str] = ..., durability: _Optional[str] = ..., label: _Optional[str] = ...) -> None: ...
 
 class OpenNamespaceReply(_message.Message):
     __slots__ = ("fingerprint", "batch_pages", "arena_directory", "number", "edition", "arena_beside_socket")
@@ -339,7 +341,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., health: _Optional[_Union[TierHealth, _Mapping]] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
-    __slots__ = ("name", "fingerprint", "page_bytes", "arena_pages", "used_bytes", "quota_bytes", "durability", "pinned_pages", "layout", "age_seconds", "idle_seconds", "counters")
+    __slots__ = ("name", "fingerprint", "page_bytes", "arena_pages", "used_bytes", "quota_bytes", "durability", "pinned_pages", "layout", "age_seconds", "idle_seconds", "labels", "counters")
     class UsedBytesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -372,6 +374,7 @@ class NamespaceStatus(_message.Message):
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: bytes
@@ -384,8 +387,9 @@ class NamespaceStatus(_message.Message):
     layout: str
     age_seconds: float
     idle_seconds: float
+    labels: _containers.RepeatedScalarFieldContainer[str]
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., arena_pages: _Optional[int] = ..., used_bytes: _Optional[_Mapping[str, int]] = ..., quota_bytes: _Optional[_Mapping[str, int]] = ..., durability: _Optional[str] = ..., pinned_pages: _Optional[int] = ..., layout: _Optional[str] = ..., age_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., arena_pages: _Optional[int] = ..., used_bytes: _Optional[_Mapping[str, int]] = ..., quota_bytes: _Optional[_Mapping[str, int]] = ..., durability: _Optional[str] = ..., pinned_pages: _Optional[int] = ..., layout: _Optional[str] = ..., age_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., labels: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
     __slots__ = ("name", "way", "seconds", "host")

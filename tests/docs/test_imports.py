@@ -48,6 +48,7 @@ FLOORS = (
         "gpu",
         "kvstore/client_name.py",
         "kvstore/hashing.py",
+        "kvstore/labels.py",
         "kvstore/layout.py",
         "kvstore/security",
         "kvstore/units.py",

@@ -195,7 +195,7 @@ def _why(options: argparse.Namespace) -> int:
             namespace = _namespace(options.namespace or prompt.namespace, prompt, known)
             why = why_missed(prompt, namespace, known, client.explain)
     if options.json:
-        name = namespace.layout.name if namespace is not None else None
+        name = namespace.shown_name if namespace is not None else None
         print(json.dumps({"namespace": name} | dataclasses.asdict(why), indent=2))
     else:
         _print_why(why, namespace)
@@ -203,34 +203,39 @@ def _why(options: argparse.Namespace) -> int:
 
 
 def _known(client: Client) -> list[Known]:
-    return [Known(Layout.from_json(each.layout), each.fingerprint) for each in client.status().namespaces]
+    return [
+        Known(Layout.from_json(each.layout), each.fingerprint, each.name, each.labels)
+        for each in client.status().namespaces
+    ]
 
 
 def _namespace(wanted: str, prompt: Prompt, known: list[Known]) -> Known | None:
     """The namespace that is asked; None: the prompt has a layout that the node does not know."""
     if not wanted and prompt.layout is not None:
         return next((each for each in known if each.layout == prompt.layout), None)
-    found = [each for each in known if each.layout.name == wanted]
+    found = [each for each in known if each.shown_name == wanted]
     if not found and wanted:
         digits = len(wanted) >= _LEAST_DIGITS
         found = [
             each
             for each in known
-            if each.layout.name.startswith(wanted) or (digits and each.fingerprint.hex().startswith(wanted.lower()))
+            if wanted in each.labels
+            or each.shown_name.startswith(wanted)
+            or (digits and each.fingerprint.hex().startswith(wanted.lower()))
         ]
     if not found and not wanted:
         found = known
     if len(found) == 1:
         return found[0]
     if not found:
-        raise InvalidRequestError(unknown_namespace(wanted, [(each.fingerprint, each.layout.name) for each in known]))
-    listed = listing([(each.fingerprint, each.layout.name) for each in found])
+        raise InvalidRequestError(unknown_namespace(wanted, [(each.fingerprint, each.shown_name) for each in known]))
+    listed = listing([(each.fingerprint, each.shown_name) for each in found])
     raise InvalidRequestError(f"more than one namespace fits: name one with --namespace:{listed}")
 
 
 def _print_why(why: Why, namespace: Known | None) -> None:
     if namespace is not None:
-        print_line(f"namespace {namespace.fingerprint.hex()[:12]} {shown(namespace.layout.name)}")
+        print_line(f"namespace {namespace.fingerprint.hex()[:12]} {shown(namespace.shown_name)}")
     tiers = f" ({', '.join(f'{count} in {tier}' for tier, count in why.tiers.items())})" if why.tiers else ""
     print_line(f"{why.present} of {why.asked} leading blocks are there{tiers}")
     if why.block is not None:

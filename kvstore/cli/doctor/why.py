@@ -24,6 +24,11 @@ _ONE_NAME = (
     "nothing was stored for this model yet, or it was cleared; if both names mean one model, let both engines name it"
     " alike"
 )
+_ONE_REVISION = (
+    "nothing was stored for these weights and settings yet, or it was cleared; vLLM's revision is a fingerprint of the"
+    " weights, of every setting that changes numbers (dtype, quantization, overrides), and of code that"
+    " --trust-remote-code runs: let these agree"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,22 @@ class Known:
 
     layout: Layout
     fingerprint: bytes
+    name: str = ""
+    """As the node shows it; empty: as the layout has it."""
+    labels: tuple[str, ...] = ()
+    """What its model is called there."""
+
+    @property
+    def shown_name(self) -> str:
+        """For people."""
+        return self.name or self.layout.name
+
+    def is_of_another_model(self, other: Known) -> bool:
+        """Whether another namespace's model has another name, or other weights and no name in common."""
+        if self.layout.model != other.layout.model:
+            return True
+        named = bool(self.labels and other.labels) and not set(self.labels) & set(other.labels)
+        return named and self.layout.revision != other.layout.revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +111,14 @@ def why_missed(prompt: Prompt, namespace: Known | None, known: Sequence[Known], 
         return replace(why, reason=reason, advice=_MORE_ROOM)
     if (other := _elsewhere(hashes[present], namespace, known, ask)) is not None:
         name, values = next(iter(different_fields(namespace.layout, other.layout).items()))
-        if other.layout.model != namespace.layout.model:
-            more += (
-                f"; the model {other.layout.model!r} has pages of the same tokens, which are of no use to another model"
-            )
+        if namespace.is_of_another_model(other):
+            model = other.labels[0] if other.labels else other.layout.model
+            more += f"; the model {model!r} has pages of the same tokens, which are of no use to another model"
             return _never_seen(why, prompt, namespace, known, ask, more)
         return replace(
             why,
             key_field=name,
-            reason=f"another namespace has it: {other.layout.name!r}, which differs in"
+            reason=f"another namespace has it: {other.shown_name!r}, which differs in"
             f" {_shown(different_fields(namespace.layout, other.layout))}{more}",
             advice=f"let both engines agree on {name} ({values[0]!r} is asked for, {values[1]!r} is stored)",
         )
@@ -116,7 +136,7 @@ def _never_seen(why: Why, prompt: Prompt, namespace: Known, known: Sequence[Know
                     return replace(
                         why,
                         key_field="block_size",
-                        reason=f"{hits} of its blocks are there in blocks of {size} tokens: {other.layout.name!r}",
+                        reason=f"{hits} of its blocks are there in blocks of {size} tokens: {other.shown_name!r}",
                         advice=f"give engines one block size (--block-size {size})",
                     )
         if prompt.extra_keys:
@@ -167,16 +187,24 @@ def _unknown_namespace(prompt: Prompt, known: Sequence[Known], ask: AskNode) -> 
     return replace(
         why,
         key_field=next(iter(differ), ""),
-        reason=f"the node has no namespace {layout.name!r}; the nearest is {nearest[0].layout.name!r}, which differs in"
+        reason=f"the node has no namespace {layout.name!r}; the nearest is {nearest[0].shown_name!r}, which differs in"
         f" {_shown(differ)}",
-        advice=_ONE_NAME if "model" in differ else "let both engines agree on that, or fill this namespace first",
+        advice=_ONE_NAME
+        if "model" in differ
+        else _ONE_REVISION
+        if "revision" in differ
+        else "let both engines agree on that, or fill this namespace first",
     )
 
 
 def _elsewhere(block_hash: bytes, namespace: Known, known: Sequence[Known], ask: AskNode) -> Known | None:
-    """A namespace that has this block, the one that differs least first."""
+    """A namespace that has this block: of the same model before others, the one that differs least first."""
+
+    def distance(other: Known) -> tuple[bool, int]:
+        return namespace.is_of_another_model(other), len(different_fields(namespace.layout, other.layout))
+
     others = [each for each in known if each.fingerprint != namespace.fingerprint]
-    for each in sorted(others, key=lambda other: len(different_fields(namespace.layout, other.layout))):
+    for each in sorted(others, key=distance):
         if ask(each.fingerprint, [block_hash])[0][0] is not None:
             return each
     return None

@@ -250,9 +250,9 @@ class RemoteControl:
         """Whether the node has answered a call."""
         return self._connection.answered
 
-    def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
+    def open_namespace(self, layout: Layout, durability: str, label: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
-        request = pb.OpenNamespaceRequest(layout=layout.to_json(), durability=durability)
+        request = pb.OpenNamespaceRequest(layout=layout.to_json(), durability=durability, label=label)
         reply = self._connection.call(self._connection.stub.OpenNamespace, request, timeout)
         arena_folder = self._arena_folder(reply.arena_directory, reply.arena_beside_socket)
         return OpenedNamespace(layout, reply.fingerprint, reply.batch_pages, arena_folder, reply.number, reply.edition)
@@ -330,6 +330,7 @@ class RemoteControl:
                     each.age_seconds,
                     each.idle_seconds,
                     dict(each.counters),
+                    tuple(each.labels),
                 )
                 for each in reply.namespaces
             ),

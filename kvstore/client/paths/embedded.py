@@ -86,10 +86,10 @@ class EmbeddedStore(Path):
         return None if self._inherited else arena.pages.reshape(-1, arena.unit_bytes)
 
     @uninterrupted
-    def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
+    def open_namespace(self, layout: Layout, durability: str, label: str, timeout: float) -> OpenedNamespace:
         """Name the layout of this client's pages."""
         with self._used():
-            known = self._store.open_namespace(layout, durability)
+            known = self._store.open_namespace(layout, durability, label=label)
             directory = str(self._store.arena.directory)
             return OpenedNamespace(layout, known.fingerprint, self._store.batch_pages(known), directory)
 

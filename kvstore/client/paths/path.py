@@ -107,8 +107,8 @@ class Control(Protocol):
         """Whether the store has answered a call; one inside this process needs none."""
         ...
 
-    def open_namespace(self, layout: Layout, durability: str, timeout: float) -> OpenedNamespace:
-        """Name the layout of this client's pages."""
+    def open_namespace(self, layout: Layout, durability: str, label: str, timeout: float) -> OpenedNamespace:
+        """Name the layout of this client's pages, and what people call its model."""
         ...
 
     def lookup(self, queries: Sequence[tuple[bytes, Sequence[bytes]]], timeout: float) -> list[bytes]:

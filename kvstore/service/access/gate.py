@@ -241,6 +241,8 @@ class Access:
                 f"the token {grant.name} is for {whose}, and this layout's tenant is {tenant!r}: open it with the"
                 " token's own tenant"
             )
+        if WRITE not in grant.rights:
+            request.label = ""  # it may bring another rule
         if WRITE not in grant.rights and self._namespace(layout.fingerprint) is None:
             raise PermissionDeniedError(
                 f"nobody has opened this namespace yet: a new one needs the right {WRITE!r}, which the token"

@@ -48,7 +48,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         """Name the layout of a client's pages."""
         edition = self._store.arena.edition  # before: a namespace that is dropped meanwhile is then out of date
         every = self._access.caller(context).every
-        known = self._store.open_namespace(Layout.from_json(request.layout), request.durability, of_tenant=not every)
+        layout, durability = Layout.from_json(request.layout), request.durability
+        known = self._store.open_namespace(layout, durability, label=request.label, of_tenant=not every)
         batch_pages = self._store.batch_pages(known)
         if not every:  # who can't map the arena has no use for the rest
             return pb.OpenNamespaceReply(fingerprint=known.fingerprint, batch_pages=batch_pages)

@@ -62,13 +62,14 @@ class Wanted(NamedTuple):
     def among(self, namespaces: Sequence[NamespaceStatus]) -> tuple[list[NamespaceStatus], int]:
         """The namespaces that are asked for, at most ``MOST_LISTED``, and how many the filter finds.
 
-        A filter finds what has it in its name, whatever its case, or begins its fingerprint. What has nothing in the
-        column stands at the end either way.
+        A filter finds what has it in its name or in a label, whatever its case, or begins its fingerprint. What has
+        nothing in the column stands at the end either way.
         """
         found = [
             each
             for each in namespaces
-            if self.filter in each.name.lower() or each.fingerprint.hex().startswith(self.filter)
+            if any(self.filter in name.lower() for name in (each.name, *each.labels))
+            or each.fingerprint.hex().startswith(self.filter)
         ]
         value = _COLUMNS[self.sort]
         found.sort(key=lambda each: each.name.lower())
@@ -83,6 +84,7 @@ def row_of(each: NamespaceStatus) -> dict[str, object]:
     return {
         "fingerprint": each.fingerprint.hex(),
         "name": each.name,
+        "labels": list(each.labels),
         "used": dict(each.used_bytes),
         "idle": each.idle_seconds,
         "counters": dict(each.counters),

@@ -431,6 +431,7 @@ class TestStatus:
                     **dict.fromkeys(("looked_up", "found_arena", "found_disk", "found_redis"), 0),
                     "stored": 2,
                 },
+                "labels": [],
             }
         ]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,10 +66,73 @@ def test_the_first_rule_that_matches_counts() -> None:
     rules = parse_rules(
         [{"match": "llama*", "arena": "1MiB"}, {"match": "*tenant b", "disk": 5}, {"durability": "disk"}]
     )
-    assert rule_for(rules, "llama-8b · tenant b").quotas == {"arena": 1 << 20}
-    assert rule_for(rules, "qwen · tenant b").quotas == {"disk": 5}
-    assert rule_for(rules, "qwen").durability == "disk"
-    assert rule_for(rules[:2], "qwen") == NO_RULE
+    qwen = layout_of("qwen", FRAME)
+    assert rule_for(rules, replace(layout_of("llama-8b", FRAME), tenant="b")).quotas == {"arena": 1 << 20}
+    assert rule_for(rules, replace(qwen, tenant="b")).quotas == {"disk": 5}
+    assert rule_for(rules, qwen).durability == "disk"
+    assert rule_for(rules[:2], qwen) == NO_RULE
+
+
+@pytest.mark.parametrize(
+    ("match", "follows"),
+    [
+        ("chat", True),
+        ("chat-*", False),
+        ("chat@r1 · block 16 · *", True),
+        ("acme/c[a-z]at", True),
+        ("LlamaForCausalLM@r1 *", True),
+        ("Qwen*", False),
+        ("{12}", True),
+        ("{64}", True),
+        ("{11}", False),  # it could be somebody's name
+        ("{11}*", False),
+        ("0" * 64, False),
+    ],
+)
+def test_a_rule_names_a_model_by_any_label_or_by_its_fingerprint(match: str, follows: bool) -> None:
+    layout = replace(layout_of("LlamaForCausalLM", FRAME), revision="r1")
+    digits = layout.fingerprint.hex()
+    for count in (11, 12, 64):
+        match = match.replace(f"{{{count}}}", digits[:count])
+    rules = parse_rules([{"match": match, "disk": 5}, {"match": "chat*", "disk": 7}])
+    assert rule_for(rules, layout, ["chat", "acme/chat"]).quotas == {"disk": 5 if follows else 7}
+    assert rule_for(rules[1:], layout) == NO_RULE
+
+
+def test_a_label_that_comes_later_brings_the_rule_that_names_it_with_pages_there(open_store: OpenStore) -> None:
+    rules = [{"match": "second*", "arena": 4 * FRAME}, {"match": "first*", "arena": 8 * FRAME}]
+    store = open_store(64, rules=parse_rules(rules))
+    layout = layout_of("LlamaForCausalLM", FRAME)
+    known = store.open_namespace(layout, label="first")
+    put_all(store, known, range(20))
+    assert len(here(store, known, range(20))) == 8
+    assert store.open_namespace(layout, label="third").labels == ("first", "third")
+    assert store.statistics().namespaces[0].quota_bytes == {"arena": 8 * FRAME}
+    store.open_namespace(layout, label="second")
+    assert store.statistics().namespaces[0].quota_bytes == {"arena": 4 * FRAME}
+    put_all(store, known, [20])
+    assert len(here(store, known, range(21))) == 4
+    store.check_integrity()
+
+
+def test_the_first_quota_that_a_label_brings_counts_from_the_next_migration_on(open_store: OpenStore) -> None:
+    store = open_store(64, rules=parse_rules([{"match": "second*", "arena": 4 * FRAME}]))
+    layout = layout_of("LlamaForCausalLM", FRAME)
+    known = store.open_namespace(layout, label="first")
+    put_all(store, known, range(20))
+    store.open_namespace(layout, label="second")
+    store.migrate_orders(threading.Event())
+    put_all(store, known, [20])
+    assert len(here(store, known, range(21))) == 4
+    store.check_integrity()
+
+
+def test_a_label_that_comes_later_makes_a_namespace_durable(open_store: OpenStore, tier: MemoryTier) -> None:
+    store = open_store(64, [tier], rules=parse_rules([{"match": "second*", "durability": "disk"}]))
+    layout = layout_of("LlamaForCausalLM", FRAME)
+    assert store.open_namespace(layout, label="first").durability == ""
+    assert store.open_namespace(layout, label="second").durability == "disk"
+    assert store.open_namespace(layout, label="first").durability == "disk"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +161,7 @@ def test_a_quota_below_one_page_is_found_padding_included() -> None:
 
 
 def test_a_quota_below_one_page_is_said_with_both_sizes(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_quotas_below_a_page(NamespaceRule(match="small*", arena=FRAME), layout_of("small", 2 * FRAME))
+    warn_of_quotas_below_a_page(NamespaceRule(match="small*", arena=FRAME), "small", 2 * FRAME)
     [record] = caplog.records
     assert "its arena quota of 4 KiB (rule 'small*') is smaller than one page, which takes 8 KiB" in record.getMessage()
 

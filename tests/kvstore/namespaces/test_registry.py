@@ -323,3 +323,55 @@ def test_what_counts_for_all_counts_for_one_that_is_being_opened(arena: Path) ->
     known.open(layout("a"), apply_rules=apply_while_that_changes)
     everyone.join(60)
     assert applied == {"a": "behind"}
+
+
+def test_a_namespace_keeps_its_first_label_and_those_that_were_used_last(arena: Path) -> None:
+    known = NamespaceRegistry([arena])
+    assert known.open(layout("a")).name == layout("a").name
+    for number in range(20):
+        known.open(layout("a"), label=f"label {number}")
+    named = known.open(layout("a"), label="label 15")
+    assert named.labels == ("label 0", "label 15", *(f"label {number}" for number in (19, 18, 17, 16, 14, 13)))
+    assert known.open(layout("a"), label="label 0").labels == known.open(layout("a")).labels == named.labels
+    assert named.name == layout("a").named("label 0") == "label 0 · block 16 · group 0"
+
+
+def test_labels_outlive_the_node_in_each_folder(arena: Path, disk: Path) -> None:
+    known = NamespaceRegistry([arena, disk])
+    for label in ("one", "two"):
+        known.open(layout("a"), label=label)
+    assert NamespaceRegistry([arena, disk]).open(layout("a")).labels == ("one", "two")
+    (arena / "namespaces.json").unlink()
+    assert NamespaceRegistry([arena, disk]).open(layout("a")).labels == ("one", "two")
+
+
+def test_no_file_is_written_for_a_label_that_is_known(arena: Path) -> None:
+    known = NamespaceRegistry([arena])
+    for label in ("one", "two", "three"):
+        known.open(layout("a"), label=label)
+    before = (arena / "namespaces.json").stat().st_ino
+    assert known.open(layout("a"), label="two").labels == ("one", "two", "three")
+    assert (arena / "namespaces.json").stat().st_ino == before
+
+
+def test_what_can_not_be_a_label_in_a_register_costs_no_page(arena: Path) -> None:
+    known = NamespaceRegistry([arena])
+    known.open(layout("a"), label="one")
+    path = arena / "namespaces.json"
+    register = json.loads(path.read_text())
+    for labels, left in (
+        (["a\nb", 7, "", "x" * 300, "two", "two"], ("two",)),
+        (3, ()),
+        ([f"{number}" for number in range(99)], tuple("01234567")),
+    ):
+        register["namespaces"][0]["labels"] = labels
+        path.write_text(json.dumps(register))
+        assert NamespaceRegistry([arena]).open(layout("a")).labels == left
+
+
+def test_a_label_is_not_taken_from_a_layout_that_is_refused(arena: Path) -> None:
+    known = NamespaceRegistry([arena])
+    known.open(layout("a"), label="one")
+    with pytest.raises(LayoutMismatchError, match="namespace 'one · block 16"):
+        known.open(layout("a", 8192), label="two")
+    assert known.open(layout("a")).labels == ("one",)

@@ -167,7 +167,8 @@ function showNamespaces(data) {
   el("previous").onclick = () => change({from: String(Math.max(0, data.namespaces_from - data.namespaces_at_once))});
   el("next").onclick = () => change({from: String(last)});
   fill("namespaces", data.namespaces.map((each) => {
-    const name = cell(undefined), button = made("button", each.name, "link");
+    const others = each.labels.slice(1).join(", ");
+    const name = cell(undefined), button = made("button", each.name + (others && ` (also ${others})`), "link");
     button.type = "button";
     button.dataset.key = each.fingerprint;
     button.setAttribute("aria-expanded", String(each.fingerprint === view.namespace));
@@ -196,7 +197,7 @@ function showNamespace(told) {
   const tiers = Object.entries(told.used).map(([tier, used]) =>
     [TIER_NAMES[tier] || tier, bytes(used) + (told.quota[tier] ? ` of a quota of ${bytes(told.quota[tier])}` : "")]);
   const layout = Object.entries(told.layout).filter(([, value]) => value !== "" && value !== null).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : value]);
-  const facts = [["fingerprint", told.fingerprint], ...layout, ...tiers,
+  const facts = [["fingerprint", told.fingerprint], ...(told.labels.length ? [["called", told.labels.join(", ")]] : []), ...layout, ...tiers,
     ["pages in the arena", `${count(told.arena_pages)} of ${bytes(told.page_bytes)}, ${count(told.pinned)} pinned`],
     ["durability", told.durability || "as other pages"],
     ["opened first", duration(told.age) + " ago"], ["unused for", duration(told.idle)],

@@ -95,6 +95,25 @@ def test_what_left_is_told_though_another_namespace_has_it() -> None:
             assert way in why.advice
 
 
+def test_models_of_one_architecture_are_told_apart_by_what_they_are_called() -> None:
+    """Their layouts differ in the fingerprint of their weights and settings alone."""
+    kind = Layout(model="LlamaForCausalLM", revision="r1", block_size=4, page_bytes=4096)
+    tuned, requantized = (dataclasses.replace(kind, revision=revision) for revision in ("r2", "r3"))
+    narrow = dataclasses.replace(requantized, dtype="float16")
+    node = Node()
+    for layout, labels in ((kind, ("chat", "copy")), (tuned, ("tuned",)), (narrow, ("x", "copy"))):
+        node.known.append(Known(layout, layout.fingerprint, layout.named(labels[0]), labels))
+    for layout in (tuned, narrow):
+        node.has(layout, hash_blocks(TOKENS, 4))
+    why = node.why(Prompt(tokens=TOKENS), kind)
+    assert why.key_field == "revision"
+    assert why.reason.startswith("another namespace has it: 'x@r3 · block 4 · float16 · group 0', which differs in")
+    node.known.pop()
+    why = node.why(Prompt(tokens=TOKENS), kind)
+    assert why.key_field == ""
+    assert "the model 'tuned' has pages of the same tokens, which are of no use to another model" in why.reason
+
+
 def test_another_model_has_pages_of_no_use() -> None:
     there = other(model="gpt")
     node = Node(LAYOUT, there)

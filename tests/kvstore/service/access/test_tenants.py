@@ -640,3 +640,13 @@ def test_foreign_and_absent_take_the_same_way(tenants):
     with pytest.raises(UnknownNamespaceError):
         b = tenants.node.access.accept(f"Bearer {token_of('b')}")
         tenants.node.access.check_pages(b, pages.fingerprint, "read")
+
+
+@pytest.mark.parametrize(("name", "labels"), [("b-reader", ("first",)), ("b-writer", ("first", "second"))])
+def test_who_may_only_read_brings_no_label(tenants, name, labels):
+    """It could bring another rule."""
+    with tenants.client("b") as owner, tenants.client(name) as caller:
+        pages = owner.namespace(layout_of("b"), label="first")
+        assert pages.store(hashes_of(1), DATA[:1]).stored == 1
+        assert caller.namespace(layout_of("b"), label="second").lookup(hashes_of(1)).prefix == 1
+        assert [each.labels for each in owner.status().namespaces] == [labels]
