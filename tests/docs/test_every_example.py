@@ -47,6 +47,7 @@ NOT_RUN = {
     r"(vllm|python -m vllm\S*) ": "vLLM",
     r"curl \S+ localhost:8000/(v1|metrics)": "vLLM's answers",
     r"(/opt/kvstore/bin/)?pip install ": "it installs packages",
+    r"python3 -m pip ": "it fetches packages, or installs them for another Python",
     r"python3 -m venv /opt/": "it writes where all users see it",
     r"kvstore docs \S+ >/etc/": "it writes where all users see it",
     r"kvstore status --url kvs://cache-1": "a host of that name; test_security_document.py does what is written there",
