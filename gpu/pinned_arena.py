@@ -20,7 +20,7 @@ from kvstore.gpu.registering_turns import PAUSE, Turns
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 << 20
-"""What is registered at once, about: some 30 ms, at the 10 GB/s that have been measured.
+"""What is registered at once, about: some 30 ms, at the 10 GB/s that others report.
 
 Other calls of the process to CUDA wait meanwhile, a decode step's among them, and so does an end. The first chunks are
 the ones that a node fills first, and copies from and to them are fast at once. A driver has a limit, too: 512 GiB for

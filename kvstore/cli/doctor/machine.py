@@ -140,7 +140,7 @@ def check_limits(
             "memlock",
             WARN,
             f"{shown}, the arena has {format_size(config.arena)}",
-            "if the engine's log says that the arena could not be registered: `ulimit -l unlimited`,"
+            "if the engine's log says `the arena is not pinned`: `ulimit -l unlimited`,"
             " LimitMEMLOCK=infinity, or `docker run --ulimit memlock=-1` for the engine; copies work without, slower",
         )
     else:

@@ -118,3 +118,10 @@ def test_integrity_finds_what_does_not_add_up() -> None:
     slabs.free(frame)
     with pytest.raises(AssertionError):
         slabs.check_integrity({})
+
+
+@pytest.mark.parametrize("unit_frames", [16, 100, 16384])
+def test_a_slot_of_a_sixteenth_of_a_unit_or_less_never_lies_across_two(unit_frames: int) -> None:
+    # A device registers the arena in parts that are whole units, and a page across two of them is copied more slowly.
+    for frames in range(1, unit_frames // 16 + 1):
+        assert Slabs(1024, unit_frames).shape(frames) == 1
