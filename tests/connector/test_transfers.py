@@ -81,6 +81,68 @@ def test_a_copy_is_waited_for_unless_its_blocks_are_given_away(step: str, now: S
     assert not table.is_copying
 
 
+class UnderWay:
+    """A copy on a device."""
+
+    is_done = False
+
+    def wait(self) -> None:
+        raise AssertionError("nobody waits under the table's lock")
+
+    end = wait
+
+
+@pytest.mark.parametrize(
+    ("step", "now", "behind_the_copies"),
+    [
+        ("revoked", State.OVER, State.OVER),
+        ("withdrawn", State.OVER, State.OVER),
+        ("late", State.COPYING, State.CALLING),
+        ("given up", State.COPYING, State.OVER),
+        ("stopped", State.COPYING, State.OVER),
+    ],
+)
+def test_copies_that_go_on_while_the_thread_calls_are_waited_for_and_the_call_is_not(
+    step: str, now: State, behind_the_copies: State
+) -> None:
+    table: Table = TransferTable(9, lambda: None)
+    transfer = transfer_in(table, State.COPYING)
+    first, second = UnderWay(), UnderWay()
+    for copy in (first, second):
+        table.add_copy(copy)
+        table.end_copy()
+        assert transfer.state is State.COPYING
+        table.begin_copy(transfer)
+    table.end_copy()
+    STEPS[step](table, transfer)
+    assert transfer.state is now
+    assert table.is_copying
+    assert table.copies_by_itself
+    first.is_done = True
+    table.look()
+    assert transfer.state is now
+    assert not table.begin_copy(transfer) or step == "late", "the thread would go on with it"
+    table.end_copy()
+    second.is_done = True
+    assert not table.is_copying
+    table.look()
+    assert transfer.state is behind_the_copies
+    assert table.advance(transfer, 1, 0.0) == (step == "late"), "pages that nobody wants any more count for nothing"
+
+
+@pytest.mark.parametrize("step", ["late", "given up", "stopped"])
+def test_whoever_ends_a_transfer_finds_out_that_its_copies_are_done(step: str) -> None:
+    table: Table = TransferTable(9, lambda: None)
+    transfer = transfer_in(table, State.COPYING)
+    copy = UnderWay()
+    table.add_copy(copy)
+    table.end_copy()
+    copy.is_done = True
+    assert transfer.state is State.COPYING
+    STEPS[step](table, transfer)
+    assert transfer.over
+
+
 def test_what_is_left_of_a_transfer_takes_its_place() -> None:
     table: Table = TransferTable(9, lambda: None)
     first = transfer_in(table, State.COPYING)

@@ -72,6 +72,10 @@ class Event:
     def synchronize(self) -> None:
         self.cuda.log.append(f"wait for {self.stream.name} on {self.cuda.device}")
 
+    def query(self) -> bool:
+        self.cuda.log.append(f"look at {self.stream.name} on {self.cuda.device}")
+        return False
+
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
@@ -123,6 +127,7 @@ def test_copies_wait_for_the_mark_and_not_for_what_was_queued_behind_it(cuda: Cu
 
     (done,) = streams.queue("gather", [lambda: None], mark)
     mark.synchronize()
+    assert not done.query()
     done.synchronize()
 
     assert cuda.log == [
@@ -130,6 +135,7 @@ def test_copies_wait_for_the_mark_and_not_for_what_was_queued_behind_it(cuda: Cu
         "copies 1 wait for another",
         "copies 1: event",
         "wait for another on cuda:1",
+        "look at copies 1 on cuda:1",
         "wait for copies 1 on cuda:1",
     ]
     assert cuda.device == FIRST
