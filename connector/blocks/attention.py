@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvstore.connector.blocks.block import KVCacheBlock
 from kvstore.connector.blocks.request import Request
@@ -30,13 +30,13 @@ class FullAttentionManager(SingleTypeKVCacheManager[FullAttentionSpec]):
             del column[length // self.block_size :]
         return columns, length
 
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Lets the request's full blocks before token ``num_tokens`` be found by others.
+    def cache_blocks(self, request: Request, num_tokens: int, boundaries: Collection[int] = ()) -> None:
+        """Lets the request's full blocks before token ``num_tokens`` be found by others, wherever they end.
 
         Where hashes are closer together than blocks are long, the end of the prompt is noted too, for those who follow
         the events: no hit here ends inside a block.
         """
-        super().cache_blocks(request, num_tokens)
+        super().cache_blocks(request, num_tokens, boundaries)
         if self.hashes_per_block > 1:
             self._cache_prompt_tail(request, num_tokens)
 
@@ -94,23 +94,31 @@ class SlidingWindowManager(SingleTypeKVCacheManager[SlidingWindowSpec]):
         return self._hit(source, start, rows[::-1][: max(end - start, 0)])
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """Those before the window of the next token."""
-        return max(0, num_computed_tokens - self.spec.sliding_window + 1)
+        """Those before the window of the next token and the tokens that are kept besides."""
+        return max(0, num_computed_tokens - self.spec.sliding_window + 1 - self.spec.extra_retained_tokens)
 
     def _aligned_down(self, num_blocks: int) -> int:
         while num_blocks > 0 and not self._is_aligned(num_blocks):
             num_blocks -= 1
         return max(num_blocks, 0)
 
-    def _findable(self, first: int, last: int) -> Iterable[int]:
-        """The blocks that lie within a window before a place where hits may end: no hit ever asks for the others."""
+    def _findable(self, first: int, last: int, boundaries: Collection[int]) -> Iterable[int]:
+        """The blocks that lie within a window before a place where hits may end: no hit ever asks for the others. With
+        a retention interval, before such a place that is kept."""
         needed = self._blocks_for_hit(drop_last=self._settings.use_eagle)
-        per_alignment = self._alignment // self.block_size
-        if needed >= per_alignment:
-            return range(first, last)
         # With a block to drop, a hit begins with the block behind the place where it may end.
         shift = int(self._settings.use_eagle)
-        return [i for i in range(max(first, shift), last) if (i - shift) % per_alignment >= per_alignment - needed]
+        found: set[int] = set()
+        if self._retention != 0:
+            per_segment = (self._retention or self._alignment) // self.block_size
+            if needed >= per_segment:
+                return range(first, last)
+            found.update(i for i in range(max(first, shift), last) if (i - shift) % per_segment >= per_segment - needed)
+        if self._retention is not None:
+            for boundary in boundaries:
+                end = boundary // self._alignment * self._alignment // self.block_size + shift
+                found.update(range(max(first, end - needed), min(last, end)))
+        return sorted(found)
 
     def _cap_admission(self, num_blocks: int) -> int:
         """Blocks that leave the window are freed as a prompt is computed in pieces."""
@@ -167,7 +175,7 @@ class CrossAttentionManager(SingleTypeKVCacheManager[CrossAttentionSpec]):
     def allocate_external_computed_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Nothing comes from elsewhere."""
 
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+    def cache_blocks(self, request: Request, num_tokens: int, boundaries: Collection[int] = ()) -> None:
         """Nothing is found by others."""
 
     def complete_load(self, request_id: str, num_computed_tokens: int) -> None:

@@ -57,9 +57,14 @@ class KVCacheConfig:
     """Blocks in the engine's KV tensors, the null block (id 0) included."""
     kv_cache_groups: tuple[KVCacheGroupSpec, ...]
     """None for a model without attention."""
+    prefix_cache_retention_interval: int | None = None
+    """Where windows and recurrent states are kept for others: None: wherever a hit may end. 0: where a prompt comes to
+    its end, and where prompts part. More: there, and once in so many tokens, a multiple of where hits may end."""
 
     def __post_init__(self) -> None:
         check_at_least(1, num_blocks=self.num_blocks)
+        if self.prefix_cache_retention_interval is not None:
+            check_at_least(0, prefix_cache_retention_interval=self.prefix_cache_retention_interval)
         names = [name for group in self.kv_cache_groups for name in group.layer_names]
         if len(set(names)) != len(names):
             twice = next(name for index, name in enumerate(names) if name in names[:index])

@@ -37,17 +37,27 @@ from kvstore.connector.blocks.specs import (
 )
 from kvstore.errors import ConfigError
 
-GroupHit = tuple[tuple[list[KVCacheBlock], ...], int]
-"""The blocks of a hit, by group, and its length in tokens."""
+GroupHit = tuple[tuple[list[KVCacheBlock], ...], int, int]
+"""The blocks of a hit, by group; its length in tokens; and the longest one that some group had on the way to it."""
 
 
 class KVCacheCoordinator(ABC):
     """The groups' managers, which share a pool.
 
     With ``use_eagle`` hits are shortened for a drafting head: in the groups that say so, or in all where none does.
+    Of ``num_prefill_lookahead`` drafting modules each reads one token further ahead than the one before it, so that the
+    KV of the last tokens is final only when the tokens behind them are computed.
     """
 
-    def __init__(self, config: KVCacheConfig, pool: BlockPool, limits: Limits, *, use_eagle: bool) -> None:
+    def __init__(
+        self,
+        config: KVCacheConfig,
+        pool: BlockPool,
+        limits: Limits,
+        *,
+        use_eagle: bool,
+        num_prefill_lookahead: int = 0,
+    ) -> None:
         self.pool = pool
         self.block_sizes = config.block_sizes(limits.context_parallel_size)
         self.hash_block_size = config.hash_block_size(limits.context_parallel_size)
@@ -56,6 +66,13 @@ class KVCacheCoordinator(ABC):
         if use_eagle and not eagle:
             eagle = set(range(len(config.kv_cache_groups)))
         self._eagle_groups = self._spread_eagle(config, eagle)
+        self._retention = _check_retention(config, self.scheduler_block_size)
+        self._num_unsettled = max(num_prefill_lookahead - 1, 0)
+        if pool.enable_caching and self._eagle_groups and num_prefill_lookahead > self.scheduler_block_size:
+            raise ConfigError(
+                f"num_prefill_lookahead must not be above the {self.scheduler_block_size} tokens at whose multiples"
+                f" hits end, got {num_prefill_lookahead}: no more than a block of each hit is computed again"
+            )
         self.managers: tuple[SingleTypeKVCacheManager[Any], ...] = tuple(
             _manager(
                 first_spec(group),
@@ -68,6 +85,7 @@ class KVCacheCoordinator(ABC):
                     use_eagle=index in self._eagle_groups,
                     any_eagle=use_eagle,
                     limits=limits,
+                    retention_interval=self._retention,
                 ),
             )
             for index, group in enumerate(config.kv_cache_groups)
@@ -148,8 +166,15 @@ class KVCacheCoordinator(ABC):
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Lets the request's full blocks below ``num_computed_tokens`` be found by others."""
+        boundaries = self._boundaries(request) if self._retention is not None else ()
         for manager in self.managers:
-            manager.cache_blocks(request, self._num_cacheable_tokens(manager, num_computed_tokens))
+            manager.cache_blocks(request, self._num_cacheable_tokens(manager, num_computed_tokens), boundaries)
+
+    def note_reused(self, request: Request, blocks: Sequence[Sequence[KVCacheBlock]]) -> None:
+        """Notes a hit; see :meth:`SingleTypeKVCacheManager.note_reused`."""
+        for manager, hit in zip(self.managers, blocks, strict=True):
+            if hit:
+                manager.note_reused(request, len(hit))
 
     def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
         """Frees the blocks that no token behind ``num_processed_tokens`` needs."""
@@ -211,9 +236,19 @@ class KVCacheCoordinator(ABC):
         """The groups whose hits are shortened, given those that say so."""
         return eagle
 
+    def _boundaries(self, request: Request) -> set[int]:
+        """Where others may go on that begin with this request's prompt: the same prompt once more (its last token is
+        computed again), a longer one, one that parts from it where another did."""
+        num_tokens, step = request.num_prompt_tokens, self.scheduler_block_size
+        if self._eagle_groups:  # hits end a block earlier
+            boundaries = {max(end // step * step - step, 0) for end in (num_tokens - 1, num_tokens)}
+        else:
+            boundaries = {num_tokens - 1}
+        return boundaries | ({request.shared_prefix_boundary} - {0})
+
     def _num_cacheable_tokens(self, manager: SingleTypeKVCacheManager[Any], num_computed_tokens: int) -> int:
-        """Leading tokens whose blocks a hit may ask for."""
-        return num_computed_tokens
+        """Leading tokens whose KV is final and whose blocks a hit may ask for."""
+        return max(num_computed_tokens - self._num_unsettled, 0)
 
 
 class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
@@ -221,7 +256,7 @@ class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
 
     def find_longest_cache_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
         """Nothing."""
-        return tuple([] for _ in self.managers), 0
+        return tuple([] for _ in self.managers), 0, 0
 
     def find_longest_held(self, request_id: str, max_length: int, unusable: Collection[int]) -> int:
         """The tokens before the first block that is unusable, where there is one group; otherwise nothing."""
@@ -248,7 +283,7 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
         (blocks,), length = self.managers[0].find_longest_cache_hit(
             source, max_length, drop_last=0 in self._eagle_groups
         )
-        return (blocks,), length
+        return (blocks,), length, length
 
     def find_longest_held(self, request_id: str, max_length: int, unusable: Collection[int]) -> int:
         """The group's own answer."""
@@ -278,8 +313,16 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
     the hashes' step; such tails are never hit there without copy-on-write, and are left out here.)
     """
 
-    def __init__(self, config: KVCacheConfig, pool: BlockPool, limits: Limits, *, use_eagle: bool) -> None:
-        super().__init__(config, pool, limits, use_eagle=use_eagle)
+    def __init__(
+        self,
+        config: KVCacheConfig,
+        pool: BlockPool,
+        limits: Limits,
+        *,
+        use_eagle: bool,
+        num_prefill_lookahead: int = 0,
+    ) -> None:
+        super().__init__(config, pool, limits, use_eagle=use_eagle, num_prefill_lookahead=num_prefill_lookahead)
         groups_of: dict[KVCacheSpec, list[int]] = {}
         for manager in self.managers:
             groups_of.setdefault(manager.spec, []).append(manager.group_id)
@@ -322,6 +365,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         """
         hits: dict[int, list[KVCacheBlock]] = {manager.group_id: [] for manager in self.managers}
         full_lengths: dict[int, int] = {}
+        longest = 0
         dropped: set[int] = set()
         sources = [source_of(kind) for kind in self._kinds]
         # With full attention and one other kind, what the other one finds is a prefix of what full attention found.
@@ -343,6 +387,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
                 elif found < current:
                     dropped.clear()
                 current = found
+                longest = max(longest, found)
                 hits.update(zip(kind.group_ids, columns, strict=True))
                 if kind.is_full_attention:
                     full_lengths[index] = found
@@ -355,7 +400,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
             if kind.is_full_attention:
                 for group_id in kind.group_ids:
                     del hits[group_id][length // kind.manager.block_size :]
-        return tuple(hits[manager.group_id] for manager in self.managers), length
+        return tuple(hits[manager.group_id] for manager in self.managers), length, longest
 
     def _spread_eagle(self, config: KVCacheConfig, eagle: set[int]) -> set[int]:
         """Groups with equal specs are searched together: what holds for one holds for all of them."""
@@ -363,14 +408,24 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         return {index for index, spec in enumerate(specs) if any(spec == specs[other] for other in eagle)}
 
     def _num_cacheable_tokens(self, manager: SingleTypeKVCacheManager[Any], num_computed_tokens: int) -> int:
-        aligned = num_computed_tokens - num_computed_tokens % self.scheduler_block_size
+        aligned = self._aligned(num_computed_tokens)
         if aligned and manager.group_id in self._eagle_groups:
-            return min(num_computed_tokens, aligned + manager.block_size)  # one more, to be matched and dropped
+            final = super()._num_cacheable_tokens(manager, num_computed_tokens)
+            return min(final, self._aligned(final) + manager.block_size)  # one more, to be matched and dropped
         return aligned
+
+    def _aligned(self, num_tokens: int) -> int:
+        return num_tokens - num_tokens % self.scheduler_block_size
 
 
 def get_kv_cache_coordinator(
-    config: KVCacheConfig, pool: BlockPool, limits: Limits, *, use_eagle: bool, enable_caching: bool
+    config: KVCacheConfig,
+    pool: BlockPool,
+    limits: Limits,
+    *,
+    use_eagle: bool,
+    num_prefill_lookahead: int,
+    enable_caching: bool,
 ) -> KVCacheCoordinator:
     """The coordinator for a configuration.
 
@@ -387,12 +442,16 @@ def get_kv_cache_coordinator(
     if any(isinstance(spec, CrossAttentionSpec) for spec in specs):
         raise ConfigError("prefix caching does not go with cross_attention groups: the prompt is not all that counts")
     if len(specs) == 1:
-        coordinator = UnitaryKVCacheCoordinator(config, pool, limits, use_eagle=use_eagle)
+        coordinator = UnitaryKVCacheCoordinator(
+            config, pool, limits, use_eagle=use_eagle, num_prefill_lookahead=num_prefill_lookahead
+        )
         manager = coordinator.managers[0]
         if isinstance(manager, ChunkedLocalAttentionManager):
             _check_chunked_local(manager, coordinator.scheduler_block_size, use_eagle=use_eagle)
         return coordinator
-    return HybridKVCacheCoordinator(config, pool, limits, use_eagle=use_eagle)
+    return HybridKVCacheCoordinator(
+        config, pool, limits, use_eagle=use_eagle, num_prefill_lookahead=num_prefill_lookahead
+    )
 
 
 def _manager(spec: KVCacheSpec, pool: BlockPool, settings: GroupSettings) -> SingleTypeKVCacheManager[Any]:
@@ -408,6 +467,23 @@ def _manager(spec: KVCacheSpec, pool: BlockPool, settings: GroupSettings) -> Sin
         if isinstance(spec, kind):
             return manager(spec, pool, settings)
     raise ConfigError(f"no block manager for {type(spec).__name__}")
+
+
+def _check_retention(config: KVCacheConfig, alignment: int) -> int | None:
+    interval = config.prefix_cache_retention_interval
+    if interval:
+        kinds = [first_spec(group) for group in config.kv_cache_groups]
+        if not any(isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in kinds):
+            raise ConfigError(
+                f"prefix_cache_retention_interval is {interval} and no group has a window or recurrent states: only 0"
+                " and None have a meaning there"
+            )
+        if interval % alignment:
+            raise ConfigError(
+                f"prefix_cache_retention_interval must be a multiple of the {alignment} tokens at which hits may end,"
+                f" got {interval}"
+            )
+    return interval
 
 
 def _check_chunked_local(manager: ChunkedLocalAttentionManager, alignment: int, *, use_eagle: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvstore.connector.blocks.block import KVCacheBlock
 from kvstore.connector.blocks.hashing import BlockHash
@@ -69,10 +69,10 @@ class MambaManager(SingleTypeKVCacheManager[MambaSpec]):
             request_id, num_tokens + self.block_size * self.spec.num_speculative_blocks, num_main_tokens
         )
 
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+    def cache_blocks(self, request: Request, num_tokens: int, boundaries: Collection[int] = ()) -> None:
         """See :meth:`SingleTypeKVCacheManager.cache_blocks`."""
         first = self._num_cached.get(request.request_id, 0)
-        super().cache_blocks(request, num_tokens)
+        super().cache_blocks(request, num_tokens, boundaries)
         last = self._num_cached.get(request.request_id, 0)
         for block in self._tables.get(request.request_id, ())[first:last]:
             if block.block_hash is not None:
@@ -81,6 +81,18 @@ class MambaManager(SingleTypeKVCacheManager[MambaSpec]):
     def new_step_starts(self) -> None:
         """What was cached in the step before has been computed."""
         self._cached_in_step.clear()
+
+    def _findable(self, first: int, last: int, boundaries: Collection[int]) -> Iterable[int]:
+        """All states; with a retention interval the last ones before each place that is kept."""
+        if self._retention is None:
+            return range(first, last)
+        found: set[int] = set()
+        if self._retention:
+            per_segment = self._retention // self.block_size
+            found.update(index for index in range(first, last) if (index + 1) % per_segment == 0)
+        for boundary in boundaries:
+            found.add(boundary // self._alignment * self._alignment // self.block_size - 1)
+        return sorted(index for index in found if first <= index < last)
 
 
 class AlignedMambaManager(MambaManager):
@@ -147,9 +159,9 @@ class AlignedMambaManager(MambaManager):
         table.extend(self._pool.get_new_blocks(max(required - len(table), 0)))
         return table[before:]
 
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+    def cache_blocks(self, request: Request, num_tokens: int, boundaries: Collection[int] = ()) -> None:
         """See :meth:`SingleTypeKVCacheManager.cache_blocks`. At the end of the prompt it is done anew, as in vLLM."""
-        super().cache_blocks(request, num_tokens)
+        super().cache_blocks(request, num_tokens, boundaries)
         index, rest = divmod(num_tokens, self.block_size)
         table = self._tables.get(request.request_id, ())
         if rest or not 0 < index <= len(table) or num_tokens != self._last_prompt_boundary(request):
@@ -157,7 +169,7 @@ class AlignedMambaManager(MambaManager):
         if table[index - 1].is_null:
             return
         if table[index - 1].block_hash is None:  # it was evicted
-            self._cache(request, index - 1, index)
+            self._cache(request, index - 1, index, (num_tokens,))
         block_hash = table[index - 1].block_hash
         assert block_hash is not None
         self._cached_in_step.add(block_hash)

@@ -32,14 +32,13 @@ class KVCacheManager:
 
     Before a step is scheduled: :meth:`new_step_starts`.
 
-    Block ids, hits, events and the order of eviction are those of vLLM 0.32's manager after the same calls. Where it
-    differs:
+    Block ids, hits, events and the order of eviction are those of vLLM 0.32's manager after the same calls, with sparse
+    retention, several drafting modules and a watermark too. Where it differs:
 
     - Left out: hits that end inside a block, with their copy-on-write (vLLM has them where recurrent blocks of
-      ``"align"`` are longer than the hashes' step), zeroing of new blocks, blocks in host memory; sparse retention of
-      checkpoints, drafting by several modules, windows that keep the prompt (R-SWA), groups outside of prefix caching,
-      events for reused blocks, groups that context parallelism does not share.
-    - There is no watermark: the caller gives ``reserved_blocks``.
+      ``"align"`` are longer than the hashes' step), zeroing of new blocks, blocks in host memory; windows that
+      keep the prompt (R-SWA), groups outside of prefix caching, groups that context parallelism does not share.
+    - The watermark is the caller's ``watermark_blocks``, call by call: it knows which request waits, and beside whom.
     - A failed load of a hybrid or windowed model is not cut at the first bad block but at the last length before it at
       which every group has what it needs; shared blocks behind it are given back, not written to.
     - Chunks must be whole blocks; elsewhere a hit could end in a chunk whose beginning no one computed.
@@ -57,6 +56,8 @@ class KVCacheManager:
         max_in_flight_tokens: most tokens that are scheduled and not settled. None: ``max_model_len``.
         enable_caching: False: every lookup misses, no block is found again.
         use_eagle: drafting heads use the last hidden states: the last block of a hit is computed again.
+        num_prefill_lookahead: tokens past those computed that drafting heads read in prefill: 1, or as many as there
+            are modules that draft one after the other: a request's last tokens are cached when their KV is final.
         enable_kv_cache_events: note changes of the prefix cache for :meth:`take_events`.
         dcp_world_size: ranks that share each block while decoding.
         pcp_world_size: ranks that share each block in prefill. Both make blocks hold so many times the tokens.
@@ -73,11 +74,13 @@ class KVCacheManager:
         max_in_flight_tokens: int | None = None,
         enable_caching: bool = True,
         use_eagle: bool = False,
+        num_prefill_lookahead: int = 0,
         enable_kv_cache_events: bool = False,
         dcp_world_size: int = 1,
         pcp_world_size: int = 1,
     ) -> None:
         check_at_least(1, dcp_world_size=dcp_world_size, pcp_world_size=pcp_world_size)
+        check_at_least(0, num_prefill_lookahead=num_prefill_lookahead)
         self.config = kv_cache_config
         self.max_model_len = max_model_len
         num_groups = len(kv_cache_config.kv_cache_groups)
@@ -93,7 +96,12 @@ class KVCacheManager:
             context_parallel_size=dcp_world_size * pcp_world_size,
         )
         self._coordinator = get_kv_cache_coordinator(
-            kv_cache_config, self.pool, limits, use_eagle=use_eagle, enable_caching=enable_caching
+            kv_cache_config,
+            self.pool,
+            limits,
+            use_eagle=use_eagle,
+            num_prefill_lookahead=num_prefill_lookahead,
+            enable_caching=enable_caching,
         )
         self._nothing = KVCacheBlocks(((),) * num_groups)
         self._popped: Counter[int] = Counter()  # by block id: held for copies, by no request
@@ -125,6 +133,9 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
         """The longest prefix of a request that is in cached blocks. Changes and holds nothing.
 
+        A request may have an attribute ``kv_cache_report_mode``: with ``"full"`` each hit is told as a
+        :class:`BlockStored` event in each group, for those who come to know of requests late.
+
         Full blocks only. When all tokens hit, the last one has to be computed again, to have logits: the hit ends at
         least one token, and hence one block, earlier. Nothing is looked up for a request that says so.
 
@@ -134,8 +145,24 @@ class KVCacheManager:
         """
         if not self._looks_up(request):
             return self._nothing, 0
-        blocks, length = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1)
+        blocks, length, _ = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1)
+        if self.pool.enable_kv_cache_events and getattr(request, "kv_cache_report_mode", "incremental") == "full":
+            self._coordinator.note_reused(request, blocks)
         return self._blocks(blocks), length
+
+    def get_shared_prefix_boundary(self, request: Request) -> int:
+        """Where a request parts from one before it whose windows or states were not kept there. Changes nothing.
+
+        With a retention interval, to be asked at each lookup, and to be the request's ``shared_prefix_boundary`` from
+        then on: what the next request with this prefix needs is kept there.
+
+        Returns:
+            The longest prefix that one of the groups has, in tokens; 0 where the hit is as long.
+        """
+        if not self._looks_up(request):
+            return 0
+        _, length, longest = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1)
+        return longest if longest > length else 0
 
     def get_computed_blocks_with(self, request: Request, presence: Presence) -> tuple[KVCacheBlocks, int, int]:
         """The longest prefix of a request that is in cached blocks or in kvstore. Changes and holds nothing.
@@ -152,11 +179,12 @@ class KVCacheManager:
             kvstore; and how many more hit because of it. For :meth:`allocate_slots`; valid until the next call that
             allocates or evicts.
         """
-        blocks, num_local = self.get_computed_blocks(request)
         if not self._looks_up(request):
-            return blocks, num_local, 0
+            return self._nothing, 0, 0
+        local, num_local, _ = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1)
+        blocks = self._blocks(local)
         self._asked_remote.add(request.request_id)
-        with_remote, length = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1, presence)
+        with_remote, length, _ = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1, presence)
         if length <= num_local:
             return blocks, num_local, 0
         if not any(self.pool.remote_block in group for group in with_remote):
@@ -175,6 +203,7 @@ class KVCacheManager:
         num_encoder_tokens: int = 0,
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
+        watermark_blocks: int = 0,
     ) -> KVCacheBlocks | None:
         """Gives a request the slots that its next step needs.
 
@@ -197,7 +226,9 @@ class KVCacheManager:
                 :meth:`complete_load` says that they have come.
             num_encoder_tokens: an encoder's tokens, for cross-attention groups.
             full_sequence_must_fit: also refuse where too few blocks are free for all tokens that the request has.
-            reserved_blocks: free blocks that must be left behind it.
+            reserved_blocks: free blocks that must be left behind the step's slots, for requests that are under way.
+            watermark_blocks: free blocks that must be left besides, behind the whole sequence too where that must fit,
+                so that requests under way are not preempted soon. For a request that waits while others run.
 
         Returns:
             The blocks added for the tokens to compute (those of external tokens are in :meth:`get_block_ids` alone), or
@@ -224,6 +255,7 @@ class KVCacheManager:
             num_lookahead_tokens,
             num_encoder_tokens,
             reserved_blocks,
+            watermark_blocks,
         )
         problem = self._problem(request, numbers, computed_blocks, is_new=is_new)
         if problem is None and not delay_cache_blocks:
@@ -242,7 +274,7 @@ class KVCacheManager:
                 num_encoder_tokens,
                 for_admission=True,
             )
-            if required > self.pool.num_free_blocks:
+            if required + watermark_blocks > self.pool.num_free_blocks:
                 return None
         coordinator.remove_skipped_blocks(
             request_id, max(0, min(num_computed, self.max_model_len) - request.num_in_flight_tokens)
@@ -250,7 +282,7 @@ class KVCacheManager:
         required = coordinator.get_num_blocks_to_allocate(
             request_id, num_slots, computed_blocks.blocks, num_computed, num_main, num_encoder_tokens
         )
-        if required > self.pool.num_free_blocks - reserved_blocks:
+        if required + watermark_blocks > self.pool.num_free_blocks - reserved_blocks:
             return None
 
         if computed_blocks is not self._nothing or num_external:

@@ -94,6 +94,8 @@ class PageManager:
         else:
             request.check_same(token_ids, keys)
         request.skip_reading_prefix_cache = skip_reading_prefix_cache
+        if self.manager.config.prefix_cache_retention_interval is not None:
+            request.shared_prefix_boundary = self.manager.get_shared_prefix_boundary(request)
         return self.manager.get_computed_blocks(request)
 
     def get_computed_pages_with(self, request_id: str, presence: Presence) -> tuple[KVCacheBlocks, int, int]:
@@ -126,6 +128,7 @@ class PageManager:
         num_encoder_tokens: int = 0,
         full_sequence_must_fit: bool = False,
         reserved_pages: int = 0,
+        watermark_pages: int = 0,
     ) -> KVCacheBlocks | None:
         """Gives a request the pages that its next step needs; see :meth:`KVCacheManager.allocate_slots`.
 
@@ -147,6 +150,7 @@ class PageManager:
             num_encoder_tokens=num_encoder_tokens,
             full_sequence_must_fit=full_sequence_must_fit,
             reserved_blocks=reserved_pages,
+            watermark_blocks=watermark_pages,
         )
         if added is not None:
             request.num_computed_tokens += num_new_computed_tokens + num_external_computed_tokens
@@ -304,6 +308,7 @@ class _PagedRequest:
         self.num_in_flight_tokens = 0
         self.num_preemptions = 0
         self.skip_reading_prefix_cache = False
+        self.shared_prefix_boundary = 0
         self.num_slots = 0
         """Tokens that it was given pages for, so that no more are said to be computed. 0: it holds none."""
         self._chain = BlockHashChain(hash_block_size, () if keys is None else keys)

@@ -47,6 +47,11 @@ class Request(Protocol):
         """How often its blocks were taken from it, for the statistics."""
 
     @property
+    def shared_prefix_boundary(self) -> int:
+        """What :meth:`kvstore.connector.blocks.manager.KVCacheManager.get_shared_prefix_boundary` said at its last
+        lookup. Read only where the configuration has a retention interval."""
+
+    @property
     def token_ids(self) -> Sequence[int]:
         """Prompt tokens and tokens generated so far, for events."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -39,6 +39,8 @@ class GroupSettings:
     """The same for some group."""
     limits: Limits
     """How long requests become."""
+    retention_interval: int | None = None
+    """See :attr:`kvstore.connector.blocks.cache_config.KVCacheConfig.prefix_cache_retention_interval`."""
 
 
 class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
@@ -60,6 +62,7 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
         self._settings = settings
         self._pool = pool
         self._alignment = settings.alignment
+        self._retention = settings.retention_interval
         self._tables: dict[str, list[KVCacheBlock]] = {}
         # How many leading blocks of a request have been cached, were hits, or are never to be. A request is in it from
         # its first hit, load or cached block on: from then on it gets no hits any more.
@@ -191,12 +194,24 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
         table.extend(new)
         return new
 
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Lets the request's full blocks below ``num_tokens`` be found by others."""
+    def cache_blocks(self, request: Request, num_tokens: int, boundaries: Collection[int] = ()) -> None:
+        """Lets the request's full blocks below ``num_tokens`` be found by others.
+
+        Args:
+            request: whose blocks they are.
+            num_tokens: leading tokens.
+            boundaries: lengths at which others may go on; they say what is kept where that is not everything.
+        """
         first, last = self._num_cached.get(request.request_id, 0), num_tokens // self.block_size
         if first < last:
-            self._cache(request, first, last)
+            self._cache(request, first, last, boundaries)
             self._num_cached[request.request_id] = last
+
+    def note_reused(self, request: Request, num_blocks: int) -> None:
+        """Notes a hit of so many blocks, as if they had been cached now: those that the hit does without, too."""
+        ends = range(self.hashes_per_block - 1, num_blocks * self.hashes_per_block, self.hashes_per_block)
+        block_hashes = [request.block_hashes[end] for end in ends]
+        self._note_stored(request, range(num_blocks), block_hashes, None, (0, num_blocks), self.block_size)
 
     def num_hashed_tokens(self, request_id: str) -> int:
         """The tokens up to the end of the request's last block that others can find."""
@@ -300,10 +315,10 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
         """Whether so many blocks end where a hit may end."""
         return num_blocks * self.block_size % self._alignment == 0
 
-    def _cache(self, request: Request, first: int, last: int) -> None:
+    def _cache(self, request: Request, first: int, last: int, boundaries: Collection[int]) -> None:
         table = self._tables[request.request_id]
         hashes, per_block = request.block_hashes, self.hashes_per_block
-        findable = [index for index in self._findable(first, last) if not table[index].is_null]
+        findable = [index for index in self._findable(first, last, boundaries) if not table[index].is_null]
         block_hashes = [hashes[(index + 1) * per_block - 1] for index in findable]
         self._pool.cache_full_blocks([table[index] for index in findable], block_hashes, self.group_id)
         if self._pool.enable_kv_cache_events:
@@ -338,8 +353,8 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
             )
         )
 
-    def _findable(self, first: int, last: int) -> Iterable[int]:
-        """Which of the blocks from ``first`` to ``last`` can be part of a hit."""
+    def _findable(self, first: int, last: int, boundaries: Collection[int]) -> Iterable[int]:
+        """Which of the blocks from ``first`` to ``last`` others can find, in their order; see :meth:`cache_blocks`."""
         return range(first, last)
 
     def _cap_admission(self, num_blocks: int) -> int:

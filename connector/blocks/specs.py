@@ -147,16 +147,20 @@ class SlidingWindowSpec(AttentionSpec):
     kind: ClassVar[str] = "sliding_window"
 
     sliding_window: int
+    extra_retained_tokens: int = 0
+    """Tokens before the window whose blocks are kept too: with several drafting modules, one less than there are, since
+    so many tokens at the end may be computed once more."""
 
     def __post_init__(self) -> None:
         check_at_least(1, sliding_window=self.sliding_window)
+        check_at_least(0, extra_retained_tokens=self.extra_retained_tokens)
         super().__post_init__()
 
     def max_admission_blocks_per_request(self, limits: Limits) -> int:
         """The most blocks that a request holds at once: those of the window and of the tokens under way, and one more,
         since a window may begin inside a block."""
-        tokens = min(self.sliding_window - 1 + limits.in_flight_tokens, limits.max_model_len)
-        return -(-tokens // self.block_size) + 1
+        held = self.sliding_window - 1 + self.extra_retained_tokens + limits.in_flight_tokens
+        return -(-min(held, limits.max_model_len) // self.block_size) + 1
 
     def is_same_type(self, other: KVCacheSpec) -> bool:
         """The same window."""

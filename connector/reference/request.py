@@ -26,6 +26,8 @@ class Request:
     """Each step is over before the next one is scheduled."""
     skip_reading_prefix_cache = False
     """No request needs what is computed for tokens before its last one."""
+    shared_prefix_boundary = 0
+    """The engine keeps every window and state."""
     prefix_keys = None
     """Tokens are all that a request's KV depends on."""
 

@@ -43,6 +43,7 @@ class FakeRequest:
         self.num_in_flight_tokens = 0
         self.num_preemptions = 0
         self.skip_reading_prefix_cache = skip_reading
+        self.shared_prefix_boundary = 0
         self.prefix_keys = keys
         self._chain = BlockHashChain(hash_block_size, keys or ())
         self.append(tokens)

@@ -186,3 +186,22 @@ def test_nothing_is_told_unless_it_is_asked_for(new_manager, new_request, prefil
     manager.free(request)
     assert manager.reset_prefix_cache()
     assert manager.take_events() == []
+
+
+def test_a_request_may_have_its_hits_told(new_manager, new_request, prefill):
+    manager = new_manager(12, enable_kv_cache_events=True)
+    prefill(manager, new_request("a", "SSSS pppp x"))
+    manager.take_events()
+    manager.get_computed_blocks(new_request("b", "SSSS pppp y"))
+    assert manager.take_events() == []
+    request = new_request("c", "SSSS pppp z")
+    request.kv_cache_report_mode = "full"
+    manager.get_computed_blocks(request)
+    manager.get_computed_blocks_with(request, {})
+    (event,) = manager.take_events()
+    assert event.block_hashes == tuple(request.block_hashes)
+    assert (event.parent_block_hash, len(event.token_ids), event.block_size) == (None, 8, 4)
+    other = new_request("d", "TTTT x")
+    other.kv_cache_report_mode = "full"
+    manager.get_computed_blocks(other)
+    assert manager.take_events() == []

@@ -209,6 +209,17 @@ class TestAllocation:
         assert manager.usage == 0.0
         assert manager.allocate_slots(request, 8, reserved_blocks=1) is not None
 
+    def test_the_watermark_stays_free_behind_the_whole_sequence_and_the_reserve_behind_the_step(
+        self, new_manager, new_request
+    ):
+        manager = new_manager(3)
+        request = new_request("a", "SSSS pppp qqqq")
+        assert manager.allocate_slots(request, 4, full_sequence_must_fit=True, watermark_blocks=1) is None
+        assert manager.allocate_slots(request, 8, watermark_blocks=2) is None
+        assert manager.allocate_slots(request, 8, reserved_blocks=1, watermark_blocks=1) is None
+        assert manager.usage == 0.0
+        assert manager.allocate_slots(request, 4, full_sequence_must_fit=True, reserved_blocks=1) is not None
+
 
 class TestEviction:
     def test_the_tail_of_a_prefix_leaves_before_its_head(self, new_manager, new_request, prefill, hit_tokens):
