@@ -130,10 +130,10 @@ class TransferQueue(Generic[Plan]):
                     self._table.end_copy()
                     self._changed.notify_all()
 
-    def advance(self, transfer: Transfer[Plan], pages: int) -> bool:
+    def advance(self, transfer: Transfer[Plan], places: Collection[int]) -> bool:
         """As :meth:`TransferTable.advance`."""
         with self._changed:
-            return self._table.advance(transfer, pages, self._clock())
+            return self._table.advance(transfer, places, self._clock())
 
     def postpone(self, transfer: Transfer[Plan], seconds: float) -> None:
         """The thread lets go of it, and takes it up again so much later, behind the others that it has by then."""

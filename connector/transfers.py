@@ -26,7 +26,7 @@ Pure: no thread, no lock and no clock of its own. :mod:`kvstore.connector.transf
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -61,8 +61,9 @@ class Transfer(Generic[Plan]):
     after: Event | None = None
     """What the engine had queued on its device when it was submitted: nothing touches its blocks before."""
     state: State = State.QUEUED
-    pages_done: int = 0
-    """How many leading pages are dealt with: loaded, or offered to the node."""
+    done: set[int] = field(default_factory=set)
+    """Places of the pages that are dealt with: loaded, which goes from the first one on, or offered to the node, which
+    does not where some copies wait longer to be confirmed than those behind them."""
     advanced: float = 0.0
     """When that was last so of one more."""
     not_before: float = 0.0
@@ -71,6 +72,11 @@ class Transfer(Generic[Plan]):
     """How many layers of all its pages are in their blocks, while they are loaded layer by layer."""
     given_up: bool = False
     """It ends with the copies under way."""
+
+    @property
+    def pages_done(self) -> int:
+        """How many pages are dealt with."""
+        return len(self.done)
 
     @property
     def over(self) -> bool:
@@ -168,13 +174,14 @@ class TransferTable(Generic[Plan]):
             if not self.wants(transfer):
                 self.end(transfer)
 
-    def advance(self, transfer: Transfer[Plan], pages: int, now: float) -> bool:
-        """Counts pages as dealt with, unless the transfer is not wanted any more (False): then they do not matter."""
+    def advance(self, transfer: Transfer[Plan], places: Collection[int], now: float) -> bool:
+        """Counts the pages at these places as dealt with, unless the transfer is not wanted any more (False): then they
+        do not matter."""
         wanted = self.wants(transfer)
-        if wanted and pages:
+        if wanted and places:
             transfer.advanced = now
-            transfer.pages_done += pages
-            assert transfer.pages_done <= len(transfer.plan.hashes), "pages were counted twice"
+            assert transfer.done.isdisjoint(places), "pages were counted twice"
+            transfer.done.update(places)
         return wanted
 
     def postpone(self, transfer: Transfer[Plan], until: float) -> None:
@@ -232,14 +239,15 @@ class TransferTable(Generic[Plan]):
         withdrawn = set(block_ids)
         pages = 0
         for transfer in self.live():
-            plan, done = transfer.plan, transfer.pages_done
-            if withdrawn.isdisjoint(plan.block_ids[done:]):
+            plan = transfer.plan
+            left = [index for index in range(len(plan.hashes)) if index not in transfer.done]
+            kept = [index for index in left if plan.block_ids[index] not in withdrawn]
+            if len(kept) == len(left):
                 continue
-            kept = [index for index in range(done, len(plan.hashes)) if plan.block_ids[index] not in withdrawn]
             if self.is_stopped or not kept:
                 self.end(transfer)
                 continue
-            pages += len(plan.hashes) - done - len(kept)
+            pages += len(left) - len(kept)
             rest = replace(
                 plan,
                 hashes=tuple(plan.hashes[index] for index in kept),

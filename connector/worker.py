@@ -330,9 +330,10 @@ class WorkerConnector:
         # What a lower tier has is asked for by calls that may take long: pages that are lent are not held meanwhile.
         overlaps = not plan.node and not plan.lower_tier and self._overlaps(pages, size)
         next_page, whole, ended = transfer.pages_done, True, 0.0
+        tells_layers = False
 
         def begin(alone: bool) -> Batch[PendingLoad] | None:
-            nonlocal next_page, whole
+            nonlocal next_page, whole, tells_layers
             batch = slice(next_page, next_page + size)
             if next_page >= len(hashes) or not whole or not queue.wanted(transfer):
                 return None
@@ -342,8 +343,8 @@ class WorkerConnector:
                 pending = held.enter_context(namespace.borrow(hashes[batch], counts=False))
                 next_page += len(pending.pages)
                 whole = pending.more or len(pending.pages) == len(hashes[batch])
-                last = batch.stop >= len(hashes) and not pending.more  # the batches before it are there as a whole
-                on_layer = partial(queue.pass_layer, transfer) if self._by_layer and last else None
+                tells_layers = self._by_layer and next_page >= len(hashes)  # the batches before it are there as a whole
+                on_layer = partial(queue.pass_layer, transfer) if tells_layers else None
                 ids = list(block_ids[batch][: len(pending.pages)])
                 begin_copy = partial(pages.begin_scatter, pending.pages, ids, on_layer, transfer.after)
                 return _begun(queue, transfer, batch, pending, ids, began, begin_copy, held)
@@ -354,7 +355,7 @@ class WorkerConnector:
                 return False
             tiers = list(batch.pending.tiers)
             valid = batch.pending.complete()
-            if not queue.advance(transfer, valid):
+            if not queue.advance(transfer, range(batch.pages.start, batch.pages.start + valid)):
                 return False
             began, ended = max(batch.began, ended), time.monotonic()  # no second counts for two batches
             is_timed = valid == len(tiers) and len(set(tiers)) == 1 and not plan.node
@@ -375,7 +376,9 @@ class WorkerConnector:
         if not queue.wanted(transfer):
             return
         if transfer.pages_done < len(hashes):
-            if self._may_come(transfer, namespace):
+            # A step may have computed on pages whose layers were told of: they must not be loaded once more, and called
+            # good.
+            if not tells_layers and self._may_come(transfer, namespace):
                 queue.postpone(transfer, pause_after(self._clock() - transfer.advanced))
             return
         queue.end(transfer)  # nobody has to wait for what follows
@@ -477,7 +480,7 @@ class WorkerConnector:
         hashes = transfer.plan.hashes
         namespace, pages = self._groups[transfer.plan.group]
         result = pending.complete()
-        if not self._stores.advance(transfer, len(hashes[batch])):
+        if not self._stores.advance(transfer, range(len(hashes))[batch]):
             return False
         self._counters.add(
             pages_stored=result.stored,

@@ -75,12 +75,6 @@ class PinnedArena:
         memory = self._mapping()
         return 0 if memory is None else memory.size
 
-    @property
-    def size(self) -> int:
-        """Bytes that the client maps now, 0 where it maps none."""
-        memory = self._mapping()
-        return 0 if memory is None else memory.size
-
     def close(self) -> None:
         """Unregister, behind the last use under way; where there is none, before this returns. It waits for the chunk
         that is just being registered, for :data:`CLOSE_WAIT` at most. A second call does nothing."""

@@ -111,3 +111,31 @@ def test_behind_the_step_every_load_is_known_to_be_good_or_not(worker, load, kv,
     waiting.join()
 
     assert received(worker) == ({"a"}, {20, 21})
+
+
+def test_no_layer_is_there_while_a_page_is_awaited(worker, namespace, kv, hashes, clock, eventually):
+    """Of a batch whose last page comes later, what has come is no layer yet."""
+    namespace.pages[hashes[0]] = np.full(64, 100, np.uint8)
+    plan = LoadPlan("a", tuple(hashes[:2]), (20, 21), wait=1.0)
+    worker.start_load_kv(StepPlan(loads=(plan,)))
+    eventually(lambda: kv.blocks[20, 0] == 100)
+    waiting = threading.Thread(target=worker.wait_for_layer_load, args=(0,))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+
+    namespace.pages[hashes[1]] = np.full(64, 101, np.uint8)
+    clock.advance(0.5)
+    worker.start_load_kv(StepPlan(loads=(LoadPlan("b", (hashes[0],), (22,)),)))  # which wakes the queue up
+    waiting.join(20)
+    assert kv.blocks[21, 0] == 101
+
+
+def test_a_page_that_a_step_may_have_computed_on_is_not_loaded_again(worker, load, namespace, kv, hashes, eventually):
+    namespace.valid = 1
+    for number, block_hash in enumerate(hashes[:2]):
+        namespace.pages[block_hash] = np.full(64, 100 + number, np.uint8)
+    worker.start_load_kv(StepPlan(loads=(LoadPlan("a", tuple(hashes[:2]), (20, 21), wait=1.0),)))
+    assert worker.wait_for_layer_load(2) == set()
+    worker.wait_for_load()
+    assert received(worker) == ({"a"}, {21})

@@ -147,7 +147,7 @@ def test_what_is_left_of_a_transfer_takes_its_place() -> None:
     table: Table = TransferTable(9, lambda: None)
     first = transfer_in(table, State.COPYING)
     table.submit(new_transfer("b", (4, 5)))
-    table.advance(first, 1, 0.0)
+    table.advance(first, range(1), 0.0)
     assert table.withdraw([1, 2]) == 1, "what was dealt with does not count"
     table.end_copy()
     assert first.over

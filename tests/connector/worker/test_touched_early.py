@@ -170,6 +170,25 @@ def test_blocks_that_a_request_holds_which_is_over_need_no_further_step(
     assert worker.get_finished() == ({"a"}, set())
 
 
+def test_a_block_that_was_given_back_goes_to_others_while_what_is_held_behind_it_is_published(
+    worker, store, copied_all, namespace, hashes, kv
+):
+    """The second batch is right at once, the first one waits: its block must be known to be still on its way."""
+    store(count=4)
+    copied_all()
+    worker.start_save_kv(StepPlan(finished=("a",), held=((2, 3, 4),)))
+    copied_all()
+    assert set(namespace.pages) == set(hashes[2:4])
+    kv.blocks[1] = 0
+    worker.handle_preemptions(StepPlan(overwritten=(1,)))
+    worker.wait_for_save()
+    worker.handle_preemptions(NEXT_STEP)
+    worker.wait_for_save()
+    assert contents(namespace) == {hashes[1]: 2, hashes[2]: 3, hashes[3]: 4}
+    assert worker.get_finished() == ({"a"}, set())
+    assert worker.statistics().pages_dropped == 1
+
+
 def test_a_request_that_was_reported_holds_nothing(worker, store, copied_all, namespace):
     worker.start_save_kv(StepPlan(finished=("a",), held=((1, 2, 3),)))
     assert worker.get_finished() == ({"a"}, set())
