@@ -42,17 +42,19 @@ class Turns:
     @contextmanager
     def turn(self, stop: threading.Event) -> Iterator[None]:
         """Wait for a turn, and have it. One that does not come within ``longest``, or before ``stop`` is set, is done
-        without."""
+        without, and so are all where the file can't be locked."""
         fd = self._open()
         if fd < 0:
             yield
             return
         try:
-            self._wait(fd, stop)
-            yield
+            has_it = self._wait(fd, stop)
+            try:
+                yield
+            finally:
+                if has_it:  # unlocked and not only closed: a child that is being forked has the descriptor, too
+                    fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
-            # Unlocked and not only closed: a child that is being forked has the descriptor, too.
-            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def _open(self) -> int:
@@ -61,7 +63,8 @@ class Turns:
         except OSError:  # a node that has made another one took it away
             return -1
 
-    def _wait(self, fd: int, stop: threading.Event) -> None:
+    def _wait(self, fd: int, stop: threading.Event) -> bool:
+        """Whether it came."""
         end = time.monotonic() + self._longest
         while not stop.is_set():
             try:
@@ -74,10 +77,15 @@ class Turns:
                         self._longest,
                     )
                     self._path = ""
-                    return
+                    return False
                 stop.wait(LOOK_SECONDS)
+            except OSError as error:  # a file system without locks
+                _log.info("registering memory of %s without turns: %s", self._path, error)
+                self._path = ""
+                return False
             else:
-                return
+                return True
+        return False
 
 
 def _file_at(address: int) -> str:

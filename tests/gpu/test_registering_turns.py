@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import mmap
 import os
@@ -132,6 +134,25 @@ def test_memory_without_a_file_and_a_file_that_is_gone_have_no_turns(file: Path)
         for each in (turns, Turns(memory), Turns(np.zeros(64, np.uint8))):
             with each.turn(stop := Looks()):
                 assert not stop.waited.is_set()
+
+
+def test_a_file_that_can_not_be_locked_has_no_turns(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    caplog.set_level(logging.INFO)
+    turns = Turns(mapped(file))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(2):
+        with turns.turn(stop := Looks()):
+            assert not stop.waited.is_set()
+    assert os.listdir("/proc/self/fd") == before
+    assert [record.message for record in caplog.records] == [
+        f"registering memory of {file} without turns: [Errno {errno.ENOLCK}] {os.strerror(errno.ENOLCK)}"
+    ]
 
 
 def test_processes_register_one_arena_one_after_the_other(file: Path, tmp_path: Path) -> None:
