@@ -138,6 +138,7 @@ def _loaded(major: int) -> ctypes.CDLL | None:
 
 def _mapped(ending: str) -> list[str]:
     """Paths of the runtimes of this version that are mapped into this process."""
-    lines = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    maps = os.fsdecode(Path("/proc/self/maps").read_bytes())  # file names may be bytes that are no text
+    lines = (line.split(maxsplit=5) for line in maps.split("\n"))
     paths = dict.fromkeys(fields[5] for fields in lines if len(fields) == 6)
     return [each for each in paths if Path(each).name.startswith("libcudart") and ending in Path(each).name]

@@ -90,7 +90,8 @@ class Turns:
 
 def _file_at(address: int) -> str:
     """The file that is mapped at an address; empty where there is none."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    # Any library of the engine may have a name of bytes that are no text, or that splitlines() would end a line at.
+    for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).rstrip("\n").split("\n"):
         fields = line.split(maxsplit=5)
         start, _, end = fields[0].partition("-")
         if int(start, 16) <= address < int(end, 16):

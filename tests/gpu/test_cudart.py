@@ -174,7 +174,7 @@ def test_a_runtime_that_a_wheel_has_renamed_is_found_where_it_is_mapped(
     monkeypatch.setattr(torch.version, "cuda", "11.8")
     bundled, other = tmp_path / "libcudart-d0da41ae.so.11.0", tmp_path / "libcudart.so.12"
     mappings = []
-    for path in (other, bundled):
+    for path in (other, tmp_path / os.fsdecode(b"no \xff text.so"), bundled):
         path.write_bytes(bytes(4096))
         with path.open("r+b") as file:
             mappings.append(mmap.mmap(file.fileno(), 4096))

@@ -155,6 +155,14 @@ def test_a_file_that_can_not_be_locked_has_no_turns(
     ]
 
 
+@pytest.mark.parametrize("name", [b"a \xff b", "a\u2028b".encode()])
+def test_any_file_name_has_turns(shm_folder: Path, name: bytes) -> None:
+    file = shm_folder / os.fsdecode(name)
+    file.write_bytes(bytes(1 << 20))
+    with file.open() as other, Turns(mapped(file)).turn(threading.Event()), pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def test_processes_register_one_arena_one_after_the_other(file: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, str(FIXTURES / "pinning_process.py"), str(file), str(log), str(64 << 10)]
