@@ -102,8 +102,9 @@ def model_of(config: Any) -> Model:
             models.append(draft)
     folders = [weights_folder(each.model, each.revision, download_dir) for each in models]
     for number, (each, folder) in enumerate(zip(models, folders, strict=True)):
-        if getattr(each, "trust_remote_code", False):
-            settings[f"code {number}"] = code_fingerprint(each, folder, each.hf_config.to_dict(), download_dir)
+        trusted = getattr(each, "trust_remote_code", False)
+        if trusted and (code := code_fingerprint(each, folder, each.hf_config.to_dict(), download_dir)):
+            settings[f"code {number}"] = code
     return Model.describe(model.model, folders, hf_config, settings)
 
 

@@ -23,7 +23,8 @@ _MAP = "auto_map"
 
 
 def code_fingerprint(model: Any, folder: Path, config: Mapping[str, Any], download_dir: str | None) -> str:
-    """32 hexadecimal digits for the code of a model: equal for equal code, whatever its folder is called.
+    """32 hexadecimal digits for the code of a model: equal for equal code, whatever its folder is called; empty where no
+    configuration names any.
 
     Args:
         model: a ``ModelConfig`` of vLLM's.
@@ -35,6 +36,8 @@ def code_fingerprint(model: Any, folder: Path, config: Mapping[str, Any], downlo
         ResourceError: code that is here and can't be read.
     """
     named = sorted(set(_named(config)).union(*(_named(each) for each in _processors(folder))))
+    if not named:
+        return ""
     found: set[tuple[str, str]] = set()
     references = set()
     for each in named:

@@ -92,6 +92,14 @@ def test_code_that_an_engine_does_not_run_changes_nothing(remote: Remote) -> Non
     assert remote.version() == before
 
 
+def test_leave_to_run_code_changes_nothing_where_there_is_none(remote: Remote) -> None:
+    remote.config.hf_config = HfConfig({"architectures": ["Chat"]})
+    (remote.folder / "preprocessor_config.json").write_text("{}")
+    before = remote.version()
+    remote.config.trust_remote_code = False
+    assert remote.version() == before
+
+
 def test_the_same_code_at_another_path_is_the_same(remote: Remote, tmp_path: Path) -> None:
     before = remote.version()
     remote.config.model = str(shutil.copytree(remote.folder, tmp_path / "elsewhere"))
