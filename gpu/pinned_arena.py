@@ -122,6 +122,7 @@ class _Registration:
             self._thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
             self._refused(str(error))
+            self._release()
             if before is not None:
                 before.stop()
 

@@ -272,6 +272,8 @@ def test_without_more_threads_copies_go_on(
     arena = PinnedArena(lambda: client.arena, lambda memory: PinnedMapping(memory, cuda))
     with arena.use():
         assert "the arena is not pinned, copies take a detour: can't start new thread" in caplog.text
+        assert client.arena is not None
+        assert len(cut(client.arena)) == 1, "copies are cut for chunks that will not come"
     arena.close()
 
 
