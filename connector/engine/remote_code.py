@@ -23,8 +23,9 @@ _MAP = "auto_map"
 
 
 def code_fingerprint(model: Any, folder: Path, config: Mapping[str, Any], download_dir: str | None) -> str:
-    """32 hexadecimal digits for the code of a model: equal for equal code, whatever its folder is called; empty where no
-    configuration names any.
+    """32 hexadecimal digits for the code of a model: equal for equal code, whatever its folder is called.
+
+    Empty where no configuration names any.
 
     Args:
         model: a ``ModelConfig`` of vLLM's.

@@ -127,7 +127,9 @@ def test_copies_that_go_on_while_the_thread_calls_are_waited_for_and_the_call_is
     assert not table.is_copying
     table.look()
     assert transfer.state is behind_the_copies
-    assert table.advance(transfer, range(1), 0.0) == (step == "late"), "pages that nobody wants any more count for nothing"
+    assert table.advance(transfer, range(1), 0.0) == (step == "late"), (
+        "pages that nobody wants any more count for nothing"
+    )
 
 
 @pytest.mark.parametrize("step", ["late", "given up", "stopped"])

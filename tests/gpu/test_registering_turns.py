@@ -145,14 +145,18 @@ def test_a_file_that_can_not_be_locked_has_no_turns(
     caplog.set_level(logging.INFO)
     turns = Turns(mapped(file))
     monkeypatch.setattr(fcntl, "flock", refuse)
-    before = os.listdir("/proc/self/fd")
+    before = _descriptors()
     for _ in range(2):
         with turns.turn(stop := Looks()):
             assert not stop.waited.is_set()
-    assert os.listdir("/proc/self/fd") == before
+    assert _descriptors() == before
     assert [record.message for record in caplog.records] == [
         f"registering memory of {file} without turns: [Errno {errno.ENOLCK}] {os.strerror(errno.ENOLCK)}"
     ]
+
+
+def _descriptors() -> set[str]:
+    return {each.name for each in Path("/proc/self/fd").iterdir()}
 
 
 @pytest.mark.parametrize("name", [b"a \xff b", "a\u2028b".encode()])
