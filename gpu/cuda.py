@@ -365,9 +365,12 @@ def strategies_for(layers: Sequence[torch.Tensor], layout: PageLayout) -> dict[s
         except ResourceError as error:
             _tell(logging.INFO, f"no copies by batch: {error}")
     if importlib.util.find_spec("triton") is not None:
-        from kvstore.gpu.triton_kernel import Kernel
+        try:
+            from kvstore.gpu.triton_kernel import Kernel
 
-        made["kernel"] = Kernel
+            made["kernel"] = Kernel
+        except ImportError as error:  # installed, and of another torch, or without a part of it
+            _tell(logging.WARNING, f"no copies by kernel: {error}")
     return {name: merging(make, layers, layout) for name, make in made.items()}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -406,3 +408,13 @@ def test_fewer_blocks_than_one_page_takes_are_nothing_to_measure() -> None:
     case = paged_kv("kv block token head dim", SIZES | {"block": 1}, torch.float16, page_tokens=8)
 
     assert DeviceCopies(case.layers, case.layout, AtOnce()).order["gather"][0] == "staged"
+
+
+def test_a_triton_that_can_not_be_imported_is_told_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, case: PagedCase, caplog: pytest.LogCaptureFixture
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find_spec("math" if name == "triton" else name))
+    monkeypatch.setitem(sys.modules, "kvstore.gpu.triton_kernel", None)
+    assert "kernel" not in cuda.strategies_for(case.layers, case.layout)
+    assert "no copies by kernel: " in caplog.text
