@@ -36,7 +36,7 @@ def _failures_are_not_logged() -> None:
 def test_nothing_is_wrong(
     order: str, mode: str, tmp_path: Path, shm_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, stored, loaded, read = KINDS.index((order, mode)) * 1_000_000, 0, 0, 0
+    first, stored, loaded, read, overlapping = KINDS.index((order, mode)) * 1_000_000, 0, 0, 0, 0
     for seed in range(first, first + -(-SIMULATIONS // len(KINDS))):
         case = Case.drawn(seed, mode=mode, touches_first=ORDERS[order])
         with engine_of(case, tmp_path / str(seed), shm_folder, monkeypatch) as engine:
@@ -44,10 +44,12 @@ def test_nothing_is_wrong(
         assert engine.wrong == [], case
         assert engine.compared >= engine.worker.statistics().pages_stored > 0, case
         stored, loaded, read = stored + engine.compared, loaded + engine.loaded, read + engine.read
+        overlapping += engine.overlapping
     assert stored > SIMULATIONS, "pages that were stored, found and compared"
     assert loaded > SIMULATIONS / 4, "that were loaded"
     assert read > SIMULATIONS * 10, "that the device attended to"
     print(f"{order}, {mode}: {stored} pages compared in the store, {loaded} loaded, {read} looked at on the device")
+    print(f"{overlapping} batches whose copy began while the one before was under way")
 
 
 @pytest.mark.parametrize("mode", MODES)
