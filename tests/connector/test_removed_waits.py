@@ -76,24 +76,24 @@ def _not_synchronized(direction: str, patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@removal(1)
+@removal(4)
 def copies_wait_for_the_engine(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """Neither on the device nor in the thread that copies; ``test_simulated_device.py`` has the first alone."""
     patch.setattr(CudaEvent, "wait", nothing)
     patch.setattr(kvstore.connector.worker, "_wait_for_engine", nothing)
 
 
-@removal(5)
+@removal(4)
 def the_mark_is_made_in_the_engines_thread(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerConnector, "_mark", nothing)
 
 
-@removal(1)
+@removal(3)
 def a_copy_out_is_waited_for(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     _not_synchronized("gather", patch)
 
 
-@removal(1)
+@removal(0)
 def a_copy_in_is_waited_for(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     _not_synchronized("scatter", patch)
 
@@ -116,7 +116,7 @@ def an_event_is_recorded_behind_its_copy(engine: Engine, patch: pytest.MonkeyPat
     patch.setattr(simulated_device.Event, "record", early)
 
 
-@removal(20, by_layer=True, fails=0.05, mode="lazy")
+@removal(0, by_layer=True, fails=0.05, mode="lazy")
 def what_is_queued_is_waited_for_when_a_wait_fails(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     synchronize = CudaEvent.synchronize
     patch.setattr(CudaEvent, "synchronize", lambda self: None if sys.exc_info()[0] else synchronize(self))
@@ -128,7 +128,7 @@ def what_is_queued_is_waited_for_when_a_copy_fails(engine: Engine, patch: pytest
     patch.setattr(simulated_device.Stream, "synchronize", lambda self: None if sys.exc_info()[0] else synchronize(self))
 
 
-@removal(5, hangs=0.05)
+@removal(19, hangs=0.05)
 def what_is_over_is_not_touched(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     begin_copy = TransferTable.begin_copy
     patch.setattr(TransferTable, "begin_copy", lambda self, transfer: begin_copy(self, transfer) or True)
@@ -149,12 +149,12 @@ def a_late_copy_is_waited_for(engine: Engine, patch: pytest.MonkeyPatch) -> None
     patch.setattr(TransferTable, "give_up_late", give_up_late)
 
 
-@removal(16, touches_first=False)
+@removal(7, touches_first=False)
 def a_copy_is_wanted_behind_it(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TransferQueue, "wanted", lambda self, transfer: True)
 
 
-@removal(0)
+@removal(3)
 def preempted_requests_are_not_stored(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TransferQueue, "revoke", nothing)
 
@@ -164,7 +164,7 @@ def overwritten_blocks_are_not_stored(engine: Engine, patch: pytest.MonkeyPatch)
     patch.setattr(TransferQueue, "withdraw", lambda self, block_ids: 0)
 
 
-@removal(0)
+@removal(3)
 def requests_are_reported_behind_their_stores(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     class NoneUnderWay(Counter[str]):
         def __getitem__(self, name: str) -> int:
@@ -173,12 +173,12 @@ def requests_are_reported_behind_their_stores(engine: Engine, patch: pytest.Monk
     engine.worker._stores_under_way = NoneUnderWay()
 
 
-@removal(2, touches_first=True, says_so=False)
+@removal(11, touches_first=True, says_so=False)
 def an_engine_that_touches_first_says_so(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """It is the case that does not."""
 
 
-@removal(3, touches_first=True)
+@removal(2, touches_first=True)
 def copies_wait_for_the_next_step(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     add = UnconfirmedCopies.add
 
@@ -189,7 +189,7 @@ def copies_wait_for_the_next_step(engine: Engine, patch: pytest.MonkeyPatch) -> 
     patch.setattr(UnconfirmedCopies, "add", add_confirmed)
 
 
-@removal(17, touches_first=True)
+@removal(2, touches_first=True)
 def copies_are_confirmed_behind_what_a_step_takes(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     def handle_preemptions(worker: WorkerConnector, plan: StepPlan) -> None:
         worker._stores.confirm()
@@ -207,7 +207,7 @@ def only_blocks_that_are_held_need_no_further_step(engine: Engine, patch: pytest
     patch.setattr(UnconfirmedCopies, "_confirm_held", confirm_held)
 
 
-@removal(3, touches_first=True)
+@removal(28, touches_first=True)
 def nothing_is_held_behind_the_report(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UnconfirmedCopies, "release", nothing)
 
@@ -217,7 +217,7 @@ def a_layer_is_waited_for(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TransferQueue, "wait_layer", lambda self, layer: [])
 
 
-@removal(1, by_layer=True)
+@removal(3, by_layer=True)
 def a_layer_is_told_of_when_it_is_there(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     pass_layer = TransferQueue.pass_layer
     patch.setattr(TransferQueue, "pass_layer", lambda self, transfer, layer: pass_layer(self, transfer, layer + 1))
@@ -283,7 +283,7 @@ def what_is_late_is_given_up(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TransferTable, "give_up_late", nothing)
 
 
-@removal(0, is_pinned=True, by_layer=True, fails=0.02, sleeps=False)
+@removal(83, is_pinned=True, by_layer=True, fails=0.02, sleeps=False)
 def a_load_whose_layers_were_told_of_is_not_carried_out_again(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     change(patch, WorkerConnector, "_load", "if not tells_layers and ", "if ")
 
@@ -293,7 +293,7 @@ def layers_are_told_of_by_the_last_batch_alone(engine: Engine, patch: pytest.Mon
     change(patch, WorkerConnector, "_load", "self._by_layer and next_page >= len(hashes)", "self._by_layer")
 
 
-@removal(2, sleeps=True)
+@removal(6, sleeps=True)
 def nothing_is_taken_during_a_rest(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     submit = TransferTable.submit
 
