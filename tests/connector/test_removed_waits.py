@@ -207,7 +207,7 @@ def only_blocks_that_are_held_need_no_further_step(engine: Engine, patch: pytest
     patch.setattr(UnconfirmedCopies, "_confirm_held", confirm_held)
 
 
-@removal(28, touches_first=True)
+@removal(38, touches_first=True)
 def nothing_is_held_behind_the_report(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UnconfirmedCopies, "release", nothing)
 
