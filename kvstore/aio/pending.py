@@ -76,11 +76,13 @@ class AsyncPendingStore(_AsyncPending[PendingStore]):
         pages: for each hash a uint8 array of shape ``(page_bytes,)`` to fill (on the same host straight in the node's
             arena; what is in it before is undefined), or None where there is nothing to write. Large copies belong on a
             thread (``asyncio.to_thread(numpy.copyto, page, source)``), and must end before the context does.
+        refused: for how many of them the node had no room.
     """
 
     def __init__(self, operations: Operations, pending: PendingStore, timeout: float) -> None:
         super().__init__(operations, pending, timeout)
         self.pages = pending.pages
+        self.refused = pending.refused
 
     async def complete(self) -> StoreResult:
         """As :meth:`kvstore.PendingStore.complete`. Behind a cancellation it is not known whether pages are there."""

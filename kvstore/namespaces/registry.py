@@ -305,8 +305,8 @@ class NamespaceRegistry:
                 "durability": known.durability,
                 "created": round(known.created, 1),
                 "idle": round(self.idle_seconds(known), 1),
-                "labels": list(known.labels),
             }
+            | ({"labels": list(known.labels)} if known.labels else {})
             for known in self._by_fingerprint.values()
         ]
         leaving = [
