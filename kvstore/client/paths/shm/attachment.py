@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from kvstore.client.paths.control import Connection
 from kvstore.client.paths.path import OpenedNamespace
+from kvstore.client.paths.shm.first_touch import touch_ahead
 from kvstore.client.paths.shm.mapped_arena import MappedArena
 from kvstore.errors import InvalidRequestError, LimitExceededError, NotAttachedError, ResourceError
 from kvstore.host.forking import register_forked
@@ -75,6 +76,7 @@ class Attachment:
                 raise NotAttachedError(f"{connection.name} does not own {directory}: {error}") from error
             raise
         self.arena.memory.kept = self._lock
+        touch_ahead(self)
 
     def forked(self) -> None:
         """In a child: what is reserved, held and announced here is the parent's, and so is the lock."""
@@ -95,6 +97,11 @@ class Attachment:
         if self.arena.is_replaced():
             self.retire()
             raise NotAttachedError("the arena was replaced: attach again")
+
+    @property
+    def memory(self) -> Bytes:
+        """The arena, writable."""
+        return self.arena.pages
 
     def view(self, offset: int, length: int) -> Bytes:
         """``length`` bytes of the arena, writable."""
