@@ -11,7 +11,7 @@ VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERS
 BEHIND := $(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
-.PHONY: console-browser redis-server help demo test test-random test-compose test-kill test-torn test-device test-hostile soak test-vllm triton test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm clean
+.PHONY: console-browser redis-server help demo test test-random test-compose test-kill test-torn test-device test-hostile soak test-vllm triton test-triton test-cuda lint format proto docs outside bench bench-users bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ bench: $(VENV)/.engine ## how fast pages move and are found, beside memcpy, raw 
 	$(BIN)/python benchmarks/beside.py
 	$(BIN)/python benchmarks/copy_cost.py
 	$(BIN)/python benchmarks/first_token.py
+
+bench-users: $(VENV)/.engine ## stores into a full arena with a disk behind it, and a new process' first pass
+	$(BIN)/python benchmarks/users.py
 
 bench-blocks: $(VENV)/.engine $(VLLM)/.ready ## how fast the block manager is, beside vLLM's in the same run
 	$(BIN)/python benchmarks/hashing.py --vllm-python $(VLLM)/bin/python

@@ -63,8 +63,9 @@ class Ends:
 
 
 @contextmanager
-def ends(arena: int, memory: int) -> Iterator[Ends]:
-    """A node with an arena of so many bytes, as it is deployed but for a disk, and a peer with so much memory.
+def ends(arena: int, memory: int, lower_tiers: Sequence[str] = ("--disk-limit", "0")) -> Iterator[Ends]:
+    """A node with an arena of so many bytes, as it is deployed but for its lower tiers, whose flags are given (without:
+    none), and a peer with so much memory.
 
     Raises:
         ResourceError: one of them does not start.
@@ -74,7 +75,7 @@ def ends(arena: int, memory: int) -> Iterator[Ends]:
         shm = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir="/dev/shm"))
         flags = ["--socket", f"{folder}/s", "--listen", "0", "--arena", str(arena), "--arena-dir", f"{shm}/arena"]
         errors = folder / "errors"
-        node, ready = _started(stack, ["kvstore.cli", "serve", *flags, "--disk-limit", "0"], errors)
+        node, ready = _started(stack, ["kvstore.cli", "serve", *flags, *lower_tiers], errors)
         port = re.search(r" port (\d+)", ready)
         if port is None:
             raise ResourceError(f"the benchmark's node does not start: {_last_line(errors)}")

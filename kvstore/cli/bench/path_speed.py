@@ -76,9 +76,9 @@ class _Bench:
     def turn(self, side: Side, work: Callable[[int], None]) -> _Turn:
         """Do one side's calls; what was moved before is not in the processor's caches any more."""
         self.caches.sweep()
-        before = _cpu_seconds(side.pid)
+        before = cpu_seconds(side.pid)
         calls = [seconds_of(partial(work, call)) for call in range(self.calls)]
-        return _Turn(sum(calls), calls, _cpu_seconds(side.pid) - before)
+        return _Turn(sum(calls), calls, cpu_seconds(side.pid) - before)
 
     def both(self, side: Side, number: int) -> tuple[_Turn, _Turn]:
         """Store and load by one side, and compare."""
@@ -168,12 +168,12 @@ def _speed(
     )
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Processor time of this process and of another one, all threads, to the nanosecond."""
+def cpu_seconds(pid: int, *, own: bool = True) -> float:
+    """Processor time of another process, and of this one unless ``own`` is False, all threads, to the nanosecond."""
     other = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             other += int((task / "schedstat").read_text().split()[0])
         except OSError:  # it has just ended
             continue
-    return time.process_time() + other / 1e9
+    return (time.process_time() if own else 0.0) + other / 1e9
