@@ -9,6 +9,8 @@ which is what a burst beyond the disk's speed costs: a store never waits for the
 *Paced* stores come as an engine's do, at 1 GB/s, one call after another at their times. *First pass* is a new process
 that loads all that is in the arena, twice.
 
+With `--mooncake-python` (`make mooncake`) the same bursts go into Mooncake's store, by a client that shares its memory.
+
 Processor time is the node's, for each 10^9 bytes stored, until all is written that will be. Leave the machine to it.
 """
 
@@ -95,6 +97,36 @@ class FirstPass:
     later_gbps: float
     """Begun half a second behind it."""
     second_gbps: float
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Mooncake's store with the same bursts; see `mooncake_peer.py`."""
+
+    pages: int
+    page_bytes: int
+    gbps: float
+    p50_ms: float
+    refused: float
+    """Of the pages, how many it did not take."""
+
+
+def measure_peer(python: str, rounds: int) -> list[Peer]:
+    """In an environment of its own."""
+    packages = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    environment = os.environ | {"LD_LIBRARY_PATH": f"{packages.stdout.strip()}/nvidia/cuda_runtime/lib"}
+    script = Path(__file__).parent / "mooncake_peer.py"
+    flags = [f"--arena={ARENA}", f"--burst={BURST}", f"--rounds={rounds}"]
+    command = [python, str(script), *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{script.name} failed: {(done.stderr.strip().splitlines() or ['it does not say why'])[-1]}")
+    return [Peer(**row) for row in json.loads(done.stdout)]
 
 
 class Node:
@@ -287,6 +319,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="bursts a shape (default: %(default)s)")
     parser.add_argument("--folder", metavar="FOLDER", help="where the disk tier is (default: a temporary one)")
+    parser.add_argument("--mooncake-python", metavar="PYTHON", help="one that has Mooncake: its store is measured, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--load-from", metavar="SOCKET", help=argparse.SUPPRESS)
     parser.add_argument("--behind", type=float, default=0.0, help=argparse.SUPPRESS)
@@ -308,12 +341,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=options.folder) as folder:
         first = measure_first_pass(Path(folder), options.rounds, source)
     progress.end()
+    peers = measure_peer(options.mooncake_python, options.rounds) if options.mooncake_python else []
     if options.json:
         found = {"bursts": [asdict(row) for row in bursts], "paced": [asdict(row) for row in paced]}
+        found |= {"mooncake": [asdict(row) for row in peers]}
         print(json.dumps({"machine": asdict(machine)} | found | {"first_pass": asdict(first)}, indent=2))
         return
     print(machine.line())
     _print(bursts, paced, first)
+    for row in peers:
+        what = f"Mooncake, {row.pages} x {row.page_bytes >> 10} KiB"
+        print(f"{what:24}{row.gbps:6.2f} GB/s, p50 {row.p50_ms:.2f} ms, {row.refused:.0%} refused")
 
 
 def _print(bursts: list[Burst], paced: list[Paced], first: FirstPass) -> None:
