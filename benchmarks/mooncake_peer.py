@@ -1,8 +1,8 @@
 """Mooncake's store on the same work as `users.py`: a client that shares memory with its store's process, arena full.
 
 Runs in a Python that has `mooncake-transfer-engine-non-cuda` (`make mooncake`), with CUDA's runtime library on
-LD_LIBRARY_PATH. Prints one JSON object: for each shape the GB/s of bursts of new pages, the median call, and the share that was refused
-(its master evicts by a watermark; what comes before that is refused).
+LD_LIBRARY_PATH. Prints one JSON object: for each shape the GB/s of bursts of new pages, the median call, and the share
+that was refused (its master evicts by a watermark; what comes before that is refused).
 """
 
 from __future__ import annotations
