@@ -63,7 +63,7 @@ class Halves:
 
 
 @pytest.fixture
-def halves(monkeypatch) -> Halves:
+def halves(python_core, monkeypatch) -> Halves:
     return Halves(monkeypatch)
 
 
@@ -477,6 +477,7 @@ class ReaderProcess:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _READER, url, str(timeout), action, str(count)],
             cwd=ROOT,
+            env=os.environ | {"KVSTORE_CORE": "python"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
