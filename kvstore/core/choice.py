@@ -1,4 +1,4 @@
-"""Which core runs: the native one where it was built from these sources, elsewhere Python, or what ``KVSTORE_CORE`` says.
+"""Which core runs: the native one where it was built from these sources, else Python, or what ``KVSTORE_CORE`` says.
 
 It is chosen once, when the process starts. Everything that the native core does is done in Python without it, with the
 same results.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, cast
 
 from kvstore.core.abi import ABI
 from kvstore.errors import ConfigError
@@ -124,10 +125,7 @@ def choose(wanted: str, load: Callable[[], Core]) -> Choice:
 
 
 def _load() -> Core:
-    from kvstore import _core
-
-    built: Core = _core
-    return built
+    return cast("Core", import_module("kvstore._core"))
 
 
 CHOSEN = choose(os.environ.get(VARIABLE, ""), _load)
