@@ -1,10 +1,10 @@
 """Gather and scatter where the paged KV is in host memory: memory copies of contiguous runs, in the caller's thread.
 
-A thread that copies beside one that computes in Python gets the interpreter's lock back only after the switch interval,
-5 ms: a prompt of hundreds of runs, copied one by one, would take seconds. The native core (:mod:`kvstore.core`) copies a
-whole list of runs and gives the lock away once. Without it, Linux copies 1,024 runs at a time by one system call,
-``process_vm_readv`` on the process itself. Short runs, and systems that refuse the call, are copied by NumPy, one by
-one.
+A thread that copies beside one that computes in Python gets the interpreter's lock back only after the switch
+interval, 5 ms: a prompt of hundreds of runs, copied one by one, would take seconds. The native core
+(:mod:`kvstore.core`) copies a whole list of runs and gives the lock away once. Without it, Linux copies 1,024 runs at a
+time by one system call, ``process_vm_readv`` on the process itself. Short runs, and systems that refuse the call, are
+copied by NumPy, one by one.
 """
 
 from __future__ import annotations

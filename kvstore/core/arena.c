@@ -141,6 +141,7 @@ size_t core_load(const struct core_index *index, const struct core_wanted *wante
     size_t good = 0;
     /* The announcement was a store: it is seen before anything is looked at. */
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    CORE_STEP("announced");
     if (edition_of(index) != edition)
         return 0;
     for (size_t first = 0; first < count && good == first; first += CORE_CHUNK) {
@@ -158,6 +159,7 @@ size_t core_load(const struct core_index *index, const struct core_wanted *wante
         if (same < some)
             break;
     }
+    CORE_STEP("checked");
     /* Last: with another node, the namespace's number may stand for another one. */
     return edition_of(index) == edition ? good : 0;
 }
