@@ -56,8 +56,8 @@ static int check_runs(const char *name, const Py_buffer *starts, uint64_t run, c
         core_stray_run(starts->buf, count, run, regions->buf, (size_t)regions->len / sizeof(struct core_region));
     if (stray == count)
         return 1;
-    PyErr_Format(PyExc_ValueError, "%s %zu, %llu bytes at %#llx, lies in none of the regions", name, stray,
-                 (unsigned long long)run, (unsigned long long)((const uint64_t *)starts->buf)[stray]);
+    PyErr_Format(PyExc_ValueError, "%s %zu, %llu bytes at %p, lies in none of the regions", name, stray,
+                 (unsigned long long)run, (void *)(uintptr_t)((const uint64_t *)starts->buf)[stray]);
     return 0;
 }
 
