@@ -27,8 +27,10 @@ from kvstore.arena.epochs import (
     ReadingLine,
 )
 from kvstore.arena.index import FEW_KEYS, IndexReader
+from kvstore.client.paths.buffers import Rows
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
+from kvstore.core import choice
 from kvstore.errors import NotAttachedError, ResourceError
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import register_forked
@@ -74,6 +76,7 @@ class MappedArena:
         self._elsewhere = words[fmt.ELSEWHERE_OFFSET :][:8].cast("Q")
         self._epoch = words[fmt.EPOCH_OFFSET :][:8].cast("Q")
         self._lines = memoryview(readers)
+        self._headers, self._geometry = headers, fmt.geometry(superblock.arena_bytes)
         self._index = IndexReader.of(headers, superblock.arena_bytes)
         register_forked(self)
 
@@ -112,6 +115,9 @@ class MappedArena:
 
     def has(self, namespace: OpenedNamespace, block_hash: bytes) -> bool:
         """Whether a page is here; of a namespace of which ``speaks_of`` was true."""
+        if (core := choice.native()) is not None:
+            length = namespace.layout.page_bytes
+            return core.find(self._headers, self._geometry, namespace.number, length, block_hash) == b"\1"
         return self._index.find_one(namespace.number, namespace.layout.page_bytes, block_hash)[0] >= 0
 
     def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool]:
@@ -122,18 +128,40 @@ class MappedArena:
             hashes: joined.
         """
         elsewhere = self._elsewhere[0]
-        frames = self._index.find(namespace.number, namespace.layout.page_bytes, hashes).frames
-        here = (frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
+        length = namespace.layout.page_bytes
+        if (core := choice.native()) is not None:
+            here = core.find(self._headers, self._geometry, namespace.number, length, hashes)
+        else:
+            frames = self._index.find(namespace.number, length, hashes).frames
+            here = (frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
         return here, not elsewhere or PageTier.ABSENT not in here
+
+    def load(self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes]) -> tuple[int, bool]:
+        """Copy the leading pages that are here; announced before.
+
+        Returns:
+            How many are whole and right, and whether the next one is nowhere.
+        """
+        if (core := choice.native()) is None:
+            read = self.read(namespace, hashes)
+            return read.copy(into), read.nowhere
+        nowhere = not self._elsewhere[0]
+        number, length = namespace.number, namespace.layout.page_bytes
+        pages = into.table if isinstance(into, Rows) else into
+        edition = namespace.edition
+        good = core.load(self._headers, self._geometry, self.memory, number, length, edition, hashes, pages)
+        return good, nowhere
 
     def read(self, namespace: OpenedNamespace, hashes: bytes) -> MappedRead:
         """Look the leading pages up to read them; announced before."""
-        edition = self._edition[0]
+        edition = namespace.edition  # that of now, or nothing is what it was when it was found
         nowhere = not self._elsewhere[0]
         index, length = self._index, namespace.layout.page_bytes
         frames: list[int] = []
         generations: list[int] = []
-        if len(hashes) <= FEW_KEYS * HASH_BYTES:
+        if (core := choice.native()) is not None:
+            frames, generations = core.search(self._headers, self._geometry, namespace.number, length, hashes)
+        elif len(hashes) <= FEW_KEYS * HASH_BYTES:
             for start in range(0, len(hashes), HASH_BYTES):
                 frame, generation = index.find_one(namespace.number, length, hashes[start : start + HASH_BYTES])
                 if frame < 0:
@@ -146,6 +174,10 @@ class MappedArena:
             if -1 in frames:
                 del frames[frames.index(-1) :]
                 del generations[len(frames) :]
+        last = (self.pages.size - length) // fmt.FRAME_BYTES
+        if frames and max(frames) > last:  # a damaged header: no page ends behind the arena
+            del frames[next(place for place, frame in enumerate(frames) if frame > last) :]
+            del generations[len(frames) :]
         return MappedRead(self, frames, generations, length, edition, nowhere=nowhere)
 
     def unchanged(self, read: MappedRead) -> int:

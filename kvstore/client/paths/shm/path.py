@@ -22,7 +22,7 @@ from kvstore.client.paths.results import StoreResult
 from kvstore.client.paths.shm.admission import Share, StoreAdmission
 from kvstore.client.paths.shm.attachment import Attachment
 from kvstore.client.paths.shm.connection import LocalConnection, LocalConnectionPool, call
-from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
+from kvstore.client.paths.shm.copies import copy_slots, slot_bytes
 from kvstore.client.paths.shm.mapped_arena import MappedRead, copy_bytes
 from kvstore.client.paths.shm.preallocation import Preallocation
 from kvstore.client.paths.shm.reservation import Reservation
@@ -184,12 +184,10 @@ class ShmPath(Path):
                 part = transfer if pages <= step else transfer.part(loaded, loaded + step)
                 announced = line.begin(min(deadline, time.monotonic() + LONGEST_READ))
                 try:
-                    read = arena.read(namespace, part.hashes)
-                    good = read.copy(part.pages)
+                    good, nowhere = arena.load(namespace, part.hashes, part.pages)
                 finally:
                     line.end(announced)
                 loaded += good
-                nowhere = read.nowhere
                 if good < step:
                     break
                 check_going()
@@ -399,7 +397,7 @@ class ShmPath(Path):
                 for part in connection.parts(self._load_request(attachment, namespace, transfer), deadline):
                     ticket = part.ticket
                     some = into[len(tiers) : len(tiers) + len(part.offsets)]
-                    copy_runs(attachment.arena.pages, part.offsets, slot_bytes(length), some, copy_bytes, out=True)
+                    copy_slots(attachment.arena.pages, part.offsets, slot_bytes(length), some, copy_bytes, out=True)
                     tiers += [TIER_NAMES[tier] or "" for tier in part.tiers]
                 return tiers if self._finish_load(connection, attachment, ticket, deadline) else []
         except BaseException as error:
