@@ -52,7 +52,7 @@ class Starter:
     """The process that servers are forked from (:mod:`started`)."""
 
     def __init__(self, log: Path) -> None:
-        paths = [str(HERE / "shim"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(HERE / "shim"), str(HERE / "backends"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")} | {
             "PYTHONPATH": os.pathsep.join(paths),
             "SGLANG_USE_CPU_ENGINE": "1",
@@ -126,8 +126,7 @@ class ServerProcess:
         self._starter = starter
         self._environment = dict(environment or {})
         hicache = ["--hicache-storage-backend", storage, "--hicache-storage-prefetch-policy", policy]
-        if storage == "dynamic":
-            hicache += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
+        hicache += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
         self._flags = [
             *("--model-path", str(model), "--served-model-name", "model", "--skip-tokenizer-init"),
             *("--host", "127.0.0.1", "--port", str(self.port)),
@@ -137,7 +136,7 @@ class ServerProcess:
             *("--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-write-policy", "write_through"),
             *("--hicache-mem-layout", layout, "--enable-cache-report"),
             *("--hicache-io-backend", "kernel" if layout == "page_first" else "direct"),
-            *(hicache if extra is not None or storage != "dynamic" else ()),
+            *(hicache if extra is not None else ()),
             *flags,
         ]
         self.pid = 0
@@ -225,6 +224,16 @@ class ServerProcess:
             if status != 400 or time.monotonic() > end:
                 raise ServerError(f"flush: status {status}: {text}\n{self.tail()}")
             time.sleep(0.2)
+
+    def processor_seconds(self) -> float:
+        """Time on processors of all its processes so far."""
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                if fields[2] == str(self.pid):
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def metrics(self) -> str:
         """What ``/metrics`` says."""
