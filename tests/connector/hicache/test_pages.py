@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_clock import FakeClock
 from host_pool import HostPool
@@ -12,6 +14,7 @@ from host_pool import HostPool
 import kvstore
 from kvstore.client.paths.results import Lookup, StoreResult
 from kvstore.connector.health import BACKOFF
+from kvstore.connector.hicache.found_pages import FoundPart
 from kvstore.connector.hicache.pages import CALL_SECONDS, HELD_SHARE, HiCachePages
 from kvstore.errors import UnavailableError
 
@@ -263,3 +266,37 @@ def test_what_was_stored_before_the_node_went_counts(pool: HostPool) -> None:
     pages.open(FailingNamespace({hashes[11]}))  # type: ignore[arg-type]
     there = pages.store(hashes, pool.pages(list(range(12))))
     assert [place for place, present in enumerate(there) if present] == [0, 1, 2, 3, 11]
+
+
+def test_what_was_copied_behind_the_end_of_a_lease_is_copied_anew(
+    url: str, rank: Callable[..., Any], pool: HostPool
+) -> None:
+    hashes = hashes_of("a")
+    pages = rank(url)
+    pages.store(hashes, everything(pool))
+    others = [np.zeros(2 * PART, np.uint8) for _ in hashes]  # what somebody else has written into the slots since
+    lost = kvstore.PendingLoad(others, ["arena"] * PAGES, lambda: 0)
+    pages._found.add(FoundPart(tuple(hashes), lost, 1, time.monotonic() + 60))
+    into = HostPool(PAGES, PART)
+    assert pages.load(hashes, everything(into)) == PAGES
+    assert (into.planes == pool.planes).all()
+
+
+class ChangingNamespace(FullNamespace):
+    """One in which pages leave while they are copied."""
+
+    batch_pages = 128
+
+    def borrow(self, hashes: list[bytes], *, counts: bool = True) -> kvstore.PendingLoad:
+        self.batches.append(hashes)
+        return kvstore.PendingLoad([np.ones(2 * PART, np.uint8)] * len(hashes), ["arena"] * len(hashes), lambda: 25)
+
+
+def test_a_page_that_goes_while_it_is_copied_cuts_the_prefix(pool: HostPool) -> None:
+    hashes = hashes_of("a")
+    client: Any = None
+    pages = HiCachePages(client)
+    namespace = ChangingNamespace(set())
+    pages.open(namespace)  # type: ignore[arg-type]
+    assert pages.load(hashes, everything(pool)) == 25
+    assert namespace.batches == [hashes], "nothing behind it is read"
