@@ -11,7 +11,7 @@ VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERS
 BEHIND := $(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
-.PHONY: console-browser redis-server help demo test test-random test-compose test-kill test-torn test-device test-hostile soak test-vllm triton test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm clean
+.PHONY: console-browser redis-server help demo test test-random test-compose test-kill test-torn test-device test-hostile soak test-vllm test-vllm-multi triton test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,11 @@ VLLM_TESTS ?= $(if $(filter $(NEWEST_VLLM),$(VLLM_VERSION)),$(BESIDE_VLLM)) test
 test-vllm: $(VLLM)/.ready ## real vLLM with the connector, and the block manager beside vLLM's (installs vLLM: 2.5 GB)
 	PYTHONPATH=.:tests/fixtures$(BEHIND) $(VLLM)/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib -ra \
 		-p no:cacheprovider $(VLLM_TESTS)
+
+# How many requests to each order of the connectors: REQUESTS=500.
+REQUESTS ?= 500
+test-vllm-multi: $(VLLM)/.ready ## inside vLLM's MultiConnector, beside a file connector, with nodes that are killed
+	REQUESTS=$(REQUESTS) $(MAKE) test-vllm VLLM_TESTS=tests/vllm/test_multi_connector.py
 
 # Torch's CPU builds come without Triton, and nothing else here needs it. TRITON_VERSION=3.6.0: as torch 2.11 has it.
 TRITON_VERSION ?= 3.9.0

@@ -28,6 +28,8 @@ class RequestState:
     """Another instance goes on with it."""
     num_local: int = 0
     """Tokens that the engine had itself when it last asked."""
+    is_new: bool = False
+    """It has got blocks, and no step has computed with them: another connector may have loaded into them."""
     looked_up: bool = False
     """What kvstore lacks of it was told to those who listen to block events."""
     declined: bool = False

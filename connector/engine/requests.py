@@ -32,6 +32,7 @@ class EngineRequests:
 
     With ``async_load`` requests wait for their loads, instead of the step that computes them. ``block_events`` is None
     where nobody listens; listeners know blocks by the engine's own hashes, one for each ``event_block_size`` tokens.
+    With ``has_siblings`` other connectors load into the same blocks, in their own ways.
     """
 
     def __init__(
@@ -47,12 +48,16 @@ class EngineRequests:
         load_admission: LoadAdmission,
         block_events: BlockEvents | None = None,
         event_block_size: int = 1,
+        has_siblings: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._groups = tuple(groups)
         self._hashes = hashes
         self._async_load = async_load
+        self._has_siblings = has_siblings
+        # Whether steps may compute on blocks whose load fails: they are stored once it is known to be good.
+        self._stores_late = has_siblings or not async_load
         self._may_store = may_store
         self._may_load = may_load
         self._tickets = tickets
@@ -106,6 +111,7 @@ class EngineRequests:
     ) -> None:
         """The request has these blocks, by group; those of the external tokens are to be filled."""
         state = self._track(request)
+        state.is_new = True
         loads: dict[int, list[tuple[int, int]]] = {}
         if num_external_tokens:
             end = state.num_local + num_external_tokens
@@ -144,14 +150,15 @@ class EngineRequests:
             if state is None:
                 continue
             waits = self._load_admission.leave(request_id) and not self._async_load
+            if self._has_siblings and state.is_new:
+                state.is_new, waits = False, True
             if waits or state.chain is None or not state.may_store:
                 continue  # a load in this step may fail: what it was to fill is looked at afterwards
             request = state.request
-            # Where a step computes on blocks that it loads, what it computes counts once the load is known to be good.
             computed = (
-                request.num_computed_tokens + scheduled
-                if self._async_load
-                else request.num_computed_tokens - request.num_in_flight_tokens
+                request.num_computed_tokens - request.num_in_flight_tokens
+                if self._stores_late
+                else request.num_computed_tokens + scheduled
             )
             self._save(state, computed, partial(block_state.get_block_ids, request_id))
         self._save_states(block_state)
@@ -282,7 +289,7 @@ class EngineRequests:
             full = min(num_known // size, len(ids[group]))
             # Where steps wait for their loads, vLLM shares blocks before it is known that they were filled: whoever
             # loads or computes a block stores it, and nobody who found it.
-            found = 0 if self._async_load else min(full, state.num_local // size)
+            found = min(full, state.num_local // size) if self._stores_late else 0
             self._scheduler.save_blocks(
                 state.request.request_id,
                 group,

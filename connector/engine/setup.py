@@ -108,17 +108,20 @@ class NodeClients:
         touched_early: bool,
         block_events: BlockEvents | None,
         event_block_size: int,
+        has_siblings: bool = False,
+        waits: bool = True,
     ) -> EngineRequests:
         """For the scheduler; the arguments are those of :class:`EngineRequests`.
 
         Args:
             parts: that a page has (:func:`parts_of`).
             touched_early: as for :meth:`worker_half`.
+            waits: for the node to answer, at an engine's start.
         """
         layouts = [part.layouts for part in parts]
         node: NodeClient = self._client
         if {part.host for part in parts} == {""}:
-            own, *others = self._namespaces(layouts)
+            own, *others = self._namespaces(layouts, waits)
         else:
             node = self._rank_nodes = RankNodes(self._client, self._rank_clients, self._label)
             own, *others = (self._rank_nodes.namespaces(part.host, part.layouts) for part in parts)
@@ -145,6 +148,7 @@ class NodeClients:
             tickets=RequestTickets(self._handover(scheduler, layouts, groups, async_load), hashes),
             block_events=block_events,
             event_block_size=event_block_size,
+            has_siblings=has_siblings,
         )
 
     def close(self) -> None:
@@ -189,11 +193,13 @@ class NodeClients:
             offered=[number for number, group in enumerate(groups) if group.is_offered],
         )
 
-    def _namespaces(self, layouts: Sequence[Sequence[Layout]]) -> list[list[Namespace]]:
+    def _namespaces(self, layouts: Sequence[Sequence[Layout]], waits: bool = True) -> list[list[Namespace]]:
         """By part: opened now if the node is there, or else as soon as it is. All of them wait once."""
         namespaces = [
             [self._client.namespace(layout, label=self._label, lazy=True) for layout in of_part] for of_part in layouts
         ]
+        if not waits:
+            return namespaces
         said = f"no answer in {START_WAIT:g} s"
 
         def ask() -> None:
