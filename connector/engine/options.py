@@ -41,6 +41,8 @@ class Options:
     """Milliseconds for which a finished request's blocks are held for its stores."""
     load_failure_policy: str = RECOMPUTE
     """``"recompute"``: blocks that could not be loaded are computed; ``"keep"``: as vLLM's own setting has it."""
+    most_keep_minutes: int = 60
+    """For how long a request may ask to have its prefix kept; 0: not at all."""
     tenant: str = ""
     """Whose pages: tenants never hit each other's."""
     kv_parts: int = 0
@@ -118,7 +120,7 @@ class Options:
         return replace(self, url=found.url)
 
 
-_WHOLE = {"store_threshold": 1, "kv_parts": 0}
+_WHOLE = {"store_threshold": 1, "most_keep_minutes": 0, "kv_parts": 0}
 _NUMBERS = {"lookup_budget_ms": 0.0, "load_deadline_ms": 1.0, "store_deadline_ms": 1.0}
 """Lowest values."""
 

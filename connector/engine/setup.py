@@ -18,6 +18,7 @@ from kvstore.connector.engine.page_parts import Part
 from kvstore.connector.engine.request_hashes import RequestHashes
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.engine.requests import EngineRequests
+from kvstore.connector.prefix_pins import PrefixPins
 from kvstore.connector.rank_nodes import NodeClient, RankNodes
 from kvstore.connector.scheduler import SchedulerConnector
 from kvstore.connector.worker import WorkerConnector
@@ -142,6 +143,8 @@ class NodeClients:
             groups,
             hashes,
             load_admission=load_admission,
+            pins=PrefixPins([own, *others]),
+            most_keep_minutes=self._options.most_keep_minutes,
             async_load=async_load,
             may_store=may_store,
             may_load=may_load,
