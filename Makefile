@@ -14,7 +14,7 @@ SGLANG := .venv-sglang
 BEHIND := $(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
-.PHONY: core core-layout console-browser redis-server help demo test test-random test-compose test-kill test-torn test-device test-hostile soak test-vllm test-sglang triton test-triton test-cuda lint format proto docs outside bench bench-users mooncake bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm bench-sglang clean
+.PHONY: core core-layout console-browser redis-server help demo test test-random test-compose test-kill test-torn test-device test-hostile soak test-vllm test-vllm-multi test-sglang triton test-triton test-cuda lint format proto docs outside bench bench-users mooncake bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm bench-sglang clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,11 @@ SGLANG_TESTS ?= tests/sglang
 test-sglang: redis-server $(SGLANG)/.ready ## real SGLang servers with HiCache on kvstore (installs SGLang: 3 GB; needs a C++ compiler)
 	PYTHONPATH=.:tests/fixtures$(BEHIND) $(SGLANG)/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib -ra \
 		-p no:cacheprovider $(SGLANG_TESTS)
+
+# How many requests to each order of the connectors: REQUESTS=500.
+REQUESTS ?= 500
+test-vllm-multi: $(VLLM)/.ready ## inside vLLM's MultiConnector, beside a file connector, with nodes that are killed
+	REQUESTS=$(REQUESTS) $(MAKE) test-vllm VLLM_TESTS=tests/vllm/test_multi_connector.py
 
 # Torch's CPU builds come without Triton, and nothing else here needs it. TRITON_VERSION=3.6.0: as torch 2.11 has it.
 TRITON_VERSION ?= 3.9.0

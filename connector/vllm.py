@@ -4,8 +4,7 @@ Only this file and ``vllm_plugin.py``, by which vLLM finds it, import vLLM.
 
 ::
 
-    --kv-transfer-config '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both",
-                           "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"}}'
+    --kv-transfer-config '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both"}'
 
 Each worker describes its own pages (:meth:`KVStoreConnector.register_kv_caches`) and tells the scheduler by vLLM's
 handshake at start, so that both speak of the same namespaces. Before that, and where a worker can't say what its bytes
@@ -51,6 +50,7 @@ from vllm.v1.kv_cache_interface import group_kernel_blocks
 
 from kvstore.client_name import MOST_NAME
 from kvstore.connector.engine.block_events import BlockEvents
+from kvstore.connector.engine.enclosing import LateHandshake, enclosing_transfers
 from kvstore.connector.engine.groups import fails_by_block, group_of, layers_of, touches_early
 from kvstore.connector.engine.identity import (
     CacheGroup,
@@ -64,7 +64,7 @@ from kvstore.connector.engine.identity import (
 from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.metrics import METRICS, Counts, Increments, together, worker_counts
 from kvstore.connector.engine.options import KEEP, RECOMPUTE, Options
-from kvstore.connector.engine.page_parts import parts_of
+from kvstore.connector.engine.page_parts import check_urls, parts_of
 from kvstore.connector.engine.page_rows import layout_in_page, rows_by_part
 from kvstore.connector.engine.requests import EngineRequests
 from kvstore.connector.engine.setup import NodeClients, log_beside
@@ -100,6 +100,8 @@ class KVStoreMetadata(KVConnectorMetadata):
     """Not 0: the scheduler wants to know when this step is over."""
     storing: frozenset[int] = frozenset()
     """Which workers store. The others hold what one of these does, and have the same node."""
+    asks: bool = False
+    """Workers are to tell what their pages are, of which there was no handshake."""
 
 
 @dataclass
@@ -110,12 +112,17 @@ class KVStoreWorkerMetadata(KVConnectorWorkerMetadata):
     timings: list[LoadTiming]
     stored: list[tuple[int, tuple[bytes, ...]]]
     """Groups and hashes; empty where nobody listens to block events."""
+    told: dict[tuple[int, int], KVStoreHandshake]
+    """By pipeline and tensor rank, where the scheduler asks for it."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVStoreWorkerMetadata:
         """Of all ranks."""
         assert isinstance(other, KVStoreWorkerMetadata)
         return KVStoreWorkerMetadata(
-            max(self.step, other.step), self.timings + other.timings, self.stored + other.stored
+            max(self.step, other.step),
+            self.timings + other.timings,
+            self.stored + other.stored,
+            self.told | other.told,
         )
 
 
@@ -127,6 +134,8 @@ class KVStoreHandshake(KVConnectorHandshakeMetadata):
     """By part, mostly a single one, and cache group: :class:`kvstore.Layout` as JSON."""
     host: str = ""
     """The machine that it runs on."""
+    url: str = ""
+    """Of the node where they are."""
 
 
 class KVStoreStats(KVConnectorStats):  # a dataclass, with ``data``: counts as ``engine/metrics.py`` names them
@@ -180,7 +189,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         log_beside("vllm")
-        self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
+        self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config).located(os.environ)
+        self._enclosing = enclosing_transfers()
         self._label = model_label(vllm_config.model_config.model)
         self._connection = NodeClients(self._options, os.environ, _client_name(vllm_config, role), self._label)
         self._layouts: list[list[Layout]] = []  # by part and group
@@ -193,6 +203,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         # The worker half's.
         self._worker: WorkerConnector | None = None
         self._plan = StepPlan()
+        self._is_asked = False
         self._is_computed = False  # the plan's step, on a rank that may not be told that its saves end
         self._step = 0
         self._layers: dict[str, int] = {}  # by name the place in a page, where all of them ask before they read
@@ -200,6 +211,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         # The scheduler half's.
         self._requests: EngineRequests | None = None
         self._block_events: BlockEvents | None = None
+        parallel = vllm_config.parallel_config
+        self._num_workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        self._late = LateHandshake[KVStoreHandshake](self._num_workers if self._enclosing else 0)
+        self._is_reset = False
         self._storing: frozenset[int] = frozenset()
         self._managers: Sequence[Any] = ()
         if role is KVConnectorRole.SCHEDULER:
@@ -288,11 +303,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.wake()
 
     def get_handshake_metadata(self) -> KVStoreHandshake | None:
-        """This worker's layouts, for the scheduler; None: it has nothing to say."""
-        if not self._layouts:
-            return None
-        told = [[layout.to_json() for layout in of_part] for of_part in self._layouts]
-        return KVStoreHandshake(told, socket.gethostname())
+        """This worker's layouts, for the scheduler; None: it has nothing to say, or says it beside its first step,
+        since MultiConnector hands on one handshake alone."""
+        return self._handshake() if self._layouts and not self._enclosing else None
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Gives up stores of blocks that this step overwrites, or has overwritten: vLLM's V2 model runner may zero them
@@ -302,6 +315,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_computed = False
         self._plan = StepPlan.from_bytes(kv_connector_metadata.plan)
         self._step = kv_connector_metadata.step
+        self._is_asked = kv_connector_metadata.asks
         number = _pp_rank() * self._vllm_config.parallel_config.tensor_parallel_size + _tp_rank()
         if number not in kv_connector_metadata.storing:
             self._plan = replace(self._plan, stores=())
@@ -359,7 +373,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         timings = self._worker.take_load_timings() if self._worker is not None else []
         stored = self._worker.take_stored() if self._worker is not None and self._has_listeners else []
         step, self._step = self._step, 0
-        return KVStoreWorkerMetadata(step, timings, stored) if step or timings or stored else None
+        told = {(_pp_rank(), _tp_rank()): self._handshake()} if self._is_asked else {}
+        return KVStoreWorkerMetadata(step, timings, stored, told) if step or timings or stored or told else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that vLLM has to compute."""
@@ -373,15 +388,17 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """The workers have told what their pages are: from now on there may be hits. When an engine wakes up they tell
         it again, and this half has to stay: it knows that the weights may be others than those that pages name."""
-        if self._requests is not None:
-            return
-        parallel = self._vllm_config.parallel_config
-        workers = [
-            (told.host, told.layouts) for _, told in sorted(metadata.items()) if isinstance(told, KVStoreHandshake)
-        ]
+        if self._requests is None and not self._enclosing:  # there it is another connector's
+            told = {rank: each for rank, each in metadata.items() if isinstance(each, KVStoreHandshake)}
+            self._begin(told, waits=True)
+
+    def _begin(self, told: Mapping[tuple[int, int], KVStoreHandshake], *, waits: bool) -> None:
+        """The workers have told what their pages are; at a start the node is waited for."""
+        workers = [(each.host, each.layouts) for _, each in sorted(told.items()) if each.layouts]
         try:
-            expected = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-            parts = parts_of(workers, expected, self._options.url, self._options.rank_nodes)
+            here = socket.gethostname()
+            check_urls([self._options.url, *(each.url for each in told.values() if each.host == here)])
+            parts = parts_of(workers, self._num_workers, self._options.url, self._options.rank_nodes)
         except KVStoreError as error:
             logger.warning("vLLM runs without kvstore: %s", error)
             return
@@ -406,7 +423,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             touched_early=self._is_touched_early(),
             block_events=self._block_events,
             event_block_size=resolve_kv_cache_block_sizes(self._kv_cache_config, self._vllm_config)[1],
+            has_siblings=bool(self._enclosing),
+            waits=waits,
         )
+        if self._is_reset:
+            self._requests.reset()
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Which blocks a hit needs is vLLM's to say."""
@@ -416,7 +437,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens kvstore can add to what vLLM has; None: not known yet. Plans nothing."""
         requests = self._requests
-        return (0, False) if requests is None else requests.get_num_new_matched_tokens(request, num_computed_tokens)
+        if requests is None:
+            return (None if self._late.waits() else 0), False
+        return requests.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """vLLM has given the request blocks; those of the external tokens are to be filled."""
@@ -438,7 +461,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVStoreMetadata:
         """Everything for the workers in this step."""
         plan, step = (StepPlan(), 0) if self._requests is None else self._requests.plan_step(scheduler_output)
-        return KVStoreMetadata(plan.to_bytes() if plan else _NOTHING, step, self._storing)
+        return KVStoreMetadata(plan.to_bytes() if plan else _NOTHING, step, self._storing, self._late.asks)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """As :meth:`request_finished_all_groups`, for one group."""
@@ -453,9 +476,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """What the workers have reported."""
+        told = connector_output.kv_connector_worker_meta
+        if isinstance(told, KVStoreWorkerMetadata) and (handshake := self._late.take(told.told)) is not None:
+            self._begin(handshake, waits=False)  # the workers have waited for the node
         if self._requests is None:
             return
-        if isinstance(told := connector_output.kv_connector_worker_meta, KVStoreWorkerMetadata):
+        if isinstance(told, KVStoreWorkerMetadata):
             self._requests.note(told.step, told.timings, told.stored)
         self._requests.update_connector_output(
             connector_output.finished_sending or (),
@@ -495,9 +521,15 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool:
         """Nothing that was stored is found by this engine any more, whose weights may be others from now on."""
+        self._is_reset = True
         if self._requests is not None:
             self._requests.reset()
         return True
+
+    def _handshake(self) -> KVStoreHandshake:
+        """What this worker's pages are; without layouts it has none."""
+        told = [[layout.to_json() for layout in of_part] for of_part in self._layouts]
+        return KVStoreHandshake(told, socket.gethostname(), self._options.url)
 
     def _end_step(self, is_computed: bool) -> None:
         """Begins the stores of what was computed. Requests that have ended give their blocks back in any case."""
@@ -555,16 +587,23 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return {name: at for at, name in enumerate(names)} if all_wait else {}
 
     def _set_failure_policy(self) -> None:
-        """vLLM fails a request whose load failed, unless told otherwise; it reads the policy after this connector."""
-        transfer = self._kv_transfer_config
+        """vLLM fails a request whose load failed, unless told otherwise; it reads the policy after this connector was
+        made, inside MultiConnector that one's own."""
+        transfers = [self._kv_transfer_config, *self._enclosing]
+        where = "MultiConnector's" if self._enclosing else "vLLM's"
         if self._options.load_failure_policy == KEEP:
-            logger.info("kvstore leaves kv_load_failure_policy as it is: %s", transfer.kv_load_failure_policy)
-        elif transfer.kv_load_failure_policy != RECOMPUTE:
-            transfer.kv_load_failure_policy = RECOMPUTE
+            told = transfers[-1].kv_load_failure_policy
+            logger.info("kvstore leaves %s kv_load_failure_policy as it is: %s", where, told)
+            return
+        if transfers[-1].kv_load_failure_policy != RECOMPUTE:
             logger.info(
-                "kvstore sets kv_load_failure_policy to 'recompute': what can't be loaded is computed"
-                ' ("load_failure_policy": "keep" leaves vLLM\'s own)'
+                "kvstore sets %s kv_load_failure_policy to 'recompute'%s: what can't be loaded is computed"
+                ' ("load_failure_policy": "keep" leaves it as it is)',
+                where,
+                ", for the loads of all its connectors" if self._enclosing else "",
             )
+        for transfer in transfers:
+            transfer.kv_load_failure_policy = RECOMPUTE
 
 
 _NOTHING = StepPlan().to_bytes()

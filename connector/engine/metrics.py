@@ -40,6 +40,7 @@ METRICS: Mapping[str, Metric] = {
     "lookups": Metric("Requests that were looked up, by how that went.", "result"),
     "seconds_saved": Metric("Seconds of prefill that loading has saved, less those it took."),
     "tickets": Metric("Tickets between prefill and decode: given, taken, or why one was refused.", "result"),
+    "pages_kept": Metric("Pages, or parts of pages, that were pinned because a request asked to keep its prefix."),
     "loads_declined": Metric("Requests whose pages were computed, because loading them would have taken longer."),
 }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from kvstore.client.connect import TIMEOUT
+from kvstore.client.default_node import default_node
 from kvstore.connector.scheduler import LOOKUP_BUDGET
 from kvstore.connector.worker import LOAD_DEADLINE, STORE_DEADLINE
 from kvstore.errors import ConfigError
@@ -17,13 +19,16 @@ from kvstore.security.secret_files import read_key_file
 RECOMPUTE = "recompute"
 KEEP = "keep"
 
+_logger = logging.getLogger("kvstore.connector")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Settings of the connector, checked. Every one has a default but ``url``."""
+    """Settings of the connector, checked. Every one has a default."""
 
-    url: str
-    """Where the pages are: ``unix:///run/kvstore.sock``, ``kv://host:port`` or ``kvs://host:port``."""
+    url: str = ""
+    """Where the pages are: ``unix:///run/kvstore.sock``, ``kv://host:port`` or ``kvs://host:port``. Empty: where
+    :meth:`located` finds a node."""
     async_load: bool = True
     """Whether requests wait for their pages while others are computed; False: the step that computes them waits."""
     store_threshold: int = 1
@@ -36,6 +41,8 @@ class Options:
     """Milliseconds for which a finished request's blocks are held for its stores."""
     load_failure_policy: str = RECOMPUTE
     """``"recompute"``: blocks that could not be loaded are computed; ``"keep"``: as vLLM's own setting has it."""
+    most_keep_minutes: int = 60
+    """For how long a request may ask to have its prefix kept; 0: not at all."""
     tenant: str = ""
     """Whose pages: tenants never hit each other's."""
     kv_parts: int = 0
@@ -72,7 +79,7 @@ class Options:
         """The options that a user gave.
 
         Raises:
-            ConfigError: a key that is unknown or missing, or a value that can't be used; the message names it.
+            ConfigError: a key that is unknown, or a value that can't be used; the message names it.
         """
         known = {each.name: each for each in fields(cls)}
         for key in given:
@@ -80,8 +87,6 @@ class Options:
                 nearest = difflib.get_close_matches(key, known, 1)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(known)}"
                 raise ConfigError(f"kv_connector_extra_config: unknown key {key!r}{hint}")
-        if not given.get("url"):
-            raise ConfigError("kv_connector_extra_config: 'url' is missing, such as unix:///run/kvstore.sock")
         for key, value in given.items():
             _check_type(key, value)
         options = cls(**given)
@@ -101,8 +106,21 @@ class Options:
             )
         return options
 
+    def located(self, environment: Mapping[str, str]) -> Options:
+        """The same with a URL: where none was given, that of the node that commands find here, too.
 
-_WHOLE = {"store_threshold": 1, "kv_parts": 0}
+        Raises:
+            ConfigError: none is to be found, as :func:`kvstore.client.default_node.default_node` says.
+        """
+        if self.url:
+            return self
+        found = default_node(environment)
+        if found.note:
+            _logger.log(logging.INFO if found.listens else logging.WARNING, "%s", found.note)
+        return replace(self, url=found.url)
+
+
+_WHOLE = {"store_threshold": 1, "most_keep_minutes": 0, "kv_parts": 0}
 _NUMBERS = {"lookup_budget_ms": 0.0, "load_deadline_ms": 1.0, "store_deadline_ms": 1.0}
 """Lowest values."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import ResourceError
@@ -20,6 +20,16 @@ class Part:
     """By group."""
     worker: int = 0
     """Number of the worker that stores it: the first one at its node that holds it."""
+
+
+def check_urls(urls: Iterable[str]) -> None:
+    """Whether all processes of an engine use one node, where each has found it by itself.
+
+    Raises:
+        ResourceError: they do not.
+    """
+    if len(found := sorted(set(urls))) > 1:
+        raise ResourceError(f"its processes have found different nodes ({', '.join(found)}): name one by url")
 
 
 def parts_of(

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.connector.blocks.hashing import BlockHashChain
-
-STORE, LOAD = "kvstore_store", "kvstore_load"
-"""Keys of a request's ``kv_transfer_params``: false turns storing, or loading, off for it."""
+from kvstore.connector.engine.hints import Hints
 
 
 @dataclass(slots=True)
@@ -24,10 +22,13 @@ class RequestState:
     num_preemptions: int
     may_store: bool = True
     may_load: bool = True
+    hints: Hints = field(default_factory=Hints)
     hands_over: bool = False
     """Another instance goes on with it."""
     num_local: int = 0
     """Tokens that the engine had itself when it last asked."""
+    is_new: bool = False
+    """It has got blocks, and no step has computed with them: another connector may have loaded into them."""
     looked_up: bool = False
     """What kvstore lacks of it was told to those who listen to block events."""
     declined: bool = False
@@ -53,6 +54,12 @@ class RequestState:
         hashes = self.chain.hashes
         return [hashes if count == 1 else hashes[count - 1 :: count] for count in hashes_a_block]
 
+    def stored_tokens(self, num_computed: int, block_size: int) -> tuple[int, int]:
+        """Between which tokens its blocks are stored. Another instance that goes on with it needs all of them."""
+        if self.hands_over:
+            return 0, num_computed
+        return self.hints.stored_tokens(self.request.num_prompt_tokens, num_computed, block_size)
+
     def restart(self, chain: BlockHashChain | None) -> None:
         """It was preempted: it begins again, with nothing."""
         self.chain = chain
@@ -60,9 +67,3 @@ class RequestState:
         self.num_saved = [0] * self.num_groups
         self.state_tokens = 0
         self.gain = 0.0
-
-
-def store_and_load_flags(params: Any) -> tuple[bool, bool]:
-    """Whether a request with these ``kv_transfer_params`` may be stored, and loaded."""
-    given = params if isinstance(params, dict) else {}
-    return given.get(STORE) is not False, given.get(LOAD) is not False

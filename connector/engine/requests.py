@@ -4,6 +4,7 @@ blocks are stored when. The engine's request objects are read, nothing of vLLM i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,18 +14,23 @@ from typing import Any
 
 from kvstore.connector.engine.block_events import BlockEvents, blocks_of
 from kvstore.connector.engine.groups import Group
+from kvstore.connector.engine.hints import parse_hints
 from kvstore.connector.engine.load_admission import LoadAdmission
 from kvstore.connector.engine.load_cost import LoadCost
 from kvstore.connector.engine.metrics import Counts, lookup_counts
 from kvstore.connector.engine.new_blocks import new_blocks
 from kvstore.connector.engine.request_hashes import RequestHashes
-from kvstore.connector.engine.request_state import RequestState, store_and_load_flags
+from kvstore.connector.engine.request_state import RequestState
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.longest_hit import longest_hit
 from kvstore.connector.lookups import Tiers
 from kvstore.connector.plan import StepPlan
+from kvstore.connector.prefix_pins import PrefixPins
 from kvstore.connector.scheduler import NULL_BLOCK_ID, SchedulerConnector
 from kvstore.connector.worker_statistics import LoadTiming
+from kvstore.rare_lines import RareLines
+
+_logger = logging.getLogger("kvstore.connector")
 
 
 class EngineRequests:
@@ -32,6 +38,7 @@ class EngineRequests:
 
     With ``async_load`` requests wait for their loads, instead of the step that computes them. ``block_events`` is None
     where nobody listens; listeners know blocks by the engine's own hashes, one for each ``event_block_size`` tokens.
+    With ``has_siblings`` other connectors load into the same blocks, in their own ways.
     """
 
     def __init__(
@@ -45,18 +52,28 @@ class EngineRequests:
         may_load: bool = True,
         tickets: RequestTickets,
         load_admission: LoadAdmission,
+        pins: PrefixPins | None = None,
+        most_keep_minutes: int = 0,
         block_events: BlockEvents | None = None,
         event_block_size: int = 1,
+        has_siblings: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._groups = tuple(groups)
         self._hashes = hashes
         self._async_load = async_load
+        self._has_siblings = has_siblings
+        # Whether steps may compute on blocks whose load fails: they are stored once it is known to be good.
+        self._stores_late = has_siblings or not async_load
         self._may_store = may_store
         self._may_load = may_load
         self._tickets = tickets
         self._load_admission = load_admission
+        self._pins = pins
+        self._most_keep_minutes = most_keep_minutes if pins is not None else 0
+        self._kept: dict[str, tuple[list[Sequence[bytes]], int]] = {}  # by requests that end: pages, and for how long
+        self._lines = RareLines()
         self._block_events = block_events
         self._event_block_size = event_block_size
         self._block_sizes = [group.block_size for group in groups]
@@ -106,6 +123,7 @@ class EngineRequests:
     ) -> None:
         """The request has these blocks, by group; those of the external tokens are to be filled."""
         state = self._track(request)
+        state.is_new = True
         loads: dict[int, list[tuple[int, int]]] = {}
         if num_external_tokens:
             end = state.num_local + num_external_tokens
@@ -144,14 +162,15 @@ class EngineRequests:
             if state is None:
                 continue
             waits = self._load_admission.leave(request_id) and not self._async_load
+            if self._has_siblings and state.is_new:
+                state.is_new, waits = False, True
             if waits or state.chain is None or not state.may_store:
                 continue  # a load in this step may fail: what it was to fill is looked at afterwards
             request = state.request
-            # Where a step computes on blocks that it loads, what it computes counts once the load is known to be good.
             computed = (
-                request.num_computed_tokens + scheduled
-                if self._async_load
-                else request.num_computed_tokens - request.num_in_flight_tokens
+                request.num_computed_tokens - request.num_in_flight_tokens
+                if self._stores_late
+                else request.num_computed_tokens + scheduled
             )
             self._save(state, computed, partial(block_state.get_block_ids, request_id))
         self._save_states(block_state)
@@ -175,7 +194,10 @@ class EngineRequests:
             self._save(state, computed, lambda: block_ids)
         params = None if loads else self._tickets.give(state, self._hashes_a_block, block_ids)
         held = (block_id for of_group in block_ids for block_id in of_group)
-        return self._scheduler.request_finished(request.request_id, held), params
+        stores = self._scheduler.request_finished(request.request_id, held)
+        if state.hints.keep_seconds:
+            self._keep(state, stores)
+        return stores, params
 
     def update_connector_output(
         self,
@@ -188,6 +210,8 @@ class EngineRequests:
         failed = self._scheduler.update_connector_output(
             finished_sending, finished_recving, load_errors, failed_recving
         )
+        for request_id in self._kept.keys() & finished_sending:
+            self._pin(*self._kept.pop(request_id))
         for request_id in failed & self._requests.keys():
             self._requests[request_id].gain = 0.0
         for request_id in self._requests.keys() & finished_recving:
@@ -222,11 +246,14 @@ class EngineRequests:
     def counts(self) -> Counts:
         """What was counted since the start."""
         counts = lookup_counts(self._scheduler.statistics()) | self._tickets.counts()
+        counts["pages_kept"] = self._pins.pinned if self._pins is not None else 0
         return counts | {"seconds_saved": self._seconds_saved, "loads_declined": self._loads_declined}
 
     def shutdown(self) -> None:
         """Stops what runs in the background."""
         self._scheduler.shutdown()
+        if self._pins is not None:
+            self._pins.shutdown()
 
     def _hit(self, state: RequestState, presence: Mapping[int, Sequence[bool]], limit: int) -> int:
         """Tokens that are there with what kvstore has and what is worth loading."""
@@ -249,11 +276,19 @@ class EngineRequests:
     def _track(self, request: Any) -> RequestState:
         state = self._requests.get(request.request_id)
         if state is None or state.request is not request:
-            store, load = store_and_load_flags(request.kv_transfer_params)
-            store, load = store and self._may_store, load and self._may_load
+            hints, wrong = parse_hints(request.kv_transfer_params, self._most_keep_minutes)
+            for text in wrong:
+                self._lines.say(_logger.warning, "request %s: %s", request.request_id, text)
+            store, load = hints.store and self._may_store, hints.load and self._may_load
             chain = self._hashes.chain(request) if store or load else None
             state = RequestState(
-                request, chain, len(self._groups), request.num_preemptions, may_store=store, may_load=load
+                request,
+                chain,
+                len(self._groups),
+                request.num_preemptions,
+                may_store=store,
+                may_load=load,
+                hints=hints,
             )
             self._requests[request.request_id] = state
             self._tickets.take(state, self._hashes_a_block)
@@ -267,22 +302,38 @@ class EngineRequests:
             state.restart(self._hashes.chain(state.request) if may else None)
             self._scheduler.request_preempted(state.request.request_id)
 
+    def _keep(self, state: RequestState, stores: bool) -> None:
+        """Has a request's prompt pinned, behind its stores."""
+        hashes = []
+        for group, names in zip(self._groups, state.hashes(self._hashes_a_block), strict=True):
+            tokens = state.state_tokens if group.is_offered else state.request.num_prompt_tokens
+            full = min(tokens // group.block_size, len(names))
+            hashes.append(names[group.num_skipped(full * group.block_size) // group.block_size : full] if full else ())
+        if stores:
+            self._kept[state.request.request_id] = hashes, state.hints.keep_seconds
+        else:
+            self._pin(hashes, state.hints.keep_seconds)
+
+    def _pin(self, hashes: Sequence[Sequence[bytes]], seconds: int) -> None:
+        if self._pins is not None:
+            self._pins.keep(hashes, seconds)
+
     def _save(self, state: RequestState, num_computed: int, block_ids: Callable[[], Any]) -> None:
         """Plans to store blocks that are full when the step is over."""
-        num_known = min(num_computed, state.request.num_tokens)
+        start, end = state.stored_tokens(min(num_computed, state.request.num_tokens), max(self._block_sizes))
         if state.chain is None or all(
-            num_known // size <= saved for size, saved in zip(self._block_sizes, state.num_saved, strict=True)
+            end // size <= saved for size, saved in zip(self._block_sizes, state.num_saved, strict=True)
         ):
             return
         ids, hashes = block_ids(), state.hashes(self._hashes_a_block)
         for group, size in enumerate(self._block_sizes):
             if self._groups[group].is_offered:
-                state.num_saved[group] = num_known // size
+                state.num_saved[group] = end // size
                 continue
-            full = min(num_known // size, len(ids[group]))
+            full = min(end // size, len(ids[group]))
             # Where steps wait for their loads, vLLM shares blocks before it is known that they were filled: whoever
             # loads or computes a block stores it, and nobody who found it.
-            found = 0 if self._async_load else min(full, state.num_local // size)
+            found = min(full, max(-(-start // size), state.num_local // size if self._stores_late else 0))
             self._scheduler.save_blocks(
                 state.request.request_id,
                 group,
@@ -301,7 +352,10 @@ class EngineRequests:
             if state is None or state.chain is None or not state.may_store:
                 continue
             hashes, block_ids = state.hashes(self._hashes_a_block), block_state.get_block_ids(request_id)
+            start, end = state.stored_tokens(state.request.num_tokens, max(self._block_sizes))
             for group, block_id, num_tokens in states:
+                if not start < num_tokens <= end:
+                    continue
                 if block_id not in block_ids[group] and self._scheduler.was_allocated(block_id):
                     continue  # offered behind the step before, and given to another request in this one
                 count, partial_tokens = divmod(num_tokens, self._block_sizes[group])

@@ -18,6 +18,7 @@ from kvstore.connector.engine.page_parts import Part
 from kvstore.connector.engine.request_hashes import RequestHashes
 from kvstore.connector.engine.request_tickets import RequestTickets
 from kvstore.connector.engine.requests import EngineRequests
+from kvstore.connector.prefix_pins import PrefixPins
 from kvstore.connector.rank_nodes import NodeClient, RankNodes
 from kvstore.connector.scheduler import SchedulerConnector
 from kvstore.connector.worker import WorkerConnector
@@ -108,17 +109,20 @@ class NodeClients:
         touched_early: bool,
         block_events: BlockEvents | None,
         event_block_size: int,
+        has_siblings: bool = False,
+        waits: bool = True,
     ) -> EngineRequests:
         """For the scheduler; the arguments are those of :class:`EngineRequests`.
 
         Args:
             parts: that a page has (:func:`parts_of`).
             touched_early: as for :meth:`worker_half`.
+            waits: for the node to answer, at an engine's start.
         """
         layouts = [part.layouts for part in parts]
         node: NodeClient = self._client
         if {part.host for part in parts} == {""}:
-            own, *others = self._namespaces(layouts)
+            own, *others = self._namespaces(layouts, waits)
         else:
             node = self._rank_nodes = RankNodes(self._client, self._rank_clients, self._label)
             own, *others = (self._rank_nodes.namespaces(part.host, part.layouts) for part in parts)
@@ -139,12 +143,15 @@ class NodeClients:
             groups,
             hashes,
             load_admission=load_admission,
+            pins=PrefixPins([own, *others]),
+            most_keep_minutes=self._options.most_keep_minutes,
             async_load=async_load,
             may_store=may_store,
             may_load=may_load,
             tickets=RequestTickets(self._handover(scheduler, layouts, groups, async_load), hashes),
             block_events=block_events,
             event_block_size=event_block_size,
+            has_siblings=has_siblings,
         )
 
     def close(self) -> None:
@@ -189,11 +196,13 @@ class NodeClients:
             offered=[number for number, group in enumerate(groups) if group.is_offered],
         )
 
-    def _namespaces(self, layouts: Sequence[Sequence[Layout]]) -> list[list[Namespace]]:
+    def _namespaces(self, layouts: Sequence[Sequence[Layout]], waits: bool = True) -> list[list[Namespace]]:
         """By part: opened now if the node is there, or else as soon as it is. All of them wait once."""
         namespaces = [
             [self._client.namespace(layout, label=self._label, lazy=True) for layout in of_part] for of_part in layouts
         ]
+        if not waits:
+            return namespaces
         said = f"no answer in {START_WAIT:g} s"
 
         def ask() -> None:

@@ -1,4 +1,4 @@
-"""Connects a command to its node: that of ``--url``, else of ``KVSTORE_SOCKET``, else on the default socket."""
+"""Connects a command to its node: that of ``--url``, else of ``KVSTORE_SOCKET``, else the one that is found here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvstore.client.client import Client
+from kvstore.client.default_node import default_node
 from kvstore.client.environment import connect_by_environment
 from kvstore.client.paths.reachability import listener_of
-from kvstore.client.url import RemoteUrl, parse_url, socket_url
+from kvstore.client.url import RemoteUrl, parse_url
 from kvstore.config.load import load_config
 from kvstore.config.node import default_socket
 from kvstore.errors import InvalidRequestError
@@ -28,14 +29,28 @@ def add_url_to(command: argparse.ArgumentParser) -> None:
         "--url",
         metavar="URL",
         help="the node: unix:///run/kvstore.sock, kv://host:port, or kvs://host:port with TLS (default: the socket in"
-        f" KVSTORE_SOCKET, or {default_socket()}). KVSTORE_CONNECT_CA, _CERT, _KEY and _TOKEN_FILE name the files for"
-        " TLS and tokens",
+        f" KVSTORE_SOCKET, or {default_socket()}; where no node serves there, that of another one of this user or of"
+        " the machine). KVSTORE_CONNECT_CA, _CERT, _KEY and _TOKEN_FILE name the files for TLS and tokens",
     )
+
+
+def default_url() -> str:
+    """The URL of the node that nobody named; what there is to say of it goes to stderr, where it is another one than
+    that which ``serve`` would start here.
+
+    Raises:
+        ConfigError: the environment has a setting that can't be used.
+    """
+    load_config(environment=os.environ)  # what is wrong there is said by every command
+    found = default_node(os.environ)
+    if found.listens and found.note:
+        print(f"kvstore: {found.note}", file=sys.stderr)
+    return found.url
 
 
 @contextmanager
 def connect_to_node(url: str | None, timeout: float | None = None) -> Iterator[Client]:
-    """A client of the node at this URL; without one, of the node on the socket that ``serve`` would use here.
+    """A client of the node at this URL; without one, of the node that :func:`kvstore.client.default_node` finds.
 
     While the node does not answer, a line on stderr says behind a second whom the command is waiting for.
 
@@ -48,7 +63,7 @@ def connect_to_node(url: str | None, timeout: float | None = None) -> Iterator[C
             to look at it would be to open it.
         ConfigError: the environment has a setting that can't be used.
     """
-    url = url or socket_url(load_config(environment=os.environ).socket)
+    url = url or default_url()
     if url.startswith("embedded:"):
         raise InvalidRequestError(f"{url}: an embedded store answers its own process only; give the URL of a node")
     with connect_by_environment(url, os.environ) as client:

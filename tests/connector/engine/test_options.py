@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from kvstore.client.default_node import DefaultNode
 from kvstore.connector.engine.options import Options
 from kvstore.connector.engine.versions import check_version
 from kvstore.errors import ConfigError
@@ -16,6 +19,21 @@ def test_a_url_is_all_that_is_needed() -> None:
     assert (options.async_load, options.store_threshold, options.load_failure_policy) == (True, 1, "recompute")
 
 
+@pytest.mark.parametrize("given", [{}, {"url": ""}])
+def test_without_a_url_it_is_the_node_that_commands_find(
+    given: dict[str, object], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = DefaultNode(Path("/run/kvstore.sock"), "no node serves there yet", listens=False)
+    monkeypatch.setattr("kvstore.connector.engine.options.default_node", lambda environment: found)
+    assert Options.parse(given).located({}).url == URL
+    assert [(each.levelname, each.message) for each in caplog.records] == [("WARNING", found.note)]
+
+
+def test_a_url_is_looked_for_nowhere_else() -> None:
+    options = Options.parse({"url": URL})
+    assert options.located({"KVSTORE_SOCKET": "/run/other.sock"}) is options
+
+
 def test_a_call_may_take_as_long_as_the_most_patient_who_waits_for_it() -> None:
     assert Options(url=URL).call_timeout == 5.0
     assert Options(url=URL, load_deadline_ms=100).call_timeout == 5.0
@@ -25,7 +43,6 @@ def test_a_call_may_take_as_long_as_the_most_patient_who_waits_for_it() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "'url' is missing"),
         ({"url": URL, "async_laod": False}, "did you mean 'async_load'"),
         ({"url": URL, "zzz": 1}, "known: url, async_load"),
         ({"url": 5}, "url must be a string, got 5"),

@@ -120,6 +120,88 @@ def test_who_does_not_store_stores_no_states(requests: EngineRequests) -> None:
     assert plan.stores == ()
 
 
+class FakePins:
+    pinned = 0
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[list[list[bytes]], int]] = []
+
+    def keep(self, hashes_by_group: Any, seconds: int) -> None:
+        self.kept.append(([list(hashes) for hashes in hashes_by_group], seconds))
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.fixture
+def pins(requests: EngineRequests) -> FakePins:
+    pins = requests._pins = FakePins()  # type: ignore[assignment]
+    requests._most_keep_minutes = 60
+    return pins
+
+
+@pytest.mark.parametrize(
+    ("params", "first", "end", "states"),
+    [
+        ({}, 0, 9, [2, 6, 8]),
+        ({"kvstore_store_generated": False}, 0, 7, [2, 6]),
+        ({"kvstore_store_first": 3}, 0, 3, [2]),
+        ({"kvstore_store_last": 1}, 6, 9, [6, 8]),
+        ({"kvstore_store": "yes"}, 0, 0, []),
+        ({"kvstore_store_last": 1, "do_remote_decode": True}, 0, 9, [2, 6, 8]),  # decode waits for all of them
+    ],
+)
+def test_hints_say_which_blocks_are_stored(
+    requests: EngineRequests, params: dict[str, object], first: int, end: int, states: list[int]
+) -> None:
+    request = new_request(kv_transfer_params=params)
+    requests.get_num_new_matched_tokens(request, 0)
+    tables = (list(range(11, 20)), list(range(21, 30)))
+    requests.update_state_after_alloc(request, tables, 0)
+    request.all_token_ids = [*request.all_token_ids, *[5] * 8]
+    request.num_generated = 8
+    names = hash_blocks(request.all_token_ids, SIZE)
+    step = step_of(request, 38, tables, *((1, 21 + place, SIZE * (place + 1)) for place in (2, 6, 8)))
+    plan, _ = requests.plan_step(step)
+    assert stores_of(plan, 0) == {11 + place: names[place] for place in range(first, end)}
+    assert stores_of(plan, 1) == {21 + place: names[place] for place in states}
+    plan, _ = requests.plan_step(step)  # once is enough
+    assert stores_of(plan, 0) == {}
+
+
+def test_a_prefix_is_kept_once_it_is_stored(requests: EngineRequests, pins: FakePins) -> None:
+    request = new_request(kv_transfer_params={"kvstore_keep_minutes": 30})
+    requests.get_num_new_matched_tokens(request, 0)
+    tables = (list(range(11, 19)), list(range(21, 29)))
+    requests.update_state_after_alloc(request, tables, 0)
+    requests.plan_step(step_of(request, 30, tables, (1, 25, 5 * SIZE)))
+    request.num_computed_tokens = 30
+    held, _ = requests.request_finished(request, tables)
+    assert held
+    assert pins.kept == []
+    requests.update_connector_output(["other"], [], [], [])
+    assert pins.kept == []
+    requests.update_connector_output([request.request_id], [], [], [])
+    # All of attention's, and of the states the last one that was stored.
+    assert pins.kept == [([list(NAMES), [NAMES[4]]], 1800)]
+
+
+def test_a_prefix_that_is_there_is_kept_at_once(requests: EngineRequests, pins: FakePins) -> None:
+    params = {"kvstore_keep_minutes": 1, "kvstore_store": False}
+    request = new_request(kv_transfer_params=params)
+    requests.get_num_new_matched_tokens(request, 0)
+    request.num_computed_tokens = 30
+    assert requests.request_finished(request, ([11], [21])) == (False, None)
+    assert pins.kept == [([list(NAMES), []], 60)]
+
+
+def test_a_hint_that_cannot_be_followed_is_said_and_fails_nothing(
+    requests: EngineRequests, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = new_request(kv_transfer_params={"kvstore_keep_minutes": 1})
+    assert requests.get_num_new_matched_tokens(request, 0) == (0, False)
+    assert "request a: kvstore_keep_minutes must be left out: this engine keeps nothing" in caplog.text
+
+
 @pytest.fixture
 def loading(requests: EngineRequests, client: Any, clock: Any) -> Callable[[str], None]:
     """Have a request load all but its last tokens, when it is known that this saves time."""

@@ -40,6 +40,7 @@ CONFIG = {
     "kv_role": "kv_both",
     "kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"},
 }
+MULTI = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
 SOCKET = Path("/run/kvstore.sock")
 FORMER_MODULE = ".".join(("connector", "vllm"))
 
@@ -216,12 +217,29 @@ class TestEngine:
                 json.dumps(CONFIG | {"kv_connector_extra_config": {"ulr": "x"}}),
                 "unknown key 'ulr'; did you mean 'url'?",
             ),
-            (json.dumps(CONFIG | {"kv_connector_extra_config": {}}), "'url' is missing"),
+            (
+                json.dumps({"kv_connector": "MultiConnector", "kv_role": "kv_both"}),
+                "no KVStoreConnector among MultiConnector's connectors",
+            ),
+            (
+                json.dumps(MULTI | {"kv_connector_extra_config": {"connectors": [CONFIG | {"kv_role": "both"}]}}),
+                "kv_role must be one of kv_both",
+            ),
             (f"vllm --kv-transfer-config '{json.dumps(CONFIG)}' --block-size x", "--block-size x"),
         ],
     )
     def test_flags_that_cannot_work(self, command: str, words: str) -> None:
         assert any(level == FAIL and words in text for level, text in self.levels(command)), self.levels(command)
+
+    def test_without_a_url_the_engine_looks_for_the_node_itself(self) -> None:
+        [(level, text)] = self.levels(json.dumps({key: CONFIG[key] for key in ("kv_connector", "kv_role")}))
+        assert level == OK
+        assert "KVStoreConnector at the node that it finds by itself" in text
+
+    def test_inside_multi_connector(self) -> None:
+        both = [{"kv_connector": "NixlConnector", "kv_role": "kv_both"}, CONFIG]
+        found = self.levels(json.dumps(MULTI | {"kv_connector_extra_config": {"connectors": both}}))
+        assert found == [(OK, "KVStoreConnector at unix:///run/kvstore.sock")]
 
     def test_without_prefix_caching(self) -> None:
         command = f"vllm --kv-transfer-config '{self.flags()}' --no-enable-prefix-caching"

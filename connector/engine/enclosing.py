@@ -1,0 +1,72 @@
+"""A connector inside vLLM's ``MultiConnector``: whose configuration counts, and what workers tell without a handshake.
+
+A ``MultiConnector`` gives each of its connectors a copy of the configuration, and the scheduler reads its own; and of
+all the handshakes of a worker it hands on the first one alone, which the others have to let pass.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+PATIENCE = 5.0
+"""Seconds for which the first request waits for the workers to tell what their pages are."""
+
+_MODULE, _CLASS = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "MultiConnector"
+
+Told = TypeVar("Told")
+
+
+def enclosing_transfers() -> list[Any]:
+    """The ``KVTransferConfig`` of each ``MultiConnector`` that is being made around the caller, the inner one first.
+
+    No interface of vLLM's names it, so it is looked for on the stack.
+    """
+    multi: Any = getattr(sys.modules.get(_MODULE), _CLASS, None)
+    if multi is None:
+        return []
+    made_by = vars(multi)["__init__"].__code__
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    return [frame.f_locals["self"]._kv_transfer_config for frame in frames if frame.f_code is made_by]  # noqa: SLF001 - see above
+
+
+class LateHandshake(Generic[Told]):
+    """What each of a number of workers tells beside its steps, on the scheduler's thread.
+
+    Args:
+        workers: how many there are.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._workers = workers
+        self._clock = clock
+        self._told: dict[tuple[int, int], Told] = {}
+        self._until: float | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether workers are to tell: some have not."""
+        return len(self._told) < self._workers
+
+    def waits(self) -> bool:
+        """Whether a request should ask again: they have not told, and were not waited for too long."""
+        if not self.asks:
+            return False
+        if self._until is None:
+            self._until = self._clock() + PATIENCE
+        return self._clock() < self._until
+
+    def take(self, told: Mapping[tuple[int, int], Told]) -> dict[tuple[int, int], Told] | None:
+        """Some workers have told, each by its pipeline and tensor rank.
+
+        Returns:
+            What all have told, when the last one has; then never again.
+        """
+        if not self.asks:
+            return None
+        self._told.update(told)
+        return None if self.asks else dict(self._told)

@@ -1,0 +1,46 @@
+"""What workers tell the scheduler half where no handshake does: each once, and a request waits for it for a while."""
+
+from __future__ import annotations
+
+from kvstore.connector.engine.enclosing import PATIENCE, LateHandshake, enclosing_transfers
+
+
+class Clock:
+    now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_all_have_to_tell() -> None:
+    late = LateHandshake[str](2)
+    assert late.asks
+    assert late.take({(0, 0): "a"}) is None
+    assert late.take({}) is None
+    assert late.asks
+    assert late.take({(0, 0): "a", (0, 1): "b"}) == {(0, 0): "a", (0, 1): "b"}
+    assert not late.asks
+    assert late.take({(0, 0): "a"}) is None
+
+
+def test_a_request_waits_from_the_first_one_on_and_not_for_good() -> None:
+    clock = Clock()
+    late = LateHandshake[str](1, clock)
+    clock.now += 100
+    assert late.waits()
+    clock.now += PATIENCE - 0.1
+    assert late.waits()
+    clock.now += 0.1
+    assert not late.waits()
+    assert late.asks  # who tells late is still listened to
+    assert late.take({(0, 0): "a"}) == {(0, 0): "a"}
+
+
+def test_where_a_handshake_tells_nobody_is_asked() -> None:
+    late = LateHandshake[str](0)
+    assert not late.asks
+    assert not late.waits()
+
+
+def test_without_vllms_class_nothing_encloses() -> None:
+    assert enclosing_transfers() == []
