@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvstore.cli.connect import add_url_to, connect_to_node
-from kvstore.cli.doctor import engine, machine, node, tiers
+from kvstore.cli.doctor import engine, machine, node, objects, tiers
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.cli.doctor.why import Known, Why, compare, why_missed
 from kvstore.cli.namespace_choice import NAMESPACE, listing, unknown_namespace
@@ -134,6 +134,7 @@ def _check_all(options: argparse.Namespace) -> list[Verdict]:
         verdicts += node.check_certificate(status)
         verdicts += tiers.check_health(status)
     verdicts += tiers.check_redis(config, status)
+    verdicts += objects.check_objects(config, status)
     verdicts += engine.check_versions(options.engine_python)
     if options.engine_python is not None:
         verdicts.append(engine.check_hashes(options.engine_python))

@@ -18,14 +18,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from kvstore.breaker import Breaker, Failure, State
+from kvstore.config.bucket_url import check_bucket_url
 from kvstore.errors import ConfigError
 from kvstore.segments.io_threads import IoThreads, Job, LateError
+from kvstore.tiers.tier import Traffic
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 T = TypeVar("T")
-SCHEMES = ("s3", "gs", "az")
 FAILURES = 4
 """Failed requests in a row behind which the server is left alone."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -54,16 +55,6 @@ class Listed(NamedTuple):
     """Another text whenever the object was written anew."""
 
 
-class Traffic(NamedTuple):
-    """What was asked of the server, by class of request."""
-
-    requests: dict[str, int]
-    seconds: dict[str, float]
-    errors: dict[str, int]
-    sent_bytes: int
-    received_bytes: int
-
-
 class Bucket:
     """One prefix of a bucket. Safe for threads.
 
@@ -77,7 +68,7 @@ class Bucket:
     """
 
     def __init__(self, url: str, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
-        check_url(url)
+        check_bucket_url(url)
         try:
             import obstore
         except ModuleNotFoundError as error:
@@ -261,29 +252,6 @@ class Bucket:
         return answer
 
 
-def check_url(url: str) -> None:
-    """Refuse what is no URL of a bucket, and one with credentials in it.
-
-    Raises:
-        ConfigError: it is.
-    """
-    scheme, separator, rest = url.partition("://")
-    host = rest.partition("/")[0]
-    if not separator or scheme not in SCHEMES or not host:
-        raise ConfigError(
-            f"objects: a bucket is named as s3://BUCKET/PREFIX, gs:// or az://, got {_without_secrets(url)!r}"
-        )
-    if "@" in host or "?" in rest or "#" in rest:
-        raise ConfigError(
-            f"objects: {_without_secrets(url)!r}: credentials, endpoint and region are the environment's"
-            " (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …), never the URL's"
-        )
-
-
-def _without_secrets(url: str) -> str:
-    return re.sub(r"(?<=://)[^/]*@", "***@", url.partition("?")[0].partition("#")[0])
-
-
 def _open(url: str, seconds: float) -> ObjectStore:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
@@ -335,7 +303,7 @@ def _kind_of(error: Exception) -> str:
         words.append(f"status {status[1] or status[2]}")
     if code is not None:
         words.append(code[1])
-    if "timed out" in said or "timeout" in said.lower():
+    if "timed out" in said:
         words.append("timed out")
     elif "onnection refused" in said:
         words.append("connection refused")

@@ -19,7 +19,7 @@ from kvstore.segments.segment import Entry
 from kvstore.status import TierHealth, TierState
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.objects import names
-from kvstore.tiers.objects.bucket import Bucket, Traffic
+from kvstore.tiers.objects.bucket import Bucket
 from kvstore.tiers.objects.catalog import TIER, Asked, ObjectCatalog
 from kvstore.tiers.objects.follower import Follower
 from kvstore.tiers.objects.keys import PackKeys
@@ -27,7 +27,7 @@ from kvstore.tiers.objects.planning import in_chains
 from kvstore.tiers.objects.reader import Fetched, Reader
 from kvstore.tiers.objects.uses import encode_uses
 from kvstore.tiers.objects.writer import Writer
-from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
+from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics, Traffic
 from kvstore.units import format_size
 
 LEAST_LIMIT = 4 << 20
@@ -54,7 +54,7 @@ class ObjectTier:
         keys: 32 bytes each, of the encryption: the first one writes, all of them read.
         most_pages: that are remembered.
         counts: persistent counters.
-        interval: seconds between two looks at the others.
+        interval: seconds between two looks at the others; None: ``INTERVAL``.
         silence: seconds behind which a writer without a heartbeat is dead.
         clock: seconds that go on while the machine sleeps.
 
@@ -75,7 +75,7 @@ class ObjectTier:
         keys: Sequence[bytes] = (),
         most_pages: int = MOST_PAGES,
         counts: TierCounts | None = None,
-        interval: float = INTERVAL,
+        interval: float | None = None,
         silence: float = SILENCE,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
@@ -96,7 +96,7 @@ class ObjectTier:
             clock=clock,
         )
         self._follower = Follower(self._bucket, self._catalog, self._keys, self._writer, silence, clock)
-        self._interval = interval
+        self._interval = INTERVAL if interval is None else interval
         self._writing = threading.Lock()
         """Held over each change of what this writer has."""
         self._polling = threading.Lock()

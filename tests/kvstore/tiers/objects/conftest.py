@@ -3,13 +3,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from s3_server import BUCKET, S3Server, running_s3
+from s3_server import URL, S3Server, running_s3
 
 pytest.importorskip("obstore", reason="the extra `objects` is not installed")
 
 from kvstore.tiers.objects import ObjectTier
-
-URL = f"s3://{BUCKET}/fleet"
 
 
 @pytest.fixture
