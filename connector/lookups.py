@@ -63,7 +63,7 @@ class LookupStatistics:
 Tiers = tuple[tuple[str | None, ...], ...]
 """By cache group, the tier of each page; None: not there."""
 
-_FASTEST_FIRST = ("arena", "disk", "redis")
+_FASTEST_FIRST = ("arena", "disk", "redis", "objects")
 
 
 @dataclass(slots=True)

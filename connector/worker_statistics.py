@@ -22,7 +22,7 @@ class WorkerStatistics:
     """Pages that were to move since the start, and what became of them."""
 
     pages_loaded: Mapping[str, int] = field(default_factory=dict)
-    """By the tier they came from: ``"arena"``, ``"disk"``, ``"redis"``."""
+    """By the tier they came from: ``"arena"``, ``"disk"``, ``"redis"``, ``"objects"``."""
     pages_not_loaded: int = 0
     """Gone, late, or not asked for because the node failed: load errors."""
     pages_stored: int = 0

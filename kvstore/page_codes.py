@@ -16,10 +16,20 @@ class PageTier(IntEnum):
     ARENA = 1
     DISK = 2
     REDIS = 3
+    OBJECTS = 4
 
 
-TIER_NAMES = (None, "arena", "disk", "redis")
+TIER_NAMES = (None, "arena", "disk", "redis", "objects")
 """What people call these, by number."""
+NEWEST_TIER = max(PageTier)
+"""The largest number that this version knows: a client says so, and is told of no newer one."""
+_AS_OLDER_ONES_SAY = bytes.maketrans(bytes([PageTier.OBJECTS]), bytes([PageTier.REDIS]))
+
+
+def as_known(tiers: bytes, newest: int) -> bytes:
+    """Tiers of pages, as a caller knows them whose largest number is ``newest``; 0: the caller does not say, and knows
+    those up to Redis. To it, the object tier is the shared tier that it knows."""
+    return tiers if newest >= PageTier.OBJECTS else tiers.translate(_AS_OLDER_ONES_SAY)
 
 
 class StoreOutcome(IntEnum):

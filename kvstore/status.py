@@ -106,22 +106,27 @@ class LookupTotals:
     """Found there; likewise the others."""
     disk: int = 0
     redis: int = 0
+    objects: int = 0
 
     @property
     def found(self) -> int:
         """In whatever tier."""
-        return self.arena + self.disk + self.redis
+        return self.arena + self.disk + self.redis + self.objects
 
     @classmethod
     def of(cls, counters: Mapping[str, int]) -> LookupTotals:
         """From the counters of a namespace; an older node's have none."""
-        names = ("looked_up", "found_arena", "found_disk", "found_redis")
+        names = ("looked_up", "found_arena", "found_disk", "found_redis", "found_objects")
         return cls(*(counters.get(name, 0) for name in names))
 
     def since(self, before: LookupTotals) -> LookupTotals:
         """What was added to an earlier look's."""
         return LookupTotals(
-            self.asked - before.asked, self.arena - before.arena, self.disk - before.disk, self.redis - before.redis
+            self.asked - before.asked,
+            self.arena - before.arena,
+            self.disk - before.disk,
+            self.redis - before.redis,
+            self.objects - before.objects,
         )
 
 
@@ -231,7 +236,7 @@ def seen_by(status: Status, grant: Grant) -> Status:
     gone = {tenant: counted for tenant, counted in status.gone.items() if grant.sees(tenant)}
     for counted in (*(each.counters for each in own), *gone.values()):  # a total never falls
         counts.update(counted)
-    hit = counts["arena"] + counts["disk"] + counts["redis"]
+    hit = counts["arena"] + counts["disk"] + counts["redis"] + counts["objects"]
     counters = {name: counts[name] for name in ("missed", "stored", "present", "refused")}
     counters |= {"asked": hit + counts["missed"], "hit": hit}
     tiers = (TierStatus(arena.name, used, arena.limit_bytes, pages, counters, arena.health),)

@@ -100,7 +100,7 @@ class AsyncPendingLoad(_AsyncPending[PendingLoad]):
     Attributes:
         pages: one read-only uint8 array of shape ``(page_bytes,)`` for each leading page that is here. Large copies
             belong on a thread, and must end before :meth:`complete`.
-        tiers: where each one was when it was asked for: ``"arena"``, ``"disk"`` or ``"redis"``.
+        tiers: where each one was when it was asked for: ``"arena"``, ``"disk"``, ``"redis"`` or ``"objects"``.
         more: whether pages behind these may be there as well, in a lower tier.
     """
 

@@ -47,17 +47,19 @@ COUNTERS = (
     "unshared",
     "expired",
     "unverified",
+    "archived",
+    "unarchived",
 )
 """Pages by what happened to them; they survive the node's death together with the pages. What a version appends is 0 in
 the file of an older one."""
 
-TIER_COUNTERS_OFFSETS = {"disk": 2048, "redis": 2304}
+TIER_COUNTERS_OFFSETS = {"disk": 2048, "redis": 2304, "objects": 2560}
 """Where the counters of the lower tiers lie: unsigned 64-bit numbers, in the order of ``TIER_COUNTERS``; zeros in the
 file of an older version.
 
 They tell what this node has done, like those of the arena, and so they live here, and as long as those: a disk's folder
-may be another node's tomorrow, and Redis is everybody's. To count in memory that outlives the process costs no I/O, and
-never waits for a disk that hangs."""
+may be another node's tomorrow, and Redis and a bucket are everybody's. To count in memory that outlives the process
+costs no I/O, and never waits for a disk that hangs."""
 TIER_COUNTERS = (
     "asked",
     "hit",

@@ -262,7 +262,8 @@ def _ready_line(node: Node) -> str:
     disk = f"disk {format_size(config.disk_limit)} in {config.disk}" if config.disk_limit else "no disk tier"
     arena = f"arena {format_size(node.store.arena.arena_bytes)}{kept}"
     shared = f"; shares {format_size(config.redis_limit)} of Redis" if config.redis else ""
-    return f"kvstore: ready on {where} (pid {os.getpid()}; {arena}; {disk}{shared})"
+    objects = f"; {format_size(config.objects_limit)} in object storage" if config.objects else ""
+    return f"kvstore: ready on {where} (pid {os.getpid()}; {arena}; {disk}{shared}{objects})"
 
 
 def _console_url(node: Node) -> str:

@@ -1,4 +1,4 @@
-"""``kvstore warm``: loads pages from disk and Redis into the arena before an engine asks for them."""
+"""``kvstore warm``: loads pages from lower tiers into the arena before an engine asks for them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Warmed:
     disk: int = 0
     """Loaded from there."""
     redis: int = 0
+    objects: int = 0
     absent: int = 0
     """In no tier; of a prompt, with all that is behind the first such page, which nobody can use."""
     failed: int = 0
@@ -57,7 +58,7 @@ class Warmed:
     @property
     def came(self) -> int:
         """Pages that were loaded."""
-        return self.disk + self.redis
+        return self.disk + self.redis + self.objects
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -65,7 +66,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     warm = commands.add_parser(
         "warm",
         help="bring pages up into the arena, by hash or by prompt",
-        description="Bring pages up from disk and Redis into the arena before anybody asks for them. Run it on the"
+        description="Bring pages up from the lower tiers into the arena before anybody asks for them. Run it on the"
         " node's host: from anywhere else every page crosses the network.",
         epilog=_CODES,
     )
@@ -143,6 +144,7 @@ def _warm_part(
             warmed.already += tier == "arena"  # another client loaded it meanwhile
             warmed.disk += tier == "disk"
             warmed.redis += tier == "redis"
+            warmed.objects += tier == "objects"
             warmed.bytes += namespace.layout.page_bytes * (tier != "arena")
         came += batch[: len(tiers)]
         passed = len(tiers) + (len(tiers) < len(batch))  # one that can't be loaded must not stop the others
@@ -162,7 +164,7 @@ def _progress() -> Progress:
 def _print(warmed: Warmed) -> None:
     rate = f", {format_size(int(warmed.bytes / max(warmed.seconds, 1e-9)))}/s" if warmed.bytes else ""
     print(f"{warmed.came:,} of {warmed.asked:,} pages brought up ({format_size(warmed.bytes)}{rate})")
-    parts = {"disk": warmed.disk, "redis": warmed.redis}
+    parts = {"disk": warmed.disk, "redis": warmed.redis, "objects": warmed.objects}
     said = [f"{count:,} from {tier}" for tier, count in parts.items() if count]
     parts = {"already there": warmed.already, "in no tier": warmed.absent, "did not come": warmed.failed}
     said += [f"{count:,} {what}" for what, count in parts.items() if count]

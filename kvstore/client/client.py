@@ -143,8 +143,8 @@ class Client:
             hashes: block hashes of 32 bytes, 131,072 at most.
 
         Returns:
-            For each page its tier (``"arena"``, ``"disk"``, ``"redis"`` or None), and whether the node remembers that
-            it left the arena to make room.
+            For each page its tier (``"arena"``, ``"disk"``, ``"redis"``, ``"objects"`` or None), and whether the node
+            remembers that it left the arena to make room.
 
         Raises:
             InvalidRequestError: a fingerprint or a hash that has not 32 bytes.

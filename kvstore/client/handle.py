@@ -22,10 +22,13 @@ from kvstore.host.cutting import check_going, seconds_given
 from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
-from kvstore.page_codes import PageTier
+from kvstore.page_codes import TIER_NAMES, PageTier
 
 Answer = TypeVar("Answer")
-_ARENA, _DISK, _REDIS = map(int, (PageTier.ARENA, PageTier.DISK, PageTier.REDIS))
+_ARENA = int(PageTier.ARENA)
+_LOWER = tuple(map(int, (PageTier.DISK, PageTier.REDIS, PageTier.OBJECTS)))
+_LOWER_NAMES = tuple(TIER_NAMES[tier] or "" for tier in _LOWER)
+_NONE = (0,) * len(_LOWER)
 REOPENINGS = 8
 """How often one call opens a namespace again: it may be cleared once more in between."""
 
@@ -68,7 +71,7 @@ class Session:
         if tiers:
             self._recent.note(fingerprint, hashes)
             asked, arena = len(tiers), tiers.count(_ARENA)
-            elsewhere = (0, 0) if arena == asked else (tiers.count(_DISK), tiers.count(_REDIS))
+            elsewhere = _NONE if arena == asked else tuple(map(tiers.count, _LOWER))
             self.control.count_lookup(fingerprint, asked, arena, *elsewhere)
 
     def loaded(self, fingerprint: bytes, hashes: bytes, tiers: Sequence[str]) -> None:
@@ -79,7 +82,7 @@ class Session:
         if asked:
             came = tiers[known:] if known else tiers
             arena = came.count("arena")
-            elsewhere = (0, 0) if arena == len(came) else (came.count("disk"), came.count("redis"))
+            elsewhere = _NONE if arena == len(came) else tuple(map(came.count, _LOWER_NAMES))
             self.control.count_lookup(fingerprint, asked, arena, *elsewhere)
 
     def open(self, layout: Layout, durability: str, label: str, deadline: float) -> tuple[OpenedNamespace, Path]:

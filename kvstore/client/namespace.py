@@ -72,7 +72,7 @@ class Namespace:
 
         Args:
             asked: pages that were asked for, 2^24 at most.
-            found: of these, by the tier that has them: ``"arena"``, ``"disk"``, ``"redis"``.
+            found: of these, by the tier that has them: ``"arena"``, ``"disk"``, ``"redis"``, ``"objects"``.
 
         Raises:
             InvalidRequestError: no such tier, more pages found than asked for, more asked for than that, or no whole
@@ -80,7 +80,7 @@ class Namespace:
         """
         try:
             pages = operator.index(asked)
-            counts = [operator.index(found.get(tier, 0)) for tier in ("arena", "disk", "redis")]
+            counts = [operator.index(found.get(tier, 0)) for tier in TIER_NAMES if tier]
         except TypeError as error:
             raise InvalidRequestError(
                 f"whole numbers of pages are counted, not {dict(found)} found of {asked} pages"

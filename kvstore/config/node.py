@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstore.config.bucket_url import check_bucket_url
 from kvstore.config.kinds import (
     DURATION,
     NAMESPACE_RULES,
@@ -28,6 +29,7 @@ from kvstore.security.socket_group import SocketGroup
 
 DEFAULT_PORT = 7420
 _LAST_GROUP = (1 << 32) - 2
+_ADMITTED = ("used", "all")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMATS = ("text", "json")
 
@@ -251,6 +253,51 @@ class NodeConfig:
         flag=Flag("SIZE", "size of the Redis tier, of all nodes together; the same on each (default: {default})"),
         reloaded=True,
     )
+    objects: str = declared(
+        "",
+        TEXT,
+        "the object storage that nodes share: `s3://bucket/prefix`, `gs://`, `az://`; needs the extra `objects`."
+        " Credentials, endpoint and region are the environment's, see [below](#object-storage)",
+        flag=Flag("URL", "keep pages in object storage, shared by all nodes, as s3://bucket/prefix (default: none)"),
+    )
+    objects_limit: int = declared(
+        100 << 30,
+        SIZE,
+        "most bytes that this node takes in object storage, index included; at least 4MiB",
+        flag=Flag("SIZE", "bytes that this node takes in object storage (default: {default})"),
+        reloaded=True,
+    )
+    objects_prefix_limit: int = declared(
+        0,
+        SIZE,
+        "most bytes of all nodes together in object storage. Soft: nodes know of each other after up to 30 s",
+        zero="none but each node's own",
+        reloaded=True,
+    )
+    objects_admit: str = declared(
+        "used",
+        TEXT,
+        "which pages go to object storage: `used`, those that were used again after they were stored; `all`",
+        flag=Flag("used|all", "which pages go to object storage: used again, or all (default: {default})"),
+    )
+    objects_write_limit: int = declared(
+        0,
+        SIZE,
+        "most bytes that this node writes to object storage per day (UTC), since it started",
+        zero="none",
+        reloaded=True,
+    )
+    objects_deadline: float = declared(
+        5.0,
+        SECONDS,
+        "seconds after which a read from object storage is given up: the page is a miss",
+    )
+    objects_key_file: Path | None = declared(
+        None,
+        PATH,
+        "keys that encrypt pages in object storage, the same on all nodes: 64 hexadecimal digits a line; the first one"
+        " writes, all of them read. Needs the extra `encryption`",
+    )
     namespace: tuple[NamespaceRule, ...] = declared(
         (),
         NAMESPACE_RULES,
@@ -305,6 +352,14 @@ class NodeConfig:
             raise ConfigError(f"disk_limit is {self.disk_limit} bytes, the least is 1MiB (or 0: no disk tier)")
         if not 0 < self.disk_deadline <= 3600:
             raise ConfigError(f"disk_deadline must be above 0 and at most 3600 seconds, got {self.disk_deadline}")
+        if self.objects and self.objects_limit < 4 << 20:
+            raise ConfigError(f"objects_limit is {self.objects_limit} bytes, the least is 4MiB")
+        if self.objects_admit not in _ADMITTED:
+            raise ConfigError(f"objects_admit must be one of {', '.join(_ADMITTED)}, got {self.objects_admit!r}")
+        if not 0 < self.objects_deadline <= 3600:
+            raise ConfigError(f"objects_deadline must be above 0 and at most 3600 seconds, got {self.objects_deadline}")
+        if self.objects:
+            check_bucket_url(self.objects)
         if not 0 <= self.drain_seconds <= 3600:
             raise ConfigError(f"drain_seconds must lie between 0 and 3600, got {self.drain_seconds}")
         if self.log_level not in _LOG_LEVELS:

@@ -36,6 +36,8 @@ class NamespaceRule:
     """The same on disk."""
     redis: int = 0
     """The same in Redis, of all nodes together: give every node the same."""
+    objects: int = 0
+    """The same in object storage, of all nodes together."""
     durability: str = ""
     """One of ``DURABILITIES``."""
     expire: float | None = None
@@ -44,7 +46,7 @@ class NamespaceRule:
     @property
     def quotas(self) -> dict[str, int]:
         """Tier → quota, where there is one."""
-        return _given(self.arena, self.disk, self.redis)
+        return _given(self.arena, self.disk, self.redis, self.objects)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,8 @@ class TenantRule:
     """The same on disk."""
     redis: int = 0
     """The same in Redis, of all nodes together: give every node the same."""
+    objects: int = 0
+    """The same in object storage, of all nodes together."""
     requests_per_second: int = 0
     """Most requests by the tenant's tokens. 0: any number."""
     bytes_per_second: int = 0
@@ -67,11 +71,11 @@ class TenantRule:
     @property
     def quotas(self) -> dict[str, int]:
         """Tier → quota, where there is one."""
-        return _given(self.arena, self.disk, self.redis)
+        return _given(self.arena, self.disk, self.redis, self.objects)
 
 
-def _given(arena: int, disk: int, redis: int) -> dict[str, int]:
-    quotas = {"arena": arena, "disk": disk, "redis": redis}
+def _given(arena: int, disk: int, redis: int, objects: int) -> dict[str, int]:
+    quotas = {"arena": arena, "disk": disk, "redis": redis, "objects": objects}
     return {tier: limit for tier, limit in quotas.items() if limit}
 
 
@@ -105,7 +109,7 @@ def quotas_below_a_page(rule: NamespaceRule, page_bytes: int) -> dict[str, tuple
         Tier → its quota and what one page takes there, padding included; in bytes.
     """
     padded = frames_for(page_bytes) * FRAME_BYTES
-    takes = {"arena": padded, "disk": padded, "redis": page_bytes}
+    takes = {"arena": padded, "disk": padded, "redis": page_bytes, "objects": padded}
     return {tier: (quota, takes[tier]) for tier, quota in rule.quotas.items() if quota < takes[tier]}
 
 

@@ -16,7 +16,12 @@ from kvstore.layout import Layout
 
 _RANK = 0
 _OWNERSHIP = "kvstore"
-_PLACES = {"arena": ("CPU", "LOCAL"), "disk": ("STORAGE", "LOCAL"), "redis": ("STORAGE", "REMOTE")}
+_PLACES = {
+    "arena": ("CPU", "LOCAL"),
+    "disk": ("STORAGE", "LOCAL"),
+    "redis": ("STORAGE", "REMOTE"),
+    "objects": ("STORAGE", "REMOTE"),
+}
 """Tier → vLLM's medium and locality."""
 
 CLEARED = {"type": "AllBlocksCleared"}

@@ -19,8 +19,8 @@ DEPTHS = (1, 4, 16, 64, 256)
 
 @dataclass(slots=True)
 class NamespaceCounts:
-    """Pages. Loads asked for ``arena + disk + redis + missed``; offered were ``stored + present + refused``. Lookups
-    asked for ``looked_up``, of which ``found_arena + found_disk + found_redis`` were there: that is the hit ratio."""
+    """Pages. Loads asked for ``arena + disk + redis + objects + missed``; offered were ``stored + present + refused``.
+    Lookups asked for ``looked_up``, of which the ``found_…`` were there: that is the hit ratio."""
 
     arena: int = 0
     """Loaded, and in the arena when they were asked for."""
@@ -34,6 +34,9 @@ class NamespaceCounts:
     found_arena: int = 0
     found_disk: int = 0
     found_redis: int = 0
+    objects: int = 0
+    """Loaded, from object storage."""
+    found_objects: int = 0
 
 
 class HotPrefix(NamedTuple):
@@ -90,26 +93,30 @@ class Usage:
             missed: how many more were asked for.
             page_bytes: of each.
         """
-        arena, disk, redis = map(tiers.count, (PageTier.ARENA, PageTier.DISK, PageTier.REDIS))
+        arena, disk, redis, objects = map(
+            tiers.count, (PageTier.ARENA, PageTier.DISK, PageTier.REDIS, PageTier.OBJECTS)
+        )
         for counts in (self._counts(namespace), self.total):
             counts.arena += arena
             counts.disk += disk
             counts.redis += redis
+            counts.objects += objects
             counts.missed += missed
         self.loaded_bytes += len(tiers) * page_bytes
         for depth in DEPTHS:
             if depth <= len(tiers):
                 self._heat(keys[depth - 1], depth)
 
-    def looked_up(self, namespace: int, asked: int, found: tuple[int, int, int]) -> None:
-        """A lookup of so many pages, of which so many were found in the arena, on disk, in Redis."""
-        arena, disk, redis = found
+    def looked_up(self, namespace: int, asked: int, found: Sequence[int]) -> None:
+        """A lookup of so many pages, of which so many were found in the arena, on disk, in Redis, in object storage."""
+        arena, disk, redis, objects = found
         for counts in (self._counts(namespace), self.total):
             if counts.looked_up + asked <= MOST_PAGES:
                 counts.looked_up += asked
                 counts.found_arena += arena
                 counts.found_disk += disk
                 counts.found_redis += redis
+                counts.found_objects += objects
 
     def stored(self, namespace: int, page_bytes: int, *, stored: int = 0, present: int = 0, refused: int = 0) -> None:
         """Pages were offered."""

@@ -44,6 +44,7 @@ from kvstore.service.grpc.health_reflection import (
     Reflection,
 )
 from kvstore.service.grpc.pages import MOST_STREAMS, PagesHandler
+from kvstore.service.http.metrics import ObjectsCollector
 from kvstore.service.listening_sockets import bound_to, let_sockets_go
 from kvstore.service.page_calls import PageCalls
 from kvstore.service.receipts import Receipts
@@ -140,6 +141,8 @@ class Node:
             undo.callback(self._descriptors.stop)
             if self._web is not None:
                 self._web.register(self._descriptors)
+                if (objects := self.store.lower_tiers.objects) is not None:
+                    self._web.register(ObjectsCollector(objects.traffic))
             handlers: list[grpc.GenericRpcHandler] = [
                 PagesHandler(self.store, receipts, access),
                 self._health,
@@ -254,6 +257,8 @@ class Node:
         lower_tiers = self.store.lower_tiers
         if "redis_limit" in taken and lower_tiers.shared is not None:
             lower_tiers.shared.check_limit(config.redis_limit)
+        if "objects_limit" in taken and lower_tiers.objects is not None:
+            lower_tiers.objects.check_limit(config.objects_limit)
         for own in lower_tiers.own if "disk_limit" in taken else ():
             own.check_limit(config.disk_limit)
         if self.publisher is not None:
@@ -269,15 +274,16 @@ class Node:
         if "redis_limit" in taken and lower_tiers.shared is not None:
             lower_tiers.shared.set_limit(config.redis_limit)
         # By a thread of its own: who stops the node does not wait for a disk that hangs.
-        resizing = threading.Thread(target=self._resize_disk, args=(taken,), name="kvstore-resize", daemon=True)
+        resizing = threading.Thread(target=self._resize, args=(taken,), name="kvstore-resize", daemon=True)
         resizing.start()
         self.store.set_rules(config.namespace, config.expire_namespaces, config.tenant, leave)
         while resizing.is_alive() and not leave():
             resizing.join(_LOOK_SECONDS)
         return taken, left
 
-    def _resize_disk(self, taken: Sequence[str]) -> None:
+    def _resize(self, taken: Sequence[str]) -> None:
         with self._resizing:  # nobody may wait for an earlier one; the last one reads what holds now
+            self._resize_objects(taken)
             for own in self.store.lower_tiers.own:
                 if "disk_write_limit" in taken:
                     own.set_write_limit(self.config.disk_write_limit)
@@ -286,6 +292,20 @@ class Node:
                         own.set_limit(self.config.disk_limit)
                 except ResourceError as error:  # it holds for what comes
                     _log.error("%s", error)
+
+    def _resize_objects(self, taken: Sequence[str]) -> None:
+        objects = self.store.lower_tiers.objects
+        if objects is None:
+            return
+        if "objects_write_limit" in taken:
+            objects.set_write_limit(self.config.objects_write_limit)
+        if "objects_prefix_limit" in taken:
+            objects.set_prefix_limit(self.config.objects_prefix_limit)
+        try:
+            if "objects_limit" in taken:
+                objects.set_limit(self.config.objects_limit)
+        except ResourceError as error:  # it holds for what comes
+            _log.error("%s", error)
 
     def forked(self) -> None:
         """In a child: the sockets are the parent's, and end with that."""

@@ -16,4 +16,6 @@ def _has_its_tier(key: str, before: NodeConfig, after: NodeConfig) -> bool:
     """Whether a limit is one before and behind the change: tiers come and go with the node."""
     if key in ("disk_limit", "disk_write_limit"):
         return bool(before.disk_limit and after.disk_limit)
+    if key in ("objects_limit", "objects_prefix_limit", "objects_write_limit"):
+        return bool(before.objects and after.objects)
     return key != "redis_limit" or bool(before.redis and after.redis)

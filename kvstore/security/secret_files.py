@@ -96,6 +96,37 @@ def read_key_file(path: Path) -> bytes:
     Raises:
         ConfigError: it can't be read, others than its owner can read it, or it holds something else.
     """
+    data = _read_keys(path)
+    if len(data) == KEY_BYTES:
+        return data
+    key = _key_of_digits(data.strip())
+    if key is None:
+        raise ConfigError(f"key file {path} must hold {KEY_BYTES} bytes or {_HEX_DIGITS} hexadecimal digits")
+    return key
+
+
+def read_key_ring(path: Path) -> tuple[bytes, ...]:
+    """The keys in a file: one as :func:`read_key_file` reads it, or several of 64 hexadecimal digits, one a line. The
+    first one writes, and all of them read, so that a key can be changed while what it wrote is still there.
+
+    Raises:
+        ConfigError: as there, or two keys are the same.
+    """
+    data = _read_keys(path)
+    if len(data) == KEY_BYTES:
+        return (data,)
+    lines = [line.strip() for line in data.splitlines() if line.strip() and not line.strip().startswith(b"#")]
+    keys = [_key_of_digits(line) for line in lines]
+    if not keys or None in keys:
+        raise ConfigError(
+            f"key file {path} must hold {KEY_BYTES} bytes, or {_HEX_DIGITS} hexadecimal digits a line, one key each"
+        )
+    if len(set(keys)) < len(keys):
+        raise ConfigError(f"key file {path} holds the same key twice")
+    return tuple(key for key in keys if key is not None)
+
+
+def _read_keys(path: Path) -> bytes:
     try:
         mode = path.stat().st_mode
         data = path.read_bytes() if path.stat().st_size <= 4096 else b""
@@ -103,12 +134,11 @@ def read_key_file(path: Path) -> bytes:
         raise ConfigError(f"key file {path} can't be read: {error.strerror}") from error
     if mode & 0o077:
         raise ConfigError(f"key file {path} has mode {mode & 0o777:o}: only its owner may read it (chmod 600)")
-    if len(data) == KEY_BYTES:
-        return data
+    return data
+
+
+def _key_of_digits(line: bytes) -> bytes | None:
     try:
-        digits = data.decode("ascii").strip()
-        if len(digits) == _HEX_DIGITS:
-            return bytes.fromhex(digits)
+        return bytes.fromhex(line.decode("ascii")) if len(line) == _HEX_DIGITS else None
     except ValueError:
-        pass
-    raise ConfigError(f"key file {path} must hold {KEY_BYTES} bytes or {_HEX_DIGITS} hexadecimal digits")
+        return None

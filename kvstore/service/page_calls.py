@@ -8,6 +8,7 @@ from contextlib import closing
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.errors import InvalidRequestError, LimitExceededError
 from kvstore.limits import MOST_QUERIES
+from kvstore.page_codes import as_known
 from kvstore.store.leases import NODE, Part
 from kvstore.store.results import Held, Reserved
 from kvstore.store.store import Store
@@ -61,11 +62,10 @@ class PageCalls:
         """Promote pages to the arena and hold them."""
         owner = self._owner(request.client)
         self.note_use(request.used)
-        return _held(
-            self._store.prepare_load(
-                owner, request.pages.fingerprint, split_hashes(request.pages.hashes), request.ttl_ms / 1000
-            )
+        held = self._store.prepare_load(
+            owner, request.pages.fingerprint, split_hashes(request.pages.hashes), request.ttl_ms / 1000
         )
+        return _held(held, request.pages.newest_tier)
 
     def load_parts(self, request: pb.PrepareLoadRequest) -> Generator[tuple[pb.PrepareLoadReply, bool]]:
         """Likewise, in parts as they are promoted. Yields also whether it is the last one."""
@@ -74,7 +74,7 @@ class PageCalls:
         hashes = split_hashes(request.pages.hashes)
         with closing(self._store.load_parts(owner, request.pages.fingerprint, hashes, request.ttl_ms / 1000)) as parts:
             for part, last in parts:
-                yield _held(part), last
+                yield _held(part, request.pages.newest_tier), last
 
     def complete_load(self, request: pb.CompleteLoadRequest) -> pb.CompleteLoadReply:
         """End a hold."""
@@ -86,7 +86,7 @@ class PageCalls:
             if len(parts) > MOST_QUERIES:
                 raise LimitExceededError(f"{len(parts)} {what} in one report, the limit is {MOST_QUERIES}")
         for each in report.lookups:
-            self._store.note_lookups(each.fingerprint, each.asked, (each.arena, each.disk, each.redis))
+            self._store.note_lookups(each.fingerprint, each.asked, (each.arena, each.disk, each.redis, each.objects))
         return sum(
             self._store.note_use(use.fingerprint, split_hashes(use.hashes), read=use.read, missed=use.missed)
             for use in report.uses
@@ -117,6 +117,6 @@ def _reserved(reserved: Reserved) -> pb.PrepareStoreReply:
     )
 
 
-def _held(held: Held) -> pb.PrepareLoadReply:
+def _held(held: Held, newest_tier: int) -> pb.PrepareLoadReply:
     offsets = [frame * FRAME_BYTES for frame in held.frames]
-    return pb.PrepareLoadReply(ticket=held.lease, tiers=held.tiers, offsets=offsets)
+    return pb.PrepareLoadReply(ticket=held.lease, tiers=as_known(held.tiers, newest_tier), offsets=offsets)

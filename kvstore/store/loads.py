@@ -85,7 +85,7 @@ class Loads:
             with self._lock:
                 last = self._promotions.end(run, self._may_hand_out(run, owner, known))
                 self._state.count_loaded(known, keys, bytes(run.tiers[: run.told]), len(keys) - run.told)
-                self._write_back.note_use([slot for slot in run.slots if slot is not None])
+                self._write_back.note_use([slot for slot in run.slots if slot is not None], read=True)
                 part = self._hand_out(last, run, owner, number, deadline)
             yield part, True
         except BaseException:

@@ -74,7 +74,7 @@ class Lookups:
             self._write_back.note_use(slots)
             return len(slots)
 
-    def note_lookups(self, fingerprint: bytes, asked: int, found: tuple[int, int, int]) -> None:
+    def note_lookups(self, fingerprint: bytes, asked: int, found: Sequence[int]) -> None:
         """A client says what its lookups asked for, and what they found."""
         known = self._namespaces.get(fingerprint)
         if known is None or not asked:
@@ -85,10 +85,9 @@ class Lookups:
         for pages in found:
             counted.append(min(pages, left))
             left -= counted[-1]
-        arena, disk, redis = counted
         with self._lock:
             if self._namespaces.is_open(known.number):
-                self._state.usage.looked_up(known.number, asked, (arena, disk, redis))
+                self._state.usage.looked_up(known.number, asked, counted)
 
     def note_use(self, fingerprint: bytes, hashes: Sequence[bytes], *, read: bool, missed: int) -> int:
         """A client says which pages it used without a call."""
@@ -107,5 +106,5 @@ class Lookups:
                 self._state.count_loaded(known, keys, bytes([PageTier.ARENA]) * len(keys), missed)
             else:
                 self._catalog.touch(slots)
-            self._write_back.note_use(slots)
+            self._write_back.note_use(slots, read=read)
             return len(slots)

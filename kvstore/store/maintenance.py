@@ -31,6 +31,8 @@ class Maintenance:
             self._start("expire", self._expire)
             if store.lower_tiers.shared is not None:
                 self._start("share", self._share)
+            if store.lower_tiers.objects is not None:
+                self._start("archive", self._archive)
             if store.kept_pages:
                 self._start("verify", self._verify)
         except RuntimeError:  # no more threads
@@ -41,6 +43,7 @@ class Maintenance:
         """End the threads, each behind what it is doing."""
         self._stop.set()
         self._store.write_back.wake()
+        self._store.archive.wake()
         for thread in self._threads:
             thread.join()
 
@@ -60,6 +63,13 @@ class Maintenance:
             waiting = self._store.write_back.wait_for_unshared(_SWEEP_SECONDS)
             _keep_going(self._store.write_back.tell_shared)
             if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back.share):
+                self._stop.wait(_RETRY_SECONDS)
+
+    def _archive(self) -> None:
+        while not self._stop.is_set():
+            due = self._store.archive.wait(_SWEEP_SECONDS)
+            _keep_going(self._store.archive.tell)
+            if due and not self._stop.is_set() and not _keep_going(self._store.archive.write):
                 self._stop.wait(_RETRY_SECONDS)
 
     def _sweep(self) -> None:

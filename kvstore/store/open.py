@@ -10,13 +10,13 @@ from kvstore.arena.arena import Arena, Progress
 from kvstore.config.node import NodeConfig
 from kvstore.errors import ResourceError
 from kvstore.host.atomic_files import AtomicFiles
-from kvstore.security.secret_files import read_key_file
+from kvstore.security.secret_files import read_key_file, read_key_ring
 from kvstore.segments.folder import make_folder
 from kvstore.store.formats import refuse_newer
 from kvstore.store.store import Store
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.disk import DiskTier
-from kvstore.tiers.tier import OwnTier, SharedTier
+from kvstore.tiers.tier import ObjectStorage, OwnTier, SharedTier
 from kvstore.units import format_size
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def open_store(
     config: NodeConfig, progress: Progress = lambda done, size: None, embedded_in: Path | None = None
 ) -> Store:
-    """The store that a configuration describes: arena, disk and Redis tiers if it has them, register of namespaces.
+    """The store that a configuration describes: arena, lower tiers if it has them, register of namespaces.
 
     Args:
         config: of the node, or of the embedded store.
@@ -47,6 +47,7 @@ def open_store(
     arena = Arena(config.arena_directory, config.arena, progress, config.sharers, numa_node, embedded_in)
     own: list[OwnTier] = []
     shared: SharedTier | None = None
+    objects: ObjectStorage | None = None
     try:
         directories = [arena.directory]
         small_files = AtomicFiles()
@@ -76,14 +77,37 @@ def open_store(
             from kvstore.tiers.redis import RedisTier  # an engine's side is without redis and lz4
 
             shared = RedisTier(config.redis, config.redis_limit, counts=TierCounts(arena.tier_counters(RedisTier.name)))
+        if config.objects:
+            from kvstore.tiers.objects import ObjectTier  # the extra `objects`
+
+            keys = () if config.objects_key_file is None else read_key_ring(config.objects_key_file)
+            objects = ObjectTier(
+                config.objects,
+                config.objects_limit,
+                prefix_limit=config.objects_prefix_limit,
+                write_limit=config.objects_write_limit,
+                deadline=config.objects_deadline,
+                keys=keys,
+                counts=TierCounts(arena.tier_counters(ObjectTier.name)),
+            )
         arena.note_folder()
         return Store(
-            arena, own, directories, shared, config.namespace, small_files, config.expire_namespaces, config.tenant
+            arena,
+            own,
+            directories,
+            shared,
+            config.namespace,
+            small_files,
+            config.expire_namespaces,
+            config.tenant,
+            objects,
+            archive_all=config.objects_admit == "all",
         )
     except BaseException:
         for tier in own:
             tier.close()
-        if shared is not None:
-            shared.close()
+        for each in (shared, objects):
+            if each is not None:
+                each.close()
         arena.abandon()
         raise

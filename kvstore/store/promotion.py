@@ -77,9 +77,14 @@ class Promotions:
         self._catalog = residency.catalog
         self._slots = residency.slots
         self._tiers = lower_tiers.own
-        self._shared = shared = lower_tiers.shared
+        self._shared: dict[int, Tier] = {}
+        """The tiers that nodes share, by what lookups call them, fastest first."""
+        if lower_tiers.shared is not None:
+            self._shared[PageTier.REDIS] = lower_tiers.shared
+        if lower_tiers.objects is not None:
+            self._shared[PageTier.OBJECTS] = lower_tiers.objects
         self._times = lower_tiers.times
-        self._readers = None if shared is None else ThreadPoolExecutor(MOST_RUNS, "kvstore-shared-read")
+        self._readers = [ThreadPoolExecutor(MOST_RUNS, "kvstore-shared-read") for _ in self._shared]
         self._coming: dict[bytes, _Coming] = {}
         self.reserved = 0
         """Slots that threads of this process may be reading into."""
@@ -141,7 +146,7 @@ class Promotions:
 
     def _reserve(self, known: KnownNamespace, keys: Sequence[bytes], place: int, tier: int) -> Slot | None:
         parent = keys[place - 1] if place else b""
-        return self._residency.reserve(keys[place], known, NODE, parent, clean=tier != PageTier.REDIS)
+        return self._residency.reserve(keys[place], known, NODE, parent, clean=tier not in self._shared)
 
     def _may_come(self, who: Hashable, known: KnownNamespace) -> bool:
         frames = frames_for(known.layout.page_bytes)
@@ -150,29 +155,37 @@ class Promotions:
         return 4 * on_their_way <= 3 * self._frames.limit and self._frames.may_take(who, frames)
 
     def read(self, run: Run, places: Sequence[int]) -> dict[int, int]:
-        """Fill the reserved slots of these places, from the node's own tiers and the shared one at once.
+        """Fill the reserved slots of these places, from the node's own tiers and the shared ones at once.
 
         Returns:
             The checksum of each place that could be read.
         """
-        redis = PageTier.REDIS
-        own = [place for place in places if run.tiers[place] != redis]
-        others = [place for place in places if run.tiers[place] == redis]
-        if self._shared is None or self._readers is None:
+        own = [place for place in places if run.tiers[place] not in self._shared]
+        if not self._shared:
             return self._read_own(run, own)
-        reading = self._readers.submit(self._read, self._shared, run, others) if others else None
+        reading = []
+        for (code, tier), readers in zip(self._shared.items(), self._readers, strict=True):
+            some = [place for place in places if run.tiers[place] == code]
+            if some:
+                reading.append(readers.submit(self._read, tier, run, some))
         try:
             sums = self._read_own(run, own) if own else {}
         finally:
-            if reading is not None:
-                wait([reading])  # it writes into this run's slots
-        lost = [place for place in own if place not in sums]
-        if lost:  # damaged or gone there: the shared tier may have them
-            found = self._read(self._shared, run, lost)
-            for place in found:  # so this node's own tiers don't have it any more
-                run.tiers[place] = redis
-            sums |= found
-        return sums | (reading.result() if reading is not None else {})
+            wait(reading)  # they write into this run's slots
+        for each in reading:
+            sums |= each.result()
+        for code, tier in self._shared.items():
+            # Damaged or gone where it was: a slower tier may have it.
+            lost = [place for place in places if place not in sums and run.tiers[place] < code]
+            if lost and code == PageTier.OBJECTS:  # which knows that without asking
+                there = tier.contains([run.keys[place] for place in lost])
+                lost = [place for place, here in zip(lost, there, strict=True) if here]
+            if lost:
+                found = self._read(tier, run, lost)
+                for place in found:
+                    run.tiers[place] = code
+                sums |= found
+        return sums
 
     def _read_own(self, run: Run, places: Sequence[int]) -> dict[int, int]:
         sums: dict[int, int] = {}
@@ -194,9 +207,9 @@ class Promotions:
         return {place: checksum for place, checksum in zip(places, checksums, strict=True) if checksum is not None}
 
     def close(self) -> None:
-        """Stop the threads that read from the shared tier."""
-        if self._readers is not None:
-            self._readers.shutdown()
+        """Stop the threads that read from the shared tiers."""
+        for readers in self._readers:
+            readers.shutdown()
 
     def publish(self, run: Run, places: Sequence[int], sums: dict[int, int]) -> None:
         """End the reading of these places: publish and hold what was read, unless it was dropped meanwhile."""
@@ -211,10 +224,9 @@ class Promotions:
             else:
                 self._residency.free_written(coming.slot)
         # What came from other nodes goes to this node's own tiers as well: it is wanted here.
-        redis = PageTier.REDIS
         for places, dirty in (
-            ([place for place in came if run.tiers[place] != redis], False),
-            ([place for place in came if run.tiers[place] == redis], bool(self._tiers)),
+            ([place for place in came if run.tiers[place] not in self._shared], False),
+            ([place for place in came if run.tiers[place] in self._shared], bool(self._tiers)),
         ):
             slots = [ended[place].slot for place in places]
             self._residency.publish(slots, [sums[place] for place in places], [dirty] * len(slots))

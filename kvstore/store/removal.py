@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvstore.errors import ResourceError
 from kvstore.namespaces.registry import KnownNamespace
+from kvstore.store.archive import Archive
 from kvstore.store.pins import Pins
 from kvstore.store.quotas import NamespaceQuotas
 from kvstore.store.state import PAGES_A_STEP, PAUSE_SECONDS, StoreState
@@ -31,15 +32,19 @@ class Expired(NamedTuple):
 
 
 class Removal:
-    """Drops pages. Safe for threads; the locks of ``write_back`` keep lower tiers from getting them meanwhile."""
+    """Drops pages. Safe for threads; the locks of ``write_back`` and ``archive`` keep lower tiers from getting them
+    meanwhile."""
 
-    def __init__(self, state: StoreState, write_back: WriteBack, pins: Pins, quotas: NamespaceQuotas) -> None:
+    def __init__(
+        self, state: StoreState, write_back: WriteBack, archive: Archive, pins: Pins, quotas: NamespaceQuotas
+    ) -> None:
         self._state = state
         self._lock = state.lock
         self._catalog = state.catalog
         self._namespaces = state.namespaces
         self._lower_tiers = state.lower_tiers
         self._write_back = write_back
+        self._archive = archive
         self._pins = pins
         self._quotas = quotas
 
@@ -72,12 +77,12 @@ class Removal:
         self._state.check_open()
         shared: int | None = 0
         why = ""
-        if self._lower_tiers.shared is not None:
+        if self._lower_tiers.all_shared():
             try:
-                with self._write_back.sharing:
-                    shared = self._lower_tiers.shared.expire(known.fingerprint, seconds, stop)
+                shared = self._expire_shared(known.fingerprint, seconds, stop)
             except ResourceError as error:
-                shared, why = None, str(error)
+                why = str(error)
+                shared = None
         if shared is None and not crowded:
             keys, _ = self._keys_of(known, self._lower_tiers.own)
             pages = self._drop(sorted(keys), self._lower_tiers.own)
@@ -113,12 +118,39 @@ class Removal:
         Raises:
             ResourceError: the tier could not be reached, and may still have some.
         """
-        if self._lower_tiers.shared is None:
+        if not self._lower_tiers.all_shared():
             return 0
-        with self._write_back.sharing:  # what this node stores of one that is opened now gets there afterwards
+        # What this node stores of one that is opened now gets there afterwards.
+        with self._write_back.sharing, self._archive.writing:
             if self._namespaces.get(fingerprint) is not None:
                 return None
-            return self._lower_tiers.shared.expire(fingerprint, seconds, stop)
+        return self._expire_shared(fingerprint, seconds, stop)
+
+    def _expire_shared(self, fingerprint: bytes, seconds: float, stop: threading.Event) -> int | None:
+        """Expire a namespace in each tier that nodes share. Returns how many pages; None: some tier keeps it.
+
+        Raises:
+            ResourceError: a tier could not be reached; the others were dealt with.
+        """
+        pages: int | None = 0
+        failed: ResourceError | None = None
+        for tier in self._lower_tiers.all_shared():
+            try:
+                with self._lock_of(tier):
+                    done = tier.expire(fingerprint, seconds, stop)
+            except ResourceError as error:
+                failed = error
+            else:
+                pages = None if done is None or pages is None else pages + done
+        if failed is not None:
+            raise failed
+        return pages
+
+    def _lock_of(self, tier: Tier) -> threading.Lock:
+        """What is held over each write to a tier."""
+        if tier is self._lower_tiers.objects:
+            return self._archive.writing
+        return self._write_back.sharing if tier is self._lower_tiers.shared else self._write_back.writing
 
     def _end_pins(self, fingerprint: bytes) -> None:
         with self._lock:
@@ -141,7 +173,7 @@ class Removal:
         return keys, failed
 
     def _clear(self, known: KnownNamespace, tiers: Sequence[Tier]) -> int:
-        leaving = self._namespaces.forget(known, shared=self._lower_tiers.shared in tiers)
+        leaving = self._namespaces.forget(known, shared=any(tier in tiers for tier in self._lower_tiers.all_shared()))
         self._state.arena.new_edition()
         self._end_pins(known.fingerprint)  # first: a node that is killed from here on leaves none behind
         keys, failed = self._keys_of(known, tiers)
@@ -172,7 +204,7 @@ class Removal:
         failed: ResourceError | None = None
         # Not while pages are being written there, which may be some of these.
         for tier in tiers:
-            with self._write_back.sharing if tier is self._lower_tiers.shared else self._write_back.writing:
+            with self._lock_of(tier):
                 dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
                 try:
                     removed = max(removed, tier.remove(keys))

@@ -3,7 +3,7 @@
 :class:`StoreState` makes the objects that the parts of a store share; each part binds those that it needs, and none is
 ever replaced. The lock guards the catalog, the leases, the headers and the pins. It is held for decisions only: payload
 copies, checksums and all I/O of the tiers happen outside of it. Some locks are held over I/O and taken before it, never
-behind it: ``WriteBack.writing`` and ``sharing``, and the one of :class:`kvstore.store.pins.Pins`.
+behind it: ``WriteBack.writing`` and ``sharing``, ``Archive.writing``, and the one of :class:`kvstore.store.pins.Pins`.
 """
 
 from __future__ import annotations

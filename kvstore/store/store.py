@@ -37,6 +37,7 @@ from kvstore.layout import Layout
 from kvstore.namespaces.pin_table import PINNED_SHARE, PINS_NAME, PinTable
 from kvstore.namespaces.registry import KnownNamespace, NamespaceRegistry
 from kvstore.namespaces.usage import Activity
+from kvstore.store.archive import Archive
 from kvstore.store.expiry import Expiry
 from kvstore.store.leases import Part
 from kvstore.store.loads import Loads
@@ -54,7 +55,7 @@ from kvstore.store.verification import Verification
 from kvstore.store.watch import Told, contents, follow
 from kvstore.store.write_back import WriteBack
 from kvstore.tiers.lower_tiers import LowerTiers
-from kvstore.tiers.tier import OwnTier, PageBytes, SharedTier
+from kvstore.tiers.tier import ObjectStorage, OwnTier, PageBytes, SharedTier
 
 
 class Store:
@@ -70,6 +71,8 @@ class Store:
         tiers: the lower tiers of this node alone, fastest first; closed with the store.
         namespace_directories: where the register of namespaces is kept, the arena's folder first.
         shared: the tier that several nodes share; closed with the store.
+        objects: the object tier; closed with the store.
+        archive_all: whether every page goes to the object tier, not only those that were used again.
         rules: of namespaces: quotas, durability, and how long nobody may use them; the first that matches counts.
         small_files: replaces the registers in ``namespace_directories``.
         life: seconds after which a namespace that nobody uses is dropped, unless its rule says otherwise; 0: never.
@@ -86,10 +89,13 @@ class Store:
         small_files: AtomicFiles | None = None,
         life: float = 0.0,
         tenants: Sequence[TenantRule] = (),
+        objects: ObjectStorage | None = None,
+        *,
+        archive_all: bool = False,
     ) -> None:
         small_files = small_files or AtomicFiles()
         self.arena = arena
-        self.lower_tiers = lower_tiers = LowerTiers(tiers, shared)
+        self.lower_tiers = lower_tiers = LowerTiers(tiers, shared, objects)
         self.namespaces = NamespaceRegistry(namespace_directories, small_files)
         self._state = state = StoreState(arena, self.namespaces, lower_tiers, small_files)
         self._catalog = state.catalog
@@ -100,13 +106,14 @@ class Store:
             arena.arena_bytes // FRAME_BYTES // PINNED_SHARE,
             small_files,
         )
-        self.write_back = WriteBack(state)
+        self.archive = Archive(state, everything=archive_all)
+        self.write_back = WriteBack(state, self.archive)
         self._quotas = NamespaceQuotas(state, rules, life, tenants)
         self._lookups = Lookups(state, self.write_back)
         self._stores = Stores(state, self.write_back)
         self._loads = Loads(state, self.write_back)
         self._pins = Pins(state, self._loads, self._quotas, pins)
-        self._removal = Removal(state, self.write_back, self._pins, self._quotas)
+        self._removal = Removal(state, self.write_back, self.archive, self._pins, self._quotas)
         self._sweeper = Sweeper(state, self._stores, self._pins, self.write_back)
         self._verification = Verification(state)
         self.expiry = Expiry(state, self._quotas, self._pins, self._removal)
@@ -217,13 +224,14 @@ class Store:
         """
         return self._lookups.note_use(fingerprint, hashes, read=read, missed=missed)
 
-    def note_lookups(self, fingerprint: bytes, asked: int, found: tuple[int, int, int]) -> None:
+    def note_lookups(self, fingerprint: bytes, asked: int, found: Sequence[int]) -> None:
         """A client's lookups asked for pages, which is counted; a load of pages that were not looked up is one, too.
 
         Args:
             fingerprint: the namespace; one that was dropped meanwhile is passed over.
             asked: pages; not more are counted than ``MOST_LOOKED_UP``.
-            found: of these, in the arena, on disk, in Redis; not more are counted than were asked for.
+            found: of these, in the arena, on disk, in Redis, in object storage; not more are counted than were asked
+                for.
         """
         self._lookups.note_lookups(fingerprint, asked, found)
 
@@ -459,7 +467,7 @@ class Store:
     def flush(self, deadline: float = math.inf) -> int:
         """Write everything that is dirty now, and return when it is durable: the pages that became so.
 
-        What waits for the shared tier is offered to it as well; what it takes is not counted.
+        What waits for a shared tier is offered to it as well; what it takes is not counted.
 
         Args:
             deadline: when to stop writing, on the clock of ``time.monotonic``.
@@ -470,6 +478,7 @@ class Store:
         """
         self._state.check_open()
         self.write_back.share_all(deadline)
+        self.archive.write_all(deadline)
         return self.write_back.flush(deadline)
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -530,8 +539,10 @@ class Store:
             closing.callback(self._state.promotions.close)
             self.write_back.wake()
             self.namespaces.save()  # with how long each was not used
+            self.archive.wake()
             self.write_back.share_all(deadline)
             self.write_back.flush(deadline)
+            self.archive.write_all(deadline)
             self._state.all_written_back = True
 
     def __enter__(self) -> Self:
@@ -544,5 +555,5 @@ class Store:
 
     def _end(self) -> None:
         # Who writes pages back writes their checksums into headers afterwards.
-        with self.write_back.writing, self._state.lock:
+        with self.write_back.writing, self.archive.writing, self._state.lock:
             self._state.end()

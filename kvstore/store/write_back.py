@@ -16,11 +16,12 @@ from itertools import groupby, islice
 
 from kvstore.catalog.slot_state import Slot
 from kvstore.errors import ResourceError
-from kvstore.hashing import checksum_of
 from kvstore.page_codes import PageTier
+from kvstore.store.archive import Archive
+from kvstore.store.held_pages import writes_of
 from kvstore.store.share_queue import ShareQueue
 from kvstore.store.state import StoreState
-from kvstore.tiers.tier import FINGERPRINT_BYTES, PageWrite
+from kvstore.tiers.tier import FINGERPRINT_BYTES
 
 _WRITE_BYTES = 8 << 20
 """Most bytes that are held for one write to the node's own lower tiers, unless it is one page."""
@@ -37,12 +38,13 @@ MOST_UNSHARED_PAGES = 1 << 16
 class WriteBack:
     """Writes pages to lower tiers. Safe for threads."""
 
-    def __init__(self, state: StoreState) -> None:
+    def __init__(self, state: StoreState, archive: Archive) -> None:
         self._arena = state.arena
         self._residency = state.residency
         self._catalog = state.catalog
         self._slots = state.slots
         self._lower_tiers = state.lower_tiers
+        self._archive = archive
         self._to_share = ShareQueue(state.slots, MOST_UNSHARED_PAGES)
         self._used_for_own: dict[bytes, None] = {}
         self._used_for_shared: dict[bytes, None] = {}
@@ -61,13 +63,15 @@ class WriteBack:
         if self._lower_tiers.shared is not None:
             self._arena.count("unshared", self._to_share.add(slots))
             self._published.notify_all()
+        self._archive.add(slots)
 
-    def note_use(self, slots: Sequence[Slot]) -> None:
-        """Pages were used in the arena. The caller holds the store's lock."""
+    def note_use(self, slots: Sequence[Slot], *, read: bool = False) -> None:
+        """Pages were used in the arena; ``read``: somebody read them. The caller holds the store's lock."""
         if self._lower_tiers.own and len(self._used_for_own) < _MOST_USED:
             self._used_for_own.update((self._slots.key(slot), None) for slot in slots)
         if self._lower_tiers.shared is not None and len(self._used_for_shared) < _MOST_USED:
             self._used_for_shared.update((self._slots.key(slot), None) for slot in slots)
+        self._archive.note_use(slots, read=read)
 
     def tell_own(self) -> None:
         """Tell the node's own tiers what was used since the last call. No I/O."""
@@ -125,7 +129,7 @@ class WriteBack:
             shared = 0
             sums: list[int | None] = [None] * len(batch)
             try:
-                pages, sums = self._writes_of(batch)
+                pages, sums = writes_of(batch, self._residency, self._lock)
                 if pages:
                     with self._lower_tiers.times.measured(self._lower_tiers.shared.name, "write"):
                         shared = sum(self._lower_tiers.shared.write(pages))
@@ -237,7 +241,7 @@ class WriteBack:
         written: list[bool] = [False] * len(batch)
         sums: list[int | None] = [None] * len(batch)
         try:
-            pages, sums = self._writes_of(batch)
+            pages, sums = writes_of(batch, self._residency, self._lock)
             for tier in self._lower_tiers.own:
                 with self._lower_tiers.times.measured(tier.name, "write"):
                     taken = tier.write(pages)
@@ -252,21 +256,3 @@ class WriteBack:
                         self._catalog.defer(slot)
                 self._catalog.release(batch)
         return sum(written)
-
-    def _writes_of(self, held: Sequence[Slot]) -> tuple[list[PageWrite], list[int | None]]:
-        """Held pages as tiers take them, with checksums made where there are none yet."""
-        with self._lock:
-            known = [
-                (
-                    self._slots.key(slot),
-                    self._residency.checksum(slot),
-                    self._residency.view(slot),
-                    self._slots.parent(slot),
-                )
-                for slot in held
-            ]
-        pages = [
-            PageWrite(key, checksum if checksum is not None else checksum_of(view), view, parent)
-            for key, checksum, view, parent in known
-        ]
-        return pages, [page.checksum for page in pages]

@@ -1,4 +1,4 @@
-"""The lower tiers asked as one: the node's own below the arena (disk), and the one that several nodes share (Redis)."""
+"""The lower tiers asked as one: the node's own below the arena (disk), and those that nodes share (Redis, objects)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from collections.abc import Callable, Sequence
 
 from kvstore.page_codes import PageTier
 from kvstore.tiers.latencies import TierLatencies
-from kvstore.tiers.tier import OwnTier, SharedTier, Tier
+from kvstore.tiers.tier import ObjectStorage, OwnTier, SharedTier, Tier
 
 
 class LowerTiers:
-    """This node's own tiers and the one that it shares.
+    """This node's own tiers and those that it shares.
 
     Args:
         own: of this node alone, fastest first.
-        shared: the tier that several nodes share.
+        shared: the tier that several nodes share (Redis).
+        objects: the one that outlives all of them, in object storage. Its ``contains`` answers from memory.
     """
 
-    def __init__(self, own: Sequence[OwnTier], shared: SharedTier | None) -> None:
+    def __init__(self, own: Sequence[OwnTier], shared: SharedTier | None, objects: ObjectStorage | None = None) -> None:
         self.own = tuple(own)
         self.times = TierLatencies()
         self.shared = shared
+        self.objects = objects
+
+    def all_shared(self) -> tuple[SharedTier, ...]:
+        """The tiers that nodes share, fastest first."""
+        return tuple(tier for tier in (self.shared, self.objects) if tier is not None)
 
     def all(self) -> tuple[Tier, ...]:
-        """Every tier, the shared one last."""
-        return self.own if self.shared is None else (*self.own, self.shared)
+        """Every tier, the shared ones last."""
+        return (*self.own, *self.all_shared())
 
     def find_own(self, keys: Sequence[bytes]) -> bytes:
         """For each key ``PageTier.DISK`` where a tier of this node has it, else ``PageTier.ABSENT``. No I/O."""
@@ -39,8 +45,8 @@ class LowerTiers:
     def find(
         self, asked: Sequence[Sequence[bytes]], in_arena: Callable[[Sequence[bytes]], Sequence[bool]]
     ) -> list[bytes]:
-        """For each list of keys, where each page is. The shared tier is asked once, for all that is nowhere else, and
-        may block until its deadline.
+        """For each list of keys, where each page is. The shared tier is asked once, for all that is nowhere faster, and
+        may block until its deadline; the object tier knows what is left of them.
 
         Args:
             asked: lists of keys.
@@ -60,6 +66,14 @@ class LowerTiers:
             for (answer, place, _), here in zip(nowhere, there, strict=True):
                 if here:
                     answer[place] = redis
+        if self.objects is not None:
+            stored = PageTier.OBJECTS
+            for keys, answer in zip(asked, answers, strict=True):
+                places = [place for place, tier in enumerate(answer) if not tier]
+                there = self.objects.contains([keys[place] for place in places])
+                for place, here in zip(places, there, strict=True):
+                    if here:
+                        answer[place] = stored
         return list(map(bytes, answers))
 
     def _look_up(self, shared: Tier, keys: Sequence[bytes]) -> list[bool]:

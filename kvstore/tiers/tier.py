@@ -1,4 +1,4 @@
-"""The contract of a lower tier: a bounded place for pages beside the arena, on disk or in Redis."""
+"""The contract of a lower tier: a bounded place for pages beside the arena: on disk, in Redis, in object storage."""
 
 from __future__ import annotations
 
@@ -230,4 +230,29 @@ class SharedTier(Tier, Protocol):
         Raises:
             ResourceError: nobody knows whether it is used, or some pages may still be there.
         """
+        ...
+
+
+class Traffic(NamedTuple):
+    """What was asked of object storage since the node started, by class of request: ``get``, ``put``, ``list``,
+    ``delete``."""
+
+    requests: dict[str, int]
+    seconds: dict[str, float]
+    """Of all of them together."""
+    errors: dict[str, int]
+    """Of these, failed ones; an object that is not there is none."""
+    sent_bytes: int
+    received_bytes: int
+
+
+class ObjectStorage(SharedTier, Protocol):
+    """The tier that outlives all nodes. ``contains``, ``keys`` and ``touch`` answer from memory."""
+
+    def set_prefix_limit(self, limit_bytes: int) -> None:
+        """Say how many bytes all nodes together may take, as far as each knows; 0: any."""
+        ...
+
+    def traffic(self) -> Traffic:
+        """What was asked of the server."""
         ...

@@ -13,6 +13,7 @@ class PageTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAGE_TIER_ARENA: _ClassVar[PageTier]
     PAGE_TIER_DISK: _ClassVar[PageTier]
     PAGE_TIER_REDIS: _ClassVar[PageTier]
+    PAGE_TIER_OBJECTS: _ClassVar[PageTier]
 
 class PageAbsence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -36,6 +37,7 @@ PAGE_TIER_ABSENT: PageTier
 PAGE_TIER_ARENA: PageTier
 PAGE_TIER_DISK: PageTier
 PAGE_TIER_REDIS: PageTier
+PAGE_TIER_OBJECTS: PageTier
 PAGE_ABSENCE_NONE: PageAbsence
 PAGE_ABSENCE_UNKNOWN: PageAbsence
 PAGE_ABSENCE_EVICTED: PageAbsence
@@ -90,14 +92,16 @@ class OpenNamespaceReply(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., batch_pages: _Optional[int] = ..., arena_directory: _Optional[str] = ..., number: _Optional[int] = ..., edition: _Optional[int] = ..., arena_beside_socket: _Optional[str] = ...) -> None: ...
 
 class PageList(_message.Message):
-    __slots__ = ("fingerprint", "hashes", "pinned")
+    __slots__ = ("fingerprint", "hashes", "pinned", "newest_tier")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_TIER_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     hashes: bytes
     pinned: bool
-    def __init__(self, fingerprint: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., pinned: bool = ...) -> None: ...
+    newest_tier: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., pinned: bool = ..., newest_tier: _Optional[int] = ...) -> None: ...
 
 class PageUse(_message.Message):
     __slots__ = ("fingerprint", "hashes", "read", "missed")
@@ -112,18 +116,20 @@ class PageUse(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., read: bool = ..., missed: _Optional[int] = ...) -> None: ...
 
 class LookupCount(_message.Message):
-    __slots__ = ("fingerprint", "asked", "arena", "disk", "redis")
+    __slots__ = ("fingerprint", "asked", "arena", "disk", "redis", "objects")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     ARENA_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
     REDIS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     asked: int
     arena: int
     disk: int
     redis: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., asked: _Optional[int] = ..., arena: _Optional[int] = ..., disk: _Optional[int] = ..., redis: _Optional[int] = ...) -> None: ...
+    objects: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., asked: _Optional[int] = ..., arena: _Optional[int] = ..., disk: _Optional[int] = ..., redis: _Optional[int] = ..., objects: _Optional[int] = ...) -> None: ...
 
 class UseReport(_message.Message):
     __slots__ = ("uses", "lookups")

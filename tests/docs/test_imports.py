@@ -38,7 +38,7 @@ FLOORS = (
     ("kvstore/client/url.py",),
     ("kvstore/store",),
     ("kvstore/namespaces",),
-    ("kvstore/tiers/disk", "kvstore/tiers/redis"),
+    ("kvstore/tiers/disk", "kvstore/tiers/objects", "kvstore/tiers/redis"),
     ("kvstore/tiers/redis/format",),
     ("kvstore/tiers/redis/net",),
     ("kvstore/catalog", "kvstore/config", "kvstore/tiers"),

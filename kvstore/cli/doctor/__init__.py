@@ -7,6 +7,7 @@
     machine.py     shared memory, limits, NUMA
     node.py        the node: its socket, users, version, clock, hashes, counters
     tiers.py       disk and Redis
+    objects.py     object storage
     engine.py      vLLM's flags, its process, its packages
     hash_probe.py  the hashes that another Python computes
     why.py         the first missing block of a prompt, and the field of its key that differs

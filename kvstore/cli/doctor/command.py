@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvstore.cli.connect import add_url_to, connect_to_node, default_url
-from kvstore.cli.doctor import engine, machine, node, sglang, tiers
+from kvstore.cli.doctor import engine, machine, node, objects, sglang, tiers
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.cli.doctor.why import Known, Why, compare, why_missed
 from kvstore.cli.namespace_choice import NAMESPACE, listing, unknown_namespace
@@ -141,6 +141,7 @@ def _check_all(options: argparse.Namespace) -> list[Verdict]:
         verdicts += node.check_certificate(status)
         verdicts += tiers.check_health(status)
     verdicts += tiers.check_redis(config, status)
+    verdicts += objects.check_objects(config, status)
     verdicts += engine.check_versions(options.engine_python)
     verdicts.append(engine.check_core(options.engine_python))
     if options.engine_python is not None:

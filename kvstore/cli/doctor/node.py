@@ -172,6 +172,8 @@ def node_config_of(config: NodeConfig, status: Status, *, here: bool) -> NodeCon
             changed |= {"disk_limit": tier.limit_bytes, "disk": Path(status.disk_directory)}
         if tier.name == "redis":
             changed["redis_limit"] = tier.limit_bytes
+        if tier.name == "objects":
+            changed["objects_limit"] = tier.limit_bytes
     return replace(config, **changed)  # type: ignore[arg-type]
 
 

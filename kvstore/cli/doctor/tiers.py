@@ -80,6 +80,8 @@ _ADVICE = {
     " says more",
     "redis": "is it up, is the password right, does a firewall let the node's host through? The node goes on by itself"
     " once it answers; pages are not shared meanwhile",
+    "objects": "may the node's credentials read, write, list and delete there, does a firewall let it through? The node"
+    " goes on by itself once it answers; pages that are only there are misses meanwhile",
 }
 
 

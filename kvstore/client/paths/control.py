@@ -20,6 +20,7 @@ from kvstore.host.cutting import cuttable, work_here
 from kvstore.host.forking import register_forked, unforked
 from kvstore.host.uninterrupted import abandonable
 from kvstore.layout import Layout
+from kvstore.page_codes import NEWEST_TIER
 from kvstore.status import ClientStatus, LookupTotals, NamespaceStatus, Status, TierHealth, TierState, TierStatus
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.bulk_pb2_grpc import BulkStub
@@ -262,9 +263,9 @@ class RemoteControl:
         request = pb.LookupRequest(queries=[_page_list(fingerprint, hashes) for fingerprint, hashes in queries])
         return list(self._connection.call(self._connection.stub.Lookup, request, timeout).tiers)
 
-    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int) -> None:
+    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int) -> None:
         """Tell the node with the next call, or a moment later."""
-        self.reports.note_lookup(fingerprint, asked, arena, disk, redis)
+        self.reports.note_lookup(fingerprint, asked, arena, disk, redis, objects)
 
     def explain(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[bytes, bytes]:
         """For each page the tier that has it, and why none has."""
@@ -342,7 +343,13 @@ class RemoteControl:
             connected=tuple(ClientStatus(each.name, each.way, each.seconds, each.host) for each in reply.connected),
             certificate_begins=reply.certificate_begins,
             certificate_ends=reply.certificate_ends,
-            lookups=LookupTotals(reply.lookups.asked, reply.lookups.arena, reply.lookups.disk, reply.lookups.redis),
+            lookups=LookupTotals(
+                reply.lookups.asked,
+                reply.lookups.arena,
+                reply.lookups.disk,
+                reply.lookups.redis,
+                reply.lookups.objects,
+            ),
         )
 
     def close(self) -> None:
@@ -359,4 +366,4 @@ def _report_use(connection: Connection, report: pb.UseReport, timeout: float) ->
 
 
 def _page_list(fingerprint: bytes, hashes: Sequence[bytes]) -> pb.PageList:
-    return pb.PageList(fingerprint=fingerprint, hashes=join_hashes(hashes))
+    return pb.PageList(fingerprint=fingerprint, hashes=join_hashes(hashes), newest_tier=NEWEST_TIER)

@@ -25,7 +25,7 @@ from kvstore.hashing import checksum_of
 from kvstore.host.cutting import begin_cuttable, cuttable, work_here
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.limits import LONGEST_LEASE, MOST_LOOKUP_PAGES
-from kvstore.page_codes import TIER_NAMES
+from kvstore.page_codes import NEWEST_TIER, TIER_NAMES
 from kvstore.v1 import bulk_pb2
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire.messages import AT_ONCE_BYTES, fill, raw_messages
@@ -103,7 +103,9 @@ class GrpcPath(BufferedPath):
     @uninterrupted
     def load(self, namespace: OpenedNamespace, transfer: Transfer) -> list[str]:
         """Receive the leading pages into place, and verify them."""
-        request = pb.LoadPages(pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes))
+        request = pb.LoadPages(
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes, newest_tier=NEWEST_TIER)
+        )
         timeout = time_left(transfer.deadline)
         return self._connection.as_known(lambda: self._receive(request, transfer.pages, timeout))
 
@@ -214,7 +216,7 @@ def knows(counts: pb.StoreCounts) -> bool:
 def store_request(namespace: OpenedNamespace, transfer: Transfer) -> pb.PrepareStoreRequest:
     """What reserves slots for a transfer's pages until its deadline."""
     return pb.PrepareStoreRequest(
-        pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes),
+        pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes, newest_tier=NEWEST_TIER),
         ttl_ms=math.ceil(min(time_left(transfer.deadline), LONGEST_LEASE) * 1000),
         parent=transfer.parent,
     )

@@ -86,7 +86,7 @@ class PendingLoad:
 
     Attributes:
         pages: one read-only uint8 array of shape ``(page_bytes,)`` for each leading page that is here.
-        tiers: where each one was when it was asked for: ``"arena"``, ``"disk"`` or ``"redis"``.
+        tiers: where each one was when it was asked for: ``"arena"``, ``"disk"``, ``"redis"`` or ``"objects"``.
         more: whether pages behind these may be there as well, in a lower tier: whoever wants them asks for them behind
             the copies of these.
     """

@@ -18,7 +18,7 @@ class Lookup:
     present: tuple[bool, ...]
     """For each page whether it is here."""
     tiers: tuple[str | None, ...]
-    """For each page the fastest tier that has it: ``"arena"``, ``"disk"``, ``"redis"`` or None."""
+    """For each page the fastest tier that has it: ``"arena"``, ``"disk"``, ``"redis"``, ``"objects"`` or None."""
 
     def __repr__(self) -> str:
         counts = Counter(tier or "absent" for tier in self.tiers)
@@ -60,7 +60,7 @@ class NamespaceStatistics:
     what :class:`StoreResult` says of each store."""
 
     loaded: Mapping[str, int] = field(default_factory=dict)
-    """Pages loaded, by the tier that they came from: ``"arena"``, ``"disk"`` or ``"redis"``."""
+    """Pages loaded, by the tier that they came from: ``"arena"``, ``"disk"``, ``"redis"`` or ``"objects"``."""
     stored: int = 0
     present: int = 0
     refused: int = 0

@@ -55,7 +55,7 @@ class UseReports:
         self._report = report
         self._waiting: deque[tuple[bytes, bytes, bool, int]] = deque(maxlen=MOST_USES)
         self._lookups: dict[bytes, list[int]] = {}
-        """By fingerprint the pages asked for, and found in the arena, on disk, in Redis."""
+        """By fingerprint the pages asked for, and found in the arena, on disk, in Redis, in object storage."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -76,18 +76,19 @@ class UseReports:
         if self._thread is None:
             self._start()
 
-    def note_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int) -> None:
+    def note_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int) -> None:
         """A lookup: how many pages it asked for, and how many each tier had. Likewise.
         Of one namespace no more waits than a node counts at once."""
         with self._lock:
             counts = self._lookups.get(fingerprint)
             if counts is None and len(self._lookups) < MOST_QUERIES:  # nobody has so many namespaces at once
-                counts = self._lookups[fingerprint] = [0, 0, 0, 0]
+                counts = self._lookups[fingerprint] = [0, 0, 0, 0, 0]
             if counts is not None and counts[0] + asked <= MOST_LOOKED_UP:
                 counts[0] += asked
                 counts[1] += arena
                 counts[2] += disk
                 counts[3] += redis
+                counts[4] += objects
         if self._thread is None:
             self._start()
 
@@ -107,8 +108,8 @@ class UseReports:
         if not uses and not lookups:
             return None
         told = (
-            pb.LookupCount(fingerprint=fingerprint, asked=asked, arena=arena, disk=disk, redis=redis)
-            for fingerprint, (asked, arena, disk, redis) in lookups.items()
+            pb.LookupCount(fingerprint=fingerprint, asked=asked, arena=arena, disk=disk, redis=redis, objects=objects)
+            for fingerprint, (asked, arena, disk, redis, objects) in lookups.items()
         )
         return pb.UseReport(uses=reversed(uses), lookups=told)
 
@@ -164,7 +165,7 @@ class UseReports:
             pass  # it may have been: what is counted twice is worse than what is not counted
         except KVStoreError:
             for each in report.lookups:
-                self.note_lookup(each.fingerprint, each.asked, each.arena, each.disk, each.redis)
+                self.note_lookup(each.fingerprint, each.asked, each.arena, each.disk, each.redis, each.objects)
         except Exception:  # noqa: BLE001 - the next report may go
             _log.exception("the node can't be told what was looked up and used")
         else:

@@ -11,6 +11,7 @@ import grpc
 
 from kvstore.errors import InvalidRequestError
 from kvstore.layout import Layout
+from kvstore.page_codes import as_known
 from kvstore.service.access.gate import Access
 from kvstore.service.calls import answering
 from kvstore.service.page_calls import PageCalls
@@ -66,13 +67,16 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
         """Which pages are here."""
         queries = [(query.fingerprint, split_hashes(query.hashes)) for query in request.queries]
-        return pb.LookupReply(tiers=self._store.lookup(queries))
+        found = self._store.lookup(queries)
+        return pb.LookupReply(
+            tiers=[as_known(tiers, query.newest_tier) for tiers, query in zip(found, request.queries, strict=True)]
+        )
 
     @answering
     def Explain(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.ExplainReply:
         """Which pages are here, and why not."""
         tiers, absences = self._store.explain(request.fingerprint, split_hashes(request.hashes))
-        return pb.ExplainReply(tiers=tiers, absences=absences)
+        return pb.ExplainReply(tiers=as_known(tiers, request.newest_tier), absences=absences)
 
     @answering
     def PrepareStore(self, request: pb.PrepareStoreRequest, context: grpc.ServicerContext) -> pb.PrepareStoreReply:

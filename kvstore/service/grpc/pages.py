@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from kvstore.errors import DeadlineError, InvalidRequestError, KVStoreError, LimitExceededError, UnknownNamespaceError
 from kvstore.hashing import HASH_BYTES
 from kvstore.limits import LONGEST_LEASE, MOST_LOOKUP_PAGES
+from kvstore.page_codes import as_known
 from kvstore.security.grants import WRITE
 from kvstore.service.access.gate import Access
 from kvstore.service.calls import ConcurrencyLimit, abort
@@ -92,7 +93,9 @@ class PagesHandler(grpc.GenericRpcHandler):
                 checksums = self._store.checksums(NODE, held.lease)
                 if checksums is None:
                     raise DeadlineError("reading the pages took longer than they can be held")
-                yield pb.PageRun(tiers=held.tiers, checksums=checksums).SerializeToString()
+                yield pb.PageRun(
+                    tiers=as_known(held.tiers, request.pages.newest_tier), checksums=checksums
+                ).SerializeToString()
                 views = [self._store.arena.view(frame, known.layout.page_bytes) for frame in held.frames]
                 for message in raw_messages(views):
                     # The message is a copy: good if the hold lasted until it was made.

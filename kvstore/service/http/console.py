@@ -45,9 +45,9 @@ _HEADERS = (("Content-Security-Policy", _POLICY), ("Referrer-Policy", "no-referr
 _DIGITS = 12
 _COUNTERS = ("evicted", "overrun")
 COLUMNS = (
-    *(f"{tier}_{what}" for tier in ("arena", "disk", "redis") for what in ("used", "limit")),
-    *("arena", "disk", "redis", "missed", "stored", "present", "refused", "loaded_bytes", "stored_bytes"),
-    *("looked_up", "found_arena", "found_disk", "found_redis"),
+    *(f"{tier}_{what}" for tier in ("arena", "disk", "redis", "objects") for what in ("used", "limit")),
+    *("arena", "disk", "redis", "objects", "missed", "stored", "present", "refused", "loaded_bytes", "stored_bytes"),
+    *("looked_up", "found_arena", "found_disk", "found_redis", "found_objects"),
     *_COUNTERS,
     *latency_columns.COLUMNS,
 )

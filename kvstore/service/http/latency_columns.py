@@ -16,7 +16,9 @@ CALLS: Mapping[str, tuple[str, ...]] = {
 }
 """What an engine waits for → the methods by which it is asked. What ends a load or a store is not among them: it says
 that something is over, and would halve the median."""
-_TIERS = tuple(f"{tier} {operation}" for tier in ("disk", "redis") for operation in ("read", "write", "lookup"))
+_TIERS = tuple(
+    f"{tier} {operation}" for tier in ("disk", "redis", "objects") for operation in ("read", "write", "lookup")
+)
 _BOUNDS: Mapping[str, Sequence[float]] = dict.fromkeys(CALLS, CALL_BOUNDS) | dict.fromkeys(_TIERS, BOUNDS)
 BUCKETS = tuple(f"{name} {place}" for name, bounds in _BOUNDS.items() for place in range(len(bounds) + 1))
 """The columns: calls so far in each bucket."""

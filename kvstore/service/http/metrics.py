@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from kvstore.status import LookupTotals, Status, TierState
 from kvstore.tiers.latencies import BOUNDS, Latencies
+from kvstore.tiers.tier import Traffic
 
 MOST_NAMESPACES = 64
 """Namespaces with metrics of their own. All others are one, called ``OTHERS``."""
@@ -192,10 +193,10 @@ def _namespaces(status: Status, own: Mapping[bytes, Counts[str]], others: Counts
         pinned.add_metric([name], pinned_of[name])
     for name, counts in counts_of.items():
         totals = LookupTotals.of(counts)
-        for found in ("arena", "disk", "redis"):
+        for found in ("arena", "disk", "redis", "objects"):
             lookups.add_metric([name, found], getattr(totals, found))
         lookups.add_metric([name, "missed"], totals.asked - totals.found)
-        for found in ("arena", "disk", "redis", "missed"):
+        for found in ("arena", "disk", "redis", "objects", "missed"):
             loads.add_metric([name, found], counts[found])
         for answer in ("stored", "present", "refused"):
             stores.add_metric([name, answer], counts[answer])
@@ -218,6 +219,32 @@ class TierTimesCollector(Collector):
             buckets = list(zip(bounds, accumulate(each.counts), strict=True))
             seconds.add_metric([each.tier, each.operation], buckets, each.seconds)
         yield seconds
+
+
+class ObjectsCollector(Collector):
+    """What is asked of object storage, by the classes by which it is paid for."""
+
+    def __init__(self, traffic: Callable[[], Traffic]) -> None:
+        self._traffic = traffic
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything of it."""
+        traffic = self._traffic()
+        asked = CounterMetricFamily(
+            "kvstore_objects_requests", "Requests to object storage, by class.", labels=["request"]
+        )
+        failed = CounterMetricFamily("kvstore_objects_request_errors", "Of these, failed.", labels=["request"])
+        seconds = CounterMetricFamily("kvstore_objects_request_seconds", "What they took.", labels=["request"])
+        for request, count in traffic.requests.items():
+            asked.add_metric([request], count)
+            failed.add_metric([request], traffic.errors[request])
+            seconds.add_metric([request], traffic.seconds[request])
+        moved = CounterMetricFamily(
+            "kvstore_objects_bytes", "Bytes of objects that went to object storage and came from it.", labels=["way"]
+        )
+        moved.add_metric(["sent"], traffic.sent_bytes)
+        moved.add_metric(["received"], traffic.received_bytes)
+        yield from (asked, failed, seconds, moved)
 
 
 def node_registry(status: Callable[[], Status], labels: Labels) -> CollectorRegistry:

@@ -12,7 +12,7 @@ from kvstore.status import NamespaceStatus
 
 MOST_LISTED = 25
 """Most namespaces of one answer."""
-_FOUND = ("found_arena", "found_disk", "found_redis")
+_FOUND = ("found_arena", "found_disk", "found_redis", "found_objects")
 
 
 def _looked_up(each: NamespaceStatus) -> float:
@@ -20,13 +20,13 @@ def _looked_up(each: NamespaceStatus) -> float:
 
 
 def _hit_ratio(each: NamespaceStatus) -> float:
-    found = [each.counters.get(name, math.nan) for name in _FOUND]
-    return sum(found) / _looked_up(each) if _looked_up(each) else math.nan
+    found = [each.counters.get(name, math.nan) for name in _FOUND[:-1]]
+    return (sum(found) + each.counters.get(_FOUND[-1], 0)) / _looked_up(each) if _looked_up(each) else math.nan
 
 
 _COLUMNS: Mapping[str, Callable[[NamespaceStatus], float | str]] = {
     "name": lambda each: each.name.lower(),
-    **{tier: lambda each, tier=tier: each.used_bytes.get(tier, 0) for tier in ("arena", "disk", "redis")},  # type: ignore[misc]
+    **{tier: lambda each, tier=tier: each.used_bytes.get(tier, 0) for tier in ("arena", "disk", "redis", "objects")},  # type: ignore[misc]
     "hits": _hit_ratio,
     "asked": _looked_up,
     "idle": lambda each: each.idle_seconds,

@@ -31,6 +31,7 @@ from kvstore.errors import (
 )
 from kvstore.hashing import HASH_BYTES
 from kvstore.limits import LONGEST_LEASE
+from kvstore.page_codes import as_known
 from kvstore.security.grants import READ, WRITE, Grant
 from kvstore.service.access.gate import Access, Tls
 from kvstore.service.access.one_time_tokens import TOKEN_BYTES, Issued, OneTimeTokens
@@ -363,7 +364,7 @@ class BulkServer(FrameServer[socket.socket]):
             self._limits.spend(grant, len(held.frames) * page_bytes)
             head = pack_frame(
                 Kind.RUN,
-                pb.PageRun(tiers=held.tiers).SerializeToString(),
+                pb.PageRun(tiers=as_known(held.tiers, pages.newest_tier)).SerializeToString(),
                 payload=payload_bytes(len(held.frames), page_bytes),
                 milliseconds=channel.answering,
             )

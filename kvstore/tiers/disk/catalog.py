@@ -20,8 +20,8 @@ from kvstore.segments.dead_records import DeadRecords
 from kvstore.segments.index import PageIndex, Place, Rows
 from kvstore.segments.segment import Entry, Segment
 from kvstore.tiers.counters import TierCounts
-from kvstore.tiers.disk.quotas import Quotas
 from kvstore.tiers.disk.reader import Fetched, Outcome
+from kvstore.tiers.quotas import Quotas
 from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
 
 _TIER = "disk"
@@ -138,7 +138,7 @@ class DiskCatalog:
             self._recent_bytes = limit_bytes // _RECENT_SHARE
 
     def set_quota(self, fingerprint: bytes, limit_bytes: int) -> None:
-        """See :class:`~kvstore.tiers.disk.quotas.Quotas`."""
+        """See :class:`~kvstore.tiers.quotas.Quotas`."""
         with self._lock:
             self._quotas.set(fingerprint, limit_bytes)
 

@@ -49,7 +49,7 @@ from kvstore.hashing import HASH_BYTES
 from kvstore.host.cutting import cuttable
 from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import uninterrupted
-from kvstore.page_codes import StoreOutcome
+from kvstore.page_codes import NEWEST_TIER, StoreOutcome
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.wire.messages import AT_ONCE_BYTES
 
@@ -159,7 +159,7 @@ class BulkPath(BufferedPath):
 
         def ask(requests: BulkRequests) -> list[str]:
             rest = batch.part(len(tiers), batch.page_count)
-            asked = pb.PageList(fingerprint=namespace.fingerprint, hashes=rest.hashes)
+            asked = pb.PageList(fingerprint=namespace.fingerprint, hashes=rest.hashes, newest_tier=NEWEST_TIER)
             requests.load(asked, rest.pages, tiers, rest.deadline)
             return tiers
 

@@ -40,7 +40,7 @@ from kvstore.host.cutting import check_going
 from kvstore.host.forking import register_forked, renewed
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.limits import LONGEST_LEASE
-from kvstore.page_codes import TIER_NAMES, PageTier, StoreOutcome
+from kvstore.page_codes import NEWEST_TIER, TIER_NAMES, PageTier, StoreOutcome
 from kvstore.v1 import cache_pb2 as pb
 
 Bytes = npt.NDArray[np.uint8]
@@ -291,7 +291,7 @@ class ShmPath(Path):
         self, connection: LocalConnection, attachment: Attachment, namespace: OpenedNamespace, transfer: Transfer
     ) -> Reservation:
         request = pb.PrepareStoreRequest(
-            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes),
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes, newest_tier=NEWEST_TIER),
             client=attachment.client,
             ttl_ms=_ttl_ms(transfer.deadline),
             parent=transfer.parent,
@@ -410,7 +410,7 @@ class ShmPath(Path):
         self, attachment: Attachment, namespace: OpenedNamespace, transfer: Transfer
     ) -> pb.PrepareLoadRequest:
         return pb.PrepareLoadRequest(
-            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes),
+            pages=pb.PageList(fingerprint=namespace.fingerprint, hashes=transfer.hashes, newest_tier=NEWEST_TIER),
             client=attachment.client,
             ttl_ms=_ttl_ms(transfer.deadline),
             used=self._use_reports.take(),

@@ -8,7 +8,7 @@ const TIMEOUT_MS = 5000;
 const OLD_MS = 15000;
 const MOST_SAMPLES = 720;
 const CALLS = ["lookup", "load", "store"];
-const FOUND = ["found_arena", "found_disk", "found_redis"];
+const FOUND = ["found_arena", "found_disk", "found_redis", "found_objects"];
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const el = (id) => document.getElementById(id);
 
@@ -23,11 +23,11 @@ let answered = Date.now();
 let trouble = "";
 
 const seconds = () => Number(view.range);
-const TIERS = [["arena", "arena", ""], ["disk", "disk", ""], ["Redis", "redis", ""]];
-const DASHES = {disk: [8, 4], redis: [2, 3], missed: [12, 3, 2, 3], bad: [8, 4]};  // told apart without colours, too
+const TIERS = [["arena", "arena", ""], ["disk", "disk", ""], ["Redis", "redis", ""], ["objects", "objects", ""]];
+const DASHES = {disk: [8, 4], redis: [2, 3], objects: [6, 2], missed: [12, 3, 2, 3], bad: [8, 4]};  // told apart without colours, too
 const CHARTS = {
   hits: {top: 100, of: (part) => [...TIERS.map(([label, name]) => [label, name, found(part, "found_" + name)]), ["nowhere", "missed", nowhere(part)]]},
-  loads: {top: 100, of: (part) => [...TIERS, ["nowhere", "missed"]].map(([label, name]) => [label, name, shares(part, name, ["arena", "disk", "redis", "missed"])])},
+  loads: {top: 100, of: (part) => [...TIERS, ["nowhere", "missed"]].map(([label, name]) => [label, name, shares(part, name, ["arena", "disk", "redis", "objects", "missed"])])},
   latency: {of: (part) => CALLS.map((call, at) => [call, ["missed", "arena", "redis"][at], (part[call + "_p99"] || []).map((each) => each === null ? null : 1e3 * each)])},
   throughput: {of: (part) => [["loaded", "arena", megabytes(part, "loaded_bytes")], ["stored", "redis", megabytes(part, "stored_bytes")]]},
   filling: {top: 100, of: (part) => TIERS.map(([label, name]) => [label, name, filling(part, name)])},
@@ -138,7 +138,7 @@ function showRanges() {
 
 function showHeaders() {
   el("namespaces").querySelector("thead tr").replaceChildren(...COLUMNS.map(([column, label], at) => {
-    const head = made("th", undefined, (at ? "number" : "") + (["disk", "redis", "asked", "idle"].includes(column) ? " extra" : ""));
+    const head = made("th", undefined, (at ? "number" : "") + (["disk", "redis", "objects", "asked", "idle"].includes(column) ? " extra" : ""));
     const button = made("button", label), sorted = view.sort === column;
     head.scope = "col";
     head.setAttribute("aria-sort", sorted ? (view.order === "asc" ? "ascending" : "descending") : "none");
@@ -174,7 +174,7 @@ function showNamespaces(data) {
     button.setAttribute("aria-expanded", String(each.fingerprint === view.namespace));
     button.onclick = () => open(each.fingerprint === view.namespace ? "" : each.fingerprint);
     name.append(button);
-    const used = ["arena", "disk", "redis"].map((tier) => cell(tier in each.used ? bytes(each.used[tier]) : "–", tier === "arena" ? "number" : "number extra"));
+    const used = ["arena", "disk", "redis", "objects"].map((tier) => cell(tier in each.used ? bytes(each.used[tier]) : "–", tier === "arena" ? "number" : "number extra"));
     const asked = "looked_up" in each.counters ? count(each.counters.looked_up) : "–";
     return [name, ...used, number(hitRatio(each.counters)), cell(asked, "number extra"), cell(duration(each.idle), "number extra")];
   }), COLUMNS.length, known ? "No namespace has that in its name." : "No engine has opened one yet.");
@@ -190,9 +190,9 @@ function showNamespace(told) {
   }
   el("namespace-title").textContent = told ? escaped(told.name) : "This namespace is not there, or not any more.";
   if (!told) { el("details").replaceChildren(); fill("watched", [], 2, ""); return; }
-  const c = told.counters, loaded = c.arena + c.disk + c.redis;
+  const c = told.counters, loaded = c.arena + c.disk + c.redis + (c.objects || 0);
   const now = {time: node.time, looked_up: c.looked_up ?? null, loaded, stored: c.stored};
-  watched.first = watched.first || {...c, loaded, found: c.found_arena + c.found_disk + c.found_redis};
+  watched.first = watched.first || {...c, loaded, found: foundIn(c)};
   for (const [name, value] of Object.entries(now)) watched.samples[name] = [...watched.samples[name], value].slice(-MOST_SAMPLES);
   const tiers = Object.entries(told.used).map(([tier, used]) =>
     [TIER_NAMES[tier] || tier, bytes(used) + (told.quota[tier] ? ` of a quota of ${bytes(told.quota[tier])}` : "")]);
@@ -205,7 +205,7 @@ function showNamespace(told) {
     ["loaded", `${count(loaded)} pages, ${count(c.missed)} missed`],
     ["stored", `${count(c.stored)} pages, ${count(c.present)} were there, ${count(c.refused)} refused`]];
   el("details").replaceChildren(...facts.flatMap(([name, value]) => [made("dt", name), made("dd", value)]));
-  const before = watched.first, asked = c.looked_up - before.looked_up, hits = c.found_arena + c.found_disk + c.found_redis - before.found;
+  const before = watched.first, asked = c.looked_up - before.looked_up, hits = foundIn(c) - before.found;
   fill("watched", [
     [cell("since"), number(clock(watched.opened))],
     [cell("hit ratio"), number(asked > 0 ? percent(hits, asked) : "–")],

@@ -2,7 +2,7 @@
 
 // What is computed and written of a node's answers: functions of their arguments alone, without the page.
 
-const TIER_NAMES = {arena: "arena", disk: "disk", redis: "Redis"};
+const TIER_NAMES = {arena: "arena", disk: "disk", redis: "Redis", objects: "objects"};
 
 function bytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -71,7 +71,7 @@ function lookups(samples, seconds) {
   if (last < 1) return null;
   const asked = more("looked_up"), found = ["arena", "disk", "redis"].map((tier) => more("found_" + tier));
   if (asked === null || found.includes(null)) return null;
-  return {asked, arena: found[0], disk: found[1], redis: found[2], seconds: times[last] - times[first]};
+  return {asked, arena: found[0], disk: found[1], redis: found[2], objects: more("found_objects") || 0, seconds: times[last] - times[first]};
 }
 
 // The headline: the ratio, what it is of, and where pages were found.
@@ -81,7 +81,7 @@ function headline(samples, seconds) {
     const waits = samples.time.length < 2;
     return {ratio: "–", of: waits ? "The first figures come in a few seconds." : "This node does not count lookups.", found: ""};
   }
-  const time = duration(told.seconds), hits = told.arena + told.disk + told.redis;
+  const time = duration(told.seconds), hits = told.arena + told.disk + told.redis + told.objects;
   if (!told.asked) return {ratio: "–", of: `Nobody looked anything up in the last ${time}.`, found: ""};
   const tiers = Object.keys(TIER_NAMES).filter((tier) => told[tier]).map((tier) => `${TIER_NAMES[tier]} ${percent(told[tier], told.asked)}`);
   return {
@@ -91,9 +91,14 @@ function headline(samples, seconds) {
   };
 }
 
+// Pages that lookups found, in whatever tier; older nodes have no object tier.
+function foundIn(counters) {
+  return counters.found_arena + counters.found_disk + counters.found_redis + (counters.found_objects || 0);
+}
+
 // Hits of a namespace since the node started, as text; a node that does not count lookups says nothing of them.
 function hitRatio(counters) {
-  const found = counters.found_arena + counters.found_disk + counters.found_redis;
+  const found = foundIn(counters);
   return counters.looked_up > 0 && found >= 0 ? percent(found, counters.looked_up) : "–";
 }
 
@@ -106,7 +111,7 @@ function within(samples, seconds) {
 
 // What an address says behind its #: what is shown. What is not in it, or makes no sense, is as it is at first.
 const RANGES = [[300, "5 min"], [900, "15 min"], [3600, "1 h"]];
-const COLUMNS = [["name", "name"], ["arena", "arena"], ["disk", "disk"], ["redis", "Redis"], ["hits", "hits"], ["asked", "looked up"], ["idle", "unused for"]];
+const COLUMNS = [["name", "name"], ["arena", "arena"], ["disk", "disk"], ["redis", "Redis"], ["objects", "objects"], ["hits", "hits"], ["asked", "looked up"], ["idle", "unused for"]];
 const SHOWN = {range: "900", sort: "size", order: "desc", filter: "", from: "0", namespace: ""};
 
 function parseFragment(fragment) {

@@ -1,4 +1,4 @@
-"""Namespaces' quotas on disk: how many bytes each may take, and which of its pages leave when it takes more. No I/O."""
+"""Namespaces' quotas in an index of pages: how many bytes each may take, and what leaves when it takes more. No I/O."""
 
 from __future__ import annotations
 

@@ -1,0 +1,250 @@
+"""Following the other writers: what they have written, which of them are dead, and what dead ones left."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.segments import record
+from kvstore.segments.record import BLOCK
+from kvstore.tiers.objects import names
+from kvstore.tiers.objects.bucket import Bucket, GoneError, Listed
+from kvstore.tiers.objects.catalog import ObjectCatalog
+from kvstore.tiers.objects.index_object import IndexContent, decode_index
+from kvstore.tiers.objects.keys import PackKeys
+from kvstore.tiers.objects.pack import Pack, are_sound
+from kvstore.tiers.objects.planning import adoption_delay
+from kvstore.tiers.objects.uses import decode_uses
+from kvstore.tiers.objects.writer import Writer
+
+_log = logging.getLogger(__name__)
+_MISSING_POLLS = 3
+"""Lists may be late: so many that leave a writer out, and it is forgotten."""
+_FETCHED_AT_ONCE = 64
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One other writer."""
+
+    mark: str
+    """Of its heartbeat."""
+    changed_at: float
+    """When that was seen to change last."""
+    closed: bool = False
+    index_number: int = 0
+    """Up to which its index objects were read."""
+    behind: bool = True
+    """Whether there may be more."""
+    missing: int = 0
+
+
+class Follower:
+    """Knows the other writers. One thread at a time.
+
+    Args:
+        bucket: where they are.
+        catalog: is told what they have.
+        keys: of the packs.
+        writer: this node's own.
+        silence: seconds without a heartbeat behind which one is dead.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        catalog: ObjectCatalog,
+        keys: PackKeys,
+        writer: Writer,
+        silence: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._bucket = bucket
+        self._catalog = catalog
+        self._keys = keys
+        self._writer = writer
+        self._silence = silence
+        self._clock = clock
+        self._seen: dict[bytes, _Seen] = {}
+        self._use_marks: dict[bytes, str] = {}
+
+    def poll(self) -> None:
+        """Look which writers there are, and read what those have told that have told anything.
+
+        Raises:
+            OSError: not everything could be read; the next call goes on.
+        """
+        now = self._clock()
+        marks: dict[bytes, tuple[str, bool]] = {}
+        for each in self._bucket.list(names.WRITERS):
+            parsed = names.parse_heartbeat(each.path)
+            if parsed is not None and parsed[0] != self._writer.name:
+                before = marks.get(parsed[0], ("", False))
+                marks[parsed[0]] = before[0] + each.mark, before[1] or parsed[1]
+        for writer, (mark, closed) in marks.items():
+            seen = self._seen.setdefault(writer, _Seen(mark, now))
+            if seen.mark != mark:
+                seen.mark, seen.changed_at, seen.behind = mark, now, True
+            seen.closed, seen.missing = closed, 0
+        for writer in [writer for writer in self._seen if writer not in marks]:
+            self._seen[writer].missing += 1
+            if self._seen[writer].missing >= _MISSING_POLLS:
+                del self._seen[writer]
+        self._writer.others = len(self._seen)
+        failed: OSError | None = None
+        for writer, seen in self._seen.items():
+            if seen.behind:
+                try:
+                    self._follow(writer, seen)
+                except OSError as error:
+                    failed = error
+        if failed is not None:
+            raise failed
+
+    def _follow(self, writer: bytes, seen: _Seen) -> None:
+        """Read a writer's index objects that are new."""
+        last = self._last_told(writer) if not seen.closed else 0
+        first = seen.index_number == 0
+        behind = None if first else names.behind_index(writer, seen.index_number)
+        listed = self._bucket.list(names.index_of(writer), behind)
+        paths = [each.path for each in listed if names.parse_index(each.path) is not None]
+        contents, all_read = self._read(paths[::-1] if first else paths)
+        for content in contents:
+            self._catalog.learn(content, self._keys.may_read, old=first)
+        numbers = [parsed[1] for path in paths if (parsed := names.parse_index(path)) is not None]
+        if all_read:
+            seen.index_number = max([seen.index_number, *numbers])
+            seen.behind = seen.index_number < last  # a list may be late
+
+    def _last_told(self, writer: bytes) -> int:
+        try:
+            told = json.loads(self._bucket.get(names.heartbeat_path(writer)))
+            return int(told["index"]) if isinstance(told, dict) else 0
+        except GoneError:
+            return 0
+        except (ValueError, TypeError, KeyError):  # something else came
+            return 0
+
+    def _read(self, paths: Sequence[str]) -> tuple[list[IndexContent], bool]:
+        """What index objects say, in this order, and whether all of them were there."""
+        contents, all_read = [], True
+        for at in range(0, len(paths), _FETCHED_AT_ONCE):
+            some = paths[at : at + _FETCHED_AT_ONCE]
+            jobs = self._bucket.begin([lambda path=path: self._bucket.get(path) for path in some])  # type: ignore[misc]
+            for job in jobs:
+                try:
+                    found = decode_index(job.wait(10 * self._bucket.deadline))
+                except GoneError:  # written anew, as part of a later one, since it was listed
+                    all_read = False
+                    continue
+                if found is None:  # damaged: on its way, perhaps
+                    all_read = False
+                else:
+                    contents.append(found)
+        return contents, all_read
+
+    # -- dead writers ------------------------------------------------------------------------------------------------
+
+    def to_adopt(self) -> list[bytes]:
+        """The writers whose packs this one is to take over now."""
+        now = self._clock()
+        living = [writer for writer, seen in self._seen.items() if now - seen.changed_at < self._silence]
+        left = self._writer.share - self._catalog.used_bytes
+        chosen = []
+        for writer, seen in self._seen.items():
+            room = self._catalog.bytes_of_writer(writer) <= left
+            delay = adoption_delay(
+                writer,
+                self._writer.name,
+                [each for each in living if not self._seen[each].closed],
+                self._silence,
+                closed=seen.closed,
+                room=room,
+            )
+            if now - seen.changed_at >= delay:
+                chosen.append(writer)
+        return chosen
+
+    def adopt(self, writer: bytes) -> None:
+        """Take over what a dead writer left: packs that are told of, as far as there is room; all else is deleted.
+
+        Raises:
+            OSError: that can't be done now; it is tried again.
+        """
+        paths = [each.path for each in self._bucket.list(names.index_of(writer))]
+        contents, all_read = self._read([path for path in paths if names.parse_index(path) is not None][::-1])
+        taken = self._writer.adopt(contents)
+        named = {pack.name for content in contents for pack, _ in content.packs}
+        leaving: list[Listed] = []
+        for each in self._bucket.list(names.packs_of(writer)):
+            name = names.parse_pack(each.path)
+            # What nobody was told of is half of a write; what another one has taken over is known by its index.
+            if name is not None and name not in taken and (name in named or not self._catalog.knows(name)):
+                leaving.append(each)
+        self._bucket.delete([each.path for each in leaving])
+        for name in named - taken:
+            self._catalog.drop_pack(name, evicted=False)
+        if all_read:
+            ends = [names.heartbeat_path(writer), names.heartbeat_path(writer, closed=True), names.use_path(writer)]
+            self._bucket.delete([*paths, *ends])
+            self._seen.pop(writer, None)
+            self._writer.others = len(self._seen)
+        _log.info(
+            "objects: writer %s is gone: %d of its packs are this node's now, %d were deleted",
+            writer.hex()[:12],
+            len(taken),
+            len(leaving),
+        )
+
+    # -- uses and doubts ---------------------------------------------------------------------------------------------
+
+    def read_uses(self) -> None:
+        """Read what others have used.
+
+        Raises:
+            OSError: not all of it could be read.
+        """
+        for each in self._bucket.list(names.USES):
+            writer = names.parse_use(each.path)
+            if writer is None or writer == self._writer.name or self._use_marks.get(writer) == each.mark:
+                continue
+            try:
+                uses = decode_uses(self._bucket.get(each.path))
+            except GoneError:
+                continue
+            self._use_marks[writer] = each.mark
+            if uses is not None:
+                self._catalog.note_uses(uses)
+
+    def look_again(self) -> None:
+        """Learn the pages of doubted packs again, from their own footers.
+
+        Raises:
+            OSError: they can't be read now.
+        """
+        for pack in self._catalog.to_learn_again():
+            records = self._footer(pack)
+            if records is not None:
+                self._catalog.learn_again(pack.name, records)
+
+    def _footer(self, pack: Pack) -> np.ndarray[tuple[int], np.dtype[np.void]] | None:
+        try:
+            trailer = record.decode_trailer(bytes(self._bucket.get_range(pack.name.path, pack.size - BLOCK, BLOCK)))
+            if trailer is None or (trailer.segment, trailer.stamp) != (pack.name.number, pack.stamp):
+                return None
+            length = record.record_table_bytes(trailer.records)
+            if not length or trailer.footer + length > pack.size:
+                return None
+            table = bytes(self._bucket.get_range(pack.name.path, trailer.footer, length))
+        except GoneError:
+            self._catalog.drop_pack(pack.name)
+            return None
+        if record.table_checksum(table) != trailer.checksum:
+            return None
+        records = np.frombuffer(table, record.RECORDS)
+        return records if are_sound(pack, records) else None
