@@ -11,7 +11,7 @@ VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERS
 BEHIND := $(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
-.PHONY: console-browser redis-server help demo test test-random test-compose test-kill test-torn test-device test-hostile soak test-vllm triton test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm clean
+.PHONY: console-browser redis-server help demo test test-random test-compose test-kill test-torn test-nowhere test-device test-hostile soak test-vllm triton test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ test-kill: $(VENV)/.dev ## SIGKILL a node a hundred times while it stores
 
 test-torn: $(VENV)/.dev ## fork clients a thousand times and interrupt them twenty thousand times, by every way
 	FORKS=1000 INTERRUPTS=20000 $(BIN)/pytest -m torn
+
+NOWHERE ?= 300
+test-nowhere: $(VENV)/.dev ## look pages up without a call beside stores, for five minutes: no false "no" (NOWHERE=300)
+	NOWHERE_SECONDS=$(NOWHERE) $(BIN)/pytest -m nowhere -n0 -s
 
 SIMULATIONS ?= 6000
 test-device: $(VENV)/.dev ## six thousand engines on a simulated device, and each wait removed (SIMULATIONS=6000)

@@ -22,6 +22,10 @@ TIER_NAMES = (None, "arena", "disk", "redis")
 """What people call these, by number."""
 
 
+UNTOLD = 255
+"""Instead of a :class:`PageTier`: it may be in a lower tier, and only the node can tell. It never travels."""
+
+
 class StoreOutcome(IntEnum):
     """What ``prepare_store`` says of a page."""
 

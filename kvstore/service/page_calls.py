@@ -1,4 +1,5 @@
-"""The calls around a client's copies: prepare and complete of stores and loads, the same for gRPC and local sockets."""
+"""Lookups, and the calls around a client's copies (prepare and complete of stores and loads), the same for gRPC and
+local sockets."""
 
 from __future__ import annotations
 
@@ -23,6 +24,11 @@ class PageCalls:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def lookup(self, request: pb.LookupRequest) -> pb.LookupReply:
+        """Which pages are here."""
+        queries = [(query.fingerprint, split_hashes(query.hashes)) for query in request.queries]
+        return pb.LookupReply(tiers=self._store.lookup(queries))
 
     def prepare_store(self, request: pb.PrepareStoreRequest) -> pb.PrepareStoreReply:
         """Reserve slots."""

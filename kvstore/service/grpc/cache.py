@@ -65,8 +65,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
         """Which pages are here."""
-        queries = [(query.fingerprint, split_hashes(query.hashes)) for query in request.queries]
-        return pb.LookupReply(tiers=self._store.lookup(queries))
+        return self._calls.lookup(request)
 
     @answering
     def Explain(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.ExplainReply:

@@ -10,7 +10,6 @@ import mmap
 import os
 import time
 from collections.abc import Sequence
-from io import FileIO
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -29,12 +28,17 @@ from kvstore.arena.epochs import (
 from kvstore.arena.index import FEW_KEYS, IndexReader
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
+from kvstore.client.paths.shm.mapped_summary import Look, MappedSummary
+from kvstore.client.paths.shm.mapping import map_file
 from kvstore.errors import NotAttachedError, ResourceError
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import register_forked
-from kvstore.page_codes import PageTier
+from kvstore.page_codes import UNTOLD, PageTier
 
 Bytes = npt.NDArray[np.uint8]
+_LOOKS = 3
+"""Most looks for pages, where some left a lower tier meanwhile."""
+_ABSENT_IS_UNTOLD = bytes.maketrans(bytes([PageTier.ABSENT]), bytes([UNTOLD]))
 _LOOK_SECONDS = 0.25
 """How long an arena is taken to be the one in its folder. One that a node replaces says so itself, at once."""
 
@@ -53,20 +57,23 @@ class MappedArena:
 
     def __init__(self, directory: FilePath) -> None:
         self._headers_path = str(directory / "headers")
-        headers = _map(directory / "headers", mmap.PROT_READ)
+        headers = map_file(directory / "headers", mmap.PROT_READ)
         self._inode = _inode(self._headers_path)
         self._looked_at = time.monotonic()
         superblock = fmt.Superblock.unpack(headers[: fmt.FRAME_BYTES])
         if superblock is None or len(headers) != fmt.headers_bytes(superblock.arena_bytes):
             raise ResourceError(f"{directory}: the arena can't be mapped: it is being made, or of another version")
-        pages = _map(directory / "pages", mmap.PROT_READ | mmap.PROT_WRITE)
+        pages = map_file(directory / "pages", mmap.PROT_READ | mmap.PROT_WRITE)
         if len(pages) != superblock.arena_bytes:
             raise ResourceError(f"{directory}: the arena can't be mapped: it is being made")
-        readers = _map(directory / "readers", mmap.PROT_READ | mmap.PROT_WRITE)
+        readers = map_file(directory / "readers", mmap.PROT_READ | mmap.PROT_WRITE)
         if len(readers) != READERS_BYTES:
             raise ResourceError(f"{directory}: the arena can't be mapped: it is being made")
         self.memory = pages
         self._mappings = {each.identity: each for each in (headers, pages, readers)}
+        self._summary = MappedSummary(
+            directory, memoryview(headers)[fmt.SUMMARY_OFFSET :][:8].cast("Q"), self._mappings
+        )
         self.pages: Bytes = np.frombuffer(pages, np.uint8)
         self.unit_bytes = superblock.unit_bytes
         words = memoryview(headers)
@@ -114,22 +121,45 @@ class MappedArena:
         """Whether a page is here; of a namespace of which ``speaks_of`` was true."""
         return self._index.find_one(namespace.number, namespace.layout.page_bytes, block_hash)[0] >= 0
 
-    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool]:
-        """Which pages are here: one byte a page, and whether those that are not here are nowhere.
+    @property
+    def node_answers_lookups(self) -> bool:
+        """Whether the node answers lookups over the arena's socket: those that say where else pages may be do."""
+        return self._elsewhere[0] & ~fmt.SOMEWHERE != 0
+
+    def here(self, namespace: OpenedNamespace, hashes: bytes) -> bytes:
+        """Which pages are in the arena: one byte a page, ``ARENA`` or ``ABSENT``.
 
         Args:
             namespace: of which ``speaks_of`` was true.
             hashes: joined.
         """
-        elsewhere = self._elsewhere[0]
         frames = self._index.find(namespace.number, namespace.layout.page_bytes, hashes).frames
-        here = (frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
-        return here, not elsewhere or PageTier.ABSENT not in here
+        here: bytes = (frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
+        return here
+
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> bytes:
+        """What can be said of pages without a call: one byte a page, ``ARENA``, ``ABSENT`` (certainly nowhere), or
+        ``UNTOLD``: only the node can tell. Arguments as of :meth:`here`."""
+        here = b""
+        for _ in range(_LOOKS):
+            look = self._summary.begin()
+            elsewhere = self._elsewhere[0]  # behind the beginning, or a page that gets no place in the index is missed
+            here = self.here(namespace, hashes)
+            if not elsewhere or PageTier.ABSENT not in here:
+                return here
+            if look is None or elsewhere != fmt.IN_OWN_TIER:
+                break
+            absent = _where_absent(here, hashes)
+            maybe = look.may_have(namespace.fingerprint, absent)
+            if look.was_steady() and self._edition[0] == namespace.edition:
+                return _marked(here, maybe)
+        return here.translate(_ABSENT_IS_UNTOLD)
 
     def read(self, namespace: OpenedNamespace, hashes: bytes) -> MappedRead:
         """Look the leading pages up to read them; announced before."""
         edition = self._edition[0]
-        nowhere = not self._elsewhere[0]
+        look = self._summary.begin()
+        elsewhere = self._elsewhere[0]
         index, length = self._index, namespace.layout.page_bytes
         frames: list[int] = []
         generations: list[int] = []
@@ -146,7 +176,15 @@ class MappedArena:
             if -1 in frames:
                 del frames[frames.index(-1) :]
                 del generations[len(frames) :]
-        return MappedRead(self, frames, generations, length, edition, nowhere=nowhere)
+        nowhere = not elsewhere
+        if elsewhere == fmt.IN_OWN_TIER and look is not None and len(frames) * HASH_BYTES < len(hashes):
+            nowhere = self._is_nowhere(look, namespace, hashes[len(frames) * HASH_BYTES :][:HASH_BYTES])
+        return MappedRead(self, frames, generations, length, edition, nowhere=nowhere, alone=not elsewhere)
+
+    def _is_nowhere(self, look: Look, namespace: OpenedNamespace, block_hash: bytes) -> bool:
+        """Whether a page that the arena had not, behind the beginning of this look, is in no lower tier either."""
+        maybe = look.may_have(namespace.fingerprint, block_hash)[0]
+        return not maybe and look.was_steady() and self._edition[0] == namespace.edition
 
     def unchanged(self, read: MappedRead) -> int:
         """How many leading pages of a read are still what they were when they were found."""
@@ -163,10 +201,18 @@ class MappedArena:
 class MappedRead:
     """Leading pages that were found, to be copied from where they are."""
 
-    __slots__ = ("_arena", "edition", "frames", "generations", "length", "nowhere")
+    __slots__ = ("_alone", "_arena", "edition", "frames", "generations", "length", "nowhere")
 
     def __init__(
-        self, arena: MappedArena, frames: list[int], generations: list[int], length: int, edition: int, *, nowhere: bool
+        self,
+        arena: MappedArena,
+        frames: list[int],
+        generations: list[int],
+        length: int,
+        edition: int,
+        *,
+        nowhere: bool,
+        alone: bool,
     ) -> None:
         self._arena = arena
         self.frames = frames
@@ -174,7 +220,12 @@ class MappedRead:
         self.length = length
         self.edition = edition
         self.nowhere = nowhere
-        """Whether a page that was not found is nowhere else either."""
+        """Whether the first page that was not found is nowhere else either."""
+        self._alone = alone
+
+    def ends_behind(self, good: int) -> bool:
+        """Whether the page behind so many leading ones is nowhere: one that left since may be in a lower tier."""
+        return self._alone or (self.nowhere and good == len(self.frames))
 
     def views(self) -> list[Bytes]:
         """The pages where they lie."""
@@ -193,12 +244,23 @@ class MappedRead:
         return self._arena.unchanged(self)
 
 
-class Mapping(mmap.mmap):
-    """A mapped file. It is there as long as anybody has a view of it, and keeps open what must be open until then."""
+def _where_absent(here: bytes, hashes: bytes) -> bytes:
+    """The hashes of those pages that are absent, joined."""
+    if PageTier.ARENA not in here:
+        return hashes
+    rows = np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)
+    absent: bytes = rows[np.frombuffer(here, np.uint8) == PageTier.ABSENT].tobytes()
+    return absent
 
-    kept: object = None
-    identity = (0, 0)
-    """Device and inode."""
+
+def _marked(here: bytes, maybe: npt.NDArray[np.bool_]) -> bytes:
+    """``here`` with those of its absent pages marked that may be somewhere, which are named in their order."""
+    if not maybe.any():
+        return here
+    marked = np.frombuffer(here, np.uint8).copy()
+    marked[np.flatnonzero(marked == PageTier.ABSENT)[maybe]] = UNTOLD
+    told: bytes = marked.tobytes()
+    return told
 
 
 def _inode(path: str) -> tuple[int, int]:
@@ -207,14 +269,3 @@ def _inode(path: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_dev, status.st_ino
-
-
-def _map(path: FilePath, protection: int) -> Mapping:
-    try:
-        with FileIO(path, "r+" if protection & mmap.PROT_WRITE else "r") as file:
-            status = os.fstat(file.fileno())
-            mapping = Mapping(file.fileno(), status.st_size, mmap.MAP_SHARED, protection)
-            mapping.identity = status.st_dev, status.st_ino
-            return mapping
-    except (OSError, ValueError) as error:  # ValueError: a file that a node is just making is empty
-        raise ResourceError(f"{path.parent}: the arena can't be mapped: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path as FilePath
 from typing import TypeVar
@@ -103,12 +103,21 @@ class ShmPath(Path):
         attachment = self._attachment
         return attachment is not None and attachment.arena.is_stale(namespace)
 
-    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool] | None:
-        """Look into the index."""
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> bytes | None:
+        """Look into the index, and into the summary of the node's own lower tiers."""
         attachment = self._attachment
         if attachment is None or attachment.is_over or not attachment.speaks_of(namespace):
             return None
         return attachment.arena.find(namespace, hashes)
+
+    def ask_where(self, queries: Sequence[tuple[bytes, bytes]], deadline: float) -> list[bytes] | None:
+        """One exchange over the arena's socket, with a node that answers lookups there."""
+        attachment = self._attachment
+        if attachment is None or attachment.is_over or not attachment.arena.node_answers_lookups:
+            return None
+        pages = [pb.PageList(fingerprint=fingerprint, hashes=hashes) for fingerprint, hashes in queries]
+        with self._connections.lent(deadline) as connection:
+            return list(call(connection, pb.LookupRequest(queries=pages), deadline).tiers)
 
     def touch_later(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
         """Tell the node with the next call, or a moment later."""
@@ -189,7 +198,7 @@ class ShmPath(Path):
                 finally:
                     line.end(announced)
                 loaded += good
-                nowhere = read.nowhere
+                nowhere = read.ends_behind(good)
                 if good < step:
                     break
                 check_going()
@@ -311,7 +320,7 @@ class ShmPath(Path):
         if not hashes or arena.is_stale(namespace) or not arena.speaks_of(namespace):
             return None
         if arena.has(namespace, hashes[:HASH_BYTES]):
-            here, _ = arena.find(namespace, hashes)
+            here = arena.here(namespace, hashes)
         else:  # a prefix leaves its tail first: nothing of it is here, and if it is, its copies are in vain
             here = bytes(transfer.page_count)
         wanted = here.count(PageTier.ABSENT)
