@@ -1,9 +1,10 @@
 """Gather and scatter where the paged KV is in host memory: memory copies of contiguous runs, in the caller's thread.
 
-A thread that copies beside one that computes in Python gets the interpreter's lock back only after the switch interval,
-5 ms: a prompt of hundreds of runs, copied one by one, would take seconds. Linux copies a whole list of runs by one
-system call, ``process_vm_readv`` on the process itself, at about the speed of memcpy, and the lock is given away once
-for 1,024 runs. Short runs, and systems that refuse the call, are copied by NumPy, one by one.
+A thread that copies beside one that computes in Python gets the interpreter's lock back only after the switch
+interval, 5 ms: a prompt of hundreds of runs, copied one by one, would take seconds. The native core
+(:mod:`kvstore.core`) copies a whole list of runs and gives the lock away once. Without it, Linux copies 1,024 runs at a
+time by one system call, ``process_vm_readv`` on the process itself. Short runs, and systems that refuse the call, are
+copied by NumPy, one by one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvstore.core import choice
 from kvstore.gpu.addresses import Addresses, RunAddresses
 from kvstore.gpu.begun import DONE, BegunCopy
 from kvstore.gpu.layout import PageLayout
@@ -48,7 +50,10 @@ class HostCopies:
         # NumPy has no bfloat16 and takes read-only pages as they are: look at everything as bytes.
         self._layers = [run_view(layer, layout).numpy() for layer in layers]
         self._addresses = RunAddresses([layer.data_ptr() for layer in layers], layout)
-        self._in_lists = runs.run_bytes >= SHORTEST_RUN and can_copy_runs()
+        storages = {each.data_ptr(): each.nbytes() for each in (layer.untyped_storage() for layer in layers)}
+        self._regions = [*storages.items()]
+        """Where the layers lie: addresses and bytes."""
+        self._in_lists = choice.native() is not None or (runs.run_bytes >= SHORTEST_RUN and can_copy_runs())
         stretches, of_stretches = merge_touching(layers, layout)
         self._merged = HostCopies(stretches, of_stretches) if len(stretches) < len(layers) else None
         """Copies all layers in fewer runs."""
@@ -76,7 +81,7 @@ class HostCopies:
             return
         if self._in_lists:
             inside, outside = self._addresses.in_blocks(piece_ids), self._addresses.in_pages(out)
-            copy_runs(outside.reshape(-1), inside.reshape(-1), self._runs.run_bytes)
+            self._copy(outside, inside, out)
             return
         for part, piece in self._pairs(piece_ids, out, range(len(self._layers))):
             np.copyto(part, piece)
@@ -97,12 +102,21 @@ class HostCopies:
         for layers in [every] if on_layer is None else [range(each, each + 1) for each in every]:
             if self._in_lists:
                 of = slice(layers.start, layers.stop)
-                copy_runs(inside[:, of].reshape(-1), outside[:, of].reshape(-1), self._runs.run_bytes)
+                self._copy(inside[:, of], outside[:, of], pages)
             else:
                 for part, piece in self._pairs(piece_ids, pages, layers):
                     np.copyto(piece, part)
             if on_layer is not None:
                 on_layer(layers.start)
+
+    def _copy(self, targets: Addresses, sources: Addresses, pages: Sequence[PageBytes]) -> None:
+        """Copy a list of runs between the layers and these pages."""
+        targets, sources = np.ascontiguousarray(targets).reshape(-1), np.ascontiguousarray(sources).reshape(-1)
+        if (core := choice.native()) is None:
+            copy_runs(targets, sources, self._runs.run_bytes)
+            return
+        regions = np.array([*self._regions, *((page.ctypes.data, page.nbytes) for page in pages)], np.uint64)
+        core.copy_runs(targets, sources, self._runs.run_bytes, regions)
 
     def _pairs(
         self, piece_ids: Sequence[int], pages: Sequence[PageBytes], layers: range

@@ -18,6 +18,7 @@ from node_process import NodeProcess
 import kvstore
 import kvstore.client.paths.bulk.pool
 from kvstore.config.node import NodeConfig
+from kvstore.core import choice
 from kvstore.node.node import Node
 
 with suppress(ImportError):  # tests without generated examples run without it
@@ -75,6 +76,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Name what is new in shared memory: a test forgot ``shm_folder``, or somebody else works here, too."""
     for folder in sorted(_in_shared_memory() - config.stash[_before]):
         terminalreporter.write_line(f"new in shared memory since the start: {folder}", yellow=True)
+
+
+@pytest.fixture
+def python_core(monkeypatch) -> None:
+    """What the native core does is done by Python, where tests can come between its steps."""
+    monkeypatch.setattr(choice, "CHOSEN", choice.Choice(None, "a test says so"))
 
 
 @pytest.fixture

@@ -106,6 +106,7 @@ BODY_OFFSET = 8
 UNIT = np.dtype([("slab", "<u4"), ("slot_frames", "<u4")])  # first unit of the slab; 0 frames: the unit is free
 
 _SUPERBLOCK = struct.Struct("<8sIIQQ16sQ")
+_GEOMETRY = struct.Struct("<5Q")
 RETIRED_OFFSET = 48
 """Where the superblock's ``retired`` lies, in every version."""
 RETIRED = struct.pack("<Q", 1)
@@ -156,6 +157,14 @@ def headers_bytes(arena_bytes: int) -> int:
 def buckets_for(arena_bytes: int) -> int:
     """Buckets of the index: at most 0.4 pages for each of its words, if every page takes one frame only."""
     return -(-arena_bytes // FRAME_BYTES * 5 // (2 * BUCKET_WORDS))
+
+
+def geometry(arena_bytes: int) -> bytes:
+    """Where the parts of the ``headers`` file lie, as :mod:`kvstore.core` is told: where the slots, the buckets and
+    their reach bytes begin; how many frames and buckets there are. Five 64-bit words."""
+    start, buckets = index_offset(arena_bytes), buckets_for(arena_bytes)
+    reach = start + buckets * BUCKET_BYTES
+    return _GEOMETRY.pack(SLOTS_OFFSET, start, reach, arena_bytes // FRAME_BYTES, buckets)
 
 
 def unit_bytes_for(arena_bytes: int) -> int:

@@ -19,6 +19,7 @@ from kvstore.client.paths.reachability import Finding, PortLooks, look_at_socket
 from kvstore.client.paths.shm.path import ShmPath
 from kvstore.client.url import EmbeddedConfig, RemoteUrl, parse_url
 from kvstore.client_name import checked_name
+from kvstore.core.choice import check_choice
 from kvstore.errors import InvalidRequestError, PermissionDeniedError, ResourceError
 from kvstore.host.uninterrupted import uninterrupted
 
@@ -68,8 +69,9 @@ def connect(
         InvalidRequestError: not such a URL, a timeout or a name out of its range, or no file's path.
         InUseError: an embedded folder that another process has open.
         ResourceError: an embedded folder that can't be used.
-        ConfigError: a file that can't be used.
+        ConfigError: a file that can't be used, or ``KVSTORE_CORE`` wants a native core that is not there.
     """
+    check_choice()
     timeout = checked_timeout(timeout)
     checked_name(name)
     where = parse_url(url)

@@ -14,6 +14,7 @@ from kvstore.config.kinds import Kind, without_passwords
 from kvstore.config.node import SETTINGS, NodeConfig
 from kvstore.config.rules import did_you_mean
 from kvstore.config.setting import CONNECT_PREFIX, ENVIRONMENT_PREFIX, flag_name
+from kvstore.core.choice import VARIABLE
 from kvstore.errors import ConfigError
 from kvstore.security.secret_files import check_private
 from kvstore.units import parse_named
@@ -79,7 +80,7 @@ def load_settings(
         _warn_of_readable_passwords(file, given)
     for name, text in sorted((environment or {}).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(CONNECT_PREFIX):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(CONNECT_PREFIX) or name == VARIABLE:
             continue
         if key not in SETTINGS:
             # Not an error: orchestrators set variables of their own after the name of a service.

@@ -1,4 +1,5 @@
-"""What is installed: one top-level name, with everything in it; and what a source archive has beside it."""
+"""What is installed: one top-level name, with everything in it, the native core where there is a compiler; and what a
+source archive has beside it."""
 
 from __future__ import annotations
 
@@ -33,10 +34,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-def build_wheel(source: Path, into: Path) -> Path:
+def build_wheel(source: Path, into: Path, **environment: str) -> Path:
     copy = shutil.copytree(source, into / "copy", symlinks=True)  # the build leaves folders behind
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    built = subprocess.run([*command, "--wheel-dir", str(into), str(copy)], capture_output=True, text=True)
+    command += ["--wheel-dir", str(into), str(copy)]
+    built = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     [path] = into.glob("*.whl")
     return path
@@ -73,6 +75,23 @@ def test_every_module_and_what_it_reads_is_in_it(wheel: zipfile.ZipFile) -> None
     expected = {name if name.startswith("kvstore/") else f"kvstore/{name}" for name in files}
     missing = expected - set(wheel.namelist())
     assert not missing
+
+
+def test_a_wheel_with_a_binary_is_for_every_python_of_this_machine(wheel: zipfile.ZipFile) -> None:
+    binaries = [name for name in wheel.namelist() if name.endswith((".so", ".dylib"))]
+    if not binaries and shutil.which("cc") is None:
+        pytest.skip("no C compiler here")
+    assert binaries == ["kvstore/_core.abi3.so"]
+    assert "-cp311-abi3-" in Path(str(wheel.filename)).name
+
+
+def test_without_a_compiler_a_wheel_is_built_that_runs_anywhere(
+    source: Path, wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    path = build_wheel(source, tmp_path, CC=str(tmp_path / "no-compiler"))
+    assert path.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(path) as plain:
+        assert set(plain.namelist()) == set(wheel.namelist()) - {"kvstore/_core.abi3.so"}
 
 
 def test_vllms_plugin_is_announced(wheel: zipfile.ZipFile) -> None:

@@ -53,6 +53,7 @@ FLOORS = (
         "kvstore/security",
         "kvstore/units.py",
     ),
+    ("kvstore/core",),
     (
         "kvstore/breaker.py",
         "kvstore/cgroups.py",

@@ -10,11 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_layouts import PagedCase, arena_pages, random_pages, shared_buffers
 
+from kvstore.core import choice
 from kvstore.gpu import host
 from kvstore.gpu.host import MOST_RUNS, HostCopies, can_copy_runs, copy_runs
 from kvstore.gpu.tensors import describe
 
+PYTHON = choice.Choice(None, "a test says so")
 needs_lists = pytest.mark.skipif(not can_copy_runs(), reason="this system refuses process_vm_readv")
+
+
+@pytest.fixture(params=["native", "python"])
+def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Lists of runs are copied by the native core, or without it."""
+    if request.param == "python":
+        monkeypatch.setattr(choice, "CHOSEN", PYTHON)
+    elif choice.native() is None:
+        pytest.skip(choice.CHOSEN.reason)
+    return str(request.param)
 
 
 def addresses(arrays: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
@@ -45,7 +57,7 @@ def test_memory_that_is_not_there_is_an_error() -> None:
 @pytest.mark.parametrize("axes", ["kv block token head dim", "block kv token head dim", "block token dim"])
 @pytest.mark.parametrize("page_tokens", [8, 16, 32])
 def test_lists_of_runs_move_what_one_run_after_the_other_moves(
-    axes: str, page_tokens: int, monkeypatch: pytest.MonkeyPatch
+    axes: str, page_tokens: int, core: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs of at least a page of memory, as one list and one by one; the property tests have shorter ones."""
     sizes = {"kv": 2, "block": 6, "token": 16, "head": 4, "dim": 64 if "head" in axes else 256}
@@ -53,8 +65,12 @@ def test_lists_of_runs_move_what_one_run_after_the_other_moves(
     layers = [torch.rand(shape) for _ in range(3)]
     layout = describe(layers, axes, page_tokens)
     in_lists = HostCopies(layers, layout)
-    monkeypatch.setattr("kvstore.gpu.host.can_copy_runs", lambda: False)
-    one_by_one = HostCopies(layers, layout)
+    with monkeypatch.context() as patch:
+        patch.setattr("kvstore.gpu.host.can_copy_runs", lambda: False)
+        patch.setattr(choice, "CHOSEN", PYTHON)
+        one_by_one = HostCopies(layers, layout)
+    assert in_lists._in_lists
+    assert not one_by_one._in_lists
     ids = np.random.default_rng(1).permutation(layout.num_pieces).tolist()
     ids = ids[: len(ids) // layout.pieces_per_page // 2 * layout.pieces_per_page]
     pages, others = (
@@ -76,7 +92,7 @@ def test_lists_of_runs_move_what_one_run_after_the_other_moves(
 
 
 @needs_lists
-def test_a_prompt_is_a_call_for_every_1024_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_a_call_for_every_1024_runs(python_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call gives the interpreter's lock away, and a busy thread takes 5 ms to give it back."""
     layers = [torch.rand(2, 64, 16, 8, 16) for _ in range(12)]
     layout = describe(layers, "kv block token head dim")
@@ -94,16 +110,39 @@ def test_a_prompt_is_a_call_for_every_1024_runs(monkeypatch: pytest.MonkeyPatch)
     assert len(calls) == 2  # 64 pages of 12 layers, keys and values
 
 
-@pytest.mark.parametrize("shortest", [1, host.SHORTEST_RUN], ids=["in lists", "one by one"])
+def test_with_the_native_core_a_prompt_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [torch.rand(2, 64, 16, 8, 16) for _ in range(12)]
+    layout = describe(layers, "kv block token head dim")
+    lists = []
+
+    class Counted:
+        def copy_runs(self, targets: npt.NDArray[np.uint64], *others: object) -> None:
+            lists.append(len(targets))
+
+    monkeypatch.setattr(choice, "CHOSEN", choice.Choice(Counted(), ""))
+    HostCopies(layers, layout).scatter([np.ones(layout.page_bytes, np.uint8) for _ in range(64)], range(64))
+    assert lists == [64 * 12 * 2]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "shortest"),
+    [(choice.CHOSEN, 1), (PYTHON, 1), (PYTHON, host.SHORTEST_RUN)],
+    ids=["as chosen", "in lists", "one by one"],
+)
 @given(given_case=shared_buffers(), ids=st.permutations(range(4)), by_layer=st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_layers_of_one_buffer_are_copied_as_the_specification_says(
-    shortest: int, given_case: tuple[PagedCase, int], ids: list[int], by_layer: bool
+    chosen: choice.Choice, shortest: int, given_case: tuple[PagedCase, int], ids: list[int], by_layer: bool
 ) -> None:
     case, count = given_case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "SHORTEST_RUN", shortest)
-        copies = HostCopies(case.layers, case.layout)
+        patch.setattr(choice, "CHOSEN", chosen)
+        check_copies(case, count, ids, by_layer=by_layer)
+
+
+def check_copies(case: PagedCase, count: int, ids: list[int], *, by_layer: bool) -> None:
+    copies = HostCopies(case.layers, case.layout)
     assert (copies._merged is not None) == (count > 1)
     out = arena_pages(3, case.layout.page_bytes)
     copies.gather(ids[:3], out)
@@ -118,7 +157,7 @@ def test_layers_of_one_buffer_are_copied_as_the_specification_says(
 
 
 @needs_lists
-def test_layers_that_touch_are_one_run_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_touch_are_one_run_a_page(python_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = torch.rand(8, 12, 4096)
     copies = HostCopies(list(blocks.unbind(1)), describe(list(blocks.unbind(1)), "block dim"))
     lists: list[tuple[int, int]] = []

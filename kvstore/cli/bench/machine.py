@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import kvstore
+from kvstore.core import choice
 from kvstore.status import kvstore_version
 
 LIBRARIES = ("numpy", "grpcio", "redis")
@@ -28,6 +29,8 @@ class Machine:
     libraries: dict[str, str]
     """Versions by name, of those that are installed."""
     kvstore: str
+    core: str
+    """``native`` or ``python``: see :mod:`kvstore.core`."""
     commit: str | None
     """Of the checkout that kvstore runs from, with ``-dirty`` where it was changed since; None: it is installed."""
 
@@ -37,6 +40,7 @@ class Machine:
         commit = f" at {self.commit}" if self.commit else ""
         return (
             f"{self.cpu}, {self.cores} cores, load {self.load:.1f}; Python {self.python}, {libraries};"
+            f" {self.core} core;"
             f" kvstore {self.kvstore}{commit}"
         )
 
@@ -50,6 +54,7 @@ def this_machine() -> Machine:
         python=platform.python_version(),
         libraries={name: number for name in LIBRARIES if (number := _version(name))},
         kvstore=kvstore_version(),
+        core=choice.CHOSEN.name,
         commit=_commit(Path(kvstore.__file__).parents[1]),
     )
 

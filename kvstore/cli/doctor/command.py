@@ -135,6 +135,7 @@ def _check_all(options: argparse.Namespace) -> list[Verdict]:
         verdicts += tiers.check_health(status)
     verdicts += tiers.check_redis(config, status)
     verdicts += engine.check_versions(options.engine_python)
+    verdicts.append(engine.check_core(options.engine_python))
     if options.engine_python is not None:
         verdicts.append(engine.check_hashes(options.engine_python))
     verdicts += _check_engine(options, config)

@@ -14,6 +14,7 @@ from typing import Any
 from kvstore.cli.doctor import hash_probe
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.client.url import socket_url
+from kvstore.core import choice
 from kvstore.errors import ConfigError, InvalidRequestError
 
 _CONNECTOR, _MODULE, _PLUGIN = "KVStoreConnector", "kvstore.connector.vllm", "kvstore"
@@ -35,6 +36,25 @@ for name in {_PACKAGES!r}:
         pass
 print(json.dumps(found))
 """
+_CORE = "import json; from kvstore.core.choice import CHOSEN; print(json.dumps([CHOSEN.name, CHOSEN.reason]))"
+
+
+def check_core(python: str | None) -> Verdict:
+    """Which core runs in a Python, the engine's or the one that runs this: both work, Python's is slower."""
+    name, reason = choice.CHOSEN.name, choice.CHOSEN.reason
+    if python is not None:
+        try:
+            said = subprocess.run([python, "-c", _CORE], capture_output=True, text=True, timeout=60, check=True).stdout  # noqa: S603 - the operator's own
+            name, reason = json.loads(said)
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return Verdict("core", WARN, f"{python} can't be asked", "is kvstore installed there?")
+    if name == choice.NATIVE:
+        return Verdict("core", OK, "native")
+    text = f"{name}: {reason}"
+    if reason.startswith(choice.VARIABLE):
+        return Verdict("core", OK, text)
+    advice = "lookups and loads work, slower; install a C compiler and Python's headers, then kvstore again"
+    return Verdict("core", WARN, text, advice)
 
 
 def check_versions(python: str | None) -> list[Verdict]:

@@ -107,7 +107,7 @@ def url(start_node) -> str:
 
 
 @pytest.fixture
-def gate(monkeypatch) -> Iterator[Gate]:
+def gate(python_core, monkeypatch) -> Iterator[Gate]:
     """Holds loads up in the middle of a page's copy."""
     gate = Gate()
     monkeypatch.setattr("kvstore.client.paths.shm.mapped_arena.copy_bytes", gate.copy)

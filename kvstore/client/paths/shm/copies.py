@@ -1,7 +1,8 @@
 """Copies between slots of the arena and a caller's pages: those that lie side by side on both sides by one copy.
 
 NumPy gives the interpreter's lock away for a copy. Where another thread never waits, it gets it back after Python's
-switch interval only: so a copy of many pages is one wait, and not one a page.
+switch interval only: so a copy of many pages is one wait, and not one a page. The native core gives it away once for
+all of them, wherever they lie.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.client.paths.buffers import Rows
+from kvstore.core import choice
 
 Bytes = npt.NDArray[np.uint8]
 Copy = Callable[[Bytes, Bytes], object]
@@ -22,6 +24,17 @@ Copy = Callable[[Bytes, Bytes], object]
 def slot_bytes(page_bytes: int) -> int:
     """What a page takes in the arena: the distance of neighbouring slots."""
     return frames_for(page_bytes) * FRAME_BYTES
+
+
+def copy_slots(
+    arena: Bytes, offsets: Sequence[int], stride: int, pages: Sequence[Bytes], copy: Copy, *, out: bool
+) -> None:
+    """:func:`copy_runs`, by the native core where that runs: ``copy`` has nothing to do then."""
+    if (core := choice.native()) is None:
+        copy_runs(arena, offsets, stride, pages, copy, out=out)
+    elif offsets:
+        buffers = pages.table[: len(offsets)] if isinstance(pages, Rows) else pages[: len(offsets)]
+        core.copy_slots(arena, list(offsets), pages[0].size, buffers, out)
 
 
 def copy_runs(

@@ -26,10 +26,12 @@ from kvstore.arena.epochs import (
     ReadingLine,
 )
 from kvstore.arena.index import FEW_KEYS, IndexReader
+from kvstore.client.paths.buffers import Rows
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
-from kvstore.client.paths.shm.mapped_summary import Look, MappedSummary
+from kvstore.client.paths.shm.mapped_summary import MappedSummary
 from kvstore.client.paths.shm.mapping import map_file
+from kvstore.core import choice
 from kvstore.errors import NotAttachedError, ResourceError
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import register_forked
@@ -81,6 +83,7 @@ class MappedArena:
         self._elsewhere = words[fmt.ELSEWHERE_OFFSET :][:8].cast("Q")
         self._epoch = words[fmt.EPOCH_OFFSET :][:8].cast("Q")
         self._lines = memoryview(readers)
+        self._headers, self._geometry = headers, fmt.geometry(superblock.arena_bytes)
         self._index = IndexReader.of(headers, superblock.arena_bytes)
         register_forked(self)
 
@@ -119,6 +122,9 @@ class MappedArena:
 
     def has(self, namespace: OpenedNamespace, block_hash: bytes) -> bool:
         """Whether a page is here; of a namespace of which ``speaks_of`` was true."""
+        if (core := choice.native()) is not None:
+            length = namespace.layout.page_bytes
+            return core.find(self._headers, self._geometry, namespace.number, length, block_hash) == b"\1"
         return self._index.find_one(namespace.number, namespace.layout.page_bytes, block_hash)[0] >= 0
 
     @property
@@ -133,8 +139,10 @@ class MappedArena:
             namespace: of which ``speaks_of`` was true.
             hashes: joined.
         """
-        frames = self._index.find(namespace.number, namespace.layout.page_bytes, hashes).frames
-        here: bytes = (frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
+        number, length = namespace.number, namespace.layout.page_bytes
+        if (core := choice.native()) is not None:
+            return core.find(self._headers, self._geometry, number, length, hashes)
+        here: bytes = (self._index.find(number, length, hashes).frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
         return here
 
     def find(self, namespace: OpenedNamespace, hashes: bytes) -> bytes:
@@ -155,15 +163,35 @@ class MappedArena:
                 return _marked(here, maybe)
         return here.translate(_ABSENT_IS_UNTOLD)
 
+    def load(self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes]) -> tuple[int, bool]:
+        """Copy the leading pages that are here; announced before.
+
+        Returns:
+            How many are whole and right, and whether the next one is nowhere.
+        """
+        if (core := choice.native()) is None:
+            good = self.read(namespace, hashes).copy(into)
+        else:
+            number, length = namespace.number, namespace.layout.page_bytes
+            pages = into.table if isinstance(into, Rows) else into
+            edition = namespace.edition
+            good = core.load(self._headers, self._geometry, self.memory, number, length, edition, hashes, pages)
+        return good, self.is_nowhere(namespace, hashes[good * HASH_BYTES :][:HASH_BYTES])
+
+    def is_nowhere(self, namespace: OpenedNamespace, block_hash: bytes) -> bool:
+        """Whether a page is certainly nowhere now. One that left the arena just now may be in a lower tier. Without a
+        hash: False."""
+        return block_hash != b"" and self.find(namespace, block_hash)[0] == PageTier.ABSENT
+
     def read(self, namespace: OpenedNamespace, hashes: bytes) -> MappedRead:
         """Look the leading pages up to read them; announced before."""
-        edition = self._edition[0]
-        look = self._summary.begin()
-        elsewhere = self._elsewhere[0]
+        edition = namespace.edition  # that of now, or nothing is what it was when it was found
         index, length = self._index, namespace.layout.page_bytes
         frames: list[int] = []
         generations: list[int] = []
-        if len(hashes) <= FEW_KEYS * HASH_BYTES:
+        if (core := choice.native()) is not None:
+            frames, generations = core.search(self._headers, self._geometry, namespace.number, length, hashes)
+        elif len(hashes) <= FEW_KEYS * HASH_BYTES:
             for start in range(0, len(hashes), HASH_BYTES):
                 frame, generation = index.find_one(namespace.number, length, hashes[start : start + HASH_BYTES])
                 if frame < 0:
@@ -176,15 +204,11 @@ class MappedArena:
             if -1 in frames:
                 del frames[frames.index(-1) :]
                 del generations[len(frames) :]
-        nowhere = not elsewhere
-        if elsewhere == fmt.IN_OWN_TIER and look is not None and len(frames) * HASH_BYTES < len(hashes):
-            nowhere = self._is_nowhere(look, namespace, hashes[len(frames) * HASH_BYTES :][:HASH_BYTES])
-        return MappedRead(self, frames, generations, length, edition, nowhere=nowhere, alone=not elsewhere)
-
-    def _is_nowhere(self, look: Look, namespace: OpenedNamespace, block_hash: bytes) -> bool:
-        """Whether a page that the arena had not, behind the beginning of this look, is in no lower tier either."""
-        maybe = look.may_have(namespace.fingerprint, block_hash)[0]
-        return not maybe and look.was_steady() and self._edition[0] == namespace.edition
+        last = (self.pages.size - length) // fmt.FRAME_BYTES
+        if frames and max(frames) > last:  # a damaged header: no page ends behind the arena
+            del frames[next(place for place, frame in enumerate(frames) if frame > last) :]
+            del generations[len(frames) :]
+        return MappedRead(self, frames, generations, length, edition)
 
     def unchanged(self, read: MappedRead) -> int:
         """How many leading pages of a read are still what they were when they were found."""
@@ -201,31 +225,16 @@ class MappedArena:
 class MappedRead:
     """Leading pages that were found, to be copied from where they are."""
 
-    __slots__ = ("_alone", "_arena", "edition", "frames", "generations", "length", "nowhere")
+    __slots__ = ("_arena", "edition", "frames", "generations", "length")
 
     def __init__(
-        self,
-        arena: MappedArena,
-        frames: list[int],
-        generations: list[int],
-        length: int,
-        edition: int,
-        *,
-        nowhere: bool,
-        alone: bool,
+        self, arena: MappedArena, frames: list[int], generations: list[int], length: int, edition: int
     ) -> None:
         self._arena = arena
         self.frames = frames
         self.generations = generations
         self.length = length
         self.edition = edition
-        self.nowhere = nowhere
-        """Whether the first page that was not found is nowhere else either."""
-        self._alone = alone
-
-    def ends_behind(self, good: int) -> bool:
-        """Whether the page behind so many leading ones is nowhere: one that left since may be in a lower tier."""
-        return self._alone or (self.nowhere and good == len(self.frames))
 
     def views(self) -> list[Bytes]:
         """The pages where they lie."""

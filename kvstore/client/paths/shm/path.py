@@ -22,7 +22,7 @@ from kvstore.client.paths.results import StoreResult
 from kvstore.client.paths.shm.admission import Share, StoreAdmission
 from kvstore.client.paths.shm.attachment import Attachment
 from kvstore.client.paths.shm.connection import LocalConnection, LocalConnectionPool, call
-from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
+from kvstore.client.paths.shm.copies import copy_slots, slot_bytes
 from kvstore.client.paths.shm.mapped_arena import MappedRead, copy_bytes
 from kvstore.client.paths.shm.preallocation import Preallocation
 from kvstore.client.paths.shm.reservation import Reservation
@@ -193,12 +193,10 @@ class ShmPath(Path):
                 part = transfer if pages <= step else transfer.part(loaded, loaded + step)
                 announced = line.begin(min(deadline, time.monotonic() + LONGEST_READ))
                 try:
-                    read = arena.read(namespace, part.hashes)
-                    good = read.copy(part.pages)
+                    good, nowhere = arena.load(namespace, part.hashes, part.pages)
                 finally:
                     line.end(announced)
                 loaded += good
-                nowhere = read.ends_behind(good)
                 if good < step:
                     break
                 check_going()
@@ -241,9 +239,10 @@ class ShmPath(Path):
             announced = attachment.line.begin(min(deadline, time.monotonic() + LONGEST_READ))
             try:
                 read = attachment.arena.read(namespace, hashes)
-                whole = read.nowhere or len(read.frames) * HASH_BYTES == len(hashes)
+                behind = hashes[len(read.frames) * HASH_BYTES :][:HASH_BYTES]
+                whole = not behind or attachment.arena.is_nowhere(namespace, behind)
                 if whole or read.frames:
-                    give_back = partial(self._give_back, attachment, announced, namespace, hashes, read)
+                    give_back = partial(self._give_back, attachment, announced, namespace, hashes, read, whole=whole)
                     tiers = [_ARENA] * len(read.frames)
                     lent = PendingLoad(_read_only(read.views()), tiers, give_back, more=not whole)
             finally:
@@ -255,14 +254,21 @@ class ShmPath(Path):
         return lent
 
     def _give_back(
-        self, attachment: Attachment, announced: int, namespace: OpenedNamespace, hashes: bytes, read: MappedRead
+        self,
+        attachment: Attachment,
+        announced: int,
+        namespace: OpenedNamespace,
+        hashes: bytes,
+        read: MappedRead,
+        *,
+        whole: bool,
     ) -> int:
         try:
             good = attachment.arena.unchanged(read)
             attachment.line.end(announced)
         finally:
             attachment.done()
-        self._note_read(namespace, hashes, good, nowhere=read.nowhere)
+        self._note_read(namespace, hashes, good, nowhere=whole)
         return good
 
     def _note_read(self, namespace: OpenedNamespace, hashes: bytes, good: int, *, nowhere: bool) -> None:
@@ -408,7 +414,7 @@ class ShmPath(Path):
                 for part in connection.parts(self._load_request(attachment, namespace, transfer), deadline):
                     ticket = part.ticket
                     some = into[len(tiers) : len(tiers) + len(part.offsets)]
-                    copy_runs(attachment.arena.pages, part.offsets, slot_bytes(length), some, copy_bytes, out=True)
+                    copy_slots(attachment.arena.pages, part.offsets, slot_bytes(length), some, copy_bytes, out=True)
                     tiers += [TIER_NAMES[tier] or "" for tier in part.tiers]
                 return tiers if self._finish_load(connection, attachment, ticket, deadline) else []
         except BaseException as error:

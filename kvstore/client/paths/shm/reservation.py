@@ -12,7 +12,7 @@ from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.results import StoreResult
 from kvstore.client.paths.shm.attachment import Attachment
 from kvstore.client.paths.shm.connection import LocalConnection, Packed
-from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
+from kvstore.client.paths.shm.copies import copy_slots, slot_bytes
 from kvstore.client.paths.transfer import Transfer
 from kvstore.errors import KVStoreError
 from kvstore.page_codes import StoreOutcome
@@ -96,7 +96,7 @@ class Reservation:
         wanted = pages if len(places) == len(pages) else [pages[place] for place in places]
         arena, stride = self.attachment.arena.pages, slot_bytes(length)
         for start, end, packed in parts:
-            copy_runs(arena, self._offsets[start:end], stride, wanted[start:end], np.copyto, out=False)
+            copy_slots(arena, self._offsets[start:end], stride, wanted[start:end], np.copyto, out=False)
             if not start:
                 before()
             connection.post([packed], deadline)

@@ -15,6 +15,7 @@ import pytest
 import kvstore
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.main import main
+from kvstore.core import choice
 
 
 def test_a_table_begins_with_machine_versions_and_load(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -30,6 +31,8 @@ def test_a_table_begins_with_machine_versions_and_load(capsys: pytest.CaptureFix
     told = json.loads(capsys.readouterr().out)["machine"]
     assert told["cpu"] in first and told["libraries"].keys() == {"numpy", "grpcio", "redis"}
     assert f"kvstore {told['kvstore']}" in first
+    assert told["core"] == choice.CHOSEN.name
+    assert f"; {told['core']} core; " in first
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is missing")

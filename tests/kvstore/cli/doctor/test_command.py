@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import types
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from kvstore.cli.doctor import (
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN
 from kvstore.config.node import NodeConfig
 from kvstore.connector import vllm_plugin
+from kvstore.core import choice
 from kvstore.status import Status
 
 LAYOUT = kvstore.Layout(model="tiny", dtype="bfloat16", block_size=16, page_bytes=5000)
@@ -56,6 +58,26 @@ class TestCommand:
         for subject in ("socket", "node", "clock", "arena", "hashes", "shared memory", "disk", "redis", "namespaces"):
             assert found[subject]["level"] == OK, found[subject]
         assert str(running.config.disk) in found["disk"]["text"]
+
+    @pytest.mark.parametrize(
+        ("chosen", "level", "text"),
+        [
+            (choice.Choice(types.SimpleNamespace(), ""), OK, "native"),
+            (choice.Choice(None, "KVSTORE_CORE says so"), OK, "python: KVSTORE_CORE says so"),
+            (choice.Choice(None, "kvstore._core was built from"), WARN, "python: kvstore._core was built from"),
+        ],
+        ids=["native", "wanted", "stale"],
+    )
+    def test_it_says_which_core_runs(self, chosen: choice.Choice, level: str, text: str, monkeypatch) -> None:
+        monkeypatch.setattr(choice, "CHOSEN", chosen)
+        verdict = engine.check_core(None)
+        assert (verdict.subject, verdict.level, verdict.text) == ("core", level, text)
+        assert bool(verdict.advice) == (level == WARN)
+
+    def test_it_asks_the_engines_python_for_its_core(self, monkeypatch) -> None:
+        monkeypatch.setenv("KVSTORE_CORE", "python")
+        assert engine.check_core(sys.executable).text == "python: KVSTORE_CORE says so"
+        assert engine.check_core("/none/python").level == WARN
 
     def test_without_a_node_it_says_what_to_do(self, short_folder: Path, shm_folder: Path, capsys, monkeypatch) -> None:
         monkeypatch.setenv("KVSTORE_SOCKET", str(short_folder / "none"))

@@ -56,13 +56,13 @@ def test_a_store_is_published_while_it_is_copied(start_node, hashes, payload, as
     monkeypatch.setattr(preallocation, "LEAST_BYTES", 1)
     monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 1000.0)
     monkeypatch.setattr(reservation, "LEAST_PART_BYTES", PAGE)
-    copy_runs = reservation.copy_runs
+    copy_slots = reservation.copy_slots
 
-    def copy(*runs: Any, **out: bool) -> None:
+    def copy(*slots: Any, **out: bool) -> None:
         asked.append("copy")
-        copy_runs(*runs, **out)
+        copy_slots(*slots, **out)
 
-    monkeypatch.setattr(reservation, "copy_runs", copy)
+    monkeypatch.setattr(reservation, "copy_slots", copy)
     node = start_node(arena=1024 * SLOT, disk_limit=0)
     with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
         pages = client.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
@@ -149,13 +149,13 @@ def test_the_first_page_is_copied_while_the_last_is_still_read(start_node, space
             return read(keys, into)
 
         monkeypatch.setattr(tier, "read", slow)
-        copy = kvstore.client.paths.shm.path.copy_bytes
+        copy = kvstore.client.paths.shm.path.copy_slots
 
-        def copy_and_go_on(target: np.ndarray, source: np.ndarray) -> None:
-            copy(target, source)
+        def copy_and_go_on(*slots: Any, **out: bool) -> None:
+            copy(*slots, **out)
             goes_on.set()
 
-        monkeypatch.setattr("kvstore.client.paths.shm.path.copy_bytes", copy_and_go_on)
+        monkeypatch.setattr("kvstore.client.paths.shm.path.copy_slots", copy_and_go_on)
         loaded, into = load(pages, hashes(5))
         assert loaded == 5
         assert np.array_equal(into, data)

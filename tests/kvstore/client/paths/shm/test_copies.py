@@ -45,7 +45,7 @@ def test_neighbours_go_by_one_copy(length, slots, copies):
         assert np.array_equal(np.array(into).reshape(data.shape), data)
 
 
-def test_a_load_of_neighbours_is_one_copy(start_node, hashes, monkeypatch):
+def test_a_load_of_neighbours_is_one_copy(start_node, hashes, python_core, monkeypatch):
     node = start_node(disk_limit=0)
     copy = Copies()
     monkeypatch.setattr(mapped, "copy_bytes", copy)

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stepped_core import COMPILER, SteppedCore
 
 import kvstore
 from kvstore.client.paths.shm import mapped_arena as mapped
 from kvstore.client.paths.use_reports import MOST_PAGES, MOST_USES, UseReports
+from kvstore.core import choice
 from kvstore.errors import UnavailableError
 from kvstore.store import state as books_module
 from kvstore.v1 import cache_pb2 as pb
@@ -47,24 +49,36 @@ def load(pages: kvstore.Namespace, hashes: list[bytes]) -> tuple[int, np.ndarray
 class Halves:
     """Copies in two halves, and does something in between."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.between: Callable[[], object] | None = None
-        self.copies = 0
-        monkeypatch.setattr(mapped, "copy_bytes", self)
 
-    def __call__(self, target: np.ndarray, source: np.ndarray) -> None:
+    def copy(self, target: np.ndarray, source: np.ndarray) -> None:
+        """In Python."""
         middle = len(target) // 2
         target[:middle] = source[:middle]
-        self.copies += 1
-        between, self.between = self.between, None
-        if between is not None:
-            between()
+        self.reached("half")
         target[middle:] = source[middle:]
 
+    def reached(self, step: str) -> None:
+        """In the native core."""
+        between = self.between
+        if step == "half" and between is not None:
+            self.between = None
+            between()
 
-@pytest.fixture
-def halves(monkeypatch) -> Halves:
-    return Halves(monkeypatch)
+
+@pytest.fixture(params=["python", "native"])
+def halves(request, monkeypatch) -> Halves:
+    halves, chosen = Halves(), choice.Choice(None, "a test says so")
+    if request.param == "native":
+        if choice.native() is None or COMPILER is None:
+            pytest.skip(choice.CHOSEN.reason or "no C compiler here")
+        core = SteppedCore()
+        core.between = halves.reached
+        chosen = choice.Choice(core, "")
+    monkeypatch.setattr(mapped, "copy_bytes", halves.copy)
+    monkeypatch.setattr(choice, "CHOSEN", chosen)
+    return halves
 
 
 class TestWithoutACall:
@@ -477,6 +491,7 @@ class ReaderProcess:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _READER, url, str(timeout), action, str(count)],
             cwd=ROOT,
+            env=os.environ | {"KVSTORE_CORE": "python"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -1,0 +1,14 @@
+/* What kvstore._core has, a line for each: METHOD(name, signature, what it does). The function is core_<name>_method, in
+ * any of the C files beside this one, with the arguments of METH_VARARGS. Signatures are part of the ABI's number:
+ * `make core-layout` behind every change. */
+METHOD(find, "(headers, geometry, namespace, length, hashes, /)",
+       "One byte a page: 1 where it is in the arena, else 0.")
+METHOD(search, "(headers, geometry, namespace, length, hashes, /)",
+       "The leading pages that are in the arena: a list of their frames, and one of their generations.")
+METHOD(load, "(headers, geometry, pages, namespace, length, edition, hashes, into, /)",
+       "Search for pages and copy the leading ones; how many are whole and right.")
+METHOD(copy_slots, "(pages, offsets, length, buffers, out, /)",
+       "Copy buffers into slots at these offsets, or out of them.")
+METHOD(copy_runs, "(targets, sources, run_bytes, regions, /)",
+       "Copy runs between addresses that lie in these regions.")
+METHOD(join, "(hashes, /)", "Block hashes back to back; None where something is no such hash.")
