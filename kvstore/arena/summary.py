@@ -169,7 +169,7 @@ class SummaryReader:
     """
 
     def __init__(self, buffer: memoryview, buckets: int) -> None:
-        self._buckets = buckets
+        self.buckets = buckets
         self._rows = np.frombuffer(buffer, np.uint32, buckets * PLACES, DATA_OFFSET).reshape(-1, PLACES)
         self._places = buffer[DATA_OFFSET:].cast("I")
         self._withdrawals = buffer[WITHDRAWALS_OFFSET:][:8].cast("Q")
@@ -190,7 +190,7 @@ class SummaryReader:
             each = (hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES))
             return np.array([self.may_have_one(seed, block_hash) for block_hash in each], np.bool_)
         keys = np.frombuffer(hashes, np.uint64).reshape(-1, HASH_BYTES // 8)
-        homes, partners, tags = _places(np.uint64(seed), keys, self._buckets)
+        homes, partners, tags = _places(np.uint64(seed), keys, self.buckets)
         maybe: npt.NDArray[np.bool_] = np.zeros(len(keys), np.bool_)
         for buckets in (homes, partners):
             rows = self._rows.take(buckets, axis=0, mode="clip")
@@ -200,10 +200,10 @@ class SummaryReader:
 
     def may_have_one(self, seed: int, block_hash: bytes) -> bool:
         """Whether one page may be."""
-        home, partner, tag = place(seed, block_hash, self._buckets)
+        home, partner, tag = place(seed, block_hash, self.buckets)
         for bucket in (home, partner):
             here = self._places[bucket * PLACES : (bucket + 1) * PLACES].tolist()
-            if tag in here or here[0] == FULL:
+            if tag in here or FULL in here:
                 return True
         return False
 

@@ -26,10 +26,11 @@ from kvstore.arena.epochs import (
     ReadingLine,
 )
 from kvstore.arena.index import FEW_KEYS, IndexReader
+from kvstore.arena.summary import seed_of
 from kvstore.client.paths.buffers import Rows
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
-from kvstore.client.paths.shm.mapped_summary import MappedSummary
+from kvstore.client.paths.shm.mapped_summary import Look, MappedSummary
 from kvstore.client.paths.shm.mapping import map_file
 from kvstore.core import choice
 from kvstore.errors import NotAttachedError, ResourceError
@@ -152,16 +153,25 @@ class MappedArena:
         for _ in range(_LOOKS):
             look = self._summary.begin()
             elsewhere = self._elsewhere[0]  # behind the beginning, or a page that gets no place in the index is missed
+            if look is not None and elsewhere == fmt.IN_OWN_TIER and (core := choice.native()) is not None:
+                return self._where(core, look, namespace, hashes)
             here = self.here(namespace, hashes)
             if not elsewhere or PageTier.ABSENT not in here:
                 return here
             if look is None or elsewhere != fmt.IN_OWN_TIER:
                 break
-            absent = _where_absent(here, hashes)
-            maybe = look.may_have(namespace.fingerprint, absent)
+            maybe = look.may_have(namespace.fingerprint, _where_absent(here, hashes))
             if look.was_steady() and self._edition[0] == namespace.edition:
                 return _marked(here, maybe)
         return here.translate(_ABSENT_IS_UNTOLD)
+
+    def _where(self, core: choice.Core, look: Look, namespace: OpenedNamespace, hashes: bytes) -> bytes:
+        """:meth:`find` by the native core: all looks by one call."""
+        number, length, edition = namespace.number, namespace.layout.page_bytes, namespace.edition
+        seed, summary = seed_of(namespace.fingerprint), look.file
+        return core.where(
+            self._headers, self._geometry, number, length, edition, hashes, summary, look.buckets, look.word, seed
+        )
 
     def load(self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes]) -> tuple[int, bool]:
         """Copy the leading pages that are here; announced before.
@@ -179,9 +189,11 @@ class MappedArena:
         return good, self.is_nowhere(namespace, hashes[good * HASH_BYTES :][:HASH_BYTES])
 
     def is_nowhere(self, namespace: OpenedNamespace, block_hash: bytes) -> bool:
-        """Whether a page is certainly nowhere now. One that left the arena just now may be in a lower tier. Without a
-        hash: False."""
-        return block_hash != b"" and self.find(namespace, block_hash)[0] == PageTier.ABSENT
+        """Whether a page that could not be had from the arena is nowhere else: one that left it just now may be in a
+        lower tier. Without a hash: False."""
+        if not block_hash:
+            return False
+        return not self._elsewhere[0] or self.find(namespace, block_hash)[0] == PageTier.ABSENT
 
     def read(self, namespace: OpenedNamespace, hashes: bytes) -> MappedRead:
         """Look the leading pages up to read them; announced before."""

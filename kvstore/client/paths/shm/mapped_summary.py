@@ -20,6 +20,8 @@ class Look(NamedTuple):
     is true behind it."""
 
     reader: SummaryReader
+    file: memoryview
+    buckets: int
     withdrawals: int
     word: int
     superblock: memoryview
@@ -47,7 +49,7 @@ class MappedSummary:
         self._directory = directory
         self._word = word
         self._mappings = mappings
-        self._mapped: tuple[int, SummaryReader | None] = 0, None
+        self._mapped: tuple[int, tuple[memoryview, SummaryReader] | None] = 0, None
         """What the superblock said, and what was mapped for it; None: it can't be."""
         self._identity: tuple[int, int] | None = None
 
@@ -57,13 +59,15 @@ class MappedSummary:
         word = self._word[0]
         if not word:
             return None
-        known, reader = self._mapped
-        if known != word:
-            reader = self._map(word)
-            self._mapped = word, reader
-        return None if reader is None else Look(reader, reader.withdrawals, word, self._word)
+        mapped = self._mapped
+        if mapped[0] != word:
+            self._mapped = mapped = word, self._map(word)
+        if mapped[1] is None:
+            return None
+        file, reader = mapped[1]
+        return Look(reader, file, reader.buckets, reader.withdrawals, word, self._word)
 
-    def _map(self, word: int) -> SummaryReader | None:
+    def _map(self, word: int) -> tuple[memoryview, SummaryReader] | None:
         number = number_of(word)
         if not number:  # of a newer version
             return None
@@ -78,4 +82,5 @@ class MappedSummary:
             self._mappings.pop(self._identity, None)
         self._identity = mapping.identity
         self._mappings[mapping.identity] = mapping
-        return SummaryReader(memoryview(mapping), header.buckets)
+        file = memoryview(mapping)
+        return file, SummaryReader(file, header.buckets)
