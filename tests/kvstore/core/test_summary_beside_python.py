@@ -1,4 +1,4 @@
-"""What the native core says to be nowhere, beside Python, on one arena and one summary: the same, whatever is in them."""
+"""What the native core says to be nowhere, beside Python, on one arena and one summary: the same."""
 
 from __future__ import annotations
 
