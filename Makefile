@@ -14,7 +14,7 @@ SGLANG := .venv-sglang
 BEHIND := $(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
-.PHONY: core core-layout test-python-core test-core-sanitized console-browser redis-server help demo test test-random test-compose test-kill test-torn test-device test-hostile soak test-vllm test-vllm-multi test-sglang triton test-triton test-cuda lint format proto docs outside bench bench-users mooncake bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm bench-sglang clean
+.PHONY: core core-layout test-python-core test-core-sanitized console-browser redis-server help demo test test-random test-compose test-kill test-torn test-nowhere test-device test-hostile soak test-vllm test-vllm-multi test-sglang triton test-triton test-cuda lint format proto docs outside bench bench-users mooncake bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm bench-sglang clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test-kill: $(VENV)/.dev ## SIGKILL a node a hundred times while it stores
 
 test-torn: $(VENV)/.dev ## fork clients a thousand times and interrupt them twenty thousand times, by every way
 	FORKS=1000 INTERRUPTS=20000 $(BIN)/pytest -m torn
+
+NOWHERE ?= 300
+test-nowhere: $(VENV)/.dev ## look pages up without a call beside stores, for five minutes: no false "no" (NOWHERE=300)
+	NOWHERE_SECONDS=$(NOWHERE) $(BIN)/pytest -m nowhere -n0 -s
 
 SIMULATIONS ?= 6000
 test-device: $(VENV)/.dev ## six thousand engines on a simulated device, and each wait removed (SIMULATIONS=6000)

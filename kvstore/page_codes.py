@@ -32,6 +32,10 @@ def as_known(tiers: bytes, newest: int) -> bytes:
     return tiers if newest >= PageTier.OBJECTS else tiers.translate(_AS_OLDER_ONES_SAY)
 
 
+UNTOLD = 255
+"""Instead of a :class:`PageTier`: it may be in a lower tier, and only the node can tell. It never travels."""
+
+
 class StoreOutcome(IntEnum):
     """What ``prepare_store`` says of a page."""
 

@@ -8,6 +8,8 @@ Files, in one private folder (by default under ``/dev/shm``, one folder a node):
                 64-byte header for each frame, of which the first one of each slot is used, then the index from page
                 keys to slots. Written by the node alone; clients read it.
 ``readers``     one line for each client: what it reads without a call, since when. Written by the clients.
+``summary-N``   which pages the node's own lower tiers may have: a file for each making, of which the superblock names
+                the one that counts; see :mod:`kvstore.arena.summary`. Written by the node alone; clients read it.
 ``clients/N``   one file for each attached client, which holds it locked (``flock``) as long as it lives. Beside it
                 ``N.name`` is what the client calls itself, where it says so.
 ``calls``       a socket that the node's service answers calls on; see :mod:`kvstore.wire.local`.
@@ -16,9 +18,9 @@ Files, in one private folder (by default under ``/dev/shm``, one folder a node):
 ``namespaces.json``  which layouts the namespace numbers in the headers stand for.
 =============== ====================================================================================================
 
-``pages``, ``headers`` and ``readers`` are never truncated or resized: another size or format makes new files, and the
-old ones' superblock is marked retired. They are allocated in full before anyone maps them, or a later write would be a
-SIGBUS. ``format.py`` has their bytes, ``arena.py`` makes and maps them.
+``pages``, ``headers``, ``readers`` and the summary are never truncated or resized: another size or format makes new
+files, and the old ones' superblock is marked retired. They are allocated in full before anyone maps them, or a later
+write would be a SIGBUS. ``format.py`` has their bytes, ``arena.py`` makes and maps them.
 
 **Generations.** A header's *generation* says what its slot is, also after the node was killed at any instruction. 0:
 never used. Odd: being changed, or free; the bytes mean nothing. Even: a complete page, described by the header. A
@@ -35,6 +37,11 @@ each side writes in an order that the other one sees (on x86-64; elsewhere pages
 * A reader (``ReadingLine``, ``IndexReader``): announces the epoch that it sees in its line of ``readers``; searches the
   index, and reads the generation before and behind the key; copies; compares the generation once more, since a reader
   that is past the deadline which it announced is not waited for; last takes its announcement back.
+
+* A page is nowhere (``MappedArena.find``) if the index has not got it, and then the summary of the lower tiers has
+  not, while nothing was withdrawn from that and neither it nor the arena's edition became another one. For that a
+  page's tag is in the summary before its word leaves the index, and a page is out of its tier, and that is counted,
+  before its tag leaves the summary.
 
 This is epoch-based reclamation, with a seqlock in each slot; :mod:`kvstore.arena.epochs` says why it holds.
 

@@ -31,6 +31,7 @@ from kvstore.arena.removal import (
     remove,
     remove_memory,
 )
+from kvstore.arena.summary_file import Summaries
 from kvstore.errors import ResourceError
 from kvstore.host.forking import register_forked
 from kvstore.host.numa import Placement
@@ -108,6 +109,7 @@ class Arena:
         if not self.units:
             raise ResourceError(f"an arena needs at least {format_size(fmt.FRAME_BYTES)}")
         self.directory = directory
+        self._group = group
         self._embedded_in = embedded_in
         self._maps: dict[tuple[int, int], mmap.mmap] = {}
         """By device and inode."""
@@ -169,6 +171,8 @@ class Arena:
         headers = memoryview(self._headers_map)
         self._edition = headers[fmt.EDITION_OFFSET :][:8].cast("Q")
         self._edition[0] = 0
+        self.summaries = Summaries(self.directory, headers[fmt.SUMMARY_OFFSET :][:8].cast("Q"), self._group, self._maps)
+        """Of what the node's own tiers hold."""
         self._elsewhere = headers[fmt.ELSEWHERE_OFFSET :][:8].cast("Q")
         self._elsewhere[0] = 0
         self._epoch = headers[fmt.EPOCH_OFFSET :][:8].cast("Q")
@@ -192,10 +196,9 @@ class Arena:
         """What clients compare; see ``kvstore.arena.format.EDITION_OFFSET``."""
         return int(self._edition[0])
 
-    def open_for_readers(self, *, lower_tiers: bool) -> None:
-        """The index is complete; ``lower_tiers``: a page that is not in it may be in one of these."""
-        if lower_tiers:
-            self._elsewhere[0] = 1
+    def open_for_readers(self, *, own_tiers: bool, shared_tier: bool) -> None:
+        """The index is complete; a page that is not in it may be in a tier of the node's own, or in a shared one."""
+        self._elsewhere[0] |= own_tiers * fmt.IN_OWN_TIER | shared_tier * fmt.IN_SHARED_TIER
         self.new_edition()
 
     def new_edition(self) -> None:
@@ -252,7 +255,7 @@ class Arena:
     def index(self, namespace: int, pages: Sequence[tuple[int, bytes]]) -> None:
         """Let published pages of a namespace be found: (frame, hash) of each."""
         if not self._index.insert_all(namespace, pages):
-            self._elsewhere[0] = 1
+            self._elsewhere[0] |= fmt.UNPLACED
 
     def checksum(self, frame: int) -> int | None:
         """The payload's xxh3_64; None if nobody made it yet."""
@@ -335,6 +338,11 @@ class Arena:
         assert reader.words_in_use() == len(pages) - len(lost), "the index names slots that hold no page"
 
     # -- files -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether other processes may map it: not an embedded store's."""
+        return self._embedded_in is None
 
     def close(self, *, needed: bool = False) -> None:
         """Give the folder up. The files stay, with their pages, for the next node.

@@ -22,8 +22,15 @@ EDITION_OFFSET = 512
 """Where the node's edition lies: another number whenever what clients know of it may be out of date, since the node was
 restarted or a namespace dropped; 0 while a node makes the index, and in files that were replaced. One 64-bit word."""
 ELSEWHERE_OFFSET = 520
-"""Where the node says whether a page that is not in the index may be here all the same, in a lower tier or without a
-place in the index: 0 or 1. One 64-bit word."""
+"""Where the node says whether a page that is not in the index may be here all the same, and where: 0 (nowhere), or some
+of the four below. One 64-bit word."""
+SOMEWHERE, IN_OWN_TIER, IN_SHARED_TIER, UNPLACED = 1, 2, 4, 8
+"""In some lower tier, which is all that older nodes say; in one of the node's own, of which the summary tells; in one
+that nodes share; in the arena, without a place in the index. Older clients ask the node whatever it is."""
+SUMMARY_OFFSET = 528
+"""Where the node says which file is the summary of its own tiers (``kvstore.arena.summary``): its number, times 256,
+and the version of its format; 0: there is none, or it is not complete. Files of older versions have 0 here. One 64-bit
+word."""
 EPOCH_OFFSET = 576
 """Where the node's epoch lies, in a cache line of its own; see ``kvstore.arena.epochs``. One 64-bit word."""
 COUNTERS_OFFSET = 1024

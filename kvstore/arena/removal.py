@@ -21,6 +21,8 @@ LOCK_NAME = "node.lock"
 FOLDER_NAME = "folder"
 """Where an embedded store's arena says whose it is: the path of the store's folder, and a newline."""
 MEMORY_NAMES = ("pages", "headers", "readers")
+SUMMARIES = "summary-*"
+"""Which files are summaries of lower tiers: one at a time, but for moments."""
 _OTHER_NAMES = ("namespaces.json", "namespaces.new", "pins", "pins.new", FOLDER_NAME)
 
 
@@ -28,9 +30,17 @@ def remove_memory(directory: Path) -> None:
     """Delete an arena's files, and its clients': these attach again, to other ones."""
     for name in (*MEMORY_NAMES, "namespaces.json"):
         (directory / name).unlink(missing_ok=True)
+    remove_summaries(directory)
     with suppress(FileNotFoundError):
         for path in (directory / "clients").iterdir():
             remove_lock_file(path)
+
+
+def remove_summaries(directory: Path, but: str = "") -> None:
+    """Delete the summaries of lower tiers, but for the one of this name. Who maps one keeps what it says until then."""
+    for path in directory.glob(SUMMARIES):
+        if path.name != but:
+            path.unlink(missing_ok=True)
 
 
 def remove(directory: Path, lock: ProcessLock) -> None:
@@ -93,7 +103,8 @@ def unused(above: Path) -> list[tuple[Path, int]]:
             fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 if not is_locked(fd):
-                    taken = sum((directory / name).stat().st_blocks * 512 for name in MEMORY_NAMES)
+                    files = [*(directory / name for name in MEMORY_NAMES), *directory.glob(SUMMARIES)]
+                    taken = sum(path.stat().st_blocks * 512 for path in files)
                     found.append((directory, taken))
             finally:
                 os.close(fd)

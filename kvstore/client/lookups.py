@@ -8,9 +8,10 @@ from kvstore.client.handle import REOPENINGS, Handle, Session
 from kvstore.client.paths.deadline import time_left
 from kvstore.client.paths.results import Lookup
 from kvstore.errors import LimitExceededError, NotAttachedError, UnknownNamespaceError
+from kvstore.hashing import HASH_BYTES
 from kvstore.limits import MOST_LOOKUP_PAGES
-from kvstore.page_codes import PageTier
-from kvstore.wire.messages import join_hashes
+from kvstore.page_codes import UNTOLD, PageTier
+from kvstore.wire.messages import join_hashes, split_hashes
 
 Queries = Sequence[tuple[Handle, Sequence[bytes]]]
 """Namespaces of one client, each with the block hashes to look up."""
@@ -51,10 +52,10 @@ def look_here(session: Session, queries: Queries, *, counts: bool) -> list[Looku
             return None
         opened, path = handle.current
         try:
-            here, complete = path.find(opened, keys) or (b"", False)
+            here = path.find(opened, keys)
         except NotAttachedError:  # the node came back another one: a call finds that out, and attaches again
             return None
-        if not complete:
+        if here is None or UNTOLD in here:
             return None
         answers.append(here)
     if counts:
@@ -72,22 +73,40 @@ def _look_up(
 ) -> list[bytes]:
     """One lookup: what can be told without a call (if ``mapped``), and by one call the rest. One byte a page."""
     answers: list[bytes] = []
-    asked: list[tuple[bytes, Sequence[bytes]]] = []
+    asked: list[tuple[bytes, bytes]] = []
     open_answers: list[int] = []
-    nowhere = PageTier.ABSENT
+    absent = PageTier.ABSENT
     for (handle, hashes), keys in zip(queries, joined, strict=True):
         opened, path = handle.now(deadline)
-        here, complete = (path.find(opened, keys) if mapped else None) or (bytes(len(hashes)), False)
-        if not complete and hashes:
+        here = path.find(opened, keys) if mapped else None
+        if here is None:
+            here = bytes([UNTOLD]) * len(hashes)
+        if UNTOLD in here:
             open_answers.append(len(answers))
-            absent = [each for each, tier in zip(hashes, here, strict=True) if tier == nowhere]
-            asked.append((handle.fingerprint, absent))
+            untold = keys if here.count(UNTOLD) == len(here) else _untold(here, keys)
+            asked.append((handle.fingerprint, untold))
         answers.append(here)
     if asked:
-        told = session.control.lookup(asked, time_left(deadline))
+        told = _ask(session, asked, deadline)
         for place, rest in zip(open_answers, map(iter, told), strict=True):
-            answers[place] = bytes(tier or next(rest, nowhere) for tier in answers[place])
+            answers[place] = bytes(next(rest, absent) if tier == UNTOLD else tier for tier in answers[place])
     return answers
+
+
+def _untold(here: bytes, keys: bytes) -> bytes:
+    """The joined hashes of those pages of which nothing could be told."""
+    places = [place for place, tier in enumerate(here) if tier == UNTOLD]
+    return b"".join([keys[place * HASH_BYTES : (place + 1) * HASH_BYTES] for place in places])
+
+
+def _ask(session: Session, asked: Sequence[tuple[bytes, bytes]], deadline: float) -> list[bytes]:
+    """The call, by the shortest way that there is."""
+    told = session.path.ask_where(asked, deadline) if session.path is not None else None
+    if told is not None:
+        return told
+    return session.control.lookup(
+        [(fingerprint, split_hashes(keys)) for fingerprint, keys in asked], time_left(deadline)
+    )
 
 
 def checked_hashes(hashes: Sequence[bytes], limit: int) -> bytes:

@@ -160,7 +160,8 @@ def _found_here(handle: Handle, transfer: Transfer) -> bool:
         found = path.find(opened, transfer.hashes)
     except NotAttachedError:
         return False
-    return found is not None and PageTier.ABSENT not in found[0] and path.touch_later(opened, transfer.hashes)
+    here = found is not None and found.count(PageTier.ARENA) == transfer.page_count
+    return here and path.touch_later(opened, transfer.hashes)
 
 
 def _touch_loaded(handle: Handle, transfer: Transfer) -> None:

@@ -2,22 +2,9 @@
 
 #include <string.h>
 
-#include "arena.h"
+#include "reader.h"
 
-/* Searching for more keys gives the interpreter's lock away. Getting it back may take 5 ms, and a search for these far
- * less. */
-#define MANY_KEYS 4096
-
-/* The arguments that all readers share. */
-struct reader {
-    Py_buffer headers;
-    struct core_index index;
-    struct core_wanted wanted;
-    Py_ssize_t count;
-};
-
-/* False: an error is set, and `headers` is released. */
-static int check_reader(struct reader *reader, const char *geometry, Py_ssize_t geometry_size, Py_ssize_t size) {
+int core_check_reader(struct reader *reader, const char *geometry, Py_ssize_t geometry_size, Py_ssize_t size) {
     const char *wrong = NULL;
     struct core_geometry parts;
     if (geometry_size != (Py_ssize_t)sizeof parts)
@@ -47,7 +34,7 @@ static int parse_reader(struct reader *reader, PyObject *arguments) {
                           &size))
         return 0;
     reader->wanted = (struct core_wanted){number, length, (const uint8_t *)hashes};
-    return check_reader(reader, geometry, geometry_size, size);
+    return core_check_reader(reader, geometry, geometry_size, size);
 }
 
 static void find_all(const struct reader *reader, char *here) {
@@ -70,7 +57,7 @@ PyObject *core_find_method(PyObject *module, PyObject *arguments) {
     PyObject *found = PyBytes_FromStringAndSize(NULL, reader.count);
     if (found) {
         char *here = PyBytes_AsString(found);
-        if (reader.count > MANY_KEYS) {
+        if (reader.count > CORE_MANY_KEYS) {
             Py_BEGIN_ALLOW_THREADS
             find_all(&reader, here);
             Py_END_ALLOW_THREADS
@@ -130,7 +117,7 @@ PyObject *core_load_method(PyObject *module, PyObject *arguments) {
                           &edition, &hashes, &size, &buffers))
         return NULL;
     reader.wanted = (struct core_wanted){number, length, (const uint8_t *)hashes};
-    if (!check_reader(&reader, geometry, geometry_size, size)) {
+    if (!core_check_reader(&reader, geometry, geometry_size, size)) {
         PyBuffer_Release(&pages);
         return NULL;
     }

@@ -66,6 +66,30 @@ class Core(Protocol):
         """
         ...
 
+    def where(
+        self,
+        headers: Buffer,
+        geometry: bytes,
+        namespace: int,
+        length: int,
+        edition: int,
+        hashes: bytes,
+        summary: Buffer,
+        buckets: int,
+        word: int,
+        seed: int,
+    ) -> bytes:
+        """One byte a page: 1 where it is in the arena, 0 where it is nowhere, 255 where only the node can tell.
+
+        Args:
+            edition: of the arena, for which the namespace's number holds.
+            summary: the mapped file.
+            buckets: how many it has.
+            word: what the superblock says while this file counts.
+            seed: of the namespace (:func:`kvstore.arena.summary.seed_of`).
+        """
+        ...
+
     def copy_slots(
         self, pages: Buffer, offsets: list[int], length: int, buffers: Buffer | Sequence[Buffer], out: bool
     ) -> None:

@@ -1,4 +1,4 @@
-/* Made by `make core-layout` from kvstore/arena/format.py, kvstore/arena/index.py and methods.h. */
+/* Made by `make core-layout` from kvstore/arena/{format,index,summary}.py and methods.h. */
 #ifndef KVSTORE_CORE_LAYOUT_H
 #define KVSTORE_CORE_LAYOUT_H
 
@@ -9,6 +9,9 @@
 #define CORE_HASH_WORD 1
 #define CORE_DESCRIPTION_WORD 7
 #define CORE_EDITION_OFFSET 512
+#define CORE_ELSEWHERE_OFFSET 520
+#define CORE_SUMMARY_OFFSET 528
+#define CORE_IN_OWN_TIER 2
 #define CORE_BUCKET_WORDS 8
 #define CORE_MOST_REACH 15
 #define CORE_HASH_BYTES 32
@@ -17,6 +20,12 @@
 #define CORE_FINAL_FACTOR 0xbf58476d1ce4e5b9ULL
 #define CORE_IN_MEMORY 0x80000000ULL
 #define CORE_FRAME_MASK 0x7fffffffULL
-#define CORE_ABI 0x903494e53b2bcdcfULL
+#define CORE_SUMMARY_WITHDRAWALS_OFFSET 64
+#define CORE_SUMMARY_DATA_OFFSET 4096
+#define CORE_SUMMARY_PLACES 8
+#define CORE_SUMMARY_FULL 0xffffffffU
+#define CORE_SUMMARY_TAG_FACTOR 0x9e3779b1U
+#define CORE_UNTOLD 255
+#define CORE_ABI 0x1799388231bf8fdULL
 
 #endif

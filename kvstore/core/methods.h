@@ -7,6 +7,8 @@ METHOD(search, "(headers, geometry, namespace, length, hashes, /)",
        "The leading pages that are in the arena: a list of their frames, and one of their generations.")
 METHOD(load, "(headers, geometry, pages, namespace, length, edition, hashes, into, /)",
        "Search for pages and copy the leading ones; how many are whole and right.")
+METHOD(where, "(headers, geometry, namespace, length, edition, hashes, summary, buckets, word, seed, /)",
+       "One byte a page: 1 where it is in the arena, 0 where it is nowhere, 255 where only the node can tell.")
 METHOD(copy_slots, "(pages, offsets, length, buffers, out, /)",
        "Copy buffers into slots at these offsets, or out of them.")
 METHOD(copy_runs, "(targets, sources, run_bytes, regions, /)",

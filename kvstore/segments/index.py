@@ -178,6 +178,15 @@ class PageIndex:
         """The rows of all pages."""
         return np.flatnonzero(self._blocks[: self._used_rows])
 
+    @property
+    def end_of_rows(self) -> int:
+        """No page has this row or one behind it."""
+        return self._used_rows
+
+    def rows_between(self, first: int, end: int) -> Rows:
+        """The rows of the pages from one row to another."""
+        return first + np.flatnonzero(self._blocks[first : min(end, self._used_rows)])
+
     def rows_with_prefix(self, prefix: bytes) -> Rows:
         """The rows of pages whose keys begin with ``prefix``."""
         rows = self.all_rows()

@@ -1,4 +1,5 @@
-"""The calls around a client's copies: prepare and complete of stores and loads, the same for gRPC and local sockets."""
+"""Lookups, and the calls around a client's copies (prepare and complete of stores and loads), the same for gRPC and
+local sockets."""
 
 from __future__ import annotations
 
@@ -24,6 +25,14 @@ class PageCalls:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def lookup(self, request: pb.LookupRequest) -> pb.LookupReply:
+        """Which pages are here."""
+        queries = [(query.fingerprint, split_hashes(query.hashes)) for query in request.queries]
+        found = self._store.lookup(queries)
+        return pb.LookupReply(
+            tiers=[as_known(tiers, query.newest_tier) for tiers, query in zip(found, request.queries, strict=True)]
+        )
 
     def prepare_store(self, request: pb.PrepareStoreRequest) -> pb.PrepareStoreReply:
         """Reserve slots."""

@@ -1,5 +1,5 @@
-"""Maintenance: a store's background threads write pages back, share new ones, end what is overdue, and verify an arena
-that was taken over."""
+"""Maintenance: a store's background threads write pages back, share new ones, end what is overdue, keep the summary of
+the node's own tiers, and verify an arena that was taken over."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from kvstore.store.store import Store
 _SWEEP_SECONDS = 0.25
 _RETRY_SECONDS = 1.0
 """How long to leave a tier alone that would take nothing."""
+_SUMMARY_SECONDS = 1.0
+"""From one look whether the summary of the node's own tiers fits them to the next."""
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +35,8 @@ class Maintenance:
                 self._start("share", self._share)
             if store.lower_tiers.objects is not None:
                 self._start("archive", self._archive)
+            if store.lower_tiers.own:
+                self._start("summary", self._keep_summary)
             if store.kept_pages:
                 self._start("verify", self._verify)
         except RuntimeError:  # no more threads
@@ -82,6 +86,11 @@ class Maintenance:
             _keep_going(self._store.orphans.drop, self._stop)
             _keep_going(self._store.expiry.expire, self._stop)
             _keep_going(self._store.migrate_orders, self._stop)
+
+    def _keep_summary(self) -> None:
+        _keep_going(self._store.summary.keep, self._stop)
+        while not self._stop.wait(_SUMMARY_SECONDS):
+            _keep_going(self._store.summary.keep, self._stop)
 
     def _verify(self) -> None:
         damaged = self._store.verify(self._stop)  # tries again by itself

@@ -43,6 +43,7 @@ from kvstore.store.leases import Part
 from kvstore.store.loads import Loads
 from kvstore.store.lookup import Lookups
 from kvstore.store.orphans import Orphans
+from kvstore.store.own_summary import OwnSummary
 from kvstore.store.pins import Pins
 from kvstore.store.quotas import NamespaceQuotas
 from kvstore.store.removal import Removal
@@ -125,7 +126,8 @@ class Store:
             )
         self.namespaces.save()
         self.orphans = Orphans(state, self._pins, self._removal)
-        arena.open_for_readers(lower_tiers=bool(lower_tiers.all()))
+        self.summary = OwnSummary(arena, lower_tiers)
+        arena.open_for_readers(own_tiers=bool(tiers), shared_tier=bool(lower_tiers.all_shared()))
 
     # -- clients and namespaces --------------------------------------------------------------------------------------
 
@@ -536,6 +538,7 @@ class Store:
             closing.callback(self._end)
             for tier in self.lower_tiers.all():
                 closing.callback(tier.close)
+            closing.callback(self.summary.withdraw)
             closing.callback(self._state.promotions.close)
             self.write_back.wake()
             self.namespaces.save()  # with how long each was not used

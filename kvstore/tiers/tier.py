@@ -203,8 +203,34 @@ class Tier(Protocol):
         ...
 
 
+class HeldKeys(Protocol):
+    """Told which pages a tier holds. The tier calls it under its own lock: it takes no lock of the tier's, and does no
+    I/O. Keys have 64 bytes; none is told twice before it has left."""
+
+    def came(self, keys: Sequence[bytes]) -> None:
+        """Pages are in the tier: told before any call says so."""
+        ...
+
+    def left(self, keys: Sequence[bytes]) -> None:
+        """Pages that were told are in the tier no longer: told behind that."""
+        ...
+
+
 class OwnTier(Tier, Protocol):
     """A tier of this node alone."""
+
+    def tell_keys(self, held: HeldKeys, stop: threading.Event) -> bool:
+        """Tell ``held`` which pages are here, a few at a time, and from the beginning of this call on which come and
+        leave. Who was told before is told no more.
+
+        Args:
+            held: is told.
+            stop: once it is set, the rest is left.
+
+        Returns:
+            Whether all have been told. False: it was stopped, somebody else is told by now, or this tier can't tell.
+        """
+        ...
 
     def fingerprints(self) -> list[bytes]:
         """The namespaces that have pages here. From memory, without I/O."""

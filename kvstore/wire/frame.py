@@ -40,7 +40,7 @@ NUMBERED = 1
 
 class Kind(enum.IntEnum):
     """What a frame is: a request below 64, an answer above. LOAD to PUT, RUN to STORED are of bulk connections
-    (:mod:`kvstore.wire`), PREPARE_STORE to COMPLETE_LOAD, ANSWER and PART of local ones (:mod:`kvstore.wire.local`)."""
+    (:mod:`kvstore.wire`), PREPARE_STORE to LOOKUP, ANSWER and PART of local ones (:mod:`kvstore.wire.local`)."""
 
     HELLO = 1
     LOAD = 2
@@ -50,6 +50,7 @@ class Kind(enum.IntEnum):
     COMPLETE_STORE = 6
     PREPARE_LOAD = 7
     COMPLETE_LOAD = 8
+    LOOKUP = 9
     READY = 65
     RUN = 66
     RESERVED = 67

@@ -1,8 +1,9 @@
 """Local connections: the calls around copies, as frames over the Unix socket ``calls`` in the arena's folder.
 
-They are those calls of ``kvstore.v1.Cache`` that a client of the mapped arena makes for a store or a load, with the
-same messages; gRPC takes several times as long for one. The client attaches by gRPC first (``Cache/Attach``): its
-number is in each request. Requests may be sent before earlier ones are answered, and are answered in their order::
+They are those calls of ``kvstore.v1.Cache`` that a client of the mapped arena makes for a store, a load or a lookup,
+with the same messages; gRPC takes several times as long for one. The client attaches by gRPC first (``Cache/Attach``):
+its number is in each request but a lookup. Requests may be sent before earlier ones are answered, and are answered in
+their order::
 
     client                                     node
                                            <-  READY    empty: the connection is good; or FAILED: it is refused
@@ -15,6 +16,8 @@ number is in each request. Requests may be sent before earlier ones are answered
                                            <-  ANSWER   PrepareLoadReply: the last ones
     COMPLETE_LOAD   CompleteLoadRequest    ->
                                            <-  ANSWER   CompleteLoadReply
+    LOOKUP          LookupRequest          ->
+                                           <-  ANSWER   LookupReply; of nodes whose arena says where else pages may be
     any of these                           ->
                                            <-  FAILED   the error; the connection stays good
 
@@ -56,6 +59,7 @@ CALLS: dict[Kind, tuple[type[Message], type[Message]]] = {
     Kind.COMPLETE_STORE: (pb.CompleteStoreRequest, pb.StoreCounts),
     Kind.PREPARE_LOAD: (pb.PrepareLoadRequest, pb.PrepareLoadReply),
     Kind.COMPLETE_LOAD: (pb.CompleteLoadRequest, pb.CompleteLoadReply),
+    Kind.LOOKUP: (pb.LookupRequest, pb.LookupReply),
 }
 """What is asked, and what is answered."""
 

@@ -36,9 +36,13 @@ class Path(Protocol):
     deadline with a :class:`DeadlineError`, and raises :class:`UnavailableError` when the node is lost.
     """
 
-    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool] | None:
-        """What can be said without a call of pages whose joined hashes these are: one byte a page, ``ARENA`` or
-        ``ABSENT``, and whether the absent ones are nowhere. None: nothing can be said."""
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> bytes | None:
+        """What can be said without a call of pages whose joined hashes these are: one byte a page, ``ARENA``,
+        ``ABSENT`` (it is nowhere) or ``UNTOLD`` (:mod:`kvstore.page_codes`). None: nothing can be said."""
+        return None
+
+    def ask_where(self, queries: Sequence[tuple[bytes, bytes]], deadline: float) -> list[bytes] | None:
+        """:meth:`Control.lookup` of joined hashes by a shorter way. None: this path has none."""
         return None
 
     def is_stale(self, namespace: OpenedNamespace) -> bool:

@@ -66,11 +66,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
         """Which pages are here."""
-        queries = [(query.fingerprint, split_hashes(query.hashes)) for query in request.queries]
-        found = self._store.lookup(queries)
-        return pb.LookupReply(
-            tiers=[as_known(tiers, query.newest_tier) for tiers, query in zip(found, request.queries, strict=True)]
-        )
+        return self._calls.lookup(request)
 
     @answering
     def Explain(self, request: pb.PageList, context: grpc.ServicerContext) -> pb.ExplainReply:

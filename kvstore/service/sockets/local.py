@@ -66,6 +66,7 @@ class LocalServer(FrameServer[Calls]):
             Kind.PREPARE_STORE: calls.prepare_store,
             Kind.COMPLETE_STORE: calls.complete_store,
             Kind.COMPLETE_LOAD: calls.complete_load,
+            Kind.LOOKUP: calls.lookup,
         }
         self._path = directory / SOCKET_NAME
         self._looking = threading.Lock()

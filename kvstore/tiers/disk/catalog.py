@@ -6,6 +6,7 @@ decide. Rows are added to the index under both locks, so whoever holds the log l
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
@@ -22,7 +23,7 @@ from kvstore.segments.segment import Entry, Segment
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.disk.reader import Fetched, Outcome
 from kvstore.tiers.quotas import Quotas
-from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, TierStatistics
+from kvstore.tiers.tier import KEY_BYTES, HeldKeys, PageBytes, PageWrite, TierStatistics
 
 _TIER = "disk"
 _RECENT_SHARE = 2
@@ -59,6 +60,9 @@ class DiskCatalog:
         self._counts = counts or TierCounts()
         self.events = EventRing()  # nobody reads this one
         """Told which pages come and go."""
+        self._held: HeldKeys | None = None
+        self._told_rows = 0
+        """Pages in rows below it are known to ``_held``; the others are still to be told."""
 
     # -- lookups -----------------------------------------------------------------------------------------------------
 
@@ -89,6 +93,23 @@ class DiskCatalog:
                 found += self._index.keys(some[self._index.footprints(some) > 0])
             time.sleep(0)  # whoever waits for the lock goes first
         return [key for key in found if key.startswith(prefix)]
+
+    def tell_keys(self, held: HeldKeys, stop: threading.Event) -> bool:
+        """See :meth:`kvstore.tiers.tier.OwnTier.tell_keys`."""
+        with self._lock:
+            self._held, self._told_rows = held, 0
+        while not stop.is_set():
+            with self._lock:
+                if self._held is not held:
+                    return False
+                rows = self._index.rows_between(self._told_rows, self._told_rows + PAGES_A_STEP)
+                held.came(self._index.keys(rows))
+                self._told_rows += PAGES_A_STEP
+                if self._told_rows >= self._index.end_of_rows:
+                    self._told_rows = sys.maxsize  # what comes into other rows from now on is told when it comes
+                    return True
+            time.sleep(0)  # whoever waits for the lock goes first
+        return False
 
     def fingerprints(self) -> list[bytes]:
         """The namespaces that have pages here."""
@@ -154,6 +175,7 @@ class DiskCatalog:
         with self._lock:
             self._index = PageIndex()
             self._quotas = Quotas(self._index)
+            self._held = None
             self._counts.detach()
 
     # -- opening -----------------------------------------------------------------------------------------------------
@@ -451,6 +473,7 @@ class DiskCatalog:
             rows = self._index.rows_in(segment.id)
             leaving = self._index.keys(rows)
             self._index.remove(rows)
+            self._tell_left(rows, leaving)
             self._unreadable.difference_update(leaving)
             self.events.removed(_TIER, leaving)
             self._counts.add(evicted=len(leaving))
@@ -485,8 +508,18 @@ class DiskCatalog:
     def _put(self, segment: int, keys: Sequence[bytes], records: npt.NDArray[np.void], tick: int) -> None:
         """Pages, none twice, lie in a segment now."""
         rows = self._supersede(keys)
+        new = rows < 0
         ids = np.full(len(keys), segment, np.uint64)
-        self._index.put(keys, ids, records["offset"], records["length"], records["checksum"], tick, rows)
+        rows = self._index.put(keys, ids, records["offset"], records["length"], records["checksum"], tick, rows)
+        if self._held is not None:
+            told = np.flatnonzero(new & (rows < self._told_rows))
+            self._held.came(keys if len(told) == len(keys) else [keys[at] for at in told.tolist()])
+
+    def _tell_left(self, rows: Rows, keys: Sequence[bytes]) -> None:
+        """These pages, which were in these rows, are out of the index."""
+        if self._held is not None:
+            told = np.flatnonzero(rows < self._told_rows)
+            self._held.left(keys if len(told) == len(keys) else [keys[at] for at in told.tolist()])
 
     def _supersede(self, keys: Sequence[bytes]) -> Rows:
         """The records of these pages, where they have any, are dead from now on. Returns the pages' rows."""
@@ -500,9 +533,12 @@ class DiskCatalog:
     def _forget(self, keys: Sequence[bytes], *, pending: bool = True) -> None:
         """Take pages out of the index; their records stay in the log, to be hidden by tombstones."""
         rows = self._supersede(keys)
+        here = [key for key, row in zip(keys, rows.tolist(), strict=True) if row >= 0]
+        rows = rows[rows >= 0]
         if self.events.wanted:
-            self.events.removed(_TIER, [key for key, row in zip(keys, rows.tolist(), strict=True) if row >= 0])
-        self._index.remove(rows[rows >= 0])
+            self.events.removed(_TIER, here)
+        self._index.remove(rows)
+        self._tell_left(rows, here)
         self._unreadable.difference_update(keys)
         if pending:
             self._pending_tombstones.update(keys)

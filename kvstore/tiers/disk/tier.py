@@ -29,7 +29,7 @@ from kvstore.tiers.disk.page_log import PageLog
 from kvstore.tiers.disk.reader import DiskReader, Fetched, Outcome
 from kvstore.tiers.disk.reclaim import Reclaimer
 from kvstore.tiers.disk.writer import DiskWriter
-from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
+from kvstore.tiers.tier import KEY_BYTES, HeldKeys, PageBytes, PageWrite, Peer, TierStatistics
 from kvstore.units import format_size
 
 _log = logging.getLogger(__name__)
@@ -163,6 +163,10 @@ class DiskTier:
     def keys(self, prefix: bytes) -> list[bytes]:
         """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint."""
         return self._catalog.keys(prefix)
+
+    def tell_keys(self, held: HeldKeys, stop: threading.Event) -> bool:
+        """See :meth:`kvstore.tiers.tier.OwnTier.tell_keys`. While reads are set aside, what is here counts as here."""
+        return self._catalog.tell_keys(held, stop)
 
     def fingerprints(self) -> list[bytes]:
         """The namespaces that have pages here."""

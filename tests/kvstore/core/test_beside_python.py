@@ -52,7 +52,7 @@ class Both:
 
     def __init__(self, folder: Path, length: int) -> None:
         self.arena = Arena(folder / "arena", FRAMES * fmt.FRAME_BYTES)
-        self.arena.open_for_readers(lower_tiers=False)
+        self.arena.open_for_readers(own_tiers=False, shared_tier=False)
         self.mapped = MappedArena(folder / "arena")
         self.length, self.stride = length, fmt.frames_for(length)
         self.slots: dict[int, int] = {}
@@ -111,12 +111,12 @@ class Both:
         hashes = b"".join(map(hash_of, wanted))
         table = np.zeros((len(wanted), self.length), np.uint8)
         into = list(table) if as_list else Rows(table)
-        here, nowhere = self.mapped.find(self.namespace, hashes)
+        here = self.mapped.find(self.namespace, hashes)
         read = self.mapped.read(self.namespace, hashes)
         loaded = self.mapped.load(self.namespace, hashes, into)
         has = [self.mapped.has(self.namespace, hash_of(key)) for key in wanted[:3]]
         good = table[: loaded[0]].tobytes()
-        return [here, nowhere, read.frames, read.generations, read.nowhere, loaded, has, good]
+        return [here, read.frames, read.generations, loaded, has, good]
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import mmap
 import os
 import time
 from collections.abc import Sequence
-from io import FileIO
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -27,16 +26,22 @@ from kvstore.arena.epochs import (
     ReadingLine,
 )
 from kvstore.arena.index import FEW_KEYS, IndexReader
+from kvstore.arena.summary import seed_of
 from kvstore.client.paths.buffers import Rows
 from kvstore.client.paths.path import OpenedNamespace
 from kvstore.client.paths.shm.copies import copy_runs, slot_bytes
+from kvstore.client.paths.shm.mapped_summary import Look, MappedSummary
+from kvstore.client.paths.shm.mapping import map_file
 from kvstore.core import choice
 from kvstore.errors import NotAttachedError, ResourceError
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import register_forked
-from kvstore.page_codes import PageTier
+from kvstore.page_codes import UNTOLD, PageTier
 
 Bytes = npt.NDArray[np.uint8]
+_LOOKS = 3
+"""Most looks for pages, where some left a lower tier meanwhile."""
+_ABSENT_IS_UNTOLD = bytes.maketrans(bytes([PageTier.ABSENT]), bytes([UNTOLD]))
 _LOOK_SECONDS = 0.25
 """How long an arena is taken to be the one in its folder. One that a node replaces says so itself, at once."""
 
@@ -55,20 +60,23 @@ class MappedArena:
 
     def __init__(self, directory: FilePath) -> None:
         self._headers_path = str(directory / "headers")
-        headers = _map(directory / "headers", mmap.PROT_READ)
+        headers = map_file(directory / "headers", mmap.PROT_READ)
         self._inode = _inode(self._headers_path)
         self._looked_at = time.monotonic()
         superblock = fmt.Superblock.unpack(headers[: fmt.FRAME_BYTES])
         if superblock is None or len(headers) != fmt.headers_bytes(superblock.arena_bytes):
             raise ResourceError(f"{directory}: the arena can't be mapped: it is being made, or of another version")
-        pages = _map(directory / "pages", mmap.PROT_READ | mmap.PROT_WRITE)
+        pages = map_file(directory / "pages", mmap.PROT_READ | mmap.PROT_WRITE)
         if len(pages) != superblock.arena_bytes:
             raise ResourceError(f"{directory}: the arena can't be mapped: it is being made")
-        readers = _map(directory / "readers", mmap.PROT_READ | mmap.PROT_WRITE)
+        readers = map_file(directory / "readers", mmap.PROT_READ | mmap.PROT_WRITE)
         if len(readers) != READERS_BYTES:
             raise ResourceError(f"{directory}: the arena can't be mapped: it is being made")
         self.memory = pages
         self._mappings = {each.identity: each for each in (headers, pages, readers)}
+        self._summary = MappedSummary(
+            directory, memoryview(headers)[fmt.SUMMARY_OFFSET :][:8].cast("Q"), self._mappings
+        )
         self.pages: Bytes = np.frombuffer(pages, np.uint8)
         self.unit_bytes = superblock.unit_bytes
         words = memoryview(headers)
@@ -120,21 +128,50 @@ class MappedArena:
             return core.find(self._headers, self._geometry, namespace.number, length, block_hash) == b"\1"
         return self._index.find_one(namespace.number, namespace.layout.page_bytes, block_hash)[0] >= 0
 
-    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool]:
-        """Which pages are here: one byte a page, and whether those that are not here are nowhere.
+    @property
+    def node_answers_lookups(self) -> bool:
+        """Whether the node answers lookups over the arena's socket: those that say where else pages may be do."""
+        return self._elsewhere[0] & ~fmt.SOMEWHERE != 0
+
+    def here(self, namespace: OpenedNamespace, hashes: bytes) -> bytes:
+        """Which pages are in the arena: one byte a page, ``ARENA`` or ``ABSENT``.
 
         Args:
             namespace: of which ``speaks_of`` was true.
             hashes: joined.
         """
-        elsewhere = self._elsewhere[0]
-        length = namespace.layout.page_bytes
+        number, length = namespace.number, namespace.layout.page_bytes
         if (core := choice.native()) is not None:
-            here = core.find(self._headers, self._geometry, namespace.number, length, hashes)
-        else:
-            frames = self._index.find(namespace.number, length, hashes).frames
-            here = (frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
-        return here, not elsewhere or PageTier.ABSENT not in here
+            return core.find(self._headers, self._geometry, number, length, hashes)
+        here: bytes = (self._index.find(number, length, hashes).frames >= 0).tobytes()  # ARENA is 1, ABSENT is 0
+        return here
+
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> bytes:
+        """What can be said of pages without a call: one byte a page, ``ARENA``, ``ABSENT`` (certainly nowhere), or
+        ``UNTOLD``: only the node can tell. Arguments as of :meth:`here`."""
+        here = b""
+        for _ in range(_LOOKS):
+            look = self._summary.begin()
+            elsewhere = self._elsewhere[0]  # behind the beginning, or a page that gets no place in the index is missed
+            if look is not None and elsewhere == fmt.IN_OWN_TIER and (core := choice.native()) is not None:
+                return self._where(core, look, namespace, hashes)
+            here = self.here(namespace, hashes)
+            if not elsewhere or PageTier.ABSENT not in here:
+                return here
+            if look is None or elsewhere != fmt.IN_OWN_TIER:
+                break
+            maybe = look.may_have(namespace.fingerprint, _where_absent(here, hashes))
+            if look.was_steady() and self._edition[0] == namespace.edition:
+                return _marked(here, maybe)
+        return here.translate(_ABSENT_IS_UNTOLD)
+
+    def _where(self, core: choice.Core, look: Look, namespace: OpenedNamespace, hashes: bytes) -> bytes:
+        """:meth:`find` by the native core: all looks by one call."""
+        number, length, edition = namespace.number, namespace.layout.page_bytes, namespace.edition
+        seed, summary = seed_of(namespace.fingerprint), look.file
+        return core.where(
+            self._headers, self._geometry, number, length, edition, hashes, summary, look.buckets, look.word, seed
+        )
 
     def load(self, namespace: OpenedNamespace, hashes: bytes, into: Sequence[Bytes]) -> tuple[int, bool]:
         """Copy the leading pages that are here; announced before.
@@ -143,19 +180,24 @@ class MappedArena:
             How many are whole and right, and whether the next one is nowhere.
         """
         if (core := choice.native()) is None:
-            read = self.read(namespace, hashes)
-            return read.copy(into), read.nowhere
-        nowhere = not self._elsewhere[0]
-        number, length = namespace.number, namespace.layout.page_bytes
-        pages = into.table if isinstance(into, Rows) else into
-        edition = namespace.edition
-        good = core.load(self._headers, self._geometry, self.memory, number, length, edition, hashes, pages)
-        return good, nowhere
+            good = self.read(namespace, hashes).copy(into)
+        else:
+            number, length = namespace.number, namespace.layout.page_bytes
+            pages = into.table if isinstance(into, Rows) else into
+            edition = namespace.edition
+            good = core.load(self._headers, self._geometry, self.memory, number, length, edition, hashes, pages)
+        return good, self.is_nowhere(namespace, hashes[good * HASH_BYTES :][:HASH_BYTES])
+
+    def is_nowhere(self, namespace: OpenedNamespace, block_hash: bytes) -> bool:
+        """Whether a page that could not be had from the arena is nowhere else: one that left it just now may be in a
+        lower tier. Without a hash: False."""
+        if not block_hash:
+            return False
+        return not self._elsewhere[0] or self.find(namespace, block_hash)[0] == PageTier.ABSENT
 
     def read(self, namespace: OpenedNamespace, hashes: bytes) -> MappedRead:
         """Look the leading pages up to read them; announced before."""
         edition = namespace.edition  # that of now, or nothing is what it was when it was found
-        nowhere = not self._elsewhere[0]
         index, length = self._index, namespace.layout.page_bytes
         frames: list[int] = []
         generations: list[int] = []
@@ -178,7 +220,7 @@ class MappedArena:
         if frames and max(frames) > last:  # a damaged header: no page ends behind the arena
             del frames[next(place for place, frame in enumerate(frames) if frame > last) :]
             del generations[len(frames) :]
-        return MappedRead(self, frames, generations, length, edition, nowhere=nowhere)
+        return MappedRead(self, frames, generations, length, edition)
 
     def unchanged(self, read: MappedRead) -> int:
         """How many leading pages of a read are still what they were when they were found."""
@@ -195,18 +237,16 @@ class MappedArena:
 class MappedRead:
     """Leading pages that were found, to be copied from where they are."""
 
-    __slots__ = ("_arena", "edition", "frames", "generations", "length", "nowhere")
+    __slots__ = ("_arena", "edition", "frames", "generations", "length")
 
     def __init__(
-        self, arena: MappedArena, frames: list[int], generations: list[int], length: int, edition: int, *, nowhere: bool
+        self, arena: MappedArena, frames: list[int], generations: list[int], length: int, edition: int
     ) -> None:
         self._arena = arena
         self.frames = frames
         self.generations = generations
         self.length = length
         self.edition = edition
-        self.nowhere = nowhere
-        """Whether a page that was not found is nowhere else either."""
 
     def views(self) -> list[Bytes]:
         """The pages where they lie."""
@@ -225,12 +265,23 @@ class MappedRead:
         return self._arena.unchanged(self)
 
 
-class Mapping(mmap.mmap):
-    """A mapped file. It is there as long as anybody has a view of it, and keeps open what must be open until then."""
+def _where_absent(here: bytes, hashes: bytes) -> bytes:
+    """The hashes of those pages that are absent, joined."""
+    if PageTier.ARENA not in here:
+        return hashes
+    rows = np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)
+    absent: bytes = rows[np.frombuffer(here, np.uint8) == PageTier.ABSENT].tobytes()
+    return absent
 
-    kept: object = None
-    identity = (0, 0)
-    """Device and inode."""
+
+def _marked(here: bytes, maybe: npt.NDArray[np.bool_]) -> bytes:
+    """``here`` with those of its absent pages marked that may be somewhere, which are named in their order."""
+    if not maybe.any():
+        return here
+    marked = np.frombuffer(here, np.uint8).copy()
+    marked[np.flatnonzero(marked == PageTier.ABSENT)[maybe]] = UNTOLD
+    told: bytes = marked.tobytes()
+    return told
 
 
 def _inode(path: str) -> tuple[int, int]:
@@ -239,14 +290,3 @@ def _inode(path: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_dev, status.st_ino
-
-
-def _map(path: FilePath, protection: int) -> Mapping:
-    try:
-        with FileIO(path, "r+" if protection & mmap.PROT_WRITE else "r") as file:
-            status = os.fstat(file.fileno())
-            mapping = Mapping(file.fileno(), status.st_size, mmap.MAP_SHARED, protection)
-            mapping.identity = status.st_dev, status.st_ino
-            return mapping
-    except (OSError, ValueError) as error:  # ValueError: a file that a node is just making is empty
-        raise ResourceError(f"{path.parent}: the arena can't be mapped: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path as FilePath
 from typing import TypeVar
@@ -103,12 +103,24 @@ class ShmPath(Path):
         attachment = self._attachment
         return attachment is not None and attachment.arena.is_stale(namespace)
 
-    def find(self, namespace: OpenedNamespace, hashes: bytes) -> tuple[bytes, bool] | None:
-        """Look into the index."""
+    def find(self, namespace: OpenedNamespace, hashes: bytes) -> bytes | None:
+        """Look into the index, and into the summary of the node's own lower tiers."""
         attachment = self._attachment
         if attachment is None or attachment.is_over or not attachment.speaks_of(namespace):
             return None
         return attachment.arena.find(namespace, hashes)
+
+    def ask_where(self, queries: Sequence[tuple[bytes, bytes]], deadline: float) -> list[bytes] | None:
+        """One exchange over the arena's socket, with a node that answers lookups there."""
+        attachment = self._attachment
+        if attachment is None or attachment.is_over or not attachment.arena.node_answers_lookups:
+            return None
+        pages = [
+            pb.PageList(fingerprint=fingerprint, hashes=hashes, newest_tier=NEWEST_TIER)
+            for fingerprint, hashes in queries
+        ]
+        with self._connections.lent(deadline) as connection:
+            return list(call(connection, pb.LookupRequest(queries=pages), deadline).tiers)
 
     def touch_later(self, namespace: OpenedNamespace, hashes: bytes) -> bool:
         """Tell the node with the next call, or a moment later."""
@@ -230,9 +242,10 @@ class ShmPath(Path):
             announced = attachment.line.begin(min(deadline, time.monotonic() + LONGEST_READ))
             try:
                 read = attachment.arena.read(namespace, hashes)
-                whole = read.nowhere or len(read.frames) * HASH_BYTES == len(hashes)
+                behind = hashes[len(read.frames) * HASH_BYTES :][:HASH_BYTES]
+                whole = not behind or attachment.arena.is_nowhere(namespace, behind)
                 if whole or read.frames:
-                    give_back = partial(self._give_back, attachment, announced, namespace, hashes, read)
+                    give_back = partial(self._give_back, attachment, announced, namespace, hashes, read, whole=whole)
                     tiers = [_ARENA] * len(read.frames)
                     lent = PendingLoad(_read_only(read.views()), tiers, give_back, more=not whole)
             finally:
@@ -244,14 +257,21 @@ class ShmPath(Path):
         return lent
 
     def _give_back(
-        self, attachment: Attachment, announced: int, namespace: OpenedNamespace, hashes: bytes, read: MappedRead
+        self,
+        attachment: Attachment,
+        announced: int,
+        namespace: OpenedNamespace,
+        hashes: bytes,
+        read: MappedRead,
+        *,
+        whole: bool,
     ) -> int:
         try:
             good = attachment.arena.unchanged(read)
             attachment.line.end(announced)
         finally:
             attachment.done()
-        self._note_read(namespace, hashes, good, nowhere=read.nowhere)
+        self._note_read(namespace, hashes, good, nowhere=whole)
         return good
 
     def _note_read(self, namespace: OpenedNamespace, hashes: bytes, good: int, *, nowhere: bool) -> None:
@@ -309,7 +329,7 @@ class ShmPath(Path):
         if not hashes or arena.is_stale(namespace) or not arena.speaks_of(namespace):
             return None
         if arena.has(namespace, hashes[:HASH_BYTES]):
-            here, _ = arena.find(namespace, hashes)
+            here = arena.here(namespace, hashes)
         else:  # a prefix leaves its tail first: nothing of it is here, and if it is, its copies are in vain
             here = bytes(transfer.page_count)
         wanted = here.count(PageTier.ABSENT)

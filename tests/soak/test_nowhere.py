@@ -1,0 +1,95 @@
+"""Lookups that make no call, beside stores, evictions, promotions and reclaims: a page that is there is never a "no".
+
+Each page is stored once, by a process of its own. So what the node does not have now it will never have again; and
+where it has a page now that was stored before a lookup began, that lookup may not have said that it is nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from node_process import NodeProcess
+from storing_process import LAYOUT, PAGES, prompt, split
+
+import kvstore
+from kvstore.arena.epochs import CAN_READ
+from kvstore.page_codes import UNTOLD, PageTier
+
+SECONDS = float(os.environ.get("NOWHERE_SECONDS", "2"))
+LATEST = 400
+"""Among so many prompts, and those to come, the ones looked up are chosen: arena and disk hold 150 or so."""
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.nowhere
+@pytest.mark.timeout(SECONDS + 240)
+@pytest.mark.skipif(not CAN_READ, reason="on this processor nothing is read without a call")
+def test_no_page_that_is_there_is_said_to_be_nowhere(node_process: Callable[..., NodeProcess]) -> None:
+    node = node_process(arena="8MiB", disk_limit="64MiB")
+    storing = subprocess.Popen(
+        [sys.executable, str(ROOT / "fixtures" / "storing_process.py"), node.url],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stored = [0]
+
+    def count() -> None:
+        assert storing.stdout is not None
+        for line in storing.stdout:
+            stored[0] = int(line)
+
+    counting = threading.Thread(target=count, daemon=True)
+    counting.start()
+    looked = nowhere = untold = 0
+    gone: set[bytes] = set()
+    """Of which the node has said that it has them no more."""
+    chosen = random.Random(0)
+    try:
+        with kvstore.connect(node.url, timeout=60.0) as client:
+            pages = client.namespace(LAYOUT)
+            end = time.monotonic() + 120.0
+            while not stored[0]:
+                assert time.monotonic() < end, "nothing is stored"
+                time.sleep(0.01)
+            end = time.monotonic() + SECONDS
+            while time.monotonic() < end or (not nowhere and time.monotonic() < end + 120.0):
+                latest = stored[0]
+                numbers = [max(0, latest - chosen.randrange(LATEST) + 20) for _ in range(16)]
+                before = [number < latest for number in numbers]  # stored, before the lookup begins
+                opened, path = pages._handle.now(end + 300.0)
+                told = path.find(opened, b"".join(map(prompt, numbers)))
+                assert told is not None
+                looked += len(told)
+                untold += told.count(UNTOLD)
+                nowhere += told.count(PageTier.ABSENT)
+                said = [
+                    each
+                    for place, (number, known) in enumerate(zip(numbers, before, strict=True))
+                    for each, tier in zip(split(prompt(number)), told[place * PAGES :], strict=False)
+                    if known and tier == PageTier.ABSENT and each not in gone
+                ]
+                if said:
+                    [truth] = client._session.control.lookup([(LAYOUT.fingerprint, said)], 60.0)
+                    there = [each.hex() for each, tier in zip(said, truth, strict=True) if tier]
+                    assert not there, f"said to be nowhere, behind {looked} pages looked up: {there}"
+                    gone.update(said)
+    finally:
+        storing.kill()
+        storing.wait()
+        counting.join()
+        assert storing.stdout is not None
+        storing.stdout.close()
+    print(
+        f"{looked:,} pages looked up in {SECONDS:.0f} s: {nowhere:,} nowhere, {untold:,} asked for;"
+        f" {stored[0] * PAGES:,} stored, {len(gone):,} seen to be gone"
+    )
+    assert nowhere
+    assert untold < looked
