@@ -255,13 +255,14 @@ class Namespace:
         deadline, done = self._deadline(), 0
         while done < len(hashes):
             batch = hashes[done : done + self.batch_pages]
-            came = self._handle.control(
-                lambda control, left, batch=batch: control.promote(self.fingerprint, batch, left), deadline
-            )
+            came = self._promote(batch, deadline)
             done += came
             if came < len(batch):
                 break
         return done
+
+    def _promote(self, batch: Sequence[bytes], deadline: float) -> int:
+        return self._handle.control(lambda control, left: control.promote(self.fingerprint, batch, left), deadline)
 
     def pin(self, hashes: Sequence[bytes], seconds: int) -> int:
         """Promote the leading pages and keep them in the arena, whatever else wants their slots; also over a restart.
