@@ -82,6 +82,10 @@ class AsyncNamespace:
         """As :meth:`kvstore.Namespace.evict`."""
         return await self._run(lambda: self.blocking.evict(hashes, pinned=pinned))
 
+    async def prefetch(self, hashes: Sequence[bytes]) -> int:
+        """As :meth:`kvstore.Namespace.prefetch`."""
+        return await self._run(lambda: self.blocking.prefetch(hashes))
+
     async def pin(self, hashes: Sequence[bytes], seconds: int) -> int:
         """As :meth:`kvstore.Namespace.pin`."""
         return await self._run(lambda: self.blocking.pin(hashes, seconds))

@@ -236,6 +236,34 @@ class Namespace:
             lambda control, left: control.evict(self.fingerprint, hashes, left, pinned=pinned), self._deadline()
         )
 
+    def prefetch(self, hashes: Sequence[bytes]) -> int:
+        """Have the leading pages brought up into the node's arena, for whoever is about to load them there. Nothing of
+        them comes here, and nothing holds them there; it needs no other right than a load.
+
+        Args:
+            hashes: block hashes of 32 bytes, head of the prefix first, 131,072 at most.
+
+        Returns:
+            How many leading pages were brought up, or were there: fewer than asked for from the first one that is
+            nowhere, or for which the arena has no room.
+
+        Raises:
+            LimitExceededError: more than 131,072 hashes.
+            DeadlineError: it takes longer than the client's calls may; the node has brought some up by then.
+        """
+        checked_hashes(hashes, MOST_LOOKUP_PAGES)
+        deadline, done = self._deadline(), 0
+        while done < len(hashes):
+            batch = hashes[done : done + self.batch_pages]
+            came = self._promote(batch, deadline)
+            done += came
+            if came < len(batch):
+                break
+        return done
+
+    def _promote(self, batch: Sequence[bytes], deadline: float) -> int:
+        return self._handle.control(lambda control, left: control.promote(self.fingerprint, batch, left), deadline)
+
     def pin(self, hashes: Sequence[bytes], seconds: int) -> int:
         """Promote the leading pages and keep them in the arena, whatever else wants their slots; also over a restart.
 

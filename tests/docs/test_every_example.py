@@ -243,7 +243,13 @@ def check_what_does_not_run(text: str) -> None:
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), f"make has no {words[1]}"
     if "--kv-transfer-config" in words:
         config = json.loads(words[words.index("--kv-transfer-config") + 1])
-        Options.parse(config.get("kv_connector_extra_config", {}))
+        inside = [config]
+        if config["kv_connector"] == "MultiConnector":
+            inside = config["kv_connector_extra_config"]["connectors"]
+        ours = [each for each in inside if each["kv_connector"] == "KVStoreConnector"]
+        assert ours, config
+        for each in ours:
+            Options.parse(each.get("kv_connector_extra_config", {}))
     if "kvstore" in words[1:] and words[0] == "docker" and words[1] == "run":
         parsed(words[words.index("kvstore") + 1 :])
     if words[0] == "kvstore" and words[1] != "at":

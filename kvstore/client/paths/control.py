@@ -20,6 +20,7 @@ from kvstore.host.cutting import cuttable, work_here
 from kvstore.host.forking import register_forked, unforked
 from kvstore.host.uninterrupted import abandonable
 from kvstore.layout import Layout
+from kvstore.limits import LONGEST_LEASE
 from kvstore.page_codes import NEWEST_TIER
 from kvstore.status import ClientStatus, LookupTotals, NamespaceStatus, Status, TierHealth, TierState, TierStatus
 from kvstore.v1 import cache_pb2 as pb
@@ -280,6 +281,17 @@ class RemoteControl:
         """Drop pages from every tier."""
         request = pb.PageList(fingerprint=fingerprint, hashes=join_hashes(hashes), pinned=pinned)
         return self._count(self._connection.stub.Evict, request, timeout)
+
+    def promote(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Bring the leading pages up into the arena: a load that reads nothing."""
+        end = time.monotonic() + timeout
+        pages = _page_list(fingerprint, hashes)
+        request = pb.PrepareLoadRequest(pages=pages, ttl_ms=max(1, int(min(timeout, LONGEST_LEASE) * 1000)))
+        held = self._connection.call(self._connection.stub.PrepareLoad, request, timeout)
+        if held.ticket:
+            done = pb.CompleteLoadRequest(ticket=held.ticket)
+            self._connection.call(self._connection.stub.CompleteLoad, done, max(0.001, end - time.monotonic()))
+        return len(held.tiers)
 
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
         """Keep the leading pages in the arena."""

@@ -26,6 +26,7 @@ from kvstore.errors import UnavailableError
 from kvstore.host.forking import register_forked
 from kvstore.host.uninterrupted import uninterrupted
 from kvstore.layout import Layout
+from kvstore.limits import LONGEST_LEASE
 from kvstore.page_codes import TIER_NAMES, StoreOutcome
 from kvstore.status import Status
 from kvstore.store.leases import NODE
@@ -121,6 +122,15 @@ class EmbeddedStore(Path):
         """Drop pages from every tier."""
         with self._used():
             return self._store.evict(fingerprint, hashes, pinned=pinned)
+
+    @uninterrupted
+    def promote(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Bring the leading pages up into the arena."""
+        with self._used():
+            held = self._store.prepare_load(NODE, fingerprint, hashes, min(timeout, LONGEST_LEASE))
+            if held.lease:
+                self._store.complete_load(NODE, held.lease)
+            return len(held.tiers)
 
     @uninterrupted
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:

@@ -136,6 +136,10 @@ class Control(Protocol):
         """Drop pages from every tier; those that are pinned only if that is said."""
         ...
 
+    def promote(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
+        """Bring the leading pages, a batch at most, up into the arena. Returns how many came, or were there."""
+        ...
+
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
         """Keep the leading pages in the arena. Returns how many."""
         ...
