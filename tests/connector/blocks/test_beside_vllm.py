@@ -10,6 +10,8 @@ Where the two differ on purpose:
   the manager truncates, to a length that every group can continue from; vLLM's manager is then told that length.
 - Recurrent states in mode "align", with external tokens and new ones in one call: vLLM counts a block too few and, when
   that one is missing, raises halfway. Here the answer is that too few blocks are free.
+- Hits that are told again (``kv_cache_report_mode``) and end inside a block: vLLM tells the whole block, or fails. No
+  model here has both.
 - ``get_num_common_prefix_blocks``: vLLM answers 0.
 
 Skipped where vLLM is not installed. Each model gets 25 workloads of up to 160 operations; ``BESIDE_VLLM_SEEDS`` says
