@@ -76,9 +76,13 @@ class StepPlan:
     """For each of them the blocks that nobody gets before it is reported; nothing where nobody asks for it."""
     overwritten: tuple[int, ...] = ()
     """Blocks that get other content from this step on: what is still to be stored from them must not be."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """Source and destination of blocks to be copied before the step writes anything: by the engine, when
+    :meth:`~kvstore.connector.worker.WorkerConnector.handle_preemptions` is over. The destinations are among
+    ``overwritten``."""
 
     def __bool__(self) -> bool:
-        return bool(self.loads or self.stores or self.preempted or self.finished or self.overwritten)
+        return bool(self.loads or self.stores or self.preempted or self.finished or self.overwritten or self.copies)
 
     def to_bytes(self) -> bytes:
         """The plan in msgpack."""
@@ -99,7 +103,9 @@ class StepPlan:
             (store.request_id, b"".join(store.hashes), store.block_ids, store.group, store.parent)
             for store in self.stores
         ]
-        packed: bytes = msgpack.packb([loads, stores, self.preempted, self.finished, self.held, self.overwritten])
+        packed: bytes = msgpack.packb(
+            [loads, stores, self.preempted, self.finished, self.held, self.overwritten, self.copies]
+        )
         return packed
 
     @classmethod
@@ -110,7 +116,7 @@ class StepPlan:
             FormatError: no such plan.
         """
         try:
-            loads, stores, preempted, finished, held, overwritten = msgpack.unpackb(data)
+            loads, stores, preempted, finished, held, overwritten, copies = msgpack.unpackb(data)
             return cls(
                 tuple(
                     LoadPlan(*_fields(load), str(node), bool(partial), float(wait), bool(lower_tier))
@@ -121,6 +127,7 @@ class StepPlan:
                 tuple(map(str, finished)),
                 tuple(tuple(map(int, block_ids)) for block_ids in held),
                 tuple(map(int, overwritten)),
+                tuple((int(source), int(destination)) for source, destination in copies),
             )
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise FormatError(f"{len(data)} bytes are not the plan of a step: {error}") from error

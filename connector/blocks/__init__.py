@@ -2,12 +2,15 @@
 
 - ``manager``: a scheduler's calls, from the lookup of a request to its end.
 - ``page_manager``: the same for engines that speak of pages and keep no hashes.
-- ``coordinator``: what all cache groups of a model do together, and the hit that they agree on.
+- ``coordinators``: which of the coordinators a model needs.
+- ``coordinator``: what all cache groups of a model do together; without prefix caching, and for one group.
+- ``hybrid``: the same for several groups, and the hit that they agree on.
 - ``single_type_manager``: the block tables of one group.
-- ``attention``: what full, windowed, chunked and cross-attention hold, and what a hit is to them.
-- ``mamba``: the same for recurrent states.
+- ``full_attention``, ``sliding_window``, ``chunked_local_attention``, ``cross_attention``, ``mamba``: what each kind
+  holds, and what a hit is to it.
 - ``sources``: where a hit's blocks are found: cached, in kvstore, or held by the request.
 - ``pool``: all blocks: given out, shared, freed, and found by hash.
+- ``copies``: copies of blocks that a step has to make first.
 - ``cached_blocks``: from a block hash to the blocks that carry it.
 - ``free_queue``: the free blocks in order of eviction.
 - ``block``: one block, and blocks by group.
@@ -23,6 +26,7 @@
 
 from kvstore.connector.blocks.block import KVCacheBlock, KVCacheBlocks
 from kvstore.connector.blocks.cache_config import KVCacheConfig, KVCacheGroupSpec
+from kvstore.connector.blocks.copies import KVCacheBlockCopy
 from kvstore.connector.blocks.events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -52,6 +56,7 @@ __all__ = [
     "PageManager",
     "KVCacheBlocks",
     "KVCacheBlock",
+    "KVCacheBlockCopy",
     "BlockHash",
     "BlockHashChain",
     "PrefixKeys",

@@ -61,8 +61,14 @@ class KVCacheConfig:
     """Where windows and recurrent states are kept for others: None: wherever a hit may end. 0: where a prompt comes to
     its end, and where prompts part. More: there, and once in so many tokens, a multiple of where hits may end."""
 
+    prefix_match_unit: int | None = None
+    """Tokens between two block hashes of a request, where that is less than the blocks' greatest common divisor, which
+    is a multiple of it. With several groups only."""
+
     def __post_init__(self) -> None:
         check_at_least(1, num_blocks=self.num_blocks)
+        if self.prefix_match_unit is not None:
+            check_at_least(1, prefix_match_unit=self.prefix_match_unit)
         if self.prefix_cache_retention_interval is not None:
             check_at_least(0, prefix_cache_retention_interval=self.prefix_cache_retention_interval)
         names = [name for group in self.kv_cache_groups for name in group.layer_names]
@@ -78,11 +84,27 @@ class KVCacheConfig:
         )
 
     def hash_block_size(self, context_parallel_size: int = 1) -> int:
-        """Tokens between two block hashes of a request: the greatest length that fits into every group's blocks."""
-        return math.gcd(*self.block_sizes(context_parallel_size)) or 1
+        """Tokens between two block hashes of a request: the greatest length that fits into every group's blocks, or
+        what was asked for.
+
+        Raises:
+            ConfigError: a ``prefix_match_unit`` that does not fit into them, or into the blocks of a single group.
+        """
+        sizes = self.block_sizes(context_parallel_size)
+        greatest = math.gcd(*sizes) or 1
+        unit = self.prefix_match_unit
+        if unit is None:
+            return greatest
+        if greatest % unit or (len(sizes) == 1 and unit != greatest):
+            raise ConfigError(
+                f"prefix_match_unit must fit into the blocks of each group, and be the block size where there is one"
+                f" group, got {unit} for blocks of {list(sizes)} tokens"
+            )
+        return unit
 
     def scheduler_block_size(self, context_parallel_size: int = 1) -> int:
-        """Hits end at multiples of it: the smallest length that is whole blocks of every group."""
+        """The smallest length that is whole blocks of every group. Hits end at multiples of it, but for those that end
+        inside a block."""
         return math.lcm(*self.block_sizes(context_parallel_size))
 
 

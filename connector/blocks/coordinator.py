@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from kvstore.connector.blocks.attention import (
-    ChunkedLocalAttentionManager,
-    CrossAttentionManager,
-    FullAttentionManager,
-    SlidingWindowManager,
-)
 from kvstore.connector.blocks.block import KVCacheBlock
 from kvstore.connector.blocks.cache_config import KVCacheConfig, first_spec
+from kvstore.connector.blocks.chunked_local_attention import ChunkedLocalAttentionManager
+from kvstore.connector.blocks.cross_attention import CrossAttentionManager
+from kvstore.connector.blocks.full_attention import FullAttentionManager
 from kvstore.connector.blocks.mamba import AlignedMambaManager, MambaManager
 from kvstore.connector.blocks.pool import BlockPool, check_counts
 from kvstore.connector.blocks.request import Request
 from kvstore.connector.blocks.single_type_manager import GroupSettings, SingleTypeKVCacheManager
+from kvstore.connector.blocks.sliding_window import SlidingWindowManager
 from kvstore.connector.blocks.sources import (
     BlockSource,
     CachedOrRemoteSource,
@@ -62,6 +59,8 @@ class KVCacheCoordinator(ABC):
         self.block_sizes = config.block_sizes(limits.context_parallel_size)
         self.hash_block_size = config.hash_block_size(limits.context_parallel_size)
         self.scheduler_block_size = config.scheduler_block_size(limits.context_parallel_size)
+        self.alignment = self._alignment_of(config, limits)
+        """Hits end at multiples of it."""
         eagle = {index for index, group in enumerate(config.kv_cache_groups) if group.is_eagle_group}
         if use_eagle and not eagle:
             eagle = set(range(len(config.kv_cache_groups)))
@@ -81,7 +80,7 @@ class KVCacheCoordinator(ABC):
                     group_id=index,
                     block_size=self.block_sizes[index],
                     hash_block_size=self.hash_block_size,
-                    alignment=self.scheduler_block_size,
+                    alignment=self.alignment,
                     use_eagle=index in self._eagle_groups,
                     any_eagle=use_eagle,
                     limits=limits,
@@ -110,6 +109,12 @@ class KVCacheCoordinator(ABC):
             max_length: tokens that its blocks would stand for if all held what they should.
             unusable: ids of blocks that don't.
         """
+
+    def waits_for_step(self, computed_blocks: Sequence[Sequence[KVCacheBlock]]) -> bool:
+        """Whether a hit is of use in the next step only; asked here, and nowhere else."""
+        return any(
+            manager.waits_for_step(blocks) for manager, blocks in zip(self.managers, computed_blocks, strict=True)
+        )
 
     def get_num_blocks_to_allocate(
         self,
@@ -170,11 +175,12 @@ class KVCacheCoordinator(ABC):
         for manager in self.managers:
             manager.cache_blocks(request, self._num_cacheable_tokens(manager, num_computed_tokens), boundaries)
 
-    def note_reused(self, request: Request, blocks: Sequence[Sequence[KVCacheBlock]]) -> None:
+    def note_reused(self, request: Request, num_tokens: int) -> None:
         """Notes a hit; see :meth:`SingleTypeKVCacheManager.note_reused`."""
-        for manager, hit in zip(self.managers, blocks, strict=True):
-            if hit:
-                manager.note_reused(request, len(hit))
+        for manager in self.managers:
+            num_blocks = num_tokens // manager.block_size
+            if num_blocks:
+                manager.note_reused(request, num_blocks)
 
     def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
         """Frees the blocks that no token behind ``num_processed_tokens`` needs."""
@@ -228,9 +234,15 @@ class KVCacheCoordinator(ABC):
         """
         self.pool.check_integrity()
         held = [popped.get(block_id, 0) for block_id in range(len(self.pool.blocks))]
+        for block in self.pool.copies.held():
+            held[block.block_id] += 1
         for manager in self.managers:
             manager.count_held(held)
         check_counts(held, self.pool)
+
+    def _alignment_of(self, config: KVCacheConfig, limits: Limits) -> int:
+        """Where hits may end."""
+        return config.scheduler_block_size(limits.context_parallel_size)
 
     def _spread_eagle(self, config: KVCacheConfig, eagle: set[int]) -> set[int]:
         """The groups whose hits are shortened, given those that say so."""
@@ -291,167 +303,26 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
         return self.managers[0].find_longest_cache_hit(source, max_length, drop_last=False)[1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Groups with equal specs, which are searched together."""
-
-    manager: SingleTypeKVCacheManager[Any]
-    """Of the first of them: it stands for all."""
-    group_ids: tuple[int, ...]
-    use_eagle: bool
-
-    @property
-    def is_full_attention(self) -> bool:
-        return isinstance(self.manager, FullAttentionManager)
-
-
-class HybridKVCacheCoordinator(KVCacheCoordinator):
-    """Several groups, of several kinds as a rule.
-
-    Hits end at multiples of every group's block size, and blocks behind the last such multiple are not cached: no hit
-    could ask for them. (vLLM also caches the last piece of a prompt that ends inside a full-attention block larger than
-    the hashes' step; such tails are never hit there without copy-on-write, and are left out here.)
-    """
-
-    def __init__(
-        self,
-        config: KVCacheConfig,
-        pool: BlockPool,
-        limits: Limits,
-        *,
-        use_eagle: bool,
-        num_prefill_lookahead: int = 0,
-    ) -> None:
-        super().__init__(config, pool, limits, use_eagle=use_eagle, num_prefill_lookahead=num_prefill_lookahead)
-        groups_of: dict[KVCacheSpec, list[int]] = {}
-        for manager in self.managers:
-            groups_of.setdefault(manager.spec, []).append(manager.group_id)
-        kinds = [
-            _Kind(self.managers[group_ids[0]], tuple(group_ids), group_ids[0] in self._eagle_groups)
-            for group_ids in groups_of.values()
-        ]
-        # Full attention first: its search is the quickest, and what it finds bounds that of the others.
-        self._kinds = sorted(kinds, key=lambda kind: not kind.is_full_attention)
-        for kind in self._kinds:
-            if isinstance(kind.manager, ChunkedLocalAttentionManager):
-                _check_chunked_local(kind.manager, self.scheduler_block_size, use_eagle=kind.use_eagle)
-
-    def find_longest_cache_hit(self, request: Request, max_length: int, presence: Presence | None = None) -> GroupHit:
-        """See :meth:`KVCacheCoordinator.find_longest_cache_hit`."""
-        hashes = request.block_hashes
-
-        def source_of(kind: _Kind) -> BlockSource:
-            if presence is None:
-                return CachedSource(self.pool, kind.group_ids, hashes, kind.manager.hashes_per_block)
-            return CachedOrRemoteSource(self.pool, kind.group_ids, hashes, kind.manager.hashes_per_block, presence)
-
-        return self._agree(source_of, max_length, len(hashes) * self.hash_block_size, drops=True)
-
-    def find_longest_held(self, request_id: str, max_length: int, unusable: Collection[int]) -> int:
-        """See :meth:`KVCacheCoordinator.find_longest_held`."""
-
-        def source_of(kind: _Kind) -> BlockSource:
-            return HeldSource([self.managers[group_id].blocks(request_id) for group_id in kind.group_ids], unusable)
-
-        return self._agree(source_of, max_length, max_length, drops=False)[1]
-
-    def _agree(
-        self, source_of: Callable[[_Kind], BlockSource], max_length: int, num_hashed_tokens: int, *, drops: bool
-    ) -> GroupHit:
-        """Each kind accepts a length or shortens it, until one is left that all accept.
-
-        A drafting head's kind looks one block further and drops it. It does so once for each length: the block that it
-        drops at the final length is there, whichever kind shortened the hit to it.
-        """
-        hits: dict[int, list[KVCacheBlock]] = {manager.group_id: [] for manager in self.managers}
-        full_lengths: dict[int, int] = {}
-        longest = 0
-        dropped: set[int] = set()
-        sources = [source_of(kind) for kind in self._kinds]
-        # With full attention and one other kind, what the other one finds is a prefix of what full attention found.
-        one_round = len(self._kinds) == 2 and self._kinds[0].is_full_attention
-        length = max_length
-        while True:
-            current = length
-            for index, (kind, source) in enumerate(zip(self._kinds, sources, strict=True)):
-                if index in full_lengths:  # shorter is no further question to it
-                    current = min(current, full_lengths[index])
-                    continue
-                drop_last = drops and kind.use_eagle and index not in dropped
-                limit = current
-                if drop_last and not isinstance(kind.manager, MambaManager):
-                    limit = min(current + kind.manager.block_size, num_hashed_tokens)
-                columns, found = kind.manager.find_longest_cache_hit(source, limit, drop_last=drop_last)
-                if drop_last:
-                    dropped.add(index)
-                elif found < current:
-                    dropped.clear()
-                current = found
-                longest = max(longest, found)
-                hits.update(zip(kind.group_ids, columns, strict=True))
-                if kind.is_full_attention:
-                    full_lengths[index] = found
-            if current >= length:
-                break
-            length = current
-            if one_round:
-                break
-        for kind in self._kinds:
-            if kind.is_full_attention:
-                for group_id in kind.group_ids:
-                    del hits[group_id][length // kind.manager.block_size :]
-        return tuple(hits[manager.group_id] for manager in self.managers), length, longest
-
-    def _spread_eagle(self, config: KVCacheConfig, eagle: set[int]) -> set[int]:
-        """Groups with equal specs are searched together: what holds for one holds for all of them."""
-        specs = [first_spec(group) for group in config.kv_cache_groups]
-        return {index for index, spec in enumerate(specs) if any(spec == specs[other] for other in eagle)}
-
-    def _num_cacheable_tokens(self, manager: SingleTypeKVCacheManager[Any], num_computed_tokens: int) -> int:
-        aligned = self._aligned(num_computed_tokens)
-        if aligned and manager.group_id in self._eagle_groups:
-            final = super()._num_cacheable_tokens(manager, num_computed_tokens)
-            return min(final, self._aligned(final) + manager.block_size)  # one more, to be matched and dropped
-        return aligned
-
-    def _aligned(self, num_tokens: int) -> int:
-        return num_tokens - num_tokens % self.scheduler_block_size
-
-
-def get_kv_cache_coordinator(
-    config: KVCacheConfig,
-    pool: BlockPool,
-    limits: Limits,
-    *,
-    use_eagle: bool,
-    num_prefill_lookahead: int,
-    enable_caching: bool,
-) -> KVCacheCoordinator:
-    """The coordinator for a configuration.
+def check_chunked_local(manager: SingleTypeKVCacheManager[Any], alignment: int, *, use_eagle: bool) -> None:
+    """Check a group with chunks; others are left alone.
 
     Raises:
-        ConfigError: the groups can't do what is asked of them.
+        ConfigError: it can't do what is asked of it.
     """
-    specs = [first_spec(group) for group in config.kv_cache_groups]
-    if limits.context_parallel_size > 1:
-        for spec in specs:
-            if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec):
-                raise ConfigError(f"context parallelism does not go with {spec.kind} groups")
-    if not enable_caching or not specs:
-        return KVCacheCoordinatorNoPrefixCache(config, pool, limits, use_eagle=use_eagle)
-    if any(isinstance(spec, CrossAttentionSpec) for spec in specs):
-        raise ConfigError("prefix caching does not go with cross_attention groups: the prompt is not all that counts")
-    if len(specs) == 1:
-        coordinator = UnitaryKVCacheCoordinator(
-            config, pool, limits, use_eagle=use_eagle, num_prefill_lookahead=num_prefill_lookahead
+    if not isinstance(manager, ChunkedLocalAttentionManager):
+        return
+    if manager.spec.attention_chunk_size % manager.block_size:
+        raise ConfigError(
+            f"attention_chunk_size must be a multiple of the block size, got {manager.spec.attention_chunk_size} tokens"
+            f" and blocks of {manager.block_size}"
         )
-        manager = coordinator.managers[0]
-        if isinstance(manager, ChunkedLocalAttentionManager):
-            _check_chunked_local(manager, coordinator.scheduler_block_size, use_eagle=use_eagle)
-        return coordinator
-    return HybridKVCacheCoordinator(
-        config, pool, limits, use_eagle=use_eagle, num_prefill_lookahead=num_prefill_lookahead
-    )
+    if use_eagle:
+        raise ConfigError("drafting heads do not go with chunked_local_attention groups")
+    if manager.block_size != alignment:
+        raise ConfigError(
+            f"chunked_local_attention groups need the block size of the other groups: {manager.block_size} tokens,"
+            f" hits end at multiples of {alignment}"
+        )
 
 
 def _manager(spec: KVCacheSpec, pool: BlockPool, settings: GroupSettings) -> SingleTypeKVCacheManager[Any]:
@@ -484,18 +355,3 @@ def _check_retention(config: KVCacheConfig, alignment: int) -> int | None:
                 f" got {interval}"
             )
     return interval
-
-
-def _check_chunked_local(manager: ChunkedLocalAttentionManager, alignment: int, *, use_eagle: bool) -> None:
-    if manager.spec.attention_chunk_size % manager.block_size:
-        raise ConfigError(
-            f"attention_chunk_size must be a multiple of the block size, got {manager.spec.attention_chunk_size} tokens"
-            f" and blocks of {manager.block_size}"
-        )
-    if use_eagle:
-        raise ConfigError("drafting heads do not go with chunked_local_attention groups")
-    if manager.block_size != alignment:
-        raise ConfigError(
-            f"chunked_local_attention groups need the block size of the other groups: {manager.block_size} tokens,"
-            f" hits end at multiples of {alignment}"
-        )

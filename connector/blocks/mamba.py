@@ -21,8 +21,8 @@ from kvstore.connector.blocks.specs import MambaSpec
 class MambaManager(SingleTypeKVCacheManager[MambaSpec]):
     """States of a group of recurrent layers, one a block.
 
-    A state that a request writes in this step can be found at once, and read in the next step only: a hit on it gets
-    no blocks until :meth:`new_step_starts`. That holds for the state at the end of a request's prompt too, when the
+    A state that a request writes in this step can be found at once, and read in the next step only: a hit on it waits
+    until :meth:`new_step_starts`. That holds for the state at the end of a request's prompt too, when the
     request got it as a hit itself.
     """
 
@@ -32,10 +32,25 @@ class MambaManager(SingleTypeKVCacheManager[MambaSpec]):
 
     def find_longest_cache_hit(self, source: BlockSource, max_length: int, *, drop_last: bool) -> Hit:
         """The last state that is there. None is dropped: drafting heads have no recurrent layers."""
+        if self._hits_inside_blocks:
+            return self._find_inside(source, max_length)
         for index in range(max_length // self.block_size - 1, -1, -1):
             if self._is_aligned(index + 1) and (row := source.at(index)) is not None:
                 return self._hit(source, index, (row,))
         return self._hit(source, 0, ())
+
+    def _find_inside(self, source: BlockSource, max_length: int) -> Hit:
+        for num_hashes in range(max_length // self._alignment, 0, -1):
+            place, rest = divmod(num_hashes, self.hashes_per_block)
+            row = source.inside(num_hashes) if rest else source.at(place - 1)
+            if row is not None:
+                columns, _ = self._hit(source, place if rest else place - 1, (row,))
+                return columns, num_hashes * self._alignment
+        return self._hit(source, 0, ())
+
+    def waits_for_step(self, computed_blocks: Sequence[KVCacheBlock]) -> bool:
+        """See :meth:`SingleTypeKVCacheManager.waits_for_step`: a step reads the states that the one before it left."""
+        return bool(computed_blocks) and computed_blocks[-1].block_hash in self._cached_in_step
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """All but the last one, whose state stands for the others."""
@@ -51,9 +66,7 @@ class MambaManager(SingleTypeKVCacheManager[MambaSpec]):
         *,
         for_admission: bool = False,
     ) -> int:
-        """As for other groups, but more than there are while the state that is to be hit is not computed yet."""
-        if computed_blocks and computed_blocks[-1].block_hash in self._cached_in_step:
-            return len(self._pool.blocks) + 1
+        """As for other groups, with blocks for the states of drafts."""
         return super().get_num_blocks_to_allocate(
             request_id,
             num_tokens + self.block_size * self.spec.num_speculative_blocks,
@@ -121,13 +134,12 @@ class AlignedMambaManager(MambaManager):
     ) -> int:
         """See :meth:`MambaManager.get_num_blocks_to_allocate`. Look-ahead slots don't count: drafting heads have no
         recurrent layers."""
-        if computed_blocks and computed_blocks[-1].block_hash in self._cached_in_step:
-            return len(self._pool.blocks) + 1
         required = self._num_required(num_main_tokens)
         num_held = len(self._tables.get(request_id, ())) + len(computed_blocks)
         is_first = request_id not in self._allocated
+        copied = request_id in self._to_copy or self._ends_inside(computed_blocks, num_computed_tokens)
         most = 1 + self.spec.num_speculative_blocks if is_first else 1
-        needed = min(max(required - num_held, 0), most) + num_free(computed_blocks)
+        needed = min(max(required - num_held, 0), most) + copied + num_free(computed_blocks)
         num_computed = -(-num_computed_tokens // self.block_size)
         if is_first and num_held < num_computed and not for_admission:
             # A state that comes from elsewhere takes a block, and takes the place of the hit.
@@ -142,7 +154,8 @@ class AlignedMambaManager(MambaManager):
         required = self._num_required(num_main_tokens)
         is_first = request_id not in self._allocated
         self._allocated.add(request_id)
-        if required <= before:
+        place = self._to_copy.pop(request_id, None)
+        if required <= before and place is None:
             return []
         if not is_first:
             self._last_state[request_id] = before - 1 - num_speculative
@@ -156,23 +169,40 @@ class AlignedMambaManager(MambaManager):
                 assert block.ref_cnt == 1 and block.block_hash is None, f"block {block.block_id} is not to be moved"
                 table.append(block)
                 table[index] = self._pool.null_block
+        copied = []
+        if place is not None and is_first:
+            copied.append(self._replace_by_copy(table, place))
+        elif place is not None:
+            self._leave_copy(table[place])
         table.extend(self._pool.get_new_blocks(max(required - len(table), 0)))
-        return table[before:]
+        return copied + table[before:]
+
+    def _leave_copy(self, running: KVCacheBlock) -> None:
+        """The request goes on inside the block of its running state, which stays in its place; others find a copy."""
+        (copy,) = self._pool.get_new_blocks(1)
+        self._pool.move_hashes(running, copy)
+        self._pool.copy_block(running, copy, self.group_id)
+        self._pool.free_blocks((copy,))
+        if copy.block_hash is not None:
+            self._cached_in_step.add(copy.block_hash)
 
     def cache_blocks(self, request: Request, num_tokens: int, boundaries: Collection[int] = ()) -> None:
-        """See :meth:`SingleTypeKVCacheManager.cache_blocks`. At the end of the prompt it is done anew, as in vLLM."""
+        """See :meth:`SingleTypeKVCacheManager.cache_blocks`.
+
+        The state where another request with the same prompt can begin is found too, wherever in a block that is, and
+        each time anew: it may have been evicted.
+        """
         super().cache_blocks(request, num_tokens, boundaries)
-        index, rest = divmod(num_tokens, self.block_size)
+        place = -(-num_tokens // self.block_size) - 1
         table = self._tables.get(request.request_id, ())
-        if rest or not 0 < index <= len(table) or num_tokens != self._last_prompt_boundary(request):
+        if not num_tokens or num_tokens != self._last_prompt_boundary(request):
             return
-        if table[index - 1].is_null:
+        if place >= len(table) or table[place].is_null:
             return
-        if table[index - 1].block_hash is None:  # it was evicted
-            self._cache(request, index - 1, index, (num_tokens,))
-        block_hash = table[index - 1].block_hash
-        assert block_hash is not None
-        self._cached_in_step.add(block_hash)
+        self._cache_up_to(request, num_tokens)
+        self._cached_in_step.add(request.block_hashes[num_tokens // self._settings.hash_block_size - 1])
+        if num_tokens % self.block_size:
+            self._to_copy[request.request_id] = self._num_cached[request.request_id] = place
 
     def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
         """Frees the states that are behind the request, the one that its last step started from included."""

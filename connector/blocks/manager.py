@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from kvstore.connector.blocks.block import KVCacheBlock, KVCacheBlocks
 from kvstore.connector.blocks.cache_config import KVCacheConfig
-from kvstore.connector.blocks.coordinator import get_kv_cache_coordinator
+from kvstore.connector.blocks.coordinators import get_kv_cache_coordinator
+from kvstore.connector.blocks.copies import KVCacheBlockCopy
 from kvstore.connector.blocks.events import KVCacheEvent
 from kvstore.connector.blocks.pool import BlockPool
 from kvstore.connector.blocks.request import Request
@@ -30,14 +31,14 @@ class KVCacheManager:
     4. :meth:`free` when it is over or preempted; :meth:`pop_blocks_for_free` and later :meth:`free_popped` while a copy
        still uses its blocks. At any moment, whether it is waiting, loading or running.
 
-    Before a step is scheduled: :meth:`new_step_starts`.
+    Before a step is scheduled: :meth:`new_step_starts`. When it is: :meth:`take_kv_cache_block_copies`, where hits may
+    end inside a block: recurrent blocks of ``"align"`` that are longer than the hashes' step.
 
     Block ids, hits, events and the order of eviction are those of vLLM 0.32's manager after the same calls, with sparse
-    retention, several drafting modules and a watermark too. Where it differs:
+    retention, hits inside a block, several drafting modules and a watermark too. Where it differs:
 
-    - Left out: hits that end inside a block, with their copy-on-write (vLLM has them where recurrent blocks of
-      ``"align"`` are longer than the hashes' step), zeroing of new blocks, blocks in host memory; windows that
-      keep the prompt (R-SWA), groups outside of prefix caching, groups that context parallelism does not share.
+    - Left out: zeroing of new blocks, blocks in host memory; recurrent checkpoints inside a step; windows that keep the
+      prompt (R-SWA), groups outside of prefix caching, groups that context parallelism does not share.
     - The watermark is the caller's ``watermark_blocks``, call by call: it knows which request waits, and beside whom.
     - A failed load of a hybrid or windowed model is not cut at the first bad block but at the last length before it at
       which every group has what it needs; shared blocks behind it are given back, not written to.
@@ -121,8 +122,14 @@ class KVCacheManager:
 
     @property
     def scheduler_block_size(self) -> int:
-        """Hits end at multiples of it."""
+        """The smallest length that is whole blocks of every group. Pages of kvstore are hit up to multiples of it."""
         return self._coordinator.scheduler_block_size
+
+    @property
+    def cache_hit_alignment_tokens(self) -> int:
+        """Hits end at multiples of it: of :attr:`hash_block_size` where they may end inside a block, elsewhere of
+        :attr:`scheduler_block_size`."""
+        return self._coordinator.alignment
 
     @property
     def usage(self) -> float:
@@ -136,8 +143,8 @@ class KVCacheManager:
         A request may have an attribute ``kv_cache_report_mode``: with ``"full"`` each hit is told as a
         :class:`BlockStored` event in each group, for those who come to know of requests late.
 
-        Full blocks only. When all tokens hit, the last one has to be computed again, to have logits: the hit ends at
-        least one token, and hence one block, earlier. Nothing is looked up for a request that says so.
+        When all tokens hit, the last one has to be computed again, to have logits: the hit ends at least one token, and
+        hence :attr:`cache_hit_alignment_tokens`, earlier. Nothing is looked up for a request that says so.
 
         Returns:
             The blocks, with null blocks where a group needs none, and how many tokens they stand for. Valid until the
@@ -147,7 +154,7 @@ class KVCacheManager:
             return self._nothing, 0
         blocks, length, _ = self._coordinator.find_longest_cache_hit(request, request.num_tokens - 1)
         if self.pool.enable_kv_cache_events and getattr(request, "kv_cache_report_mode", "incremental") == "full":
-            self._coordinator.note_reused(request, blocks)
+            self._coordinator.note_reused(request, length)
         return self._blocks(blocks), length
 
     def get_shared_prefix_boundary(self, request: Request) -> int:
@@ -189,6 +196,8 @@ class KVCacheManager:
             return blocks, num_local, 0
         if not any(self.pool.remote_block in group for group in with_remote):
             return self._blocks(with_remote), length, 0  # a remote page was matched and dropped, for a drafting head
+        # A block that is hit inside is not gone on in: the page is loaded over it.
+        num_local -= num_local % self.scheduler_block_size
         return self._blocks(with_remote), num_local, length - num_local
 
     def allocate_slots(
@@ -231,8 +240,9 @@ class KVCacheManager:
                 so that requests under way are not preempted soon. For a request that waits while others run.
 
         Returns:
-            The blocks added for the tokens to compute (those of external tokens are in :meth:`get_block_ids` alone), or
-            None when too few blocks are free; then nothing has changed, but that blocks left behind are free.
+            The blocks added for the tokens to compute (those of external tokens are in :meth:`get_block_ids` alone),
+            first the copy of one that is hit inside. None when too few blocks are free, or when the hit can be read in
+            the next step only; then nothing has changed, but that blocks left behind are free.
 
         Raises:
             InvalidRequestError: the numbers do not fit together; nothing has changed.
@@ -262,6 +272,8 @@ class KVCacheManager:
             problem = self._problem_of_hashes(request, num_to_cache)
         if problem is not None:
             raise InvalidRequestError(f"request {request_id}: {problem}")
+        if coordinator.waits_for_step(computed_blocks.blocks):
+            return None
 
         if full_sequence_must_fit:
             num_full = min(request.num_tokens, self.max_model_len)
@@ -424,13 +436,36 @@ class KVCacheManager:
         return True
 
     def new_step_starts(self) -> None:
-        """What was scheduled before has been computed: recurrent states of it may be read."""
+        """What was scheduled before has been computed: recurrent states of it may be read.
+
+        Raises:
+            InvalidRequestError: it has copies to make that were never taken; nothing has changed.
+        """
+        if self.pool.copies.has_pending:
+            raise InvalidRequestError("the step before has copies of blocks to make: take_kv_cache_block_copies")
         self._coordinator.new_step_starts()
+
+    def take_kv_cache_block_copies(self) -> list[KVCacheBlockCopy]:
+        """The copies of blocks that the step has to make before it writes anything. To be asked for when all of it is
+        scheduled: a request that goes on inside a block that others find writes to a copy, or leaves them one.
+
+        Each names two blocks, which nobody else is given before :meth:`free_copied`. None depends on another one.
+        """
+        return self.pool.copies.take()
+
+    def free_copied(self, copies: Sequence[KVCacheBlockCopy]) -> None:
+        """These copies have been made, at the latest when their step is over.
+
+        Raises:
+            InvalidRequestError: one was never taken, or is freed already; nothing has changed.
+        """
+        self.pool.free_copied(copies)
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
         """By group, how many leading blocks of a request every request with blocks holds; 0 where leading blocks do
         not last until a request ends. (vLLM 0.32 answers 0 in every group.)"""
-        return self._coordinator.get_num_common_prefix_blocks(request_id, self._popped)
+        elsewhere = self._popped + Counter(block.block_id for block in self.pool.copies.held())
+        return self._coordinator.get_num_common_prefix_blocks(request_id, elsewhere)
 
     def take_events(self) -> list[KVCacheEvent]:
         """What changed in the prefix cache since the last call, in order; nothing unless events are enabled."""
@@ -509,9 +544,12 @@ class KVCacheManager:
     def _problem_of_hit(self, computed: KVCacheBlocks, num_local: int, num_external: int) -> str | None:
         if len(computed.blocks) != len(self.block_sizes):
             return f"computed blocks of {len(computed.blocks)} groups, there are {len(self.block_sizes)}"
+        if num_external and num_local % self.scheduler_block_size and any(computed.blocks):
+            return f"{num_local} computed tokens end inside a block: no external tokens can follow there"
         for manager, blocks in zip(self._coordinator.managers, computed.blocks, strict=True):
             lengths = (0,) if manager.holds_encoder_tokens else (num_local, num_local + num_external)
-            if len(blocks) * manager.block_size not in lengths:
+            ends = [length for length in lengths if length % min(manager.block_size, self._coordinator.alignment) == 0]
+            if len(blocks) not in [-(-end // manager.block_size) for end in ends]:
                 return f"{num_local} computed tokens do not fill {len(blocks)} blocks of {manager.block_size}"
             if self.pool.remote_block in blocks and not num_external:
                 return "blocks to be loaded are among the computed ones, and no tokens are external"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from kvstore.connector.blocks.block import KVCacheBlock, KVCacheBlocks
+from kvstore.connector.blocks.copies import KVCacheBlockCopy
 from kvstore.connector.blocks.events import KVCacheEvent
 from kvstore.connector.blocks.extra_keys import PrefixKeys
 from kvstore.connector.blocks.hashing import BlockHash, BlockHashChain
@@ -280,6 +281,14 @@ class PageManager:
     def new_step_starts(self) -> None:
         """To be called before each step is scheduled; see :meth:`KVCacheManager.new_step_starts`."""
         self.manager.new_step_starts()
+
+    def take_page_copies(self) -> list[KVCacheBlockCopy]:
+        """The copies of pages that a step has to make first; see :meth:`KVCacheManager.take_kv_cache_block_copies`."""
+        return self.manager.take_kv_cache_block_copies()
+
+    def free_copied(self, copies: Sequence[KVCacheBlockCopy]) -> None:
+        """These copies have been made."""
+        self.manager.free_copied(copies)
 
     def take_events(self) -> list[KVCacheEvent]:
         """What changed in the cache since the last call."""

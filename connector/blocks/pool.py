@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from kvstore.connector.blocks.block import KVCacheBlock
 from kvstore.connector.blocks.cached_blocks import BlockHashToBlockMap
+from kvstore.connector.blocks.copies import BlockCopies, KVCacheBlockCopy
 from kvstore.connector.blocks.events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -49,6 +50,8 @@ class BlockPool:
         """Stands, in the result of a lookup, for a page that is to be loaded from kvstore. Of no pool."""
         self.cached = tuple(BlockHashToBlockMap() for _ in range(num_groups))
         """What can be found, by group. To be read only."""
+        self.copies = BlockCopies()
+        """Between blocks of it, to be made by the step that is scheduled; :meth:`copy_block` adds to them."""
         self._free = FreeKVCacheBlockQueue(self.blocks[1:])
         self._events: list[KVCacheEvent] = []
 
@@ -125,7 +128,7 @@ class BlockPool:
                 insert(block_hash, block)
 
     def cache_partial_block(self, block: KVCacheBlock, block_hash: BlockHash, group_id: int, num_tokens: int) -> bool:
-        """Lets a block be found by the hash of a prompt that ends inside of it, for those who follow the events.
+        """Lets a block be found by the hash of a prompt that ends inside of it, or at its end.
 
         Args:
             block: not the null block; the tail's content must be written in this step at the latest.
@@ -148,6 +151,36 @@ class BlockPool:
             block.more_hashes += (block_hash,)
         self.cached[group_id].insert(block_hash, block)
         return True
+
+    def move_hashes(self, source: KVCacheBlock, destination: KVCacheBlock) -> None:
+        """Lets another block, which has no hash, be found in place of one whose owner is about to write over it."""
+        assert destination.block_hash is None, f"block {destination.block_id} is found by a hash of its own"
+        if source.block_hash is None:
+            return
+        cached = self.cached[source.group_id]
+        for block_hash in (source.block_hash, *source.more_hashes):
+            cached.remove(block_hash, source)
+            cached.insert(block_hash, destination)
+        destination.block_hash = source.block_hash
+        destination.group_id = source.group_id
+        destination.tail_tokens = source.tail_tokens
+        destination.more_hashes = source.more_hashes
+        _forget_hashes(source)
+
+    def copy_block(self, source: KVCacheBlock, destination: KVCacheBlock, group_id: int) -> None:
+        """Has a block copied before anything is written in the step that is scheduled; both are held until it is."""
+        self.touch((source, destination))
+        self.copies.add(KVCacheBlockCopy(source, destination, group_id))
+
+    def free_copied(self, copies: Sequence[KVCacheBlockCopy]) -> None:
+        """Lets go of the blocks of copies that have been made.
+
+        Raises:
+            InvalidRequestError: one was not taken, or is freed already; nothing has changed.
+        """
+        if not self.copies.end(copies):
+            raise InvalidRequestError(f"among {len(copies)} copies is one that is not under way")
+        self.free_blocks([block for copy in copies for block in (copy.source, copy.destination)])
 
     def note_stored(self, event: BlockStored) -> None:
         """Notes what :meth:`cache_full_blocks` was called for."""

@@ -32,7 +32,7 @@ class GroupSettings:
     hash_block_size: int
     """Tokens between two of a request's hashes."""
     alignment: int
-    """Hits that all groups agree on end at multiples of it."""
+    """Hits that all groups agree on end at multiples of it. Below ``block_size``: they may end inside a block."""
     use_eagle: bool
     """The last block of each hit in this group is dropped."""
     any_eagle: bool
@@ -67,6 +67,9 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
         # How many leading blocks of a request have been cached, were hits, or are never to be. A request is in it from
         # its first hit, load or cached block on: from then on it gets no hits any more.
         self._num_cached: dict[str, int] = {}
+        # Places of blocks that others can find as they are, and inside of which the request goes on: it writes to a
+        # copy, or they find one.
+        self._to_copy: dict[str, int] = {}
         # Blocks that wait for their pages, with their places in the table.
         self._loading: dict[str, list[tuple[int, KVCacheBlock]]] = {}
 
@@ -82,6 +85,10 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
         Returns:
             The blocks, with null blocks where none is needed, and their length: a multiple of the alignment.
         """
+
+    def waits_for_step(self, computed_blocks: Sequence[KVCacheBlock]) -> bool:
+        """Whether a hit is of use in the next step only: what it needs is computed by the one that is scheduled."""
+        return False
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """How many leading tokens no later token needs when so many are computed."""
@@ -110,7 +117,7 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
         """How many blocks leave the free queue when a request is given slots.
 
         Hits that no one holds count too: they are free until they are touched. So do remote pages, each of which
-        needs a block.
+        needs a block, and the copy of a block that is hit inside.
 
         Args:
             request_id: whose slots they are.
@@ -128,7 +135,8 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
             return max(required - num_held, 0)
         num_skipped = self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
         new = required - max(num_skipped, len(computed_blocks) + num_held)
-        return max(new, 0) + num_free(computed_blocks[max(0, num_skipped - num_held) :])
+        new = max(new, 0) + self._ends_inside(computed_blocks, num_computed_tokens)
+        return new + num_free(computed_blocks[max(0, num_skipped - num_held) :])
 
     def add_local_computed_blocks(
         self, request_id: str, blocks: Sequence[KVCacheBlock], num_computed_tokens: int
@@ -148,6 +156,9 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
         self._tables[request_id] = table
         remote = self._pool.remote_block
         self._num_cached[request_id] = table.index(remote) if remote in kept else len(table)
+        if self._ends_inside(blocks, num_computed_tokens):
+            self._to_copy[request_id] = len(table) - 1
+            self._num_cached[request_id] = min(self._num_cached[request_id], len(table) - 1)
 
     def allocate_external_computed_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Gives blocks to the pages that come from elsewhere: where a hit has none, and behind it.
@@ -184,15 +195,17 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
             num_main_tokens: ``num_tokens`` without those for drafts.
 
         Returns:
-            What was added to its table.
+            What was added to its table, behind the copy of a block that it hit inside.
         """
         table = self._tables.setdefault(request_id, [])
+        place = self._to_copy.pop(request_id, None)
+        copied = [] if place is None else [self._replace_by_copy(table, place)]
         missing = -(-num_tokens // self.block_size) - len(table)
         if missing <= 0:
-            return []
+            return copied
         new = self._pool.get_new_blocks(missing)
         table.extend(new)
-        return new
+        return copied + new
 
     def cache_blocks(self, request: Request, num_tokens: int, boundaries: Collection[int] = ()) -> None:
         """Lets the request's full blocks below ``num_tokens`` be found by others.
@@ -208,7 +221,7 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
             self._num_cached[request.request_id] = last
 
     def note_reused(self, request: Request, num_blocks: int) -> None:
-        """Notes a hit of so many blocks, as if they had been cached now: those that the hit does without, too."""
+        """Notes a hit of so many whole blocks, as if they had been cached now: those that it does without, too."""
         ends = range(self.hashes_per_block - 1, num_blocks * self.hashes_per_block, self.hashes_per_block)
         block_hashes = [request.block_hashes[end] for end in ends]
         self._note_stored(request, range(num_blocks), block_hashes, None, (0, num_blocks), self.block_size)
@@ -266,6 +279,7 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """Forgets the request and returns its blocks, which are still held. A request without blocks is no error."""
         self._num_cached.pop(request_id, None)
+        self._to_copy.pop(request_id, None)
         self._loading.pop(request_id, None)
         return self._tables.pop(request_id, [])
 
@@ -301,9 +315,28 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
             for index, block in self._loading.get(request_id, ()):
                 if table[index] is not block and not table[index].is_null:
                     raise AssertionError(f"request {request_id}: block {block.block_id} is loaded and not its own")
-        for state in (self._num_cached, self._loading):
+        for state in (self._num_cached, self._to_copy, self._loading):
             if unknown := state.keys() - self._tables.keys():
                 raise AssertionError(f"something is noted of requests that hold nothing: {sorted(unknown)}")
+
+    @property
+    def _hits_inside_blocks(self) -> bool:
+        return self._alignment < self.block_size
+
+    def _ends_inside(self, computed_blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> bool:
+        """Whether a hit's last block goes on behind it, and is one that others find: it is not to be written to."""
+        if len(computed_blocks) * self.block_size <= num_computed_tokens:
+            return False
+        return bool(computed_blocks) and computed_blocks[-1] is not self._pool.remote_block
+
+    def _replace_by_copy(self, table: list[KVCacheBlock], place: int) -> KVCacheBlock:
+        """Puts a new block in the place of a shared one, whose content it gets before anything is written."""
+        shared = table[place]
+        (own,) = self._pool.get_new_blocks(1)
+        table[place] = own
+        self._pool.copy_block(shared, own, self.group_id)
+        self._pool.free_blocks((shared,))
+        return own
 
     def _hit(self, source: BlockSource, start: int, rows: Sequence[Sequence[KVCacheBlock]]) -> Hit:
         """A hit of the blocks in ``rows``, the first of which is the prompt's ``start``-th; none before is needed."""
@@ -324,6 +357,20 @@ class SingleTypeKVCacheManager(ABC, Generic[SpecT]):
         if self._pool.enable_kv_cache_events:
             parent = hashes[first * per_block - 1] if first else None
             self._note_stored(request, findable, block_hashes, parent, (first, last), self.block_size)
+
+    def _cache_up_to(self, request: Request, num_tokens: int) -> None:
+        """Lets the block in which the request's first so many tokens end be found by their hash, if there is one."""
+        place = -(-num_tokens // self.block_size) - 1
+        table = self._tables.get(request.request_id, ())
+        if place >= len(table) or table[place].is_null:
+            return
+        step = self._settings.hash_block_size
+        index = num_tokens // step - 1
+        hashes = request.block_hashes
+        is_new = self._pool.cache_partial_block(table[place], hashes[index], self.group_id, num_tokens)
+        if is_new and self._pool.enable_kv_cache_events:
+            parent = hashes[index - 1] if index else None
+            self._note_stored(request, [index], [hashes[index]], parent, (index, index + 1), step)
 
     def _note_stored(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from kvstore.connector.blocks.block import KVCacheBlock
+from kvstore.connector.blocks.cached_blocks import BlockHashToBlockMap
 from kvstore.connector.blocks.hashing import BlockHash
 from kvstore.connector.blocks.pool import BlockPool
 
@@ -24,6 +25,10 @@ class BlockSource(Protocol):
     def at(self, index: int) -> Sequence[KVCacheBlock] | None:
         """The prompt's ``index``-th block, one for each group; None when one of them is missing."""
 
+    def inside(self, num_hashes: int) -> Sequence[KVCacheBlock] | None:
+        """The blocks, one for each group, inside of which as many tokens end as so many hashes name, and which are
+        filled up to there; None when one of them is missing."""
+
     def leading(self, limit: int) -> list[list[KVCacheBlock]]:
         """The blocks from the first one on, up to the first one missing in any group, ``limit`` at most. A list of the
         same length for each group."""
@@ -33,7 +38,8 @@ class CachedSource:
     """Cached blocks of some groups, found by hash.
 
     ``block_hashes`` has one for each ``hash_block_size`` tokens, of which a block of these groups holds
-    ``hashes_per_block``. A hash names all tokens before it, so that the hash of a longer block is that of its end.
+    ``hashes_per_block``. A hash names all tokens before it, so that the hash of a longer block is that of its end, and
+    that of a prompt's tail inside a block is the one of where it ends.
     """
 
     def __init__(
@@ -50,9 +56,11 @@ class CachedSource:
 
     def at(self, index: int) -> Sequence[KVCacheBlock] | None:
         """See :class:`BlockSource`."""
-        block_hash = self._hashes[(index + 1) * self._per_block - 1]
-        row = [cached.get(block_hash) for cached in self._cached]
-        return None if None in row else [block for block in row if block is not None]
+        return _cached_row(self._cached, self._hashes[(index + 1) * self._per_block - 1])
+
+    def inside(self, num_hashes: int) -> Sequence[KVCacheBlock] | None:
+        """See :class:`BlockSource`."""
+        return _cached_row(self._cached, self._hashes[num_hashes - 1])
 
     def leading(self, limit: int) -> list[list[KVCacheBlock]]:
         """See :class:`BlockSource`."""
@@ -96,6 +104,10 @@ class CachedOrRemoteSource:
             row.append(block)
         return row
 
+    def inside(self, num_hashes: int) -> Sequence[KVCacheBlock] | None:
+        """See :class:`BlockSource`. A page of kvstore is a whole block."""
+        return _cached_row(self._cached, self._hashes[num_hashes - 1])
+
     def leading(self, limit: int) -> list[list[KVCacheBlock]]:
         """See :class:`BlockSource`."""
         return _leading_rows(self, limit)
@@ -122,9 +134,18 @@ class HeldSource:
             row.append(table[index])
         return row
 
+    def inside(self, num_hashes: int) -> Sequence[KVCacheBlock] | None:
+        """Nothing: where a load failed, whole blocks are kept."""
+        return None
+
     def leading(self, limit: int) -> list[list[KVCacheBlock]]:
         """See :class:`BlockSource`."""
         return _leading_rows(self, limit)
+
+
+def _cached_row(cached: Sequence[BlockHashToBlockMap], block_hash: BlockHash) -> Sequence[KVCacheBlock] | None:
+    row = [found for by_hash in cached if (found := by_hash.get(block_hash)) is not None]
+    return row if len(row) == len(cached) else None
 
 
 def _leading_rows(source: BlockSource, limit: int) -> list[list[KVCacheBlock]]:

@@ -81,6 +81,8 @@ class Engine:
         store_deadline: seconds for which a finished request's blocks are held for its stores, at most.
         mamba_cache_mode: which states of recurrent layers are kept: one a block, or (``"align"``) the one behind each
             step, and steps end at block boundaries.
+        prefix_match_unit: tokens between two places where hits may end, where that is less than a block: with states of
+            ``"align"`` and no windows prompts share what they have in common inside a block, too.
         zeroes_blocks: a step's new blocks are zeroed, and the connector is told of the step behind that, as vLLM's V2
             model runner does it.
         enable_caching: False: every prompt is computed from its first token on, and nothing is loaded.
@@ -89,7 +91,7 @@ class Engine:
             an error in one would stay in all that follow.
 
     Raises:
-        ConfigError: fewer than 2 blocks.
+        ConfigError: fewer than 2 blocks, or a ``prefix_match_unit`` that does not fit into them.
         LayoutMismatchError: the node knows the model with pages of another size.
     """
 
@@ -106,6 +108,7 @@ class Engine:
         load_deadline: float = LOAD_DEADLINE,
         store_deadline: float = STORE_DEADLINE,
         mamba_cache_mode: MambaCacheMode = "all",
+        prefix_match_unit: int | None = None,
         zeroes_blocks: bool = False,
         enable_caching: bool = True,
         codec: str = "",
@@ -114,7 +117,8 @@ class Engine:
         self.model = model
         self._token_budget = token_budget
         self._zeroes_blocks = zeroes_blocks
-        config = KVCacheConfig(num_blocks, model.config.cache_groups(block_size, mamba_cache_mode))
+        groups = model.config.cache_groups(block_size, mamba_cache_mode)
+        config = KVCacheConfig(num_blocks, groups, prefix_match_unit=prefix_match_unit)
         self.manager = KVCacheManager(
             config,
             max_model_len=_NO_LIMIT,
@@ -244,6 +248,9 @@ class Engine:
             if self._zeroes_blocks:
                 self._cache.zero(step.plan.overwritten)
             self._worker.handle_preemptions(step.plan)
+        self._cache.copy(step.plan.copies)
+        self._scheduler.free_copied(step)
+        if self._worker is not None:
             self._worker.start_load_kv(step.plan)
         if step.scheduled:
             self._compute(step)

@@ -63,6 +63,18 @@ class KVCache:
         for buffer in self._buffers:
             buffer[list(block_ids)] = 0.0
 
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Give blocks the whole content of others, in each layer of their group.
+
+        Args:
+            copies: source and destination; no destination is the source of another one.
+        """
+        if not copies:
+            return
+        sources, destinations = (list(ids) for ids in zip(*copies, strict=True))
+        for buffer in self._buffers:
+            buffer[destinations] = buffer[sources]
+
     def pages(self, group: int, kv_heads: int = 0) -> PagedKV:
         """A group's blocks as pages, each ``[layer][element]``.
 

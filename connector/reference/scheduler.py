@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstore.connector.blocks.block import KVCacheBlocks
+from kvstore.connector.blocks.copies import KVCacheBlockCopy
 from kvstore.connector.blocks.manager import KVCacheManager
 from kvstore.connector.blocks.specs import MambaSpec
 from kvstore.connector.disagg.handover import Handover
@@ -32,6 +33,8 @@ class Step:
 
     scheduled: tuple[Scheduled, ...]
     plan: StepPlan
+    copies: tuple[KVCacheBlockCopy, ...] = ()
+    """Those of the plan, as the block manager knows them."""
 
 
 class Scheduler:
@@ -124,7 +127,12 @@ class Scheduler:
         if not preempted:
             budget = self._schedule_loaded(scheduled, budget)
             self._schedule_waiting(scheduled, budget)
-        return Step(tuple(scheduled), self._plan(scheduled))
+        copies = tuple(self._manager.take_kv_cache_block_copies())
+        return Step(tuple(scheduled), self._plan(scheduled, copies), copies)
+
+    def free_copied(self, step: Step) -> None:
+        """The step's copies of blocks have been made."""
+        self._manager.free_copied(step.copies)
 
     def update_computed(self, step: Step) -> None:
         """The step has been computed."""
@@ -214,6 +222,11 @@ class Scheduler:
                 end = min(end, last)
                 aligned = end // alignment * alignment
                 end = aligned if aligned > start else end
+            # Where hits may end inside a block, the very last one is found too.
+            step = self._manager.cache_hit_alignment_tokens
+            tail = (request.num_prompt_tokens - 1) // step * step
+            if last < tail and start < tail:
+                end = min(end, tail)
         return end - start
 
     def _find_computed(self, request: Request) -> tuple[KVCacheBlocks, int, int] | None:
@@ -298,10 +311,12 @@ class Scheduler:
     def _share(self, request: Request, num_new_tokens: int) -> Scheduled:
         return Scheduled(request, num_new_tokens, self._manager.get_block_ids(request.request_id))
 
-    def _plan(self, scheduled: Iterable[Scheduled]) -> StepPlan:
-        """Stores of the blocks that this step fills, and everything else that was decided since the last one."""
+    def _plan(self, scheduled: Iterable[Scheduled], copies: Iterable[KVCacheBlockCopy]) -> StepPlan:
+        """Copies, stores of the blocks that this step fills, and all else that was decided since the last one."""
+        block_ids = tuple((copy.source.block_id, copy.destination.block_id) for copy in copies)
         if self._connector is None:
-            return StepPlan()
+            return StepPlan(copies=block_ids)
+        self._connector.blocks_allocated(destination for _, destination in block_ids)
         for share in scheduled:
             num_computed_tokens = share.request.num_computed_tokens + share.num_new_tokens
             for group, block_size in enumerate(self._manager.block_sizes):
@@ -312,7 +327,7 @@ class Scheduler:
                     share.request.hashes_of_blocks(block_size)[:full],
                     share.block_ids[group][:full],
                 )
-        return self._connector.build_connector_meta()
+        return replace(self._connector.build_connector_meta(), copies=block_ids)
 
     def _preempt(self, request: Request) -> Request:
         """Take a request's blocks from it. It waits at the head of the queue and starts over."""

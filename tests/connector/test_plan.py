@@ -34,6 +34,7 @@ def plans(kind, *others):
         st.lists(names).map(tuple),
         st.lists(st.lists(st.integers(0, 2**31)).map(tuple)).map(tuple),
         st.lists(st.integers(0, 2**31)).map(tuple),
+        st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31))).map(tuple),
     )
 )
 def test_a_plan_crosses_processes_unchanged(plan):
@@ -56,8 +57,8 @@ def test_bytes_that_are_no_plan_are_refused(data):
         b"\x80",
         b"\x94\x90\x90\x90",
         StepPlan().to_bytes() + b"x",
-        b"\x96\x91\x96\xa1a\xc4\x01b\x90\x00\xa0\xc2\x90\x90\x90\x90\x90",  # a hash without a block
-        b"\x96\x91\x96\xa1a\xc4\x00\x90\xff\xa0\xc2\x90\x90\x90\x90\x90",  # group -1
+        b"\x97\x91\x98\xa1a\xc4\x01b\x90\x00\xa0\xc2\x00\xc2\x90\x90\x90\x90\x90\x90",  # a hash without a block
+        b"\x97\x91\x98\xa1a\xc4\x00\x90\xff\xa0\xc2\x00\xc2\x90\x90\x90\x90\x90\x90",  # group -1
     ],
 )
 def test_damaged_plans_are_refused(data):
@@ -81,3 +82,4 @@ def test_an_empty_plan_is_false():
     assert not StepPlan()
     assert StepPlan(finished=("a",))
     assert StepPlan(overwritten=(1,))
+    assert StepPlan(copies=((1, 2),))

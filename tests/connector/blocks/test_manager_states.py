@@ -89,6 +89,8 @@ class BlockManagerMachine(BlockManagerPromises):
         unit = self.manager.scheduler_block_size
         external = min(self.draw(st.integers(1, 5)) * unit, request.num_tokens - 1 - num_hit)
         external -= external % unit
+        if num_hit % unit:
+            return
         if not any(group.is_recurrent for group in self.groups):
             external -= self.draw(st.sampled_from([0, 0, 1]))
         if external > 0 and not request.skip_reading_prefix_cache:
@@ -115,8 +117,9 @@ class BlockManagerMachine(BlockManagerPromises):
         others = set() if any(other in table for table in tables) else {other}
         length = self.manager.complete_load(request, invalid | others)
 
-        def is_there(number: int, place: int) -> bool:
-            return tables[number][place] not in (NULL, *invalid)
+        def is_there(number: int, end: int) -> bool:
+            place, rest = divmod(end, self.groups[number].block_size)
+            return not rest and tables[number][place - 1] not in (NULL, *invalid)
 
         assert length == (
             self.longest(request.num_computed_tokens, is_there) if invalid else request.num_computed_tokens
@@ -154,6 +157,8 @@ class BlockManagerMachine(BlockManagerPromises):
             elif samples:
                 self.give_back(request, deferred=False, is_over=True)
         self.step = []
+        self.manager.free_copied(self.copying)
+        self.copying = []
         self.manager.new_step_starts()
         self.written_in_step = set()
         self.states_came = False
@@ -200,7 +205,7 @@ class BlockManagerMachine(BlockManagerPromises):
         self.evicted |= block_ids
 
     def reset(self) -> None:
-        is_idle = not self.running and not self.loading and not self.popped
+        is_idle = not (self.running or self.loading or self.popped or self.copying)
         assert self.manager.reset_prefix_cache() == is_idle
 
     # What a step does
@@ -218,6 +223,13 @@ class BlockManagerMachine(BlockManagerPromises):
         unit = self.model.step_unit
         if chunk < remaining and unit > 1:
             chunk = max((computed + chunk) // unit * unit, (computed // unit + 1) * unit) - computed
+        if self.manager.cache_hit_alignment_tokens < unit:
+            if computed % unit:  # a state is left where a block ends
+                chunk = min(chunk, unit - computed % unit)
+            step = self.manager.hash_block_size
+            boundary = (request.num_prompt_tokens - 1) // step * step
+            if computed < boundary < computed + chunk and self.draw(st.sampled_from([True, True, False])):
+                chunk = boundary - computed
         return min(remaining, chunk)
 
     def allocate(self, request: Request, num_new: int, num_hit: int = 0, hit: KVCacheBlocks | None = None, **options):
@@ -227,6 +239,7 @@ class BlockManagerMachine(BlockManagerPromises):
         free, cached = pool.free_block_ids(), [list(found) for found in pool.cached]
         held = self.holders()
         given = manager.allocate_slots(request, num_new, num_hit, hit, **options)
+        self.make_copies()
         after = manager.get_block_ids(request.request_id)
         if given is None:
             behind = set(pool.free_block_ids()) - set(free)
