@@ -15,6 +15,9 @@ Both halves know no engine. ``blocks/`` is a block manager like vLLM's, ``refere
 scheduler side of an engine like vLLM: it reads such an engine's objects and imports none. Only ``vllm.py``, the
 adapter, and ``vllm_plugin.py``, by which vLLM finds it, import vLLM. A new engine is an adapter beside ``vllm.py``: it
 declares its KV tensors (``gpu/layout.py``), and calls the halves in the order that their classes give.
+
+SGLang's HiCache has halves of its own, and asks for pages by its own keys: ``hicache/`` answers, without SGLang, which
+only ``sglang.py`` imports.
 """
 
 if __name__ != "kvstore.connector":  # under two names every module would be there twice, with two states

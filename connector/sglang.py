@@ -29,6 +29,7 @@ from kvstore.connector.hicache.versions import check_version
 
 check_version(sglang_version)  # before what another release may not have
 
+from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.mem_cache.hicache_storage import (
     STORAGE_BATCH_SIZE,
     HiCacheStorage,
@@ -65,7 +66,7 @@ class KVStoreBackend(HiCacheStorage):
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:
         self._options = Options.parse(storage_config.extra_config or {})
-        self._arguments = get_server_args()
+        self._arguments = resolving_view(get_server_args())  # as they are in effect, defaults resolved
         self._config = storage_config
         self._label = model_label(str(self._arguments.model_path))
         self._client = connect_by_environment(

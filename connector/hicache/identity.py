@@ -75,7 +75,7 @@ def model_of(arguments: Any) -> Model:
     """What a server computes with. Reads all weights, unless it has read them before.
 
     Args:
-        arguments: SGLang's ``ServerArgs``.
+        arguments: SGLang's ``ServerArgs``, as they are in effect.
 
     Raises:
         ResourceError: weights that are in no folder on this machine, or can't be read.

@@ -7,7 +7,7 @@ from typing import Any
 from kvstore.errors import ResourceError
 
 POOLS = ("MHATokenToKVPoolHost", "MLATokenToKVPoolHost")
-"""Classes of SGLang's whose pages were stored, read back and compared, by name."""
+"""Classes of SGLang's whose pages were stored, read back and compared, by name (of the second without a server)."""
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 """Likewise, of ``--hicache-mem-layout``."""
 MAIN_POOL = "kv"

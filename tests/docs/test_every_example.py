@@ -31,6 +31,8 @@ from ports import free_port
 
 import kvstore
 from kvstore.cli.bench.command import BENCHES
+from kvstore.cli.doctor import sglang
+from kvstore.cli.doctor.verdict import OK
 from kvstore.cli.documents import documents
 from kvstore.config.load import load_config
 from kvstore.connector.engine.options import Options
@@ -46,6 +48,8 @@ TOKENS = list(range(40))
 NOT_RUN = {
     r"(vllm|python -m vllm\S*) ": "vLLM",
     r"curl \S+ localhost:8000/(v1|metrics)": "vLLM's answers",
+    r"python -m sglang\S* ": "SGLang",
+    r"curl \S+ localhost:30000/": "SGLang's answers",
     r"(/opt/kvstore/bin/)?pip install ": "it installs packages",
     r"python3 -m pip ": "it fetches packages, or installs them for another Python",
     r"python3 -m venv /opt/": "it writes where all users see it",
@@ -250,6 +254,8 @@ def check_what_does_not_run(text: str) -> None:
         assert ours, config
         for each in ours:
             Options.parse(each.get("kv_connector_extra_config", {}))
+    if "--hicache-storage-backend-extra-config" in words:
+        assert all(each.level == OK for each in sglang.check_flags(text, Path("/run/kvstore.sock")))
     if "kvstore" in words[1:] and words[0] == "docker" and words[1] == "run":
         parsed(words[words.index("kvstore") + 1 :])
     if words[0] == "kvstore" and words[1] != "at":

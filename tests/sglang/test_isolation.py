@@ -36,7 +36,6 @@ def test_layouts_types_models_and_revisions(
         ("another type", {"model": folder, "dtype": "bfloat16"}),
         ("another model", {"model": models(seed=1)}),
         ("another tenant", {"model": folder, "extra": backend(node.url, tenant="somebody")}),
-        ("an override", {"model": folder, "flags": ("--json-model-override-args", '{"rope_theta": 20000.0}')}),
     ]
     for what, options in others:
         server = start_server(**({"extra": backend(node.url)} | options))
