@@ -288,7 +288,7 @@ def _as_os_error(error: Exception, path: str) -> OSError:
     """What went wrong, in words of our own."""
     from obstore.exceptions import NotFoundError
 
-    if isinstance(error, NotFoundError):
+    if isinstance(error, FileNotFoundError | NotFoundError):
         return GoneError(errno.ENOENT, "no such object", path)
     if isinstance(error, OSError) and error.strerror and error.errno == errno.EIO:
         return error
