@@ -1,4 +1,4 @@
-"""Servers that fail: every fault costs misses, which are counted, and heals by itself; never wrong bytes, nor an error."""
+"""Servers that fail: every fault costs misses, which are counted, and heals by itself; no wrong bytes, and no error."""
 
 from __future__ import annotations
 
