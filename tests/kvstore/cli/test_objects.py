@@ -1,4 +1,4 @@
-"""``kvstore objects policy``, ``kvstore check --objects``, ``kvstore bench objects`` and ``doctor`` against a server."""
+"""``kvstore objects policy``, ``check --objects``, ``bench objects`` and ``doctor``, against a server."""
 
 from __future__ import annotations
 
