@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from kvstore.config.bucket_url import check_bucket_url
 from kvstore.errors import ConfigError, InvalidRequestError
+from kvstore.security.bucket_url import check_bucket_url
 
 _HELP = """\
 A lifecycle rule is a backstop: nodes delete what leaves by themselves, but what a fleet that is gone left behind stays,

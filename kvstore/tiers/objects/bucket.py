@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from kvstore.breaker import Breaker, Failure, State
-from kvstore.config.bucket_url import check_bucket_url
 from kvstore.errors import ConfigError
+from kvstore.security.bucket_url import check_bucket_url
 from kvstore.segments.io_threads import IoThreads, Job, LateError
 from kvstore.tiers.tier import Traffic
 
