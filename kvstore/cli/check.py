@@ -1,4 +1,4 @@
-"""``kvstore check``: verifies every record of a disk tier that no node uses, and repairs it if asked to."""
+"""``kvstore check``: verifies every record of a disk tier that no node uses, or of a bucket; repairs if asked to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstore.cli.progress import Progress
 from kvstore.cli.tables import figures_table, print_line, print_table
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, KVStoreError, ResourceError
 from kvstore.segments.check import SegmentReport, check_log
 from kvstore.segments.folder import describe_foreign_files
 from kvstore.units import format_size
@@ -21,7 +21,7 @@ _CODES = """\
 exit codes:
   0  every record is what was stored
   1  damage was found (with --repair: and repaired), or the check failed; the last line says which
-  2  a flag is wrong, DIR is not a directory, or it holds no segments
+  2  a flag is wrong, DIR is not a directory, or it holds no segments (of a bucket: the URL is wrong)
 """
 
 
@@ -35,7 +35,12 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         " nothing can be trusted.",
         epilog=_CODES,
     )
-    check.add_argument("directory", metavar="DIR", help="folder of the disk tier")
+    check.add_argument("directory", metavar="DIR", nargs="?", help="folder of the disk tier")
+    check.add_argument(
+        "--objects",
+        metavar="URL",
+        help="verify the packs in object storage instead, as s3://bucket/prefix; nodes may use it meanwhile",
+    )
     check.add_argument("--repair", action="store_true", help="cut, drop and delete what is damaged")
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.set_defaults(run=run)
@@ -43,6 +48,10 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check, print, and return the exit code."""
+    if (options.directory is None) == (options.objects is None):
+        raise ConfigError("give either the folder of a disk tier, or --objects URL")
+    if options.objects is not None:
+        return _check_objects(options)
     progress = Progress("kvstore check", show_size=format_size, lines=True)
     foreign: list[Path] = []
     reports = list(
@@ -61,6 +70,35 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(told, indent=2))
     else:
         _print(reports, repair=options.repair)
+    return EXIT_DAMAGED if damaged else EXIT_SOUND
+
+
+def _check_objects(options: argparse.Namespace) -> int:
+    from kvstore.tiers.objects.check import check_bucket  # the extra `objects`
+
+    if options.repair:
+        raise ConfigError("--repair is for folders: nodes delete from object storage what nobody can use")
+    progress = Progress("kvstore check", show_size=format_size, lines=True)
+    try:
+        reports = list(check_bucket(options.objects, progress.update))
+    except KVStoreError:
+        raise
+    except OSError as error:
+        raise ResourceError(f"{options.objects} can't be read: {error.strerror or error}") from error
+    progress.end()
+    damaged = [report for report in reports if report.damaged]
+    untold = sum(not report.told for report in reports)
+    if options.json:
+        packs = [dataclasses.asdict(report) | {"damaged": report.damaged} for report in reports]
+        print(json.dumps({"packs": packs, "damaged": len(damaged), "untold": untold}, indent=2))
+    else:
+        for report in damaged:
+            what = "nothing in it can be trusted" if report.unreadable else f"{report.damaged_pages:,} damaged pages"
+            print_line(f"{report.name}: {what}")
+        pages = sum(report.pages for report in reports)
+        print_line(
+            f"{len(reports)} packs with {pages:,} pages: {len(damaged)} damaged, {untold} that nobody is told of"
+        )
     return EXIT_DAMAGED if damaged else EXIT_SOUND
 
 

@@ -24,6 +24,7 @@ _COMMANDS = {
     "kvstore.cli.warm": ("warm",),
     "kvstore.cli.doctor.command": ("doctor",),
     "kvstore.cli.check": ("check",),
+    "kvstore.cli.objects": ("objects",),
     "kvstore.cli.bench.command": ("bench",),
     "kvstore.cli.bench.capacity_plan": ("plan",),
     "kvstore.cli.proxy": ("proxy",),

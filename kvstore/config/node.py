@@ -9,7 +9,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.config.bucket_url import check_bucket_url
 from kvstore.config.kinds import (
     DURATION,
     NAMESPACE_RULES,
@@ -24,6 +23,7 @@ from kvstore.config.kinds import (
 from kvstore.config.rules import NamespaceRule, TenantRule
 from kvstore.config.setting import Flag, declared, settings_of
 from kvstore.errors import ConfigError
+from kvstore.security.bucket_url import check_bucket_url
 from kvstore.security.grants import EVERY_TENANT, check_name
 from kvstore.security.socket_group import SocketGroup
 

@@ -141,8 +141,8 @@ class Node:
             undo.callback(self._descriptors.stop)
             if self._web is not None:
                 self._web.register(self._descriptors)
-                if (objects := self.store.lower_tiers.objects) is not None:
-                    self._web.register(ObjectsCollector(objects.traffic))
+                objects = self.store.lower_tiers.objects
+                self._web.register(ObjectsCollector(None if objects is None else objects.traffic))
             handlers: list[grpc.GenericRpcHandler] = [
                 PagesHandler(self.store, receipts, access),
                 self._health,

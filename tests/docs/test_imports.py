@@ -87,6 +87,7 @@ IMPORTED_BY = {
     "http": ("kvstore/service/http",),
     "lz4": ("kvstore/tiers/redis/format",),
     "numba": (),
+    "obstore": ("kvstore/tiers/objects",),
     "opentelemetry": (
         "connector/disagg",
         "connector/engine",
@@ -115,7 +116,7 @@ IMPORTED_BY = {
 ENGINE_SIDE = """
 import sys
 
-for name in ("redis", "lz4", "rich", "cryptography"):
+for name in ("redis", "lz4", "rich", "cryptography", "obstore"):
     sys.modules[name] = None  # importing it raises
 
 import kvstore.connector.reference.engine, kvstore.connector.scheduler, kvstore.connector.worker

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.cli.bench import arena, disk, eviction, lookup, path, redis, scale
+from kvstore.cli.bench import arena, disk, eviction, lookup, objects, path, redis, scale
 
-BENCHES = (arena, disk, eviction, lookup, path, redis, scale)
+BENCHES = (arena, disk, eviction, lookup, objects, path, redis, scale)
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:

@@ -224,26 +224,28 @@ class TierTimesCollector(Collector):
 class ObjectsCollector(Collector):
     """What is asked of object storage, by the classes by which it is paid for."""
 
-    def __init__(self, traffic: Callable[[], Traffic]) -> None:
+    def __init__(self, traffic: Callable[[], Traffic] | None) -> None:
+        """``traffic`` says it; None: there is no object storage, and the metrics have no samples."""
         self._traffic = traffic
 
     def collect(self) -> Iterable[Metric]:
         """Everything of it."""
-        traffic = self._traffic()
+        traffic = self._traffic() if self._traffic is not None else None
         asked = CounterMetricFamily(
             "kvstore_objects_requests", "Requests to object storage, by class.", labels=["request"]
         )
         failed = CounterMetricFamily("kvstore_objects_request_errors", "Of these, failed.", labels=["request"])
         seconds = CounterMetricFamily("kvstore_objects_request_seconds", "What they took.", labels=["request"])
-        for request, count in traffic.requests.items():
-            asked.add_metric([request], count)
-            failed.add_metric([request], traffic.errors[request])
-            seconds.add_metric([request], traffic.seconds[request])
         moved = CounterMetricFamily(
             "kvstore_objects_bytes", "Bytes of objects that went to object storage and came from it.", labels=["way"]
         )
-        moved.add_metric(["sent"], traffic.sent_bytes)
-        moved.add_metric(["received"], traffic.received_bytes)
+        if traffic is not None:
+            for request, count in traffic.requests.items():
+                asked.add_metric([request], count)
+                failed.add_metric([request], traffic.errors[request])
+                seconds.add_metric([request], traffic.seconds[request])
+            moved.add_metric(["sent"], traffic.sent_bytes)
+            moved.add_metric(["received"], traffic.received_bytes)
         yield from (asked, failed, seconds, moved)
 
 

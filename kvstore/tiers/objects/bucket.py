@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from kvstore.breaker import Breaker, Failure, State
-from kvstore.config.bucket_url import check_bucket_url
 from kvstore.errors import ConfigError
+from kvstore.security.bucket_url import check_bucket_url
 from kvstore.segments.io_threads import IoThreads, Job, LateError
 from kvstore.tiers.tier import Traffic
 
@@ -288,7 +288,7 @@ def _as_os_error(error: Exception, path: str) -> OSError:
     """What went wrong, in words of our own."""
     from obstore.exceptions import NotFoundError
 
-    if isinstance(error, NotFoundError):
+    if isinstance(error, FileNotFoundError | NotFoundError):
         return GoneError(errno.ENOENT, "no such object", path)
     if isinstance(error, OSError) and error.strerror and error.errno == errno.EIO:
         return error

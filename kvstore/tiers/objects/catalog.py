@@ -28,8 +28,8 @@ TIER = "objects"
 _RECENT_SHARE = 2
 _MOST_GONE = 1 << 16
 _MOST_USES = 1 << 16
-_MOST_DOUBTS = 4
 _DOUBT_SECONDS = 30.0
+_LONGEST_DOUBT = 3600.0
 _DROPPED_SHARE = 16
 
 
@@ -190,12 +190,15 @@ class ObjectCatalog:
             for name in content.gone:
                 self._drop(name)
 
-    def learn_again(self, name: PackName, records: Records) -> None:
-        """A pack's own footer was read, since its pages were doubted: those that are known nowhere come back."""
+    def learn_again(self, name: PackName, records: Records | None) -> None:
+        """A pack's own footer was read, since its pages were doubted: those that are known nowhere come back. None: it
+        can't be read, or is damaged as well, and is looked at again later."""
         with self._lock:
             known = self._packs.get(self._ids.get(name, 0))
-            if known is not None:
+            if known is not None and records is not None:
                 self._put(known, records, old=True)
+            elif known is not None:
+                self._doubt(known, self._clock())
 
     def to_learn_again(self) -> list[Pack]:
         """Packs of which something else came than was asked for, and that are to be looked at again now."""
@@ -378,10 +381,17 @@ class ObjectCatalog:
         """This writer's packs, and what counts for whether they leave."""
         with self._lock:
             ids = sorted(self._packs)
-            live, _ = self._index.bytes_by_segment(ids, 0) if ids else ([], [])
-            here = dict(zip(ids, live, strict=True))
+            live, recent = self._index.bytes_by_segment(ids, self._tick - self._recent_bytes) if ids else ([], [])
+            here = dict(zip(ids, zip(live, recent, strict=True), strict=True))
             return [
-                PackUse(each.id, each.pack.size, here[each.id] if each.listed else each.pack.size, each.used_at)
+                PackUse(
+                    each.id,
+                    each.pack.size,
+                    # What is forgotten for now, since a server was ill or memory is short, may be there all the same.
+                    here[each.id][0] if each.listed and each.id not in self._doubted else each.pack.size,
+                    here[each.id][1],
+                    each.used_at,
+                )
                 for each in self._packs.values()
                 if each.own
             ]
@@ -544,9 +554,9 @@ class ObjectCatalog:
 
     def _doubt(self, known: KnownPack, now: float) -> None:
         """Something else came from a pack than was asked for: a server that is ill may get well again."""
-        if known.id not in self._doubted and known.doubts < _MOST_DOUBTS:
-            known.doubts += 1
-            self._doubted[known.id] = now + _DOUBT_SECONDS * (1 << (known.doubts - 1))
+        if known.id not in self._doubted:
+            known.doubts = min(known.doubts + 1, 16)
+            self._doubted[known.id] = now + min(_DOUBT_SECONDS * (1 << (known.doubts - 1)), _LONGEST_DOUBT)
 
     def _refuse_surplus(
         self, fingerprint: bytes, keys: Sequence[bytes], wanted: dict[bytes, PageWrite], overhead: int

@@ -73,8 +73,12 @@ class Follower:
         self._seen: dict[bytes, _Seen] = {}
         self._use_marks: dict[bytes, str] = {}
 
-    def poll(self) -> None:
+    def poll(self, *, ask_all: bool = False) -> None:
         """Look which writers there are, and read what those have told that have told anything.
+
+        Args:
+            ask_all: whether to look at those as well whose heartbeats are the same as before: what they have told since
+                the last one is in none of them.
 
         Raises:
             OSError: not everything could be read; the next call goes on.
@@ -98,7 +102,7 @@ class Follower:
         self._writer.others = len(self._seen)
         failed: OSError | None = None
         for writer, seen in self._seen.items():
-            if seen.behind:
+            if seen.behind or ask_all:
                 try:
                     self._follow(writer, seen)
                 except OSError as error:
@@ -228,8 +232,10 @@ class Follower:
             OSError: they can't be read now.
         """
         for pack in self._catalog.to_learn_again():
-            records = self._footer(pack)
-            if records is not None:
+            records = None
+            try:
+                records = self._footer(pack)
+            finally:
                 self._catalog.learn_again(pack.name, records)
 
     def _footer(self, pack: Pack) -> np.ndarray[tuple[int], np.dtype[np.void]] | None:

@@ -102,13 +102,20 @@ class PackUse(NamedTuple):
     size: int
     live_bytes: int
     """Of pages that are still found in it."""
+    recent_bytes: int
+    """Of those that were read, or written, while the last half of the limit was."""
     used_at: float
     """When a page of it was read last, or it was made."""
 
 
 def order_of_leaving(packs: Iterable[PackUse]) -> list[int]:
-    """The ids of packs, the first to leave first: those without pages, then those that nobody has read for longest."""
-    return [each.id for each in sorted(packs, key=lambda each: (each.live_bytes > 0, each.used_at, each.id))]
+    """The ids of packs, the first to leave first: those without pages, then those of which the smallest part is in
+    recent use, and of these those that nobody has read for longest."""
+
+    def rank(each: PackUse) -> tuple[bool, float, float, int]:
+        return each.live_bytes > 0, each.recent_bytes / each.size, each.used_at, each.id
+
+    return [each.id for each in sorted(packs, key=rank)]
 
 
 def own_share(limit_bytes: int, prefix_limit: int, others_bytes: int, writers: int) -> int:

@@ -381,7 +381,7 @@ class ObjectTier:
             with self._polling:
                 if self._refreshed_at < began:
                     started = time.monotonic()
-                    self._follower.poll()
+                    self._follower.poll(ask_all=True)
                     self._refreshed_at = started
 
         try:
