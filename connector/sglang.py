@@ -6,7 +6,7 @@ Only this file imports SGLang.
 
     --enable-hierarchical-cache --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
       '{"backend_name": "kvstore", "module_path": "kvstore.connector.sglang", "class_name": "KVStoreBackend",
-        "interface_v1": 1, "url": "unix:///run/kvstore.sock"}'
+        "interface_v1": 1}'
 
 Each rank has one of these, for its own host pool. SGLang's keys are the SHA-256 of a page's tokens and all before it;
 what else decides on a page's bytes is in the namespace (:mod:`kvstore.connector.hicache.identity`), which is opened in
@@ -39,6 +39,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
+from kvstore.client.default_node import located
 from kvstore.client.environment import connect_by_environment
 from kvstore.client_name import MOST_NAME
 from kvstore.connector.engine.identity import model_label
@@ -69,8 +70,9 @@ class KVStoreBackend(HiCacheStorage):
         self._arguments = resolving_view(get_server_args())  # as they are in effect, defaults resolved
         self._config = storage_config
         self._label = model_label(str(self._arguments.model_path))
+        self._url = located(self._options.url, os.environ, logger)
         self._client = connect_by_environment(
-            self._options.url, os.environ, timeout=CALL_SECONDS, name=_client_name(storage_config)
+            self._url, os.environ, timeout=CALL_SECONDS, name=_client_name(storage_config)
         )
         self._pages = HiCachePages(self._client, holders=storage_config.tp_size * storage_config.pp_size)
         self._pool: Any = None
@@ -185,7 +187,7 @@ class KVStoreBackend(HiCacheStorage):
             logger.exception("SGLang runs without kvstore")
         else:
             seconds = time.monotonic() - begin
-            logger.info("kvstore at %s: %s (after %.1f s)", self._options.url, layout.named(self._label), seconds)
+            logger.info("kvstore at %s: %s (after %.1f s)", self._url, layout.named(self._label), seconds)
 
     def _host_pages(self, keys: Sequence[str], host_indices: torch.Tensor) -> HostPages:
         addresses, sizes = self._pool.get_page_buffer_meta(host_indices)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.client.connect import TIMEOUT
-from kvstore.client.default_node import default_node
+from kvstore.client.default_node import located
 from kvstore.connector.scheduler import LOOKUP_BUDGET
 from kvstore.connector.worker import LOAD_DEADLINE, STORE_DEADLINE
 from kvstore.errors import ConfigError
@@ -112,12 +112,7 @@ class Options:
         Raises:
             ConfigError: none is to be found, as :func:`kvstore.client.default_node.default_node` says.
         """
-        if self.url:
-            return self
-        found = default_node(environment)
-        if found.note:
-            _logger.log(logging.INFO if found.listens else logging.WARNING, "%s", found.note)
-        return replace(self, url=found.url)
+        return replace(self, url=located(self.url, environment, _logger))
 
 
 _WHOLE = {"store_threshold": 1, "most_keep_minutes": 0, "kv_parts": 0}

@@ -29,8 +29,9 @@ SGLANGS = (
 class Options:
     """Settings of the backend, checked."""
 
-    url: str
-    """Where the pages are: ``unix:///run/kvstore.sock``, ``kv://host:port`` or ``kvs://host:port``."""
+    url: str = ""
+    """Where the pages are: ``unix:///run/kvstore.sock``, ``kv://host:port`` or ``kvs://host:port``. Empty:
+    :func:`kvstore.client.default_node.located` finds a node."""
     tenant: str = ""
     """Whose pages: tenants never hit each other's."""
 
@@ -39,7 +40,7 @@ class Options:
         """The options that a user gave, among those that are SGLang's.
 
         Raises:
-            ConfigError: a key that is unknown or missing, or a value that can't be used; the message names it.
+            ConfigError: a key that is unknown, or a value that can't be used; the message names it.
         """
         own = [each.name for each in fields(cls)]
         for key in given:
@@ -49,8 +50,6 @@ class Options:
                 raise ConfigError(f"{FLAG}: unknown key {key!r}{hint}")
         if not given.get("interface_v1"):
             raise ConfigError(f"{FLAG}: 'interface_v1' must be 1, got {given.get('interface_v1')!r}")
-        if not given.get("url"):
-            raise ConfigError(f"{FLAG}: 'url' is missing, such as unix:///run/kvstore.sock")
         for key in own:
             if not isinstance(given.get(key, ""), str):
                 raise ConfigError(f"{FLAG}: {key} must be a string, got {given[key]!r}")

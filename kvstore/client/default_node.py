@@ -9,6 +9,7 @@ taken; without one, the first, where a node may appear.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,20 @@ def default_node(environment: Mapping[str, str]) -> DefaultNode:
         return DefaultNode(load_settings(environment={SOCKET_VARIABLE: named})["socket"].value)
     own = tuple(dict.fromkeys((default_socket(), *user_sockets())))
     return choose(own, SYSTEM_SOCKETS)
+
+
+def located(url: str, environment: Mapping[str, str], logger: logging.Logger) -> str:
+    """``url``; where it is empty, the default node's, and the log says what there is to say of that.
+
+    Raises:
+        ConfigError: as :func:`default_node`.
+    """
+    if url:
+        return url
+    found = default_node(environment)
+    if found.note:
+        logger.log(logging.INFO if found.listens else logging.WARNING, "%s", found.note)
+    return found.url
 
 
 def choose(own: Sequence[Path], of_machine: Sequence[Path]) -> DefaultNode:

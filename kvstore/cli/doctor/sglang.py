@@ -20,10 +20,7 @@ _HICACHE, _BACKEND, _EXTRA = (
     "--hicache-storage-backend-extra-config",
 )
 _POLICY, _LAYOUT, _WRITE = "--hicache-storage-prefetch-policy", "--hicache-mem-layout", "--hicache-write-policy"
-_EXAMPLE = (
-    f'{{"backend_name": "kvstore", "module_path": "{_MODULE}", "class_name": "{_CLASS}", "interface_v1": 1,'
-    ' "url": "unix:///run/kvstore.sock"}'
-)
+_EXAMPLE = f'{{"backend_name": "kvstore", "module_path": "{_MODULE}", "class_name": "{_CLASS}", "interface_v1": 1}}'
 
 
 def is_sglang(command: Sequence[str]) -> bool:
@@ -93,7 +90,8 @@ def _check_extra(text: str, socket: Path) -> list[Verdict]:
     if url.startswith("unix://") and url.partition("?")[0] != socket_url(socket):
         text = f"the engine asks {url}, the node looked at is {socket_url(socket)}"
         verdicts.append(Verdict(SUBJECT, WARN, text, "is it the right node? Paths in containers may differ"))
-    return verdicts or [Verdict(SUBJECT, OK, f"{_CLASS} at {url}")]
+    where = url or "the node that it finds by itself, as this command does with the engine's user and environment"
+    return verdicts or [Verdict(SUBJECT, OK, f"{_CLASS} at {where}")]
 
 
 def _check_options(given: Mapping[str, Any]) -> list[Verdict]:

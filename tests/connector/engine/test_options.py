@@ -24,14 +24,14 @@ def test_without_a_url_it_is_the_node_that_commands_find(
     given: dict[str, object], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = DefaultNode(Path("/run/kvstore.sock"), "no node serves there yet", listens=False)
-    monkeypatch.setattr("kvstore.connector.engine.options.default_node", lambda environment: found)
+    monkeypatch.setattr("kvstore.client.default_node.default_node", lambda environment: found)
     assert Options.parse(given).located({}).url == URL
     assert [(each.levelname, each.message) for each in caplog.records] == [("WARNING", found.note)]
 
 
 def test_a_url_is_looked_for_nowhere_else() -> None:
     options = Options.parse({"url": URL})
-    assert options.located({"KVSTORE_SOCKET": "/run/other.sock"}) is options
+    assert options.located({"KVSTORE_SOCKET": "/run/other.sock"}) == options
 
 
 def test_a_call_may_take_as_long_as_the_most_patient_who_waits_for_it() -> None:

@@ -15,7 +15,8 @@ URL = "unix:///run/kvstore.sock"
 GIVEN = {"backend_name": "kvstore", "module_path": "kvstore.connector.sglang", "interface_v1": 1, "url": URL}
 
 
-def test_a_url_is_all_that_is_ours() -> None:
+def test_nothing_of_ours_is_needed() -> None:
+    assert Options.parse({key: value for key, value in GIVEN.items() if key != "url"}) == Options()
     assert Options.parse(GIVEN) == Options(url=URL, tenant="")
     assert Options.parse(GIVEN | dict.fromkeys(SGLANGS, 1) | {"tenant": "a"}) == Options(url=URL, tenant="a")
 
@@ -23,7 +24,6 @@ def test_a_url_is_all_that_is_ours() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"url": ""}, "'url' is missing"),
         ({"tennant": "a"}, "did you mean 'tenant'"),
         ({"zzz": 1}, "known: url, tenant, backend_name"),
         ({"url": 5}, "url must be a string, got 5"),

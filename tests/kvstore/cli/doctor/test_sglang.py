@@ -32,6 +32,8 @@ def test_flags_that_are_right() -> None:
     (verdict,) = check_flags(command(), SOCKET)
     assert (verdict.level, verdict.text) == (OK, "KVStoreBackend at unix:///run/kvstore.sock")
     assert check_flags(json.dumps(EXTRA), SOCKET) == [verdict]
+    (unnamed,) = check_flags(command(url=None), SOCKET)
+    assert (unnamed.level, "the node that it finds by itself" in unnamed.text) == (OK, True)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,6 @@ def test_flags_that_are_right() -> None:
         (command(class_name=None), FAIL, "class_name must be 'KVStoreBackend', is None"),
         (command(backend_name=None), FAIL, "'backend_name' is missing"),
         (command(interface_v1=None), FAIL, "'interface_v1' must be 1"),
-        (command(url=None), FAIL, "'url' is missing"),
         (command(tennant="a"), FAIL, "did you mean 'tenant'"),
         (command(url="unix:///run/other.sock"), WARN, "the node looked at is unix:///run/kvstore.sock"),
         (command("--hicache-mem-layout page_head"), FAIL, "page_head is not kept"),
