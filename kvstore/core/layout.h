@@ -17,6 +17,6 @@
 #define CORE_FINAL_FACTOR 0xbf58476d1ce4e5b9ULL
 #define CORE_IN_MEMORY 0x80000000ULL
 #define CORE_FRAME_MASK 0x7fffffffULL
-#define CORE_ABI 0x903494e53b2bcdcfULL
+#define CORE_ABI 0x1e7e07dc8d194a23ULL
 
 #endif
