@@ -24,16 +24,26 @@ RUN python3 -c "import tomllib; told = tomllib.load(open('pyproject.toml', 'rb')
       print(*told['build-system']['requires'], *project['dependencies'], *extras, sep='\n')" > requirements.txt \
  && python3 -m venv /opt/kvstore && pip install --no-cache-dir -c constraints.txt -r requirements.txt
 
-FROM dependencies AS package
+# The native core needs a compiler to be built, and no image keeps it. Where Debian's packages can't be had, it is done
+# without: Python does the core's work then, and `kvstore doctor` says so.
+FROM dependencies AS built
+RUN headers=$(python3 -c "import os, sysconfig; print(os.path.exists(sysconfig.get_path('include') + '/Python.h'))"); \
+    quickly="-o Acquire::Retries=1 -o Acquire::http::Timeout=30"; \
+    apt-get $quickly update -qq && apt-get $quickly install -y -qq --no-install-recommends gcc libc6-dev \
+      $([ "$headers" = True ] || echo python3-dev) || echo "no C compiler: the core is built without"
 COPY . .
-RUN pip install --no-cache-dir --no-deps --no-build-isolation . && pip uninstall --quiet --yes setuptools pip
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
+
+FROM dependencies AS package
+RUN --mount=type=bind,from=built,source=/wheel,target=/wheel \
+    pip install --no-cache-dir --no-deps /wheel/*.whl && pip uninstall --quiet --yes setuptools pip
 
 FROM dependencies AS engine
 ARG PIP_EXTRA_INDEX_URL=
 RUN --mount=type=bind,from=wheels,target=/wheels \
     pip install --no-cache-dir -c constraints.txt --find-links /wheels torch
-COPY . .
-RUN pip install --no-cache-dir --no-deps --no-build-isolation .
+RUN --mount=type=bind,from=built,source=/wheel,target=/wheel \
+    pip install --no-cache-dir --no-deps /wheel/*.whl
 WORKDIR /
 USER kvstore
 

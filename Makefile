@@ -11,7 +11,7 @@ VLLM := .venv-vllm$(if $(filter-out $(NEWEST_VLLM),$(VLLM_VERSION)),-$(VLLM_VERS
 BEHIND := $(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
-.PHONY: core core-layout console-browser redis-server help demo test test-random test-compose test-kill test-torn test-nowhere test-device test-hostile soak test-vllm triton test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm clean
+.PHONY: core core-layout test-python-core test-core-sanitized console-browser redis-server help demo test test-random test-compose test-kill test-torn test-nowhere test-device test-hostile soak test-vllm triton test-triton test-cuda lint format proto docs outside bench bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,27 @@ test-nowhere: $(VENV)/.dev ## look pages up without a call beside stores, for fi
 SIMULATIONS ?= 6000
 test-device: $(VENV)/.dev ## six thousand engines on a simulated device, and each wait removed (SIMULATIONS=6000)
 	SIMULATIONS=$(SIMULATIONS) $(BIN)/pytest -n auto --dist worksteal -m simulated -s
+
+# What the native core does, done in Python; the connector's tests that reach it are among those of its clients.
+PYTHON_CORE_TESTS := tests/kvstore/core tests/kvstore/arena tests/kvstore/client tests/gpu/test_host.py tests/gpu/test_paged_kv.py
+test-python-core: $(VENV)/.dev ## client, arena and host copies without the native core, as where there is no compiler
+	KVSTORE_CORE=python $(BIN)/pytest -n auto --dist worksteal $(PYTHON_CORE_TESTS)
+
+# The C by itself beside a writer, and the module that Python calls; a copy of the package, or the binary would stay.
+CORE_ROUNDS ?= 200000
+SANITIZED := build/sanitized
+CORE_CC = $(CC) -std=gnu11 -O1 -g -Wall -Wextra -Wno-unknown-warning-option -Wno-tsan -fno-sanitize-recover=all -Ikvstore/core
+CORE_C := kvstore/core/arena.c kvstore/core/runs.c tests/fixtures/core_driver.c
+test-core-sanitized: $(VENV)/.dev ## the native core under address, undefined and thread sanitizers (needs gcc)
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
+	$(CORE_CC) -fsanitize=address,undefined $(CORE_C) -pthread -o $(SANITIZED)/driver && $(SANITIZED)/driver $(CORE_ROUNDS)
+	$(CORE_CC) -fsanitize=thread $(CORE_C) -pthread -o $(SANITIZED)/driver && $(SANITIZED)/driver $$(($(CORE_ROUNDS) / 10))
+	cp -a kvstore connector gpu docs deploy proto tests setup.py pyproject.toml README.md LICENSE $(SANITIZED)
+	cd $(SANITIZED) && rm -f kvstore/_core*.so && \
+		CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all" ../../$(BIN)/python setup.py --quiet build_ext --inplace && \
+		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		KVSTORE_CORE=native PYTHONMALLOC=malloc PYTHONPATH=$$PWD ../../$(BIN)/python -m pytest -n0 tests/kvstore/core/test_arguments.py \
+		tests/kvstore/core/test_beside_python.py
 
 test-hostile: $(VENV)/.dev ## a thousand hostile messages of each of forty kinds, under a container's memory limit
 	HOSTILE_MESSAGES=1000 $(BIN)/pytest tests/kvstore/service/test_memory.py -n0 -s

@@ -20,6 +20,11 @@ def test_the_nodes_image_is_small_and_runs_as_its_own_user(hosts: Any, docker: A
     assert not {"torch", "pip", "setuptools", "pytest", "transformers"} & set(names)
 
 
+def test_the_native_core_was_built_and_runs(hosts: Any) -> None:
+    code = "from kvstore.core.choice import CHOSEN; print(CHOSEN.name, CHOSEN.reason)"
+    assert hosts.compose("exec", "-T", "node1", "/opt/kvstore/bin/python", "-c", code).split() == ["native"]
+
+
 def test_a_nodes_container_has_no_privilege_and_writes_to_its_volumes_only(hosts: Any, docker: Any) -> None:
     status = hosts.compose("exec", "-T", "node1", "cat", "/proc/1/status")
     told = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
