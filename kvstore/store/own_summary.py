@@ -98,6 +98,12 @@ class OwnSummary:
                 self._not_before = self._clock() + _AGAIN_SECONDS
                 _log.warning("clients ask the node for every page that is not in the arena: %s", error)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether clients rely on it, and it is of a size for the pages that tiers have."""
+        file = self._file
+        return file is not None and sum(tier.statistics().pages for tier in self._tiers) <= _CROWDED * file.buckets
+
     def withdraw(self) -> None:
         """The end: nobody looks after it any more."""
         with self._lock:

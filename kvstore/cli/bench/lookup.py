@@ -1,4 +1,5 @@
-"""``kvstore bench lookup``: measures lookups of a prompt's pages in the mapped index, without a call to the node."""
+"""``kvstore bench lookup``: measures lookups of a prompt's pages in what a node shows in shared memory, and those that
+make a call beside a disk tier."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.bench.flags import add_output_flags, check_rounds, parse_numbers
+from kvstore.cli.bench.lookup_below import measure_below, print_below
 from kvstore.cli.bench.machine import this_machine
 from kvstore.cli.bench.node_process import serving
 from kvstore.cli.bench.plot import line_plot, write_plot
@@ -19,11 +21,17 @@ from kvstore.cli.progress import Progress
 from kvstore.cli.tables import figures_table, print_table
 
 INDEXED = (10_000, 100_000, 1_000_000)
+ON_DISK = (100_000, 1_000_000)
 PROMPT_PAGES = 512
 _EPILOG = """\
 A node in a process of its own holds pages of 4 KiB (the arena needs 4 GiB of shared memory for a million). Each lookup
 names the 512 pages of a prompt drawn at random: all of them here, half of them, none. "cold": the processor's caches
 were swept before. The mapping has been touched.
+
+Then a node with a disk tier, as most have one: prompts that are new, known in part, or on disk alone, and how many
+calls of the node a lookup makes. The pages on disk are made up: their rows in the tier's index, and no bytes. With
+--redis the node shares that server besides, and what it lacks is asked for there; the 8,192 pages of its arena are
+written to it.
 
 exit codes:
   0  done
@@ -59,6 +67,13 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
         metavar="N,N",
         help="how many pages are indexed (default: %(default)s)",
     )
+    parser.add_argument(
+        "--on-disk",
+        default=",".join(map(str, ON_DISK)),
+        metavar="N,N",
+        help="how many pages are on disk, in the second table (default: %(default)s; 0: leave it out)",
+    )
+    parser.add_argument("--redis", default="", metavar="URL", help="of a server for a third one (default: none)")
     parser.add_argument("--rounds", type=int, default=300, metavar="N", help="lookups a row (default: %(default)s)")
     add_output_flags(parser, "write a plot of the medians, as SVG")
     parser.set_defaults(run=run)
@@ -67,16 +82,28 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and return the exit code."""
     sizes = parse_numbers("--indexed", options.indexed, PROMPT_PAGES, 10_000_000)
+    on_disk = [] if options.on_disk == "0" else parse_numbers("--on-disk", options.on_disk, PROMPT_PAGES, 100_000_000)
     check_rounds(options.rounds)
     machine = this_machine()
-    progress = Progress("kvstore bench lookup", sum(sizes))
+    shares = ("", options.redis) if options.redis else ("",)
+    progress = Progress("kvstore bench lookup", sum(sizes) + len(shares) * sum(on_disk))
     figures = [figure for size in sizes for figure in measure(size, options.rounds, progress.advance)]
+    below = [
+        figure
+        for redis in shares
+        for size in on_disk
+        for figure in measure_below(size, redis, options.rounds, progress.advance)
+    ]
     progress.end()
     if options.json:
-        print(json.dumps({"machine": asdict(machine), "lookup": [asdict(figure) for figure in figures]}, indent=2))
+        rows = {"lookup": [asdict(each) for each in figures], "beside_a_disk": [asdict(each) for each in below]}
+        print(json.dumps({"machine": asdict(machine), **rows}, indent=2))
     else:
         print(machine.line())
         _print(figures)
+        if below:
+            print()
+            print_below(below)
     if options.plot is not None:
         _write_plot(Path(options.plot), sizes, figures)
     return 0

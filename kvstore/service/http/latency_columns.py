@@ -10,7 +10,7 @@ from kvstore.service.http.quantiles import quantile
 from kvstore.tiers.latencies import BOUNDS, Latencies
 
 CALLS: Mapping[str, tuple[str, ...]] = {
-    "lookup": ("Cache/Lookup",),
+    "lookup": ("Cache/Lookup", "Local/Lookup"),
     "load": ("Cache/PrepareLoad", "Local/PrepareLoad", "Bulk/Load", "Pages/Load"),
     "store": ("Cache/PrepareStore", "Local/PrepareStore", "Bulk/Reserve", "Bulk/Put", "Pages/Store"),
 }

@@ -15,20 +15,28 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lookup(small: None, folders_made: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "lookup", "--indexed", "1024", "--rounds", "3", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["lookup"]
+    assert main(["bench", "lookup", "--indexed", "1024", "--on-disk", "2048", "--rounds", "3", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    rows = printed["lookup"]
     assert [(row["here"], row["cold"]) for row in rows] == [
         (here, cold) for here in ("all", "half", "none") for cold in (False, True)
     ]
     assert all(row["indexed"] == 1024 and row["pages"] == 512 for row in rows)
     assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows)
+    below = printed["beside_a_disk"]
+    assert [(row["here"], row["cold"]) for row in below] == [
+        (kind, cold) for kind in ("new", "half in the arena", "half on disk", "on disk") for cold in (False, True)
+    ]
+    assert [row["calls"] for row in below] == [0] * 4 + [1] * 4, "what is nowhere costs no call"
+    assert all(row["on_disk"] == 2048 and not row["shared"] for row in below)
     assert folders_made
     assert not any(folder.exists() for folder in folders_made)
 
 
 def test_the_table_and_the_plot(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "lookup.svg"
-    assert main(["bench", "lookup", "--indexed", "600,700", "--rounds", "1", "--plot", str(plot)]) == 0
+    flags = ["--indexed", "600,700", "--on-disk", "0", "--rounds", "1", "--plot", str(plot)]
+    assert main(["bench", "lookup", *flags]) == 0
     assert "none here, cold" in plot.read_text()
     out = capsys.readouterr().out
     assert "pages indexed" in out
@@ -40,6 +48,7 @@ def test_the_table_and_the_plot(small: None, tmp_path: Path, capsys: pytest.Capt
     [
         ["lookup", "--indexed", "many"],
         ["lookup", "--indexed", "511"],
+        ["lookup", "--on-disk", "511"],
         ["lookup", "--rounds", "0"],
         ["path", "--rounds", "0"],
     ],

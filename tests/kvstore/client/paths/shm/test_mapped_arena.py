@@ -118,10 +118,10 @@ class TestWithoutACall:
             mixed = [h for h, tier in zip(hashes(24), everything, strict=True) if tier == "arena"][:2]
             mixed += [h for h, tier in zip(hashes(24), everything, strict=True) if tier == "disk"][:2]
             asked = []
-            lookup = client._session.control.lookup
-            monkeypatch.setattr(client._session.control, "lookup", lambda q, left: asked.append(q) or lookup(q, left))
+            ask = client._session.path.ask_where
+            monkeypatch.setattr(client._session.path, "ask_where", lambda q, end: asked.append(q) or ask(q, end))
             assert pages.lookup(mixed).tiers == ("arena",) * 2 + ("disk",) * 2
-            assert asked == [[(pages.fingerprint, mixed[2:])]]
+            assert asked == [[(pages.fingerprint, b"".join(mixed[2:]))]]
             calls.clear()
             into = np.zeros((4, PAGE), np.uint8)
             assert pages.load(mixed, into) == 4
@@ -146,6 +146,7 @@ class TestWithoutACall:
             pages = client.namespace(layout, lazy=True)
             assert client.lookup_here([(pages, hashes(2))]) is None
             pages.store(hashes(2), payload(2))
+            node.store.summary.withdraw()  # of what the disk has
             calls.clear()
             assert client.lookup_here([(pages, hashes(2))]) == [kvstore.Lookup(2, (True,) * 2, ("arena",) * 2)]
             assert client.lookup_here([(pages, hashes(3))]) is None  # the disk might have it
