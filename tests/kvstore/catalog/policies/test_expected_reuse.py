@@ -28,7 +28,7 @@ def test_before_anything_was_wanted_again_it_is_least_recently_used() -> None:
 
 
 class Model:
-    """What is here, by slot: value, parent and whether it has a value; recounted each time."""
+    """What is here: by slot, the slot of the page before it."""
 
     def __init__(self) -> None:
         self.parent: dict[int, int | None] = {}
@@ -53,15 +53,14 @@ class Model:
         for each in self.behind(slot):
             self.parent[each] = None
 
-    def order(self, value: dict[int, int]) -> list[int]:
-        """Values of the pages as they leave: of those with none behind them, always one of least value."""
-        left, values = dict(self.parent), []
-        while left:
-            ends = [slot for slot in left if slot not in left.values()]
-            first = min(ends, key=value.__getitem__)
-            values.append(value[first])
-            del left[first]
-        return values
+    def check(self, order: list[int], value: dict[int, int]) -> None:
+        """Of those with none behind them, always one of least value leaves."""
+        left = dict(self.parent)
+        for slot in order:
+            ends = [each for each in left if each not in left.values()]
+            assert slot in ends
+            assert value[slot] == min(map(value.__getitem__, ends))
+            del left[slot]
 
 
 STEPS = st.lists(
@@ -102,10 +101,7 @@ def test_of_the_ends_of_chains_one_of_least_value_leaves(steps: list[tuple[str, 
         policy._trial._losses = 0.0  # the learned order is what is asked for
         order = list(policy.victims())
         assert sorted(order) == sorted(model.parent)
-        value = {slot: policy._value[slot] for slot in order}
-        assert [value[slot] for slot in order] == model.order(value)
-        place = {slot: at for at, slot in enumerate(order)}
-        assert all(place[slot] < place[parent] for slot, parent in model.parent.items() if parent is not None)
+        model.check(order, {slot: policy._value[slot] for slot in order})
         policy._trial._losses = 1e9
         assert sorted(policy.victims()) == sorted(order)
         policy._trial._losses = 0.0
