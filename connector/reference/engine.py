@@ -314,7 +314,10 @@ class Engine:
 
     def _blocks_needed(self, num_tokens: int) -> int:
         """The most blocks that a request holds at once on its way to so many tokens."""
-        return sum(_most_blocks(group.kv_cache_spec, num_tokens, self._token_budget) for group in self._cache.groups)
+        groups = self._cache.groups
+        copies = self.manager.cache_hit_alignment_tokens < self.manager.scheduler_block_size  # of a block in each
+        most = sum(_most_blocks(group.kv_cache_spec, num_tokens, self._token_budget) for group in groups)
+        return most + copies * len(groups)
 
 
 def _most_blocks(spec: KVCacheSpec, num_tokens: int, token_budget: int) -> int:

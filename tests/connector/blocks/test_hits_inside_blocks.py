@@ -19,6 +19,7 @@ from kvstore.connector.blocks import (
     KVCacheManager,
     KVCacheSpec,
     MambaSpec,
+    PageManager,
     SlidingWindowSpec,
 )
 from kvstore.errors import ConfigError, InvalidRequestError
@@ -89,6 +90,24 @@ def test_who_hits_inside_a_block_gets_a_copy_in_its_place(manager, request_of):
     assert not set(shared) & set(own)
     assert next_step(manager) == list(zip(shared, own, strict=True))
     assert manager.get_block_ids("a")[0][1] == shared[0]
+
+
+def test_an_engine_of_pages_makes_the_same_copies(manager):
+    pages, tokens = PageManager(manager), [1, 2, 3, 4, 5, 6, 7]
+    pages.get_computed_pages("a", tokens)
+    pages.allocate_pages("a", 6)
+    pages.set_computed_tokens("a", 6)
+    pages.free_copied(pages.take_page_copies())
+    pages.new_step_starts()
+    pages.finish("a")
+    hit, length = pages.get_computed_pages("b", tokens)
+    pages.allocate_pages("b", 1, length, hit)
+    copies = pages.take_page_copies()
+    assert [copy.source.block_id for copy in copies] == [ids[1] for ids in hit.get_block_ids()]
+    assert [copy.destination.block_id for copy in copies] == [ids[1] for ids in pages.get_page_ids("b")]
+    pages.free_copied(copies)
+    pages.finish("b")
+    assert pages.usage == 0.0
 
 
 def test_both_blocks_are_kept_until_the_copy_is_made(manager, request_of):

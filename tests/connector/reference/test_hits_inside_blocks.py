@@ -136,6 +136,18 @@ def test_answers_are_right_where_blocks_are_taken_from_requests(
     assert copied
 
 
+def test_a_request_that_just_fits_has_room_for_its_copies(make_engine: MakeEngine, right: Any) -> None:
+    """Its last block is hit inside: that one and its copy are held at once."""
+    needed = make_engine(token_budget=16)._blocks_needed(len(PROMPT) + 4)
+    engine = make_engine(num_blocks=1 + needed, token_budget=16)
+    for _ in range(2):
+        engine.add_request(str(next(_numbers)), PROMPT, 4)
+        answers: list[Answer] = []
+        for _ in range(100):
+            answers += engine.step()
+        assert [answer.token_ids for answer in answers] == [right(PROMPT)[:4]]
+
+
 @pytest.mark.parametrize("zeroes_blocks", [False, True], ids=["told first", "zeroed first"])
 def test_whole_pages_come_from_kvstore_and_the_rest_of_a_prompt_from_here(
     make_engine: MakeEngine, right: Any, node: Any, zeroes_blocks: bool
