@@ -1,11 +1,13 @@
 """Starts SGLang's servers, each as a fork of this process: SGLang is imported once, which takes most of a start.
 
 Each line of the standard input is a JSON object with ``flags``, ``environment``, ``log`` and ``folder``; the answer is
-a line with the process id of the server, which leads a session of its own. The servers end with SIGTERM or SIGKILL.
+a line with the process id of the server, which leads a session of its own. The servers end with SIGTERM or SIGKILL, and
+with this process, which ends with its input.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -13,6 +15,9 @@ import signal
 import sys
 import traceback
 from typing import Any
+
+PR_SET_PDEATHSIG = 1
+"""Of Linux: a signal for when the parent ends."""
 
 
 def import_sglang() -> None:
@@ -28,6 +33,7 @@ def import_sglang() -> None:
 def serve(order: dict[str, Any]) -> None:
     """In the fork: become a server."""
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_clock import FakeClock
+from faulty_files import FaultyFiles
 from host_pool import HostPool
 
 import kvstore
@@ -300,3 +301,50 @@ def test_a_page_that_goes_while_it_is_copied_cuts_the_prefix(pool: HostPool) -> 
     pages.open(namespace)  # type: ignore[arg-type]
     assert pages.load(hashes, everything(pool)) == 25
     assert namespace.batches == [hashes], "nothing behind it is read"
+
+
+def test_of_an_arena_that_is_too_small_nothing_is_said_to_be_there_that_is_not(
+    start_node: Callable[..., Any], rank: Callable[..., Any], pool: HostPool
+) -> None:
+    node = start_node(arena=1 << 20, disk_limit=0)
+    pages = rank(f"unix://{node.config.socket}")
+    for name in "abcdefgh":  # each is a third of the arena
+        hashes = hashes_of(name)
+        there = pages.store(hashes, everything(pool))
+        found = pages.exists(hashes)
+        assert found >= there.index(False) if False in there else found == PAGES
+        into = HostPool(PAGES, PART)
+        loaded = pages.load(hashes, everything(into))
+        assert loaded == found
+        assert (into.planes[:, :loaded] == pool.planes[:, :loaded]).all()
+
+
+def test_pages_on_a_disk_that_hangs_are_a_miss(
+    start_node: Callable[..., Any],
+    rank: Callable[..., Any],
+    pool: HostPool,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+) -> None:
+    faulty = FaultyFiles(monkeypatch)
+    node = start_node(arena=1 << 20)
+    url = f"unix://{node.config.socket}"
+    clock = FakeClock()
+    pages = rank(url, clock=clock.monotonic)
+    for name in "abcdef":
+        assert pages.store(hashes_of(name), everything(pool)) == [True] * PAGES
+        with kvstore.connect(url) as client:
+            client.flush()
+    faulty.fail("hang", "read")
+    into = HostPool(PAGES, PART)
+    try:
+        assert pages.load(hashes_of("a"), everything(into)) == 0
+    finally:
+        faulty.let_go()
+
+    def loaded() -> bool:
+        clock.now += BACKOFF
+        return pages.load(hashes_of("a"), everything(into)) == PAGES
+
+    eventually(loaded)
+    assert (into.planes == pool.planes).all()
