@@ -14,7 +14,7 @@ SGLANG := .venv-sglang
 BEHIND := $(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
-.PHONY: core core-layout test-python-core test-core-sanitized console-browser redis-server help demo test test-random test-compose test-kill test-torn test-nowhere test-device test-hostile soak test-vllm test-vllm-multi test-sglang triton test-triton test-cuda lint format proto docs outside bench bench-users mooncake bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm bench-sglang clean
+.PHONY: core core-layout test-python-core test-core-sanitized console-browser redis-server help demo test test-random test-compose test-kill test-objects-kill test-s3 test-torn test-nowhere test-device test-hostile soak test-vllm test-vllm-multi test-sglang triton test-triton test-cuda lint format proto docs outside bench bench-users mooncake bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm bench-sglang clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,15 @@ test-compose: $(VENV)/.dev ## two nodes, engines and Redis in containers, and wh
 
 test-kill: $(VENV)/.dev ## SIGKILL a node a hundred times while it stores
 	KILLS=100 $(BIN)/pytest -m kill --timeout 1800 --hypothesis-profile random
+
+# With limits of 1 GiB and 10 GiB stored by two writers: OBJECTS_LIMIT, OBJECTS_STORED (needs 3 GiB of memory).
+test-objects-kill: $(VENV)/.dev ## SIGKILL writers of object storage a hundred times, and fill two limits many times over
+	KILLS=100 OBJECTS_LIMIT=$(or $(OBJECTS_LIMIT),1073741824) OBJECTS_STORED=$(or $(OBJECTS_STORED),10737418240) \
+		$(BIN)/pytest tests/kvstore/tiers/objects/test_writers.py -n0 --timeout 3600 -k "killed or keep_to_their_limits"
+
+# Ceph's gateway (Debian: radosgw), or any other: OBJECTS_URL=s3://bucket/prefix AWS_ENDPOINT_URL=... AWS_ACCESS_KEY_ID=...
+test-s3: $(VENV)/.dev ## the object tier against a real S3 server, which OBJECTS_URL and the environment name
+	$(BIN)/pytest tests/kvstore/tiers/objects/test_real_server.py -n0
 
 test-torn: $(VENV)/.dev ## fork clients a thousand times and interrupt them twenty thousand times, by every way
 	FORKS=1000 INTERRUPTS=20000 $(BIN)/pytest -m torn

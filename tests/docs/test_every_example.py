@@ -61,6 +61,7 @@ NOT_RUN = {
     r"(useradd|chown) ": "it changes the machine's users",
     r"docker ": "Docker",
     r"make ": "a target takes minutes, or installs something",
+    r"kvstore check --objects\b": "it reads a bucket; tests/kvstore/cli/test_objects.py runs it",
     r"kvstore bench (path|WHAT)\b": "a benchmark takes minutes; tests/kvstore/cli/bench runs each",
     r'eval "\$\(kvstore completion zsh\)"': "zsh",
     r"kvstore at ": "a line of vLLM's log, no command",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -14,10 +15,12 @@ from kvstore.segments.record import BLOCK
 from kvstore.tiers.objects import names
 from kvstore.tiers.objects.bucket import Bucket, GoneError, Listed
 from kvstore.tiers.objects.catalog import ObjectCatalog
+from kvstore.tiers.objects.index_object import MOST_BYTES as MOST_INDEX_BYTES
 from kvstore.tiers.objects.index_object import IndexContent, decode_index
 from kvstore.tiers.objects.keys import PackKeys
 from kvstore.tiers.objects.pack import Pack, are_sound
 from kvstore.tiers.objects.planning import adoption_delay
+from kvstore.tiers.objects.uses import MOST_BYTES as MOST_USE_BYTES
 from kvstore.tiers.objects.uses import decode_uses
 from kvstore.tiers.objects.writer import Writer
 
@@ -25,6 +28,9 @@ _log = logging.getLogger(__name__)
 _MISSING_POLLS = 3
 """Lists may be late: so many that leave a writer out, and it is forgotten."""
 _FETCHED_AT_ONCE = 64
+_MOST_HEARTBEAT = 4096
+"""Bytes; a larger object is none of ours."""
+_MOST_TRIES = 50
 
 
 @dataclass(slots=True)
@@ -41,6 +47,8 @@ class _Seen:
     behind: bool = True
     """Whether there may be more."""
     missing: int = 0
+    tries: int = 0
+    """How often it was tried in vain to adopt what it left."""
 
 
 class Follower:
@@ -86,7 +94,7 @@ class Follower:
         now = self._clock()
         marks: dict[bytes, tuple[str, bool]] = {}
         for each in self._bucket.list(names.WRITERS):
-            parsed = names.parse_heartbeat(each.path)
+            parsed = names.parse_heartbeat(each.path) if each.size <= _MOST_HEARTBEAT else None
             if parsed is not None and parsed[0] != self._writer.name:
                 before = marks.get(parsed[0], ("", False))
                 marks[parsed[0]] = before[0] + each.mark, before[1] or parsed[1]
@@ -112,11 +120,11 @@ class Follower:
 
     def _follow(self, writer: bytes, seen: _Seen) -> None:
         """Read a writer's index objects that are new."""
-        last = self._last_told(writer) if not seen.closed else 0
+        last = self._last_told(writer, closed=seen.closed)
         first = seen.index_number == 0
         behind = None if first else names.behind_index(writer, seen.index_number)
         listed = self._bucket.list(names.index_of(writer), behind)
-        paths = [each.path for each in listed if names.parse_index(each.path) is not None]
+        paths = _index_paths(listed)
         contents, all_read = self._read(paths[::-1] if first else paths)
         for content in contents:
             self._catalog.learn(content, self._keys.may_read, old=first)
@@ -125,9 +133,9 @@ class Follower:
             seen.index_number = max([seen.index_number, *numbers])
             seen.behind = seen.index_number < last  # a list may be late
 
-    def _last_told(self, writer: bytes) -> int:
+    def _last_told(self, writer: bytes, *, closed: bool) -> int:
         try:
-            told = json.loads(self._bucket.get(names.heartbeat_path(writer)))
+            told = json.loads(self._bucket.get(names.heartbeat_path(writer, closed=closed)))
             return int(told["index"]) if isinstance(told, dict) else 0
         except GoneError:
             return 0
@@ -180,8 +188,16 @@ class Follower:
         Raises:
             OSError: that can't be done now; it is tried again.
         """
-        paths = [each.path for each in self._bucket.list(names.index_of(writer))]
-        contents, all_read = self._read([path for path in paths if names.parse_index(path) is not None][::-1])
+        seen = self._seen[writer]
+        listed = self._bucket.list(names.index_of(writer))
+        paths = _index_paths(listed)
+        contents, all_read = self._read(paths[::-1])
+        numbers = [parsed[1] for path in paths if (parsed := names.parse_index(path)) is not None]
+        complete = all_read and max(numbers, default=0) >= self._last_told(writer, closed=seen.closed)
+        if not complete and seen.tries < _MOST_TRIES:
+            # What is told of in what can't be read yet would look like what nobody was told of, and be deleted.
+            seen.tries += 1
+            raise OSError(errno.EAGAIN, "what a dead writer has told can't be read wholly yet")
         taken = self._writer.adopt(contents)
         named = {pack.name for content in contents for pack, _ in content.packs}
         leaving: list[Listed] = []
@@ -193,11 +209,10 @@ class Follower:
         self._bucket.delete([each.path for each in leaving])
         for name in named - taken:
             self._catalog.drop_pack(name, evicted=False)
-        if all_read:
-            ends = [names.heartbeat_path(writer), names.heartbeat_path(writer, closed=True), names.use_path(writer)]
-            self._bucket.delete([*paths, *ends])
-            self._seen.pop(writer, None)
-            self._writer.others = len(self._seen)
+        ends = [names.heartbeat_path(writer), names.heartbeat_path(writer, closed=True), names.use_path(writer)]
+        self._bucket.delete([*(each.path for each in listed), *ends])
+        self._seen.pop(writer, None)
+        self._writer.others = len(self._seen)
         _log.info(
             "objects: writer %s is gone: %d of its packs are this node's now, %d were deleted",
             writer.hex()[:12],
@@ -216,6 +231,8 @@ class Follower:
         for each in self._bucket.list(names.USES):
             writer = names.parse_use(each.path)
             if writer is None or writer == self._writer.name or self._use_marks.get(writer) == each.mark:
+                continue
+            if each.size > MOST_USE_BYTES:
                 continue
             try:
                 uses = decode_uses(self._bucket.get(each.path))
@@ -254,3 +271,7 @@ class Follower:
             return None
         records = np.frombuffer(table, record.RECORDS)
         return records if are_sound(pack, records) else None
+
+
+def _index_paths(listed: Sequence[Listed]) -> list[str]:
+    return [each.path for each in listed if names.parse_index(each.path) is not None and each.size <= MOST_INDEX_BYTES]

@@ -415,7 +415,10 @@ class ObjectTier:
                 with self._writing:
                     if self._stop.is_set():
                         return
-                    self._follower.adopt(writer)
+                    try:
+                        self._follower.adopt(writer)
+                    except OSError as error:  # the next round tries again; the rest of this one is not held up
+                        self._lines.say(_log.warning, "objects: adopting: %s", error.strerror or error)
             self._follower.look_again()
             if self._polls % _USE_ROUNDS == _USE_ROUNDS - 1:
                 self._exchange_uses()

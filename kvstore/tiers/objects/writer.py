@@ -117,7 +117,7 @@ class Writer:
             self._catalog.disown()
             self._begin()
         began = self._clock()
-        self._bucket.put(names.heartbeat_path(self.name), b'{"index": %d}\n' % self.index_number, quick=True)
+        self._bucket.put(names.heartbeat_path(self.name), self._heartbeat(), quick=True)
         self._beat_at = began
         self._count()
 
@@ -134,6 +134,9 @@ class Writer:
         """
         if not self.announced or self.lapsed:
             self.beat()
+
+    def _heartbeat(self) -> bytes:
+        return b'{"index": %d}\n' % self.index_number
 
     def note_use_object(self, size: int) -> None:
         """It has a use object of this size."""
@@ -230,9 +233,11 @@ class Writer:
         for path in chosen:
             try:
                 found = decode_index(self._bucket.get(path))
-            except GoneError:
-                found = None
-            contents.append(found or IndexContent())
+            except GoneError:  # a lifecycle rule's, perhaps
+                found = IndexContent()
+            if found is None:  # it may come whole the next time, and what it says must not be lost
+                raise OSError(errno.EIO, "an index object came damaged")
+            contents.append(found)
         content = folded(contents, self._catalog.pack_names(own=True), self._catalog.pack_names())
         self._make_room(sum(self._index_objects[path] for path in chosen))
         self.tell(content)
@@ -309,7 +314,7 @@ class Writer:
             OSError: that can't be said now: it is found silent later.
         """
         if self._beat_at > 0 and not self.lapsed:
-            self._bucket.put(names.heartbeat_path(self.name, closed=True), b"{}\n", quick=True)
+            self._bucket.put(names.heartbeat_path(self.name, closed=True), self._heartbeat(), quick=True)
             self._bucket.delete([names.heartbeat_path(self.name), names.use_path(self.name)])
 
     def _make_room(self, size: int) -> None:

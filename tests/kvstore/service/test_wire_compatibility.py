@@ -17,7 +17,10 @@ import xxhash
 from google.protobuf import descriptor_pb2
 from old_client import OldClient, old_files
 
+import kvstore
 from kvstore.layout import Layout
+from kvstore.page_codes import PageTier
+from kvstore.store.store import Store
 from kvstore.v1 import bulk_pb2, cache_pb2
 
 PAGE = 5000
@@ -205,3 +208,22 @@ def test_pages_come_and_go_by_a_bulk_connection(client):
         assert payload == body
     settled = client.call("Settle", "SettleRequest", ticket=reserved.ticket)
     assert (settled.known, settled.stored) == (True, 4)
+
+
+def test_an_older_client_is_told_of_object_storage_as_of_redis(client, monkeypatch):
+    """By numbers that it knows: one of a later tier would be no tier to it."""
+    pages = open_namespace(client)
+
+    def everywhere(store, queries):
+        return [bytes([PageTier.OBJECTS, PageTier.DISK, PageTier.ABSENT, PageTier.OBJECTS]) for _ in queries]
+
+    monkeypatch.setattr(Store, "lookup", everywhere)
+    assert tiers(client, pages) == [PageTier.REDIS, PageTier.DISK, PageTier.ABSENT, PageTier.REDIS]
+
+
+def test_a_client_of_today_is_told_what_it_is(node, monkeypatch):
+    monkeypatch.setattr(Store, "lookup", lambda store, queries: [bytes([PageTier.OBJECTS]) * 4 for _ in queries])
+    with kvstore.connect(f"kv://127.0.0.1:{node.port}") as today:
+        namespace = today.namespace(Layout(model="old", block_size=16, page_bytes=PAGE))
+        hashes = [HASHES[at : at + 32] for at in range(0, len(HASHES), 32)]
+        assert set(namespace.lookup(hashes).tiers) == {"objects"}

@@ -47,7 +47,7 @@ class TestLimits:
 
         def read() -> None:
             while not stop.is_set():
-                seen.extend(read_pages(reader, pages[-8:]))
+                seen.extend(read_pages(reader, list(pages)))
 
         reading = threading.Thread(target=read)
         reading.start()
@@ -55,7 +55,7 @@ class TestLimits:
             for number in range(STORED // length // 2):
                 made = [make_page(2 * number, length), make_page(2 * number + 1, length)]
                 assert first.write(made[:1]) == second.write(made[1:]) == [True]
-                pages += made
+                pages[:] = [*pages, *made][-8:]
                 assert server.used() <= 2 * LIMIT
         finally:
             stop.set()
