@@ -36,6 +36,8 @@ class Instance:
     """Until a check, or a connection, says otherwise."""
     failed_checks: int = 0
     """In a row."""
+    returns: int = 0
+    """How often it was in service again."""
     chosen_at: int = 0
     """Of all choices so far, which one was the last of this instance."""
 
@@ -112,6 +114,7 @@ class Instances:
     def check_passed(self, instance: Instance) -> bool:
         """It answered that it serves. Returns whether that is news."""
         news, instance.in_service, instance.failed_checks = not instance.in_service, True, 0
+        instance.returns += news
         return news
 
 

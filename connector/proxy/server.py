@@ -21,7 +21,6 @@ import logging
 import socket
 import ssl
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -29,7 +28,9 @@ from typing import Any, Self
 from aiohttp import hdrs, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from kvstore.connector.proxy.cached_answers import CachedAnswers
 from kvstore.connector.proxy.connection import ClientConnection, error_response, fault_of
+from kvstore.connector.proxy.exchange import HOP_BY_HOP, Exchange
 from kvstore.connector.proxy.instances import (
     Instance,
     Instances,
@@ -49,8 +50,10 @@ from kvstore.connector.proxy.messages import (
     ticket_of,
 )
 from kvstore.connector.proxy.metrics import ProxyMetrics
+from kvstore.connector.proxy.runs import Runs
 from kvstore.connector.proxy.upstream import InstanceError, Reply, Upstream
 from kvstore.errors import FormatError, InvalidRequestError, LimitExceededError, ResourceError
+from kvstore.responses import ResponseCache
 
 MOST_BODY_BYTES = 64 << 20
 """Longest request."""
@@ -79,35 +82,6 @@ _REST_SECONDS = 1.0
 
 _PATHS = ("/v1/completions", "/v1/chat/completions")
 _MODELS = "/v1/models"
-_REQUEST_ID = "X-Request-Id"
-_MOST_LOGGED = 128
-"""Characters of an id, which a client chooses."""
-_HOP_BY_HOP = {
-    name.lower()
-    for name in (
-        hdrs.CONNECTION,
-        hdrs.KEEP_ALIVE,
-        hdrs.PROXY_AUTHENTICATE,
-        hdrs.PROXY_AUTHORIZATION,
-        hdrs.TE,
-        hdrs.TRAILER,
-        hdrs.TRANSFER_ENCODING,
-        hdrs.UPGRADE,
-    )
-}
-_OURS = _HOP_BY_HOP | {
-    name.lower()
-    for name in (
-        hdrs.HOST,
-        hdrs.CONTENT_LENGTH,
-        hdrs.CONTENT_ENCODING,
-        hdrs.CONTENT_TYPE,
-        hdrs.ACCEPT_ENCODING,
-        hdrs.EXPECT,
-        _REQUEST_ID,
-    )
-}
-
 _logger = logging.getLogger("kvstore.proxy")
 
 
@@ -136,6 +110,8 @@ class Proxy:
         deadlines: how long it waits for them.
         tls: for clients; None: plain HTTP.
         upstream_tls: for instances with ``https://``; None: as the system trusts them.
+        responses: answers that were given before; None: all are computed.
+        tenants: whose keys share them: by API key.
     """
 
     def __init__(
@@ -144,6 +120,8 @@ class Proxy:
         deadlines: Deadlines,
         tls: ssl.SSLContext | None = None,
         upstream_tls: ssl.SSLContext | None = None,
+        responses: ResponseCache | None = None,
+        tenants: Mapping[str, str] | None = None,
     ) -> None:
         self._instances = instances
         self._deadlines = deadlines
@@ -155,6 +133,9 @@ class Proxy:
         """Connections that are here, but not yet for HTTP's server, which counts those whose handshake is over."""
         self._upstream = Upstream(instances, upstream_tls)
         self._metrics = ProxyMetrics()
+        self._cached = (
+            None if responses is None else CachedAnswers(responses, tenants or {}, Runs(instances, self._upstream))
+        )
         self._under_way = 0
         application = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_errors_as_json])
         for path in _PATHS:
@@ -183,13 +164,23 @@ class Proxy:
             await self._runner.cleanup()
             raise ResourceError(f"can't listen on {host}:{port}: {error.strerror or error}") from error
         await self._upstream.__aenter__()
+        if self._cached is not None:
+            await self._cached.start()
         self._accepting = [asyncio.create_task(self._accept(each)) for each in self._listeners]
         return int(self._listeners[0].getsockname()[1])
 
-    def use(self, tls: ssl.SSLContext | None, upstream_tls: ssl.SSLContext | None) -> None:
-        """What new connections have from now on: those of clients, and those to instances. Open ones go on."""
+    def use(
+        self,
+        tls: ssl.SSLContext | None,
+        upstream_tls: ssl.SSLContext | None,
+        tenants: Mapping[str, str] | None = None,
+    ) -> None:
+        """What new connections have from now on: those of clients, and those to instances. Open ones go on. Of the
+        tenants, what the next requests have."""
         self._tls = tls
         self._upstream.use(upstream_tls)
+        if self._cached is not None:
+            self._cached.use(tenants or {})
 
     async def stop(self) -> None:
         """End, behind the requests under way, :data:`DRAIN_SECONDS` at most."""
@@ -201,6 +192,8 @@ class Proxy:
             listener.close()
         await self._finish_requests()
         await self._runner.cleanup()
+        if self._cached is not None:
+            await self._cached.stop()
         await self._upstream.__aexit__()
 
     async def _finish_requests(self) -> None:
@@ -265,8 +258,11 @@ class Proxy:
             except InvalidRequestError as error:
                 outcome = "refused"
                 return error_response(str(error), 400)
-            exchange = _Exchange(request, asked)
-            response = await self._decode(exchange, await self._prefill(exchange))
+            exchange = Exchange(request, asked)
+            if self._cached is None:
+                response = await self._compute(exchange)
+            else:
+                response = await self._cached.answer(exchange, self._compute)
             outcome = exchange.outcome
         except web.HTTPException:
             outcome = "refused"
@@ -278,7 +274,10 @@ class Proxy:
             self._metrics.count("requests", outcome=outcome)
             self._metrics.observe("request", time.monotonic() - began)
 
-    async def _prefill(self, exchange: _Exchange) -> dict[str, Any] | None:
+    async def _compute(self, exchange: Exchange) -> web.StreamResponse:
+        return await self._decode(exchange, await self._prefill(exchange))
+
+    async def _prefill(self, exchange: Exchange) -> dict[str, Any] | None:
         """A ticket from one of the prefill instances; None: none of them gave one, or there is none for the request."""
         if has_several_prompts(exchange.asked):
             self._metrics.count("prefills", outcome="several_prompts")
@@ -314,11 +313,12 @@ class Proxy:
                 self._metrics.count("prefills", outcome="no_ticket")
                 return None
             self._metrics.count("prefills", outcome="ticket")
+            exchange.made_by.append(instance)
             return ticket
         self._metrics.count("prefills", outcome="failed")
         return None
 
-    async def _decode(self, exchange: _Exchange, ticket: Mapping[str, Any] | None) -> web.StreamResponse:
+    async def _decode(self, exchange: Exchange, ticket: Mapping[str, Any] | None) -> web.StreamResponse:
         """The answer, from whoever gives one."""
         body = json.dumps(decode_request(exchange.asked, ticket)).encode()
         plain = json.dumps(decode_request(exchange.asked, None)).encode()
@@ -351,13 +351,14 @@ class Proxy:
                 failed += not is_busy(answer.status)
                 self._retry(exchange, f"{instance.url} {error}", Role.DECODE, "status")
             else:
+                exchange.made_by.append(instance)
                 if instance.role is Role.PREFILL:
                     self._metrics.count("answered_plainly")
                 return response
         exchange.outcome = "failed"
         return answer
 
-    async def _hand_on(self, exchange: _Exchange, reply: Reply) -> web.StreamResponse:
+    async def _hand_on(self, exchange: Exchange, reply: Reply) -> web.StreamResponse:
         """A stream, event by event. Up to its first token it can fail and be asked for again; then it is the client's.
 
         Raises:
@@ -367,7 +368,8 @@ class Proxy:
         splitter = EventSplitter()
         response = web.StreamResponse(status=reply.status, headers=_answer_headers(reply.headers))
         held = bytearray()
-        done = False
+        started = done = False
+        exchange.record_stream()
         try:
             while not done:
                 data = await reply.read()
@@ -375,27 +377,29 @@ class Proxy:
                     raise reply.broke("the stream ended without its end")
                 for event in splitter.feed(data):
                     kind = kind_of(event)
-                    if not response.prepared:
+                    exchange.record_event(event)
+                    if not started:
                         if kind is EventKind.FAILED:
                             raise _FailedError("gave it up", error_response("the instance gave the request up", 502))
                         held += event
                         if kind is EventKind.EMPTY and len(held) < MOST_HELD_BYTES:
                             continue
                         event = bytes(held)
-                        await response.prepare(exchange.request)
+                        started = True
+                        await exchange.prepare(response)
                         self._metrics.observe("first_token", time.monotonic() - exchange.began)
-                    await response.write(event)
+                    await exchange.write(response, event)
                     done = done or kind is EventKind.DONE
         except (InstanceError, LimitExceededError) as error:
-            if not response.prepared:
+            if not started:
                 raise error if isinstance(error, InstanceError) else reply.broke(str(error)) from None
             _logger.warning("%s: lost behind its first token: %s", exchange.named, error)
             exchange.outcome = "broken"
-            await response.write(error_events(f"the answer broke off: {error}"))
-        await response.write_eof()
+            await exchange.write(response, error_events(f"the answer broke off: {error}"))
+        await exchange.end(response)
         return response
 
-    def _retry(self, exchange: _Exchange, words: object, stage: Role, reason: str) -> None:
+    def _retry(self, exchange: Exchange, words: object, stage: Role, reason: str) -> None:
         _logger.info("%s: %s failed: %s", exchange.named, stage, words)
         self._metrics.count("retries", stage=stage.value, reason=reason)
 
@@ -403,7 +407,7 @@ class Proxy:
         """What the instances serve, and whether they let a browser ask (OPTIONS), as one of them says it."""
         tried: list[Instance] = []
         answer = error_response("no instance is there", 503)
-        exchange = _Exchange(request, {})
+        exchange = Exchange(request, {})
         method = hdrs.METH_OPTIONS if request.method == hdrs.METH_OPTIONS else hdrs.METH_GET  # for HEAD, too
         while (instance := self._instances.choose(Role.DECODE, tried)) is not None:
             tried.append(instance)
@@ -427,34 +431,10 @@ class Proxy:
         return web.json_response({"instances": instances}, status=200 if self._instances.serving else 503)
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(
-            text=self._metrics.text(self._instances), headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4"}
-        )
-
-
-class _Exchange:
-    """One client's request on its way."""
-
-    def __init__(self, request: web.Request, asked: dict[str, Any]) -> None:
-        self.request = request
-        self.asked = asked
-        self.request_id = request.headers.get(_REQUEST_ID) or uuid.uuid4().hex
-        self.named = self.request_id[:_MOST_LOGGED]
-        """In the log."""
-        self.began = time.monotonic()
-        self.outcome = "answered"
-
-    def headers(self, suffix: str) -> CIMultiDict[str]:
-        """What an instance is sent: the client's headers but for those of its connection, and an id for each attempt,
-        since engines take each id once."""
-        named = {name.strip().lower() for name in self.request.headers.get(hdrs.CONNECTION, "").split(",")}
-        headers = CIMultiDict(
-            (name, value) for name, value in self.request.headers.items() if name.lower() not in _OURS | named
-        )
-        headers[_REQUEST_ID] = self.request_id + suffix
-        headers[hdrs.CONTENT_TYPE] = "application/json"
-        headers[hdrs.ACCEPT_ENCODING] = "identity"
-        return headers
+        text = self._metrics.text(self._instances)
+        if self._cached is not None:
+            text += self._cached.metrics_text()
+        return web.Response(text=text, headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4"})
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
@@ -510,7 +490,7 @@ async def _read(request: web.Request) -> bytes:
         raise web.HTTPBadRequest(text=f"the body can't be read: {fault_of(error)}") from None
 
 
-async def _whole(exchange: _Exchange, reply: Reply) -> web.Response:
+async def _whole(exchange: Exchange, reply: Reply) -> web.Response:
     """An answer that is no stream.
 
     Raises:
@@ -526,6 +506,7 @@ async def _whole(exchange: _Exchange, reply: Reply) -> web.Response:
             json.loads(body)
         except (ValueError, RecursionError):
             raise reply.broke("its answer is not JSON") from None
+        exchange.record_body(body)
     else:
         exchange.outcome = "refused"
     return response
@@ -536,7 +517,7 @@ def _is_stream(reply: Reply) -> bool:
 
 
 def _answer_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    left_out = _HOP_BY_HOP | {"content-length", "date", "server"}
+    left_out = HOP_BY_HOP | {"content-length", "date", "server"}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in left_out)
 
 

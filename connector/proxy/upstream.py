@@ -149,6 +149,23 @@ class Upstream:
             finally:
                 response.close()  # an instance stops working when whoever asked hangs up
 
+    async def look(self, instance: Instance, path: str, most_bytes: int) -> bytes | None:
+        """What an instance says of itself, which is no request: it changes nothing of who is in service. Empty: it
+        answers, and not with that. None: it does not answer, or says more than so many bytes."""
+        try:
+            async with (
+                asyncio.timeout(CHECK_SECONDS),
+                self._session.get(instance.url + path, allow_redirects=False, ssl=self._tls) as response,
+            ):
+                if response.status != 200:
+                    return b""
+                body = bytearray()
+                while (data := await response.content.readany()) and len(body) <= most_bytes:
+                    body += data
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+            return None
+        return bytes(body) if len(body) <= most_bytes else None
+
     @asynccontextmanager
     async def waiting(self, instance: Instance, silence: float) -> AsyncIterator[None]:
         """Around a wait for an instance, and nothing else: whatever goes wrong in it is the instance's failure."""

@@ -28,6 +28,7 @@ _COMMANDS = {
     "kvstore.cli.bench.command": ("bench",),
     "kvstore.cli.bench.capacity_plan": ("plan",),
     "kvstore.cli.proxy": ("proxy",),
+    "kvstore.cli.responses": ("responses",),
     "kvstore.cli.documents": ("docs",),
 }
 """Module → its commands. Only the module of the command that is called is imported: probes are called often."""
@@ -80,7 +81,8 @@ def _called(given: list[str], options: argparse.Namespace | None) -> str:
     """The command as it was called, without its arguments."""
     if options is None:  # nothing was parsed: --help
         return " ".join(("kvstore", *(each for each in given[:1] if each[:1] != "-")))
-    return " ".join(("kvstore", options.command, *([options.bench] if "bench" in options else [])))
+    inner = [getattr(options, options.command)] if options.command in ("bench", "responses") else []
+    return " ".join(("kvstore", options.command, *inner))
 
 
 def _what_to_do(error: KVStoreError, options: argparse.Namespace | None) -> str:

@@ -12,15 +12,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvstore.cli.responses_store import StoreFlags, read_tenants
 from kvstore.cli.stdout import print_ready
 from kvstore.config.node import is_loopback, parse_address
 from kvstore.errors import ConfigError, ResourceError
+from kvstore.responses.cache import ResponseCache
+from kvstore.responses.store import Limits
 from kvstore.security.certificate import DAY, tell_of_end, validity_of
 from kvstore.security.secret_files import read_file
 from kvstore.security.tls import client_context, server_context
 from kvstore.service.access.descriptor_budget import raise_limit
+from kvstore.units import parse_duration, parse_named, parse_size
 
 _LONGEST_DEADLINE = 86400.0
+_LONGEST_TTL = 365 * 86400.0
+_MOST_SIZE = 1 << 40
+_MOST_ENTRIES = 10_000_000
+_LONGEST_RESPONSES_DEADLINE = 60_000.0
+_RESPONSES = StoreFlags.with_prefix("--responses-")
 _log = logging.getLogger("kvstore.proxy")
 
 
@@ -89,6 +98,40 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         help="how long a decode instance may be silent; an answer that is not streamed must be complete by then"
         " (default: 600)",
     )
+    _RESPONSES.add_to(
+        proxy,
+        "answer requests that were answered before from this store: sqlite (a file in the cache folder), a file's path,"
+        " or the redis://, rediss:// or unix:// URL of a Redis that proxies share (default: off). `kvstore docs"
+        " responses` says which requests",
+        None,
+    )
+    proxy.add_argument(
+        "--responses-ttl", metavar="TIME", default="1h", help="how long a response is told again (default: 1h)"
+    )
+    proxy.add_argument(
+        "--responses-size", metavar="SIZE", default="1GiB", help="most bytes of responses that are kept (default: 1GiB)"
+    )
+    proxy.add_argument(
+        "--responses-entries",
+        metavar="N",
+        type=int,
+        default=100_000,
+        help="most responses that are kept (default: 100000)",
+    )
+    proxy.add_argument(
+        "--responses-deadline",
+        metavar="MS",
+        type=float,
+        default=50.0,
+        help="milliseconds that a request waits for the store before it is computed (default: 50)",
+    )
+    proxy.add_argument(
+        "--responses-tenants",
+        metavar="FILE",
+        type=Path,
+        help="API keys and their tenants, a token file as a node has it: the keys of a tenant share responses"
+        " (default: each key has its own)",
+    )
     proxy.set_defaults(run=run)
 
 
@@ -114,16 +157,22 @@ def run(options: argparse.Namespace) -> int:
             raise
         raise ResourceError("aiohttp is missing; pip install 'kvstore-offload[proxy]'") from error
     deadlines = Deadlines(options.prefill_deadline, options.decode_deadline)
+    tenants = read_tenants(options.responses_tenants)
+    responses = _responses(options)
 
     async def serve() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        proxy = Proxy(instances, deadlines, tls, upstream_tls)
+        proxy = Proxy(instances, deadlines, tls, upstream_tls, responses, tenants)
 
         def reload() -> None:
             try:
-                proxy.use(_tls_for_clients(options, host), _tls_for_instances(options, urls))
+                proxy.use(
+                    _tls_for_clients(options, host),
+                    _tls_for_instances(options, urls),
+                    read_tenants(options.responses_tenants),
+                )
             except ConfigError as error:
                 _log.error("SIGHUP: nothing was reloaded: %s", error)
             else:
@@ -155,6 +204,37 @@ def run(options: argparse.Namespace) -> int:
     raise_limit()  # often a thousand, and a request takes two or three
     asyncio.run(serve())
     return 0
+
+
+def _responses(options: argparse.Namespace) -> ResponseCache | None:
+    """The cache of responses; None: it is off.
+
+    Raises:
+        ConfigError: a flag's value can't be used, or is for a cache that is off.
+        ResourceError: the file can't be used.
+    """
+    if options.responses is None:
+        for flag in ("responses_key_file", "responses_plain", "responses_password_file", "responses_tenants"):
+            if getattr(options, flag):
+                name = flag.replace("_", "-")
+                raise ConfigError(f"--{name} is for responses that are kept: give --responses WHERE as well")
+        return None
+    ttl, size = (
+        parse_named(f"--responses-{name}", parse, getattr(options, f"responses_{name}"))
+        for name, parse in (("ttl", parse_duration), ("size", parse_size))
+    )
+    deadline = options.responses_deadline
+    for name, value, most in (
+        ("ttl", ttl, _LONGEST_TTL),
+        ("size", size, _MOST_SIZE),
+        ("entries", options.responses_entries, _MOST_ENTRIES),
+        ("deadline", deadline, _LONGEST_RESPONSES_DEADLINE),
+    ):
+        if not 0 < value <= most:
+            raise ConfigError(f"--responses-{name} must be above 0 and at most {most:g}, got {value:g}")
+    sealing = _RESPONSES.sealing(options)
+    store = _RESPONSES.open(options, Limits(options.responses_entries, int(size)))
+    return ResponseCache(store, sealing, ttl, deadline / 1000)
 
 
 def _tls_for_clients(options: argparse.Namespace, host: str) -> ssl.SSLContext | None:

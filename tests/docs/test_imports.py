@@ -44,7 +44,7 @@ FLOORS = (
     ("kvstore/catalog", "kvstore/config", "kvstore/tiers"),
     ("kvstore/catalog/policies",),
     ("kvstore/arena", "kvstore/segments", "kvstore/tracing.py", "kvstore/wire"),
-    ("kvstore/events", "kvstore/host", "kvstore/logs.py", "kvstore/status.py"),
+    ("kvstore/events", "kvstore/host", "kvstore/logs.py", "kvstore/responses", "kvstore/status.py"),
     (
         "gpu",
         "kvstore/client_name.py",
@@ -70,7 +70,7 @@ FLOORS = (
 # Who imports a package that is not the project's, by the names above: all of them, and nobody else.
 IMPORTED_BY = {
     "aiohttp": ("connector/proxy",),
-    "cryptography": ("kvstore/segments",),
+    "cryptography": ("kvstore/responses", "kvstore/segments"),
     "grpc": (
         "kvstore/cli/bench",
         "kvstore/client",
@@ -99,11 +99,12 @@ IMPORTED_BY = {
     "prometheus_client": (
         "kvstore/logs.py",
         "kvstore/node",
+        "kvstore/responses",
         "kvstore/service",
         "kvstore/service/access",
         "kvstore/service/http",
     ),
-    "redis": ("kvstore/cli/bench", "kvstore/cli/doctor", "kvstore/tiers/redis/net"),
+    "redis": ("kvstore/cli/bench", "kvstore/cli/doctor", "kvstore/responses", "kvstore/tiers/redis/net"),
     "rich": ("connector/reference", "kvstore/cli", "kvstore/cli/bench", "kvstore/cli/doctor"),
     "sglang": ("connector/sglang.py",),
     "torch": ("connector/engine", "connector/reference", "connector/sglang.py", "connector/vllm.py", "gpu"),

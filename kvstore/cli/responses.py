@@ -1,0 +1,171 @@
+"""``kvstore responses``: what a proxy's cache of responses holds, what it would tell, and how to remove from it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli.exit_codes import EXIT_CODES
+from kvstore.cli.responses_store import SQLITE, StoreFlags, read_secret
+from kvstore.errors import InvalidRequestError
+from kvstore.responses.cache import entry_name, key_digest
+from kvstore.responses.policy import CacheControl, Caller, refusal
+from kvstore.responses.request import CHAT, COMPLETIONS, NotCacheable, read_request
+from kvstore.responses.store import Choice, Label, Limits
+from kvstore.units import format_duration, format_size
+
+_FLAGS = StoreFlags.with_prefix("")
+_WHERE = (
+    "the store, as `kvstore proxy --responses` names it: sqlite, a file's path, or the URL of a Redis (default: sqlite)"
+)
+_SHOWN_NAME = 16
+"""Characters of an entry's name in a table."""
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add its parser, and one for each thing that it does."""
+    responses = commands.add_parser(
+        "responses",
+        help="look into the responses that a proxy keeps, and remove some",
+        description="Look into the responses that `kvstore proxy --responses` keeps, and remove some.",
+        epilog="`kvstore docs responses` says what is kept.\n\n" + EXIT_CODES,
+    )
+    group = responses.add_subparsers(dest="responses", required=True, metavar="WHAT")
+    for name, words, run in (
+        ("status", "how many there are", _status),
+        ("list", "each of them: its name, model, tenant, age", _list),
+        ("delete", "remove some; every proxy that shares the store finds them gone", _delete),
+        ("explain", "whether a request is looked up, and what it would find", _explain),
+    ):
+        each = group.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".", epilog=_EPILOGS[name])
+        _FLAGS.add_to(each, _WHERE, SQLITE)
+        each.add_argument("--json", action="store_true", help="print JSON")
+        each.set_defaults(run=run)
+        if name in ("delete", "explain"):
+            each.add_argument(
+                "--api-key-file", metavar="FILE", type=Path, help="holds the API key by which they were asked for"
+            )
+            each.add_argument("--tenant", metavar="NAME", help="of this tenant")
+        if name == "delete":
+            each.add_argument("--entry", metavar="NAME", help="as X-KVStore-Cache and `list --json` say it")
+            each.add_argument("--model", metavar="NAME", help="of this model, as requests name it")
+            each.add_argument("--all", action="store_true", help="all of them")
+        if name == "explain":
+            each.add_argument("request", metavar="REQUEST", help="the request's body, JSON; - reads it from stdin")
+            each.add_argument(
+                "--cache-control", metavar="VALUE", default="", help="the request's header of this name, as max-age=60"
+            )
+
+
+_EPILOGS = {
+    "status": "example:\n  kvstore responses status --key-file /etc/kvstore/responses.key",
+    "list": "example:\n  kvstore responses list --store redis://10.0.0.5:6379 --key-file /etc/kvstore/responses.key",
+    "delete": "What is given must all be so of an entry that is removed.\n\n"
+    "example:\n  kvstore responses delete --model my-model --tenant search --key-file /etc/kvstore/responses.key",
+    "explain": "Without --api-key-file and --tenant: for a caller who shows no key.\n\n"
+    'example:\n  kvstore responses explain \'{"model": "m", "prompt": "Hi", "temperature": 0}\''
+    " --key-file /etc/kvstore/responses.key",
+}
+
+
+def _status(options: argparse.Namespace) -> int:
+    _FLAGS.sealing(options)
+    store = _FLAGS.open(options, Limits())
+    try:
+        usage = store.usage()
+    finally:
+        store.close()
+    if options.json:
+        print(json.dumps(asdict(usage)))
+    else:
+        print(f"{usage.entries} responses, {format_size(usage.bytes)}")
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from kvstore.cli.tables import figures_table, print_table, shown
+
+    _FLAGS.sealing(options)
+    store = _FLAGS.open(options, Limits())
+    now = time.time()
+    table = figures_table("entry", "model", "tenant", "age", "ends in", left=("entry", "model", "tenant"))
+    try:
+        for label in sorted(store.labels(), key=lambda label: label.stored_at):
+            if options.json:
+                print(json.dumps(asdict(label)))
+            else:
+                age, left = (format_duration(each) for each in (now - label.stored_at, label.expires_at - now))
+                table.add_row(label.entry[:_SHOWN_NAME], shown(label.model), shown(label.tenant), age, left)
+    finally:
+        store.close()
+    if not options.json:
+        print_table(table)
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    sealing = _FLAGS.sealing(options)
+    key = None if options.api_key_file is None else key_digest(sealing, _api_key(options))
+    choice = Choice(options.entry, options.tenant, key, options.model)
+    if (choice == Choice()) != options.all:
+        raise InvalidRequestError("say which: --entry, --api-key-file, --tenant, --model, or --all alone")
+    store = _FLAGS.open(options, Limits())
+    try:
+        gone = store.delete(choice)
+    finally:
+        store.close()
+    print(json.dumps({"deleted": gone}) if options.json else f"{gone} deleted")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    text = sys.stdin.read() if options.request == "-" else options.request
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"the request is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequestError("the request is not a JSON object")
+    sealing = _FLAGS.sealing(options)
+    request = read_request(CHAT if "messages" in fields else COMPLETIONS, fields)
+    refused = (
+        request if isinstance(request, NotCacheable) else refusal(request, CacheControl.read(options.cache_control))
+    )
+    if isinstance(request, NotCacheable) or refused is not None:
+        assert refused is not None, "one of both"
+        said = {"looked_up": False, "reason": refused.reason, "words": refused.words}
+        print(json.dumps(said) if options.json else f"computed, and not kept: {refused.words}")
+        return 0
+    key = "" if options.api_key_file is None else _api_key(options)
+    entry = entry_name(sealing, request, Caller(key, options.tenant or ""))
+    store = _FLAGS.open(options, Limits())
+    try:
+        found = store.get(entry)
+    finally:
+        store.close()
+    readable = found is not None and sealing.open(found.label, found.sealed) is not None
+    if options.json:
+        label = None if found is None else asdict(found.label)
+        print(json.dumps({"looked_up": True, "entry": entry, "found": label, "readable": readable}))
+    else:
+        print(f"looked up as {entry}: {_found(None if found is None else found.label, readable)}")
+    return 0
+
+
+def _found(label: Label | None, readable: bool) -> str:
+    if label is None:
+        return "no such response is kept"
+    if not readable:
+        return "one is kept, but it is damaged or of another key: the request is computed"
+    now = time.time()
+    age, left = (format_duration(each) for each in (now - label.stored_at, label.expires_at - now))
+    return f"one is kept, {age} old, for {left} more; it is told while these runs of instances go on: {label.weights}"
+
+
+def _api_key(options: argparse.Namespace) -> str:
+    return read_secret(options.api_key_file, "API key file")

@@ -1,0 +1,346 @@
+"""Answers that were given before: what a proxy, or a program, asks before it asks a model.
+
+The store is asked by threads, with a deadline, and never in a way that can fail a request: whatever goes wrong, the
+request is computed. See :mod:`kvstore.responses` for the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.breaker import Breaker
+from kvstore.responses.answer import as_body, as_events, read_answer, tokens_of
+from kvstore.responses.flight import Flights
+from kvstore.responses.metrics import ResponseMetrics
+from kvstore.responses.policy import CacheControl, Caller, refusal
+from kvstore.responses.request import CacheableRequest, NotCacheable, read_request
+from kvstore.responses.sealing import Sealing
+from kvstore.responses.store import Entry, Label, Store, StoreError
+
+DEADLINE = 0.05
+"""Seconds that a request waits for the store."""
+MOST_ANSWER_BYTES = 4 << 20
+"""Longest answer that is kept."""
+_THREADS = 4
+_MOST_LOOKUPS = 64
+"""That wait for threads; one more is not made."""
+_MOST_WAITING_BYTES = 64 << 20
+"""Of answers on their way into the store; beyond that they are not kept."""
+_FAILURES, _PAUSE, _LONGEST_PAUSE = 3, 1.0, 30.0
+
+_log = logging.getLogger("kvstore.responses")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request that may be looked up and kept."""
+
+    entry: str
+    """The name of its answer."""
+    request: CacheableRequest
+    caller: Caller
+    control: CacheControl
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An answer that was given before, or just now by an equal request."""
+
+    label: Label
+    answer: dict[str, Any]
+    """As a body that is no stream."""
+    seconds: float
+    """That it took."""
+
+    def told(self, question: Question) -> bytes | None:
+        """As the question wants it; None: it can't be told in that form."""
+        if question.request.stream:
+            return as_events(self.answer, question.request.chat, question.request.with_usage)
+        return as_body(self.answer, question.request.chat)
+
+    def age(self, now: float) -> int:
+        """In whole seconds."""
+        return max(0, int(now - self.label.stored_at))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What :meth:`ResponseCache.answer` gives: a body or events, as the request asked for them."""
+
+    content: bytes
+    entry: str | None = None
+    """Of a hit; None: it was computed for this request."""
+    age: int = 0
+    """Of a hit, in seconds."""
+
+
+class ResponseCache:
+    """For one event loop. It owns the store.
+
+    Args:
+        store: where answers lie.
+        sealing: how they lie there.
+        ttl: seconds after which an answer ends.
+        deadline: seconds that a request waits for the store.
+        now: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sealing: Sealing,
+        ttl: float,
+        deadline: float = DEADLINE,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._sealing = sealing
+        self._ttl = ttl
+        self._deadline = deadline
+        self.now = now
+        self.flights: Flights[Kept] = Flights()
+        self.metrics = ResponseMetrics(lambda: self.flights.followers)
+        self._readers = ThreadPoolExecutor(_THREADS, "kvstore-responses")
+        self._writer = ThreadPoolExecutor(1, "kvstore-responses-writer")
+        self._reading = 0
+        self._waiting_bytes = 0
+        self._writes: set[asyncio.Future[None]] = set()
+        self._breaker = Breaker(_FAILURES, _PAUSE, _LONGEST_PAUSE)
+
+    def question(
+        self, path: str, fields: Mapping[str, Any], caller: Caller, control: CacheControl
+    ) -> Question | NotCacheable:
+        """What a request asks of the cache, or why nothing."""
+        request = read_request(path, fields)
+        refused = request if isinstance(request, NotCacheable) else refusal(request, control)
+        if refused is not None:
+            self.metrics.passed_by.labels(refused.reason).inc()
+            return refused
+        assert isinstance(request, CacheableRequest), "it was not refused"
+        return Question(entry_name(self._sealing, request, caller), request, caller, control)
+
+    async def look_up(self, question: Question, going_on: Collection[str]) -> tuple[Kept, bytes] | None:
+        """The answer to an equal request, and how it is told to this one. None: compute.
+
+        Args:
+            question: what is asked.
+            going_on: the runs of instances whose answers count.
+        """
+        began = time.monotonic()
+        kept, outcome = await self._look_up(question, going_on)
+        content = None if kept is None else kept.told(question)
+        if kept is not None and content is None:
+            outcome = "other_form"
+        self.metrics.lookups.labels(outcome).inc()
+        self.metrics.lookup_seconds.observe(time.monotonic() - began)
+        if kept is None or content is None:
+            return None
+        self._saved(kept)
+        return kept, content
+
+    def share(self, question: Question, kept: Kept | None) -> bytes | None:
+        """What a request is told of the answer to an equal one that was under way; None: it is not for this one."""
+        if kept is None or not self._young_enough(question, kept):
+            return None
+        content = kept.told(question)
+        if content is not None:
+            self.metrics.shared.inc()
+            self._saved(kept)
+        return content
+
+    def keep(
+        self, question: Question, answer: dict[str, Any] | None, runs: Collection[str], seconds: float
+    ) -> Kept | None:
+        """Store an answer, in the background.
+
+        Args:
+            question: what was asked.
+            answer: a body; None: it is not finished.
+            runs: of the instances that made it; none: it is not known.
+            seconds: that it took.
+
+        Returns:
+            What those get who asked the same meanwhile; None: it is not for them.
+        """
+        if answer is None:
+            self.metrics.kept.labels("unfinished").inc()
+            return None
+        now = self.now()
+        caller = question.caller
+        label = Label(
+            question.entry,
+            caller.tenant,
+            key_digest(self._sealing, caller.key),
+            question.request.model,
+            ",".join(sorted(runs)),
+            now,
+            now + self._ttl,
+        )
+        kept = Kept(label, answer, seconds)
+        if not runs:
+            self.metrics.kept.labels("unknown_run").inc()
+            return kept
+        content = json.dumps([question.request.canonical.decode(), answer, seconds]).encode()
+        if len(content) > MOST_ANSWER_BYTES:
+            self.metrics.kept.labels("too_large").inc()
+        elif self._waiting_bytes + len(content) > _MOST_WAITING_BYTES or not self._breaker.allows():
+            self.metrics.kept.labels("skipped").inc()
+        else:
+            self._waiting_bytes += len(content)
+            write = asyncio.ensure_future(self._write(label, content))
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
+        return kept
+
+    async def answer(
+        self,
+        path: str,
+        fields: Mapping[str, Any],
+        compute: Callable[[], Awaitable[bytes]],
+        *,
+        caller: Caller,
+        cache_control: str = "",
+        run: str = "",
+    ) -> Answered:
+        """An answer given before, or what ``compute`` gives, which is kept if it may be.
+
+        Args:
+            path: ``/v1/chat/completions`` or ``/v1/completions``.
+            fields: of the request.
+            compute: asks the model; gives the whole body, or all events of the stream.
+            caller: for whom.
+            cache_control: as the header of this name.
+            run: what answers, without a comma: answers of other runs don't count. Give another name when the model's
+                weights may have changed.
+
+        Raises:
+            Exception: what ``compute`` raises.
+        """
+        question = self.question(path, fields, caller, CacheControl.read(cache_control))
+        if isinstance(question, NotCacheable):
+            return Answered(await compute())
+        if not question.control.looks_up:
+            return (await self._compute(question, compute, run))[0]
+        flight, leads = self.flights.join(question.entry)
+        if leads:
+
+            async def lead() -> Answered:
+                if (hit := await self.look_up(question, (run,))) is not None:
+                    kept, content = hit
+                    flight.finish(kept)
+                    return Answered(content, kept.label.entry, kept.age(self.now()))
+                answered, computed = await self._compute(question, compute, run)
+                flight.finish(computed)
+                return answered
+
+            return await flight.lead(lead())
+        kept = await flight.follow()
+        if (content := self.share(question, kept)) is not None and kept is not None:
+            return Answered(content, kept.label.entry, kept.age(self.now()))
+        return (await self._compute(question, compute, run))[0]
+
+    async def close(self) -> None:
+        """Finish what is being stored, and let go of the store."""
+        await self.flights.close()
+        if self._writes:
+            await asyncio.wait(self._writes)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._readers.shutdown)
+        await loop.run_in_executor(None, self._writer.shutdown)
+        self._store.close()
+
+    def _young_enough(self, question: Question, kept: Kept) -> bool:
+        limit = question.control.max_age
+        return limit is None or kept.age(self.now()) <= limit
+
+    def _saved(self, kept: Kept) -> None:
+        self.metrics.saved_seconds.inc(kept.seconds)
+        self.metrics.saved_tokens.inc(tokens_of(kept.answer))
+
+    async def _compute(
+        self, question: Question, compute: Callable[[], Awaitable[bytes]], run: str
+    ) -> tuple[Answered, Kept | None]:
+        began = time.monotonic()
+        content = await compute()
+        answer = read_answer(content, question.request.chat, question.request.stream, MOST_ANSWER_BYTES)
+        return Answered(content), self.keep(question, answer, (run,), time.monotonic() - began)
+
+    async def _look_up(self, question: Question, going_on: Collection[str]) -> tuple[Kept | None, str]:
+        if self._reading >= _MOST_LOOKUPS or not self._breaker.allows():
+            return None, "skipped"
+        self._reading += 1
+        reading = asyncio.get_running_loop().run_in_executor(self._readers, self._read, question)
+        reading.add_done_callback(self._has_read)
+        try:
+            kept, outcome = await asyncio.wait_for(asyncio.shield(reading), self._deadline)
+        except TimeoutError:
+            return None, "late"
+        except StoreError:
+            return None, "failed"
+        if kept is None:
+            return None, outcome
+        runs = kept.label.weights.split(",")
+        if not all(run in going_on for run in runs) or not self._young_enough(question, kept):
+            return None, "old"
+        return kept, "hit"
+
+    def _has_read(self, reading: asyncio.Future[tuple[Kept | None, str]]) -> None:
+        self._reading -= 1
+        self._tell_breaker(None if reading.cancelled() else reading.exception())
+
+    def _read(self, question: Question) -> tuple[Kept | None, str]:
+        """In a thread."""
+        entry = self._store.get(question.entry)
+        if entry is None:
+            return None, "miss"
+        content = self._sealing.open(entry.label, entry.sealed)
+        try:
+            asked, answer, seconds = json.loads(content or b"")
+        except (ValueError, TypeError, RecursionError):
+            return None, "unreadable"
+        if asked != question.request.canonical.decode():
+            return None, "unreadable"
+        return Kept(entry.label, answer, seconds), "hit"
+
+    async def _write(self, label: Label, content: bytes) -> None:
+        def write() -> bool:
+            return self._store.put(Entry(label, self._sealing.seal(label, content)))
+
+        try:
+            stored = await asyncio.get_running_loop().run_in_executor(self._writer, write)
+        except StoreError as error:
+            self._tell_breaker(error)
+            self.metrics.kept.labels("failed").inc()
+        else:
+            self._tell_breaker(None)
+            self.metrics.kept.labels("stored" if stored else "too_large").inc()
+        finally:
+            self._waiting_bytes -= len(content)
+
+    def _tell_breaker(self, error: BaseException | None) -> None:
+        was = self._breaker.failure
+        if error is None:
+            self._breaker.succeeded()
+            if was is not None:
+                _log.info("the store of responses answers again")
+            return
+        self._breaker.failed(str(error))
+        if was is None and self._breaker.failure is not None:
+            _log.warning("requests are computed, none is looked up for a while: %s", error)
+
+
+def entry_name(sealing: Sealing, request: CacheableRequest, caller: Caller) -> str:
+    """Of the answer to a request, for those who share it."""
+    return sealing.name("entry", [*(part.encode() for part in caller.scope), b"", request.canonical])
+
+
+def key_digest(sealing: Sealing, key: str) -> str:
+    """By which entries made with an API key are known; empty for none."""
+    return sealing.name("key", [key.encode()])[:32] if key else ""

@@ -1,0 +1,62 @@
+"""What the cache of answers counts, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_LOOKUP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+
+
+class ResponseMetrics:
+    """Counters since the start, in a registry of their own.
+
+    Args:
+        followers: how many requests wait for an equal one now.
+    """
+
+    def __init__(self, followers: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        waiting = Gauge(
+            "kvstore_responses_followers", "Requests that wait for an equal one under way", registry=self._registry
+        )
+        waiting.set_function(followers)
+        self.passed_by = self._counter(
+            "passed_by",
+            "Requests that were neither looked up nor kept, by reason: unknown_field, not_determined (neither"
+            " temperature 0 nor a seed, nor asked for), no_store, browser (with an Origin), query, no_prompt, too_long,"
+            " not_json, path",
+            "reason",
+        )
+        self.lookups = self._counter(
+            "lookups",
+            "Lookups by outcome: hit, miss, old (of instances that have restarted, or older than max-age), other_form"
+            " (can't be told as the body, or the events, that are asked for), late (beyond the deadline), failed (the"
+            " store), skipped (the store fails again and again, or too many wait for it), unreadable (damaged, or of"
+            " another key)",
+            "outcome",
+        )
+        self.shared = self._counter("shared", "Requests answered by an equal one that was under way")
+        self.kept = self._counter(
+            "kept",
+            "Answers by whether they were stored: stored, unfinished (not at an end of their own, or not understood),"
+            " too_large, unknown_run (the instance has just come back), skipped, failed",
+            "outcome",
+        )
+        self.saved_seconds = self._counter("saved_seconds", "Seconds that the answers of hits had taken")
+        self.saved_tokens = self._counter("saved_tokens", "Tokens, of prompt and answer, that hits did not compute")
+        self.lookup_seconds = Histogram(
+            "kvstore_responses_lookup_seconds",
+            "How long a request waited for the store",
+            registry=self._registry,
+            buckets=_LOOKUP_SECONDS,
+        )
+
+    def text(self) -> str:
+        """Everything, in Prometheus' text format."""
+        lines = generate_latest(self._registry).decode().splitlines()
+        return "".join(f"{line}\n" for line in lines if "_created" not in line)
+
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        return Counter(f"kvstore_responses_{name}", words, labels, registry=self._registry)

@@ -1,0 +1,200 @@
+"""Answers in an SQLite file, which several processes of one machine may share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore.errors import FormatError, ResourceError
+from kvstore.responses.store import Choice, Entry, Label, Limits, StoreError, Usage
+
+_VERSION = 1
+"""Of the schema, which sets it."""
+_BUSY_SECONDS = 1.0
+"""For another process' change to end."""
+_LISTED_AT_ONCE = 500
+_LABEL = "entry, tenant, key, model, weights, stored_at, expires_at"
+_SCHEMA = """
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS entries (
+    entry TEXT PRIMARY KEY, tenant TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL, weights TEXT NOT NULL,
+    stored_at REAL NOT NULL, expires_at REAL NOT NULL, size INTEGER NOT NULL, sealed BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS ends ON entries (expires_at, entry, size);
+CREATE TABLE IF NOT EXISTS totals (one INTEGER PRIMARY KEY CHECK (one = 1), entries INTEGER, bytes INTEGER);
+INSERT OR IGNORE INTO totals VALUES (1, 0, 0);
+CREATE TRIGGER IF NOT EXISTS came AFTER INSERT ON entries BEGIN
+    UPDATE totals SET entries = entries + 1, bytes = bytes + new.size; END;
+CREATE TRIGGER IF NOT EXISTS went AFTER DELETE ON entries BEGIN
+    UPDATE totals SET entries = entries - 1, bytes = bytes - old.size; END;
+PRAGMA user_version = 1;
+COMMIT;
+"""
+
+_log = logging.getLogger("kvstore.responses")
+
+
+class SQLiteStore:
+    """A file, made when it is missing, that its user alone can read. It survives being killed at any moment.
+
+    A file that is no database any more is put aside, and a new one begun: its answers are computed again.
+
+    Args:
+        path: of the file.
+        limits: what it holds at most.
+        now: seconds since 1970.
+
+    Raises:
+        ResourceError: the file can't be made or read.
+        FormatError: another version of kvstore wrote it.
+    """
+
+    def __init__(self, path: Path, limits: Limits, now: Callable[[], float] = time.time) -> None:
+        self._limits = limits
+        self._now = now
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            try:
+                self._writer = _opened(path)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):  # it is locked, or can't be read
+                    raise
+                _put_aside(path, error)
+                self._writer = _opened(path)
+            self._reader = _opened(path)
+        except OSError as error:
+            raise ResourceError.of_place(path, error) from error
+        except sqlite3.Error as error:
+            raise ResourceError(f"{path} can't be used: {error}") from error
+
+    def get(self, entry: str) -> Entry | None:
+        """See :class:`kvstore.responses.store.Store`."""
+        with self._reading, _failing():
+            row = self._reader.execute(
+                f"SELECT {_LABEL}, sealed FROM entries WHERE entry = ? AND expires_at > ?",  # noqa: S608 - constants
+                (entry, self._now()),
+            ).fetchone()
+        return None if row is None else Entry(Label(*row[:-1]), bytes(row[-1]))
+
+    def put(self, entry: Entry) -> bool:
+        """See :class:`kvstore.responses.store.Store`."""
+        if entry.size > self._limits.bytes or not self._limits.entries:
+            return False
+        label = entry.label
+        with self._changing() as db:
+            db.execute("DELETE FROM entries WHERE entry = ? OR expires_at <= ?", (label.entry, self._now()))
+            while True:
+                entries, size = db.execute("SELECT entries, bytes FROM totals").fetchone()
+                if entries < self._limits.entries and size + entry.size <= self._limits.bytes:
+                    break
+                db.execute("DELETE FROM entries WHERE entry = (SELECT entry FROM entries ORDER BY expires_at LIMIT 1)")
+            db.execute(
+                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    label.entry,
+                    label.tenant,
+                    label.key,
+                    label.model,
+                    label.weights,
+                    label.stored_at,
+                    label.expires_at,
+                    entry.size,
+                    entry.sealed,
+                ),
+            )
+        return True
+
+    def labels(self) -> Iterator[Label]:
+        """See :class:`kvstore.responses.store.Store`."""
+        last = ""
+        while True:
+            with self._reading, _failing():
+                rows = self._reader.execute(
+                    f"SELECT {_LABEL} FROM entries WHERE entry > ? AND expires_at > ?"  # noqa: S608 - constants
+                    " ORDER BY entry LIMIT ?",
+                    (last, self._now(), _LISTED_AT_ONCE),
+                ).fetchall()
+            if not rows:
+                return
+            for row in rows:
+                yield Label(*row)
+            last = rows[-1][0]
+
+    def delete(self, choice: Choice) -> int:
+        """See :class:`kvstore.responses.store.Store`."""
+        with self._changing() as db:
+            done = db.execute(
+                "DELETE FROM entries WHERE (?1 IS NULL OR entry = ?1) AND (?2 IS NULL OR tenant = ?2)"
+                " AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR model = ?4)",
+                (choice.entry, choice.tenant, choice.key, choice.model),
+            )
+        return done.rowcount
+
+    def usage(self) -> Usage:
+        """See :class:`kvstore.responses.store.Store`."""
+        with self._changing() as db:
+            db.execute("DELETE FROM entries WHERE expires_at <= ?", (self._now(),))
+            return Usage(*db.execute("SELECT entries, bytes FROM totals").fetchone())
+
+    def close(self) -> None:
+        """See :class:`kvstore.responses.store.Store`."""
+        with self._reading, self._writing:
+            self._reader.close()
+            self._writer.close()
+
+    @contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it happens, or nothing."""
+        with self._writing, _failing():
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._writer.execute("ROLLBACK")
+                raise
+            self._writer.execute("COMMIT")
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreError(f"the file of responses: {error}") from error
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        known = version in (0, _VERSION)
+        if known:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+            db.executescript(_SCHEMA)
+    except sqlite3.Error:
+        db.close()
+        raise
+    if not known:
+        db.close()
+        raise FormatError(f"{path} has version {version}, this kvstore reads version {_VERSION}: remove the file")
+    return db
+
+
+def _put_aside(path: Path, error: sqlite3.Error) -> None:
+    aside = path.with_name(path.name + ".damaged")
+    _log.warning("%s is damaged (%s): it is kept as %s, and a new one begun", path, error, aside)
+    path.replace(aside)
+    for ending in ("-wal", "-shm"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
