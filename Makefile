@@ -20,7 +20,7 @@ demo: $(VENV)/.engine ## the main job, end to end: engines come and go, their KV
 	@$(BIN)/kvstore demo
 
 # Bytecode is written, whatever the environment says: hundreds of processes start.
-test: redis-server $(VENV)/.dev ## the whole test suite, on every core, with the same dice each time
+test: redis-server $(VENV)/.dev core ## the whole test suite, on every core, with the same dice each time
 	PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n auto --dist worksteal
 
 MINUTES ?= 10

@@ -1,4 +1,4 @@
-"""The native core: what is read, copied and joined in C where a compiler was at hand, with one release of the
+"""The native core: what is read, copied, joined and sent in C where a compiler was at hand, with one release of the
 interpreter's lock a call. It decides nothing, and everything it does is done in Python without it.
 
 =================== ================================================================================================

@@ -105,6 +105,20 @@ class Core(Protocol):
         """The hashes of a list back to back; None where it is no list, or something in it no hash."""
         ...
 
+    def look(self, fd: int, microseconds: int) -> bool:
+        """Whether something can be received from a socket, an end or an error included; looked for without sleeping,
+        for so long at most."""
+        ...
+
+    def receive(self, fd: int, into: Buffer) -> int:
+        """Receive what is there: how many bytes, 0 at the end, -1 where nothing is there yet. An ``OSError`` where the
+        connection broke."""
+        ...
+
+    def send(self, fd: int, data: Buffer) -> int:
+        """Send what goes without waiting: how many bytes. An ``OSError`` where the connection broke."""
+        ...
+
 
 class Choice(NamedTuple):
     """Which core runs."""

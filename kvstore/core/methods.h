@@ -14,3 +14,6 @@ METHOD(copy_slots, "(pages, offsets, length, buffers, out, /)",
 METHOD(copy_runs, "(targets, sources, run_bytes, regions, /)",
        "Copy runs between addresses that lie in these regions.")
 METHOD(join, "(hashes, /)", "Block hashes back to back; None where something is no such hash.")
+METHOD(look, "(fd, microseconds, /)", "Whether something can be received, looked for without sleeping for so long at most.")
+METHOD(receive, "(fd, into, /)", "Receive what is there: its bytes, 0 at the end, -1 where nothing is there yet.")
+METHOD(send, "(fd, data, /)", "Send what goes without waiting: its bytes.")

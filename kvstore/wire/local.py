@@ -37,6 +37,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from kvstore.core import choice
 from kvstore.errors import DeadlineError, UnavailableError
 from kvstore.host.cpus import usable_processors
 from kvstore.v1 import cache_pb2 as pb
@@ -76,8 +77,11 @@ class Calls(Channel):
 
     def send_frames(self, frames: bytes) -> None:
         """Send frames without payload, as :func:`kvstore.wire.frame.pack_frame` makes them."""
-        if frames:
-            self._send([memoryview(frames)])
+        left = memoryview(frames)
+        if (core := choice.native()) is not None:
+            left = left[self._send_now(core, left) :]
+        if left:
+            self._send([left])
 
     def receive(self) -> tuple[Header, bytes]:
         """The next frame.
@@ -107,6 +111,10 @@ class Calls(Channel):
         longer than many an answer, and waking costs the other end as much."""
         if not _MAY_LOOK:
             return
+        if (core := choice.native()) is not None:
+            if not self._came and core.look(self._socket.fileno(), round(seconds * 1e6)):
+                self._fill()
+            return
         end = time.monotonic() + seconds
         while not self._came:
             if self._poll.poll(0):
@@ -118,17 +126,38 @@ class Calls(Channel):
 
     def is_quiet(self) -> bool:
         """Whether nothing came, the end included."""
+        if (core := choice.native()) is not None:
+            return not self._came and not core.look(self._socket.fileno(), 0)
         return not self._came and not self._poll.poll(0)  # an exception from a receive would take three times as long
 
     def _fill(self) -> None:
         try:
-            self._arm(socket.SO_RCVTIMEO)
-            length = self._socket.recv_into(self._buffer)
+            length = self._receive_now()
+            if length < 0:
+                self._arm(socket.SO_RCVTIMEO)
+                length = self._socket.recv_into(self._buffer)
         except (BlockingIOError, TimeoutError) as error:
             raise DeadlineError("the other end took too long to send") from error
         except OSError as error:
             raise UnavailableError(f"the connection broke: {error.strerror or error}") from error
         self._take(length)
+
+    def _receive_now(self) -> int:
+        """Receive what is there, and keep the interpreter's lock; -1: only a call that may wait can tell."""
+        if (core := choice.native()) is None:
+            return -1
+        self._left()
+        return core.receive(self._socket.fileno(), self._buffer)
+
+    def _send_now(self, core: choice.Core, data: memoryview) -> int:
+        """Send what goes without waiting, and keep the interpreter's lock."""
+        if not data:
+            return 0
+        self._left()
+        try:
+            return core.send(self._socket.fileno(), data)
+        except OSError as error:
+            raise UnavailableError(f"the connection broke: {error.strerror or error}") from error
 
     def _take(self, length: int) -> None:
         if not length:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -221,3 +222,37 @@ def test_read_only_mappings_are_read() -> None:
     assert core().load(headers, GEOMETRY, pages, NUMBER, LENGTH, EDITION, HASHES, into) == 16
     with pytest.raises((BufferError, ValueError, TypeError)):
         core().copy_slots(pages, [0], LENGTH, into[:LENGTH], False)
+
+
+def test_small_messages_are_sent_and_received_without_waiting() -> None:
+    ours, theirs = socket.socketpair()
+    room = bytearray(100)
+    with ours, theirs:
+        assert not core().look(ours.fileno(), 0)
+        assert not core().look(ours.fileno(), 1000)
+        assert core().receive(ours.fileno(), room) == -1, "nothing is there, and it does not wait"
+        assert core().send(theirs.fileno(), b"hello") == 5
+        assert core().look(ours.fileno(), 0)
+        assert core().receive(ours.fileno(), room) == 5
+        assert room[:5] == b"hello"
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sent = 0
+        while some := core().send(theirs.fileno(), bytes(1000)):  # until it would have to wait
+            sent += some
+        assert sent == sum(iter(lambda: max(core().receive(ours.fileno(), room), 0), 0))
+        theirs.close()
+        assert core().look(ours.fileno(), 0)
+        assert core().receive(ours.fileno(), room) == 0, "the end"
+        with pytest.raises(BrokenPipeError):
+            core().send(ours.fileno(), b"more")
+    for call in (lambda: core().receive(-1, room), lambda: core().send(-1, b"x")):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            call()
+
+
+def test_while_it_looks_other_threads_run() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(core().look, ours.fileno(), 60_000_000)
+        theirs.send(b"x")  # only a thread that has the interpreter's lock can
+        assert looking.result(60)
