@@ -108,8 +108,9 @@ class Usage:
                 self._heat(keys[depth - 1], depth)
 
     def looked_up(self, namespace: int, asked: int, found: Sequence[int]) -> None:
-        """A lookup of so many pages, of which so many were found in the arena, on disk, in Redis, in object storage."""
-        arena, disk, redis, objects = found
+        """A lookup of so many pages, of which so many were found in the arena, on disk, in Redis, in object storage;
+        fewer figures are of the first of these."""
+        arena, disk, redis, objects = (*found, 0, 0, 0, 0)[:4]
         for counts in (self._counts(namespace), self.total):
             if counts.looked_up + asked <= MOST_PAGES:
                 counts.looked_up += asked

@@ -264,7 +264,7 @@ class RemoteControl:
         request = pb.LookupRequest(queries=[_page_list(fingerprint, hashes) for fingerprint, hashes in queries])
         return list(self._connection.call(self._connection.stub.Lookup, request, timeout).tiers)
 
-    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int) -> None:
+    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int = 0) -> None:
         """Tell the node with the next call, or a moment later."""
         self.reports.note_lookup(fingerprint, asked, arena, disk, redis, objects)
 

@@ -100,7 +100,7 @@ class EmbeddedStore(Path):
         with self._used():
             return self._store.lookup(queries)
 
-    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int) -> None:
+    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int = 0) -> None:
         """Count a lookup, at once."""
         if not self._closed and not self._inherited:
             self._store.note_lookups(fingerprint, asked, (arena, disk, redis, objects))

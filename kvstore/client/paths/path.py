@@ -119,7 +119,7 @@ class Control(Protocol):
         """For each (fingerprint, hashes) one byte a page: see :class:`kvstore.page_codes.PageTier`."""
         ...
 
-    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int) -> None:
+    def count_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int = 0) -> None:
         """Count a lookup: how many pages it asked for, and how many each tier had. The store is told at once, or a
         moment later without a wait. Never raises; what can't be told is lost."""
         ...

@@ -76,7 +76,7 @@ class UseReports:
         if self._thread is None:
             self._start()
 
-    def note_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int) -> None:
+    def note_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int = 0) -> None:
         """A lookup: how many pages it asked for, and how many each tier had. Likewise.
         Of one namespace no more waits than a node counts at once."""
         with self._lock:
