@@ -105,6 +105,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         " responses` says which requests",
         None,
     )
+    _RESPONSES.add_key_to(proxy)
     proxy.add_argument(
         "--responses-ttl", metavar="TIME", default="1h", help="how long a response is told again (default: 1h)"
     )

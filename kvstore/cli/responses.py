@@ -21,7 +21,7 @@ from kvstore.units import format_duration, format_size
 
 _FLAGS = StoreFlags.with_prefix("")
 _WHERE = (
-    "the store, as `kvstore proxy --responses` names it: sqlite, a file's path, or the URL of a Redis (default: sqlite)"
+    "the store, as the proxy's --responses names it: sqlite, a file's path, or the URL of a Redis (default: sqlite)"
 )
 _SHOWN_NAME = 16
 """Characters of an entry's name in a table."""
@@ -32,7 +32,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     responses = commands.add_parser(
         "responses",
         help="look into the responses that a proxy keeps, and remove some",
-        description="Look into the responses that `kvstore proxy --responses` keeps, and remove some.",
+        description="Look into the responses that a proxy keeps (its --responses), and remove some.",
         epilog="`kvstore docs responses` says what is kept.\n\n" + EXIT_CODES,
     )
     group = responses.add_subparsers(dest="responses", required=True, metavar="WHAT")
@@ -47,6 +47,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         each.add_argument("--json", action="store_true", help="print JSON")
         each.set_defaults(run=run)
         if name in ("delete", "explain"):
+            _FLAGS.add_key_to(each)
             each.add_argument(
                 "--api-key-file", metavar="FILE", type=Path, help="holds the API key by which they were asked for"
             )
@@ -63,10 +64,10 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 _EPILOGS = {
-    "status": "example:\n  kvstore responses status --key-file /etc/kvstore/responses.key",
-    "list": "example:\n  kvstore responses list --store redis://10.0.0.5:6379 --key-file /etc/kvstore/responses.key",
-    "delete": "What is given must all be so of an entry that is removed.\n\n"
-    "example:\n  kvstore responses delete --model my-model --tenant search --key-file /etc/kvstore/responses.key",
+    "status": "example:\n  kvstore responses status",
+    "list": "example:\n  kvstore responses list --store sqlite",
+    "delete": "What is given must all be so of an entry that is removed. The key file is for --api-key-file.\n\n"
+    "example:\n  kvstore responses delete --model my-model --tenant search",
     "explain": "Without --api-key-file and --tenant: for a caller who shows no key.\n\n"
     'example:\n  kvstore responses explain \'{"model": "m", "prompt": "Hi", "temperature": 0}\''
     " --key-file /etc/kvstore/responses.key",
@@ -74,7 +75,6 @@ _EPILOGS = {
 
 
 def _status(options: argparse.Namespace) -> int:
-    _FLAGS.sealing(options)
     store = _FLAGS.open(options, Limits())
     try:
         usage = store.usage()
@@ -90,7 +90,6 @@ def _status(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from kvstore.cli.tables import figures_table, print_table, shown
 
-    _FLAGS.sealing(options)
     store = _FLAGS.open(options, Limits())
     now = time.time()
     table = figures_table("entry", "model", "tenant", "age", "ends in", left=("entry", "model", "tenant"))
@@ -109,8 +108,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _delete(options: argparse.Namespace) -> int:
-    sealing = _FLAGS.sealing(options)
-    key = None if options.api_key_file is None else key_digest(sealing, _api_key(options))
+    key = None if options.api_key_file is None else key_digest(_FLAGS.sealing(options), _api_key(options))
     choice = Choice(options.entry, options.tenant, key, options.model)
     if (choice == Choice()) != options.all:
         raise InvalidRequestError("say which: --entry, --api-key-file, --tenant, --model, or --all alone")

@@ -37,8 +37,14 @@ class StoreFlags:
         return cls(name, f"{start}key-file", f"{start}plain", f"{start}password-file")
 
     def add_to(self, parser: argparse.ArgumentParser, words: str, default: str | None) -> None:
-        """Add them to a command."""
+        """Add those that say where the store is to a command."""
         parser.add_argument(self.where, metavar="WHERE", default=default, help=words)
+        parser.add_argument(
+            self.password_file, metavar="FILE", type=Path, help="the password of the Redis (default: that in its URL)"
+        )
+
+    def add_key_to(self, parser: argparse.ArgumentParser) -> None:
+        """Those that say how entries lie in the store."""
         parser.add_argument(
             self.key_file,
             metavar="FILE",
@@ -47,9 +53,6 @@ class StoreFlags:
         )
         parser.add_argument(
             self.plain, action="store_true", help="keep prompts and answers as they are, readable for who has the store"
-        )
-        parser.add_argument(
-            self.password_file, metavar="FILE", type=Path, help="the password of the Redis (default: that in its URL)"
         )
 
     def sealing(self, options: argparse.Namespace) -> Sealing:

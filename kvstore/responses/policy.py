@@ -30,7 +30,7 @@ class Caller:
     def scope(self) -> tuple[str, ...]:
         """Equal for those who share entries, and for nobody else."""
         if self.tenant:
-            return ("tenant", self.tenant)
+            return ("tenant", self.tenant, *self.also)
         return ("key", self.key, *self.also)
 
 

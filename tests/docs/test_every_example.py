@@ -151,6 +151,9 @@ class World:
         for name, text in (("tokens", "ops:a-token-of-some-length\n"), ("my-token", "a-token-of-some-length\n")):
             (self.folder / name).write_text(text)
             (self.folder / name).chmod(0o600)
+        for name, text in (("responses.key", 64 * "a"), ("redis.password", "a-password")):
+            (self.etc / name).write_text(text)
+            (self.etc / name).chmod(0o600)
         settings = {"socket": self.folder / "own", "arena": "1MiB", "disk": self.disk, "disk_limit": "16MiB"}
         settings["arena_dir"] = Path(f"/dev/shm/{self.folder.name}-own")
         (self.folder / "kvstore.toml").write_text("".join(f'{name} = "{value}"\n' for name, value in settings.items()))

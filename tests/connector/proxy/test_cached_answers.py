@@ -413,7 +413,9 @@ def test_a_redis_that_hangs_holds_a_request_for_the_deadline_alone(front, decode
 def command(*words: str, store: object, key_file: object, code: int = 0) -> str:
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        ended = main(["responses", *words, "--store", str(store), "--key-file", str(key_file)])
+        needs_key = "explain" in words or "--api-key-file" in words
+        key = ["--key-file", str(key_file)] if needs_key else []
+        ended = main(["responses", *words, "--store", str(store), *key])
     assert ended == code, errors.getvalue()
     return out.getvalue() + errors.getvalue()
 
