@@ -397,8 +397,17 @@ class ObjectCatalog:
             ]
 
     def empty_packs(self) -> list[int]:
-        """Ids of this writer's packs in which no page is left."""
-        return [each.id for each in self.own_packs() if not each.live_bytes]
+        """Ids of this writer's packs in which no page is left that is not found elsewhere, or could be.
+
+        A page that two writers have stored is found in the other's pack by each of them: both packs stay, or both
+        writers would delete theirs.
+        """
+        empty = [each.id for each in self.own_packs() if not each.live_bytes]
+        if not empty:
+            return []
+        with self._lock:
+            counted_on = {id_ for ids in self._also.values() for id_ in ids}
+        return [id_ for id_ in empty if id_ not in counted_on]
 
     def pack(self, id_: int) -> Pack | None:
         """A pack by its id."""
@@ -456,9 +465,12 @@ class ObjectCatalog:
         for at, key in enumerate(keys):
             if key in known.removed:
                 wanted[at] = False
-            elif rows[at] >= 0:
-                other = known.id if old else self._index.places(rows[at : at + 1])[0].segment
-                self._also.setdefault(key, set()).add(other)
+            elif rows[at] < 0:
+                self._not_also(key, known.id)
+            else:
+                before = self._index.places(rows[at : at + 1])[0].segment
+                if before != known.id:
+                    self._also.setdefault(key, set()).add(known.id if old else before)
                 wanted[at] = not old
         chosen = np.flatnonzero(wanted)
         some = records[chosen]
@@ -501,16 +513,24 @@ class ObjectCatalog:
         rows = self._index.rows_in(known.id)
         keys = self._index.keys(rows)
         self._take_out(rows, keys)
+        now = self._clock()
+        for id_ in {id_ for key in keys for id_ in self._also.get(key, ())} & set(self._packs):
+            self._doubted.setdefault(id_, now)  # it has pages of the dropped one as well: its footer says where
         self._doubted.pop(known.id, None)
         self._uses.pop(known.id, None)
         if evicted:
             self.counts.add(evicted=len(keys))
         if self._also:
             for key in [key for key, ids in self._also.items() if known.id in ids]:
-                self._also[key].discard(known.id)
-                if not self._also[key]:
-                    del self._also[key]
+                self._not_also(key, known.id)
         return len(keys)
+
+    def _not_also(self, key: bytes, id_: int) -> None:
+        ids = self._also.get(key)
+        if ids is not None:
+            ids.discard(id_)
+            if not ids:
+                del self._also[key]
 
     def _forget(self, key: bytes) -> bool:
         """A page is to be found in no pack any more."""
@@ -534,6 +554,7 @@ class ObjectCatalog:
                 self._removed_early.setdefault(name, set()).add(key)
             return
         known.removed.add(key)
+        self._not_also(key, known.id)
         row = self._index.find([key])
         if row[0] >= 0 and self._index.places(row)[0].segment == known.id:
             self._take_out(row, [key])

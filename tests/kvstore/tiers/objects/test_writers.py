@@ -115,6 +115,45 @@ class TestLimits:
 LIMIT_SMALL = 8 << 20
 
 
+class TestTheSamePages:
+    def _open_two(self, open_objects: Open) -> tuple[ObjectTier, ObjectTier]:
+        """Two that know of each other, and do nothing by themselves."""
+        first, second = open_objects(interval=3600.0), open_objects(interval=3600.0)
+        assert first.write([make_page(100, 50_000)]) == second.write([make_page(101, 50_000)]) == [True]
+        for tier in (first, second):
+            tier._follower.poll(ask_all=True)
+        return first, second
+
+    def test_two_that_store_the_same_pages_do_not_both_delete_them(self, open_objects: Open, server: S3Server) -> None:
+        first, second = self._open_two(open_objects)
+        pages = [make_page(n, 50_000) for n in range(4)]
+        assert all(first.write(pages))
+        assert all(second.write(pages))
+        for _ in range(2):
+            for tier in (first, second):
+                tier._follower.poll(ask_all=True)
+            for tier in (first, second):
+                tier._keep_house()
+        assert len(server.names("fleet/packs/")) == 4
+        assert all(read_pages(first, pages))
+        assert all(read_pages(second, pages))
+
+    def test_when_one_of_two_packs_leaves_the_other_is_looked_at(self, open_objects: Open, server: S3Server) -> None:
+        first, second = self._open_two(open_objects)
+        pages = [make_page(n, 50_000) for n in range(4)]
+        assert all(first.write(pages))
+        assert all(second.write(pages))
+        second._follower.poll(ask_all=True)
+        first._writer._delete(first._catalog.own_packs()[-1].id, evicted=True)
+        first._keep_house()
+        second._follower.poll(ask_all=True)
+        second._keep_house()
+        assert all(read_pages(second, pages))
+        second.remove([page.key for page in pages])
+        second._keep_house()
+        assert len(server.names("fleet/packs/")) == 2, "nobody counts on what was removed"
+
+
 class TestDeadWriters:
     def test_what_a_dead_writer_left_is_found_adopted_and_counted(self, open_objects: Open, server: S3Server) -> None:
         first = open_objects(interval=0.1, silence=2.0)
