@@ -261,7 +261,8 @@ class Writer:
         gone = {name for content in contents for name in content.gone}
         content = IndexContent(removed=[each for some in contents for each in some.removed])
         left = self.share - self._catalog.used_bytes - index_bytes([], 0, len(content.removed))
-        taken: set[PackName] = set()
+        # Those of an earlier try whose end failed are this writer's already.
+        taken = {pack.name for some in contents for pack, _ in some.packs} & set(self._catalog.pack_names(own=True))
         for pack, records in (each for some in contents for each in some.packs):
             cost = pack.size + index_bytes([len(records)])
             if pack.name not in gone and pack.name not in taken and self._keys.may_read(pack) and cost <= left:

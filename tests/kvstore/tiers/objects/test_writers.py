@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from made_pages import make_page, make_page_of, read_pages
-from s3_server import URL, S3Server
+from s3_server import URL, Faults, S3Server
 
 from kvstore.segments.record import decode_trailer
 from kvstore.status import TierState
@@ -172,6 +172,21 @@ class TestDeadWriters:
         assert all(read_pages(second, pages))
         third = open_objects()
         assert all(read_pages(third, pages))
+
+    def test_an_adoption_that_is_tried_again_keeps_what_it_has(self, open_objects: Open, server: S3Server) -> None:
+        """Also where there is no room for all of it a second time."""
+        first = open_objects(interval=3600.0)
+        pages = [make_page(n, 200_000) for n in range(12)]
+        assert all(first.write(pages))
+        first.close()
+        server.faults = Faults(status=503, only=lambda method, name: method in ("DELETE", "POST"))
+        second = open_objects(4 << 20, interval=3600.0)
+        assert len(server.names(f"fleet/index/{first._writer.name.hex()}")) == 1, "its end failed"
+        server.faults = Faults()
+        eventually(lambda: second._bucket.may_write, "it tries again")
+        second._keep_house()
+        assert not server.names(f"fleet/index/{first._writer.name.hex()}")
+        assert all(read_pages(second, pages))
 
     def test_a_writer_that_was_halted_goes_on_under_another_name(self, open_objects: Open, server: S3Server) -> None:
         now = [1000.0]
