@@ -15,7 +15,7 @@ another pack, is not removed by it. A damaged object, or one of a newer version,
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,8 @@ from kvstore.tiers.objects.pack import Pack, Records, are_sound
 VERSION = 1
 MOST_BYTES = 64 << 20
 """A larger object is none of ours."""
+PART_BYTES = 16 << 20
+"""No larger one is written, but for one pack's entry: what is more is told in several."""
 _MAGIC = b"KVOBJIX1"
 _HEAD = struct.Struct("<8sQ")
 _COUNTS = struct.Struct("<IIII")
@@ -59,6 +61,23 @@ def index_bytes(pages: Iterable[int], gone: int = 0, removed: int = 0) -> int:
     packs = list(pages)
     size = _HEAD.size + _COUNTS.size + len(packs) * _PACK.size + record.record_table_bytes(sum(packs))
     return size + gone * _GONE.size + removed * _REMOVED.size
+
+
+def in_parts(content: IndexContent, most_bytes: int = PART_BYTES) -> Iterator[IndexContent]:
+    """The same, as one or several that are small enough to be written: at least one, removals first."""
+    part, size = IndexContent(), 0
+    for items, said, cost in (
+        (content.removed, lambda of: of.removed, lambda _: _REMOVED.size),
+        (content.gone, lambda of: of.gone, lambda _: _GONE.size),
+        (content.packs, lambda of: of.packs, lambda each: _PACK.size + record.record_table_bytes(len(each[1]))),
+    ):
+        for each in items:
+            if size and size + cost(each) > most_bytes:
+                yield part
+                part, size = IndexContent(), 0
+            said(part).append(each)
+            size += cost(each)
+    yield part
 
 
 def encode_index(content: IndexContent) -> bytes:

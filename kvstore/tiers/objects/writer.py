@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,15 @@ from kvstore.tiers.objects import names
 from kvstore.tiers.objects.bucket import Bucket, GoneError
 from kvstore.tiers.objects.budget import DayBudget
 from kvstore.tiers.objects.catalog import Asked, ObjectCatalog
-from kvstore.tiers.objects.index_object import IndexContent, decode_index, encode_index, folded, index_bytes
+from kvstore.tiers.objects.index_object import (
+    PART_BYTES,
+    IndexContent,
+    decode_index,
+    encode_index,
+    folded,
+    in_parts,
+    index_bytes,
+)
 from kvstore.tiers.objects.keys import PackKeys
 from kvstore.tiers.objects.names import PackName
 from kvstore.tiers.objects.pack import encode_pack, pack_bytes
@@ -77,6 +86,8 @@ class Writer:
         self.name = names.new_writer()
         self.index_number = 0
         self._index_objects: dict[str, int] = {}
+        self._large: dict[str, list[PackName]] = {}
+        """Index objects that are too large to be written anew with others, and the packs that they speak of."""
         self._garbage: dict[str, int] = {}
         """What may be there and nobody wants: it counts until it is deleted."""
         self._left: list[PackName] = []
@@ -186,16 +197,19 @@ class Writer:
         self._catalog.note_written(pack, entries, records, carried=carried)
 
     def tell(self, content: IndexContent) -> None:
-        """Write an index object, with all that is to be told besides.
+        """Write an index object, or several where there is much, with all that is to be told besides.
 
         Raises:
-            OSError: it could not be written, for all that is known.
+            OSError: not all of it could be written, for all that is known.
         """
+        content.removed += self._catalog.untold()
+        content.gone += self._left
+        for part in in_parts(content):
+            self._tell_part(part)
+
+    def _tell_part(self, content: IndexContent) -> None:
         if self.lapsed:
             raise OSError(errno.ESTALE, "this writer was halted for long: what it has may be others' by now")
-        removed, left = self._catalog.untold(), list(self._left)
-        content.removed += removed
-        content.gone += left
         body = encode_index(content)
         path = names.new_index_path(self.name, self.index_number + 1)
         self._garbage[path] = len(body)
@@ -204,8 +218,11 @@ class Writer:
         del self._garbage[path]
         self.index_number += 1
         self._index_objects[path] = len(body)
-        self._catalog.told(removed)
-        self._left = [name for name in self._left if name not in set(left)]
+        if len(body) > PART_BYTES // 2:
+            self._large[path] = [pack.name for pack, _ in content.packs] + [name for _, name in content.removed]
+        self._catalog.told(content.removed)
+        told = set(content.gone)
+        self._left = [name for name in self._left if name not in told]
         self._count()
 
     def tell_pending(self) -> None:
@@ -220,13 +237,19 @@ class Writer:
         self.fold()
 
     def fold(self) -> None:
-        """Write some of the index objects anew as one.
+        """Write some of the index objects anew as one; a large one when less than half of it still matters.
 
         Raises:
             OSError: that can't be done now.
         """
-        paths = sorted(self._index_objects)
+        paths = sorted(path for path in self._index_objects if path not in self._large)
         chosen = [paths[at] for at in to_fold([self._index_objects[path] for path in paths])]
+        if not chosen and self._large:
+            here = set(self._catalog.pack_names())
+            half_gone = (
+                path for path, told in self._large.items() if 2 * sum(map(here.__contains__, told)) < len(told)
+            )
+            chosen = list(itertools.islice(half_gone, 1))
         if not chosen:
             return
         contents = []
@@ -243,6 +266,7 @@ class Writer:
         self.tell(content)
         for path in chosen:
             self._garbage[path] = self._index_objects.pop(path)
+            self._large.pop(path, None)
         self.drop_garbage()
 
     def adopt(self, contents: Sequence[IndexContent]) -> set[PackName]:
@@ -269,10 +293,9 @@ class Writer:
                 left -= cost
                 taken.add(pack.name)
                 content.packs.append((pack, records))
-        if content:
-            told = IndexContent(list(content.packs), [], list(content.removed))
-            self.tell(told)
-        self._catalog.learn(content, self._keys.may_read, own=True, old=True)
+        for part in in_parts(content) if content else ():
+            self.tell(IndexContent(list(part.packs), [], list(part.removed)))
+            self._catalog.learn(part, self._keys.may_read, own=True, old=True)  # also if the next one can't be told
         return taken
 
     # -- leaving -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from kvstore.segments import record
 from kvstore.segments.segment import Entry
 from kvstore.tiers.objects import names
 from kvstore.tiers.objects.budget import DayBudget
-from kvstore.tiers.objects.index_object import IndexContent, decode_index, encode_index, folded, index_bytes
+from kvstore.tiers.objects.index_object import IndexContent, decode_index, encode_index, folded, in_parts, index_bytes
 from kvstore.tiers.objects.names import PackName
 from kvstore.tiers.objects.pack import encode_pack, pack_bytes
 from kvstore.tiers.objects.planning import (
@@ -156,6 +156,20 @@ def test_records_that_lie_outside_their_pack_are_none() -> None:
         found = decode_index(encode_index(IndexContent([(pack, wrong)])))
         assert found is not None
         assert found.packs == []
+
+
+def test_much_is_told_in_parts_that_are_small_enough() -> None:
+    packs = [an_index(3).packs[0] for _ in range(20)]
+    gone = [PackName(bytes(16), n) for n in range(50)]
+    removed = [(bytes(63) + bytes([n]), PackName(bytes(16), n)) for n in range(50)]
+    parts = list(in_parts(IndexContent(packs, gone, removed), 1000))
+    assert len(parts) > 10
+    assert all(len(encode_index(part)) <= 1000 + index_bytes([]) for part in parts)
+    again = IndexContent()
+    for part in parts:
+        again.add(part)
+    assert (again.gone, again.removed, len(again.packs)) == (gone, removed, 20)
+    assert list(in_parts(IndexContent())) == [IndexContent()]
 
 
 def test_folding_drops_what_is_gone() -> None:

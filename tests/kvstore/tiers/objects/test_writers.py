@@ -9,15 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 from made_pages import make_page, make_page_of, read_pages
 from s3_server import URL, Faults, S3Server
 
 from kvstore.segments.record import decode_trailer
 from kvstore.status import TierState
-from kvstore.tiers.objects import ObjectTier, names
+from kvstore.tiers.objects import ObjectTier, index_object, names, writer
 from kvstore.tiers.tier import PageWrite
 
 Open = Callable[..., ObjectTier]
@@ -312,6 +314,33 @@ class TestPacks:
             assert tier.write([page]) == [True]
         eventually(lambda: len(server.names("fleet/index/")) < 16, "they are written anew as one")
         assert all(read_pages(open_objects(), pages))
+
+    def test_many_removals_are_told_in_parts(
+        self, open_objects: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody reads an index object that is too large. Large ones go once what they tell of is gone."""
+        monkeypatch.setattr(index_object, "PART_BYTES", 2000)
+        monkeypatch.setattr(writer, "PART_BYTES", 2000)
+        monkeypatch.setattr(writer, "in_parts", partial(index_object.in_parts, most_bytes=2000))
+        tier, other = open_objects(interval=3600.0), open_objects(interval=3600.0)
+        pages = [make_page(n, 5_000) for n in range(300)]
+        for at in range(0, 300, 10):
+            assert all(tier.write(pages[at : at + 10]))
+        other._follower.poll(ask_all=True)
+        assert all(other.contains([page.key for page in pages]))
+        tier.remove([page.key for page in pages if page is not pages[0]])
+        other._follower.poll(ask_all=True)
+        assert sum(other.contains([page.key for page in pages])) == 1
+        assert max(len(server.objects[name].body) for name in server.names("fleet/index/")) < 2100
+        assert len(server.names("fleet/index/")) > 16
+        for _ in range(40):
+            tier._keep_house()
+        assert len(server.names("fleet/index/")) < 16
+        rest = server.names("fleet/index/")
+        for _ in range(3):
+            tier._keep_house()
+        assert server.names("fleet/index/") == rest, "they are not written anew for ever"
+        assert read_pages(open_objects(), pages[:2]) == [True, False]
 
     def test_lookups_ask_nobody(self, open_objects: Open, server: S3Server) -> None:
         tier = open_objects(interval=3600.0)
