@@ -283,7 +283,6 @@ class Node:
 
     def _resize(self, taken: Sequence[str]) -> None:
         with self._resizing:  # nobody may wait for an earlier one; the last one reads what holds now
-            self._resize_objects(taken)
             for own in self.store.lower_tiers.own:
                 if "disk_write_limit" in taken:
                     own.set_write_limit(self.config.disk_write_limit)
@@ -292,6 +291,7 @@ class Node:
                         own.set_limit(self.config.disk_limit)
                 except ResourceError as error:  # it holds for what comes
                     _log.error("%s", error)
+            self._resize_objects(taken)  # last: a bucket may hang for longer than a disk
 
     def _resize_objects(self, taken: Sequence[str]) -> None:
         objects = self.store.lower_tiers.objects

@@ -15,6 +15,8 @@ _RETRY_SECONDS = 1.0
 """How long to leave a tier alone that would take nothing."""
 _SUMMARY_SECONDS = 1.0
 """From one look whether the summary of the node's own tiers fits them to the next."""
+_BUCKET_SECONDS = 1.0
+"""How long the end waits for a thread that may wait for a bucket."""
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,15 +28,15 @@ class Maintenance:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, float | None]] = []
         try:
             self._start("write-back", self._write_back)
             self._start("sweep", self._sweep)
-            self._start("expire", self._expire)
+            self._start("expire", self._expire, _BUCKET_SECONDS)
             if store.lower_tiers.shared is not None:
                 self._start("share", self._share)
             if store.lower_tiers.objects is not None:
-                self._start("archive", self._archive)
+                self._start("archive", self._archive, _BUCKET_SECONDS)
             if store.lower_tiers.own:
                 self._start("summary", self._keep_summary)
             if store.kept_pages:
@@ -44,17 +46,18 @@ class Maintenance:
             raise
 
     def stop(self) -> None:
-        """End the threads, each behind what it is doing."""
+        """End the threads, each behind what it is doing. Those that may wait for a bucket are left to it after a moment:
+        dirty pages can't wait, and the store ends behind the locks that they hold."""
         self._stop.set()
         self._store.write_back.wake()
         self._store.archive.wake()
-        for thread in self._threads:
-            thread.join()
+        for thread, seconds in self._threads:
+            thread.join(seconds)
 
-    def _start(self, name: str, work: Callable[[], None]) -> None:
+    def _start(self, name: str, work: Callable[[], None], joined_for: float | None = None) -> None:
         thread = threading.Thread(target=work, name=f"kvstore-{name}", daemon=True)
         thread.start()
-        self._threads.append(thread)
+        self._threads.append((thread, joined_for))
 
     def _write_back(self) -> None:
         while not self._stop.is_set():

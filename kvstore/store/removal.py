@@ -121,7 +121,8 @@ class Removal:
         if not self._lower_tiers.all_shared():
             return 0
         # What this node stores of one that is opened now gets there afterwards.
-        with self._write_back.sharing, self._archive.writing:
+        # A bucket may hang for long, and nobody who waits for it may keep others from the shared tier.
+        with self._archive.writing, self._write_back.sharing:
             if self._namespaces.get(fingerprint) is not None:
                 return None
         return self._expire_shared(fingerprint, seconds, stop)

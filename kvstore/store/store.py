@@ -480,8 +480,10 @@ class Store:
         """
         self._state.check_open()
         self.write_back.share_all(deadline)
-        self.archive.write_all(deadline)
-        return self.write_back.flush(deadline)
+        try:
+            return self.write_back.flush(deadline)
+        finally:  # a bucket that hangs keeps nothing off the disk
+            self.archive.write_all(deadline)
 
     # -- views -------------------------------------------------------------------------------------------------------
 

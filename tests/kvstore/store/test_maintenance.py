@@ -165,3 +165,38 @@ def test_stopping_ends_all_threads(open_store: OpenStore, tier: MemoryTier) -> N
     assert {thread.name for thread in threads} >= {"kvstore-write-back", "kvstore-sweep"}
     running.stop()
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_the_end_does_not_wait_for_a_bucket_that_hangs(
+    open_store: OpenStore, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the dirty pages would never come to the disk before the process is killed."""
+    store = open_store(64, [tier])
+    began, answers = threading.Event(), threading.Event()
+
+    def hang(stop: threading.Event) -> None:
+        began.set()
+        answers.wait(PATIENCE)
+
+    monkeypatch.setattr(store.orphans, "drop", hang)
+    monkeypatch.setattr(maintenance, "_BUCKET_SECONDS", 0.01)
+    running = Maintenance(store)
+    try:
+        assert began.wait(PATIENCE)
+        stopping = threading.Thread(target=running.stop, daemon=True)
+        stopping.start()
+        stopping.join(PATIENCE / 2)
+        assert not stopping.is_alive()
+    finally:
+        answers.set()
+
+
+def test_a_flush_writes_to_the_disk_before_it_writes_to_a_bucket(
+    open_store: OpenStore, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(64, [tier])
+    put_pages(store, store.open_namespace(layout_of("a", FRAME)), [1, 2])
+    on_disk: list[int] = []
+    monkeypatch.setattr(store.archive, "write_all", lambda deadline: on_disk.append(len(tier.pages)))
+    assert store.flush() == 2
+    assert on_disk == [2]
