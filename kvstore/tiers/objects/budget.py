@@ -30,6 +30,10 @@ class DayBudget:
         self._written += size
         return True
 
+    def give_back(self, size: int) -> None:
+        """So many bytes that were taken were not written."""
+        self._written = max(0, self._written - size)
+
     @property
     def spent_since(self) -> float:
         """Since when pages are refused for it: seconds since 1970. 0: they are not."""

@@ -15,6 +15,7 @@ from kvstore.events.ring import EventRing
 from kvstore.host.forking import register_forked, renewed
 from kvstore.rare_lines import RareLines
 from kvstore.segments.cipher import TAG_BYTES
+from kvstore.segments.io_threads import IoThreads, LateError
 from kvstore.segments.segment import Entry
 from kvstore.status import TierHealth, TierState
 from kvstore.tiers.counters import TierCounts
@@ -101,6 +102,8 @@ class ObjectTier:
         """Held over each change of what this writer has."""
         self._polling = threading.Lock()
         """Held while it is looked what others have told; taken before, or without, the other one."""
+        self._refreshing = IoThreads(1, name="kvstore-objects-refresh")
+        """Looks for those who wait for it: none of the threads that read, which would wait for one another."""
         self._polls = 0
         self._stop = threading.Event()
         self._ready = threading.Event()
@@ -351,6 +354,7 @@ class ObjectTier:
                 except OSError as error:
                     _log.warning("objects: closing: %s", error.strerror or error)
         self._catalog.counts.detach()
+        self._refreshing.close()
         self._bucket.close()
 
     # -- in the background -------------------------------------------------------------------------------------------
@@ -385,8 +389,14 @@ class ObjectTier:
                     self._refreshed_at = started
 
         try:
-            [job] = self._bucket.begin([poll])
-            self._bucket.wait(job, end)
+            job = self._refreshing.submit(poll)
+        except OSError:
+            return False
+        try:
+            job.wait(end - time.monotonic())
+        except LateError:  # it may have waited for another look: that says nothing of the server
+            job.give_up()
+            return False
         except OSError:
             return False
         return True

@@ -84,7 +84,7 @@ class Writer:
 
     def _begin(self) -> None:
         self.name = names.new_writer()
-        self.index_number = 0
+        self.index_number = self._index_attempts = 0
         self._index_objects: dict[str, int] = {}
         self._large: dict[str, list[PackName]] = {}
         """Index objects that are too large to be written anew with others, and the packs that they speak of."""
@@ -184,14 +184,18 @@ class Writer:
         telling = index_bytes([len(entries)], len(self._left) + len(gone), len(self._catalog.untold()))
         if not self.budget.take(size + telling):
             raise OSError(errno.EDQUOT, "the day's bytes are written")
-        if not carried:
-            self._make_room(size + telling)
-        pack, records, body = encode_pack(names.new_pack(self.name), entries, self._keys.writing)
-        self._garbage[pack.name.path] = size
-        self._count()
-        self._bucket.put(pack.name.path, body)
-        del body
-        self.tell(IndexContent([(pack, records)], list(gone)))
+        try:
+            if not carried:
+                self._make_room(size + telling)
+            pack, records, body = encode_pack(names.new_pack(self.name), entries, self._keys.writing)
+            self._garbage[pack.name.path] = size
+            self._count()
+            self._bucket.put(pack.name.path, body)
+            del body
+            self.tell(IndexContent([(pack, records)], list(gone)))
+        except OSError:
+            self.budget.give_back(size + telling)
+            raise
         del self._garbage[pack.name.path]
         self._count()
         self._catalog.note_written(pack, entries, records, carried=carried)
@@ -211,12 +215,14 @@ class Writer:
         if self.lapsed:
             raise OSError(errno.ESTALE, "this writer was halted for long: what it has may be others' by now")
         body = encode_index(content)
-        path = names.new_index_path(self.name, self.index_number + 1)
+        self._index_attempts += 1  # one that failed may arrive all the same, and a number is read once
+        number = self._index_attempts
+        path = names.new_index_path(self.name, number)
         self._garbage[path] = len(body)
         self._count()
         self._bucket.put(path, body)
         del self._garbage[path]
-        self.index_number += 1
+        self.index_number = number
         self._index_objects[path] = len(body)
         if len(body) > PART_BYTES // 2:
             self._large[path] = [pack.name for pack, _ in content.packs] + [name for _, name in content.removed]

@@ -92,6 +92,18 @@ class TestReads:
         eventually(lambda: tier.health().state is TierState.OK and all(read_pages(tier, PAGES)), "it heals")
 
 
+    def test_a_look_that_is_late_says_nothing_of_the_server(self, open_objects: Open) -> None:
+        """It waits for another look, perhaps; reads go on meanwhile."""
+        tier = open_objects(interval=3600.0)
+        assert all(tier.write(PAGES))
+        with tier._polling:
+            for _ in range(40):
+                assert not tier._refresh(time.monotonic())
+            assert tier.health().state is TierState.OK
+            assert all(read_pages(tier, PAGES))
+        assert tier._refresh(time.monotonic() + 30.0)
+
+
 class TestWrites:
     @pytest.mark.parametrize("fault", ["denied", "too many requests", "ill", "unavailable", "slow"])
     def test_a_fault_refuses_pages_and_heals(self, fault: str, open_objects: Open, server: S3Server) -> None:
@@ -115,6 +127,23 @@ class TestWrites:
         server.faults = Faults()
         eventually(lambda: not server.names("fleet/packs/"), "it is deleted")
         assert all(tier.write(PAGES))
+
+    def test_no_number_of_an_index_object_is_used_twice(self, open_objects: Open, server: S3Server) -> None:
+        """One whose writing failed may be there all the same, and others read each number once."""
+        tier = open_objects(interval=3600.0)
+        failed = []
+
+        def note(method: str, name: str) -> bool:
+            failed.append(name)
+            return name.startswith("fleet/index/")
+
+        server.faults = Faults(status=403, only=note)
+        assert tier.write(PAGES) == [False] * 12
+        server.faults = Faults()
+        assert all(tier.write(PAGES))
+        numbers = {name.split("/")[-1].split("-")[0] for name in failed if name.startswith("fleet/index/")}
+        assert len(numbers) == 1
+        assert not any(name.split("/")[-1].split("-")[0] in numbers for name in server.names("fleet/index/"))
 
     def test_removals_that_cannot_be_told_raise_and_are_told_later(self, open_objects: Open, server: S3Server) -> None:
         tier, other = open_objects(deadline=0.5), open_objects()
