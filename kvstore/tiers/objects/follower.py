@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,8 @@ class _Seen:
     missing: int = 0
     tries: int = 0
     """How often it was tried in vain to adopt what it left."""
+    left_until: float = -math.inf
+    """Until when what it left is not looked at, since this node lacks its key."""
 
 
 class Follower:
@@ -178,12 +181,14 @@ class Follower:
                 closed=seen.closed,
                 room=room,
             )
-            if now - seen.changed_at >= delay:
+            if now - seen.changed_at >= delay and now >= seen.left_until:
                 chosen.append(writer)
         return chosen
 
     def adopt(self, writer: bytes) -> None:
         """Take over what a dead writer left: packs that are told of, as far as there is room; all else is deleted.
+
+        Where this node lacks the key of any of them, all is left to one that has it, and looked at again later.
 
         Raises:
             OSError: that can't be done now; it is tried again.
@@ -198,6 +203,13 @@ class Follower:
             # What is told of in what can't be read yet would look like what nobody was told of, and be deleted.
             seen.tries += 1
             raise OSError(errno.EAGAIN, "what a dead writer has told can't be read wholly yet")
+        if not all(self._keys.may_read(pack) for content in contents for pack, _ in content.packs):
+            seen.left_until = self._clock() + self._silence
+            _log.warning(
+                "objects: writer %s is gone, and has packs of a key that is not this node's: they are left to others",
+                writer.hex()[:12],
+            )
+            return
         taken = self._writer.adopt(contents)
         named = {pack.name for content in contents for pack, _ in content.packs}
         leaving: list[Listed] = []

@@ -114,6 +114,14 @@ class TestLimits:
         assert tier.write([make_page(2, 700_000)]) == [True]
 
 
+    def test_what_could_not_be_written_is_none_of_a_days_bytes(self, open_objects: Open, server: S3Server) -> None:
+        tier = open_objects(write_limit=1 << 20, interval=3600.0)
+        server.faults = Faults(status=403, only=lambda method, name: name.startswith("fleet/packs/"))
+        assert tier.write([make_page(1, 700_000)]) == [False]
+        server.faults = Faults()
+        assert tier.write([make_page(1, 700_000)]) == [True]
+
+
 LIMIT_SMALL = 8 << 20
 
 
@@ -260,6 +268,19 @@ class TestKeys:
         assert open_objects().write([page]) == [True]
         assert read_pages(open_objects(keys=[KEYS[0]]), [page]) == [False]
         assert read_pages(open_objects(), [page]) == [True]
+
+    def test_who_lacks_the_key_of_a_dead_writer_leaves_its_packs(self, open_objects: Open, server: S3Server) -> None:
+        page = make_page(1, 50_000)
+        first = open_objects(keys=[KEYS[0]])
+        assert first.write([page]) == [True]
+        first.close()
+        without = open_objects(keys=[KEYS[1]], interval=3600.0)
+        without._keep_house()
+        assert len(server.names("fleet/packs/")) == 1
+        assert without._follower.to_adopt() == [], "not in each round"
+        new = open_objects(keys=[KEYS[1], KEYS[0]], interval=3600.0)
+        assert read_pages(new, [page]) == [True]
+        assert new.statistics().used_bytes > 50_000
 
     def test_no_byte_of_a_page_is_there_as_it_is(self, open_objects: Open, server: S3Server) -> None:
         page = make_page(1, 50_000)
