@@ -46,8 +46,8 @@ class Maintenance:
             raise
 
     def stop(self) -> None:
-        """End the threads, each behind what it is doing. Those that may wait for a bucket are left to it after a moment:
-        dirty pages can't wait, and the store ends behind the locks that they hold."""
+        """End the threads, each behind what it is doing. Those that may wait for a bucket are left to it after a
+        moment: dirty pages can't wait, and the store ends behind the locks that they hold."""
         self._stop.set()
         self._store.write_back.wake()
         self._store.archive.wake()

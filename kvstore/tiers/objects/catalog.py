@@ -31,6 +31,8 @@ _MOST_USES = 1 << 16
 _DOUBT_SECONDS = 30.0
 _LONGEST_DOUBT = 3600.0
 _DROPPED_SHARE = 16
+_KEYS_AT_ONCE = 256
+"""Changed under the lock, before lookups have their turn."""
 
 
 @dataclass(slots=True)
@@ -180,14 +182,17 @@ class ObjectCatalog:
             own: whether its packs are this writer's from now on.
             old: whether newer ones were taken in before: what those say wins, also where memory is short.
         """
-        with self._lock:
-            for key, name in content.removed:
-                self._remove_in(key, name)
-            gone = set(content.gone)
-            for pack, records in content.packs:
-                if pack.name not in gone and may_read(pack):
+        for at in range(0, len(content.removed), _KEYS_AT_ONCE):
+            with self._lock:
+                for key, name in content.removed[at : at + _KEYS_AT_ONCE]:
+                    self._remove_in(key, name)
+        gone = set(content.gone)
+        for pack, records in content.packs:
+            if pack.name not in gone and may_read(pack):
+                with self._lock:
                     self._add(pack, records, own=own, old=old)
-            for name in content.gone:
+        for name in content.gone:
+            with self._lock:
                 self._drop(name)
 
     def learn_again(self, name: PackName, records: Records | None) -> None:
@@ -360,8 +365,12 @@ class ObjectCatalog:
 
     def remove(self, keys: Sequence[bytes]) -> int:
         """Forget pages. Returns how many were here; :meth:`untold` has them until an index object says so."""
-        with self._lock:
-            return sum([self._forget(key) for key in dict.fromkeys(keys)])
+        wanted = list(dict.fromkeys(keys))
+        count = 0
+        for at in range(0, len(wanted), _KEYS_AT_ONCE):
+            with self._lock:
+                count += sum([self._forget(key) for key in wanted[at : at + _KEYS_AT_ONCE]])
+        return count
 
     def untold(self) -> list[tuple[bytes, PackName]]:
         """Removed pages that are to be told of."""

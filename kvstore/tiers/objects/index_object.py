@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import xxhash
@@ -65,18 +66,18 @@ def index_bytes(pages: Iterable[int], gone: int = 0, removed: int = 0) -> int:
 
 def in_parts(content: IndexContent, most_bytes: int = PART_BYTES) -> Iterator[IndexContent]:
     """The same, as one or several that are small enough to be written: at least one, removals first."""
+    items = chain(
+        ((_REMOVED.size, IndexContent(removed=[each])) for each in content.removed),
+        ((_GONE.size, IndexContent(gone=[each])) for each in content.gone),
+        ((_PACK.size + record.record_table_bytes(len(each[1])), IndexContent([each])) for each in content.packs),
+    )
     part, size = IndexContent(), 0
-    for items, said, cost in (
-        (content.removed, lambda of: of.removed, lambda _: _REMOVED.size),
-        (content.gone, lambda of: of.gone, lambda _: _GONE.size),
-        (content.packs, lambda of: of.packs, lambda each: _PACK.size + record.record_table_bytes(len(each[1]))),
-    ):
-        for each in items:
-            if size and size + cost(each) > most_bytes:
-                yield part
-                part, size = IndexContent(), 0
-            said(part).append(each)
-            size += cost(each)
+    for cost, item in items:
+        if size and size + cost > most_bytes:
+            yield part
+            part, size = IndexContent(), 0
+        part.add(item)
+        size += cost
     yield part
 
 

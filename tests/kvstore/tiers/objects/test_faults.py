@@ -91,7 +91,6 @@ class TestReads:
         server.faults.status = 0
         eventually(lambda: tier.health().state is TierState.OK and all(read_pages(tier, PAGES)), "it heals")
 
-
     def test_a_look_that_is_late_says_nothing_of_the_server(self, open_objects: Open) -> None:
         """It waits for another look, perhaps; reads go on meanwhile."""
         tier = open_objects(interval=3600.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.segments import record
 from kvstore.segments.segment import Entry
-from kvstore.tiers.objects import names
+from kvstore.tiers.objects import catalog, names
 from kvstore.tiers.objects.budget import DayBudget
 from kvstore.tiers.objects.index_object import IndexContent, decode_index, encode_index, folded, in_parts, index_bytes
 from kvstore.tiers.objects.names import PackName
@@ -223,3 +223,32 @@ def test_a_pack_is_a_sealed_segment() -> None:
     assert (header.id, trailer.segment, trailer.records) == (7, 7, 3)
     for payload, offset in zip(payloads, records["offset"].tolist(), strict=True):
         assert body[offset : offset + len(payload)] == payload.tobytes()
+
+
+def test_others_have_their_turn_while_many_pages_are_learnt_or_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_KEYS_AT_ONCE", 2)
+    known = catalog.ObjectCatalog(1 << 30, 1000)
+    held = CountedLock()
+    monkeypatch.setattr(known, "_lock", held)
+    first, second = an_index(3).packs[0], an_index(3).packs[0]
+    packs = [(pack._replace(name=PackName(bytes(16), n)), records) for n, (pack, records) in enumerate((first, second))]
+    keys = [bytes(each) for each in first[1]["key"]]
+    known.learn(IndexContent(packs), lambda pack: True)
+    assert held.count == 2
+    assert known.remove(keys) == 3
+    assert held.count == 4
+    known.learn(IndexContent([], [], [(key, packs[0][0].name) for key in keys]), lambda pack: True)
+    assert held.count == 6
+
+
+class CountedLock:
+    """Counts how often it was taken."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -113,7 +113,6 @@ class TestLimits:
         tier.set_write_limit(0)
         assert tier.write([make_page(2, 700_000)]) == [True]
 
-
     def test_what_could_not_be_written_is_none_of_a_days_bytes(self, open_objects: Open, server: S3Server) -> None:
         tier = open_objects(write_limit=1 << 20, interval=3600.0)
         server.faults = Faults(status=403, only=lambda method, name: name.startswith("fleet/packs/"))
