@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvstore.errors import ResourceError
@@ -120,14 +120,13 @@ class Removal:
         """
         if not self._lower_tiers.all_shared():
             return 0
-        # What this node stores of one that is opened now gets there afterwards.
-        with self._write_back.sharing, self._archive.writing:
-            if self._namespaces.get(fingerprint) is not None:
-                return None
-        return self._expire_shared(fingerprint, seconds, stop)
+        return self._expire_shared(fingerprint, seconds, stop, lambda: self._namespaces.get(fingerprint) is None)
 
-    def _expire_shared(self, fingerprint: bytes, seconds: float, stop: threading.Event) -> int | None:
-        """Expire a namespace in each tier that nodes share. Returns how many pages; None: some tier keeps it.
+    def _expire_shared(
+        self, fingerprint: bytes, seconds: float, stop: threading.Event, wanted: Callable[[], bool] = lambda: True
+    ) -> int | None:
+        """Expire a namespace in each tier that nodes share. ``wanted`` is asked again in each: what this node stores of
+        one that is opened now gets there afterwards. Returns how many pages; None: some tier keeps it.
 
         Raises:
             ResourceError: a tier could not be reached; the others were dealt with.
@@ -137,6 +136,8 @@ class Removal:
         for tier in self._lower_tiers.all_shared():
             try:
                 with self._lock_of(tier):
+                    if not wanted():
+                        return None
                     done = tier.expire(fingerprint, seconds, stop)
             except ResourceError as error:
                 failed = error
