@@ -17,7 +17,7 @@ BEHIND := $(if $(PYTHONPATH),:$(PYTHONPATH))
 .PHONY: core core-layout test-python-core test-core-sanitized console-browser redis-server help demo test test-random test-compose test-kill test-objects-kill test-s3 test-torn test-nowhere test-device test-hostile soak test-vllm test-vllm-multi test-sglang triton test-triton test-cuda lint format proto docs outside bench bench-users mooncake bench-blocks bench-storage bench-codec bench-cuda device-run bench-vllm bench-sglang clean
 
 help: ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.engine ## the main job, end to end: engines come and go, their KV pages stay
 	@$(BIN)/kvstore demo
@@ -82,7 +82,7 @@ test-core-sanitized: $(VENV)/.dev ## the native core under address, undefined an
 		CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all" ../../$(BIN)/python setup.py --quiet build_ext --inplace && \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		KVSTORE_CORE=native PYTHONMALLOC=malloc PYTHONPATH=$$PWD ../../$(BIN)/python -m pytest -n0 tests/kvstore/core/test_arguments.py \
-		tests/kvstore/core/test_beside_python.py
+		tests/kvstore/core/test_beside_python.py tests/kvstore/core/test_summary_beside_python.py
 
 test-hostile: $(VENV)/.dev ## a thousand hostile messages of each of forty kinds, under a container's memory limit
 	HOSTILE_MESSAGES=1000 $(BIN)/pytest tests/kvstore/service/test_memory.py -n0 -s

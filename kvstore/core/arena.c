@@ -16,7 +16,7 @@ const char *core_index_of(struct core_index *index, const void *file, uint64_t s
         return "the headers must begin at a multiple of 8";
     if (!geometry->frames || !geometry->buckets || geometry->buckets >> 32)
         return "an arena has at least 1 frame, and 1 to 2^32 - 1 buckets";
-    if (size < CORE_EDITION_OFFSET + 8 || !lies_in(geometry->slots, geometry->frames, CORE_HEADER_BYTES, size) ||
+    if (size < CORE_SUMMARY_OFFSET + 8 || !lies_in(geometry->slots, geometry->frames, CORE_HEADER_BYTES, size) ||
         !lies_in(geometry->words, geometry->buckets, 8 * CORE_BUCKET_WORDS, size) ||
         !lies_in(geometry->reach, geometry->buckets, 1, size))
         return "the headers end before what they should hold";

@@ -22,8 +22,8 @@ Buffer = Any
 
 
 class Core(Protocol):
-    """``kvstore._core``. Every argument is checked: a wrong one is a ``ValueError``, a ``TypeError`` or a
-    ``BufferError``, and nothing was copied."""
+    """``kvstore._core``. Every argument is checked: a wrong one is a ``ValueError``, a ``TypeError``, an
+    ``OverflowError`` or a ``BufferError``, and nothing was copied."""
 
     ABI: int
 

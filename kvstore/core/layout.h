@@ -26,6 +26,6 @@
 #define CORE_SUMMARY_FULL 0xffffffffU
 #define CORE_SUMMARY_TAG_FACTOR 0x9e3779b1U
 #define CORE_UNTOLD 255
-#define CORE_ABI 0x8fef71280094d870ULL
+#define CORE_ABI 0x63d4c489b60bfc3bULL
 
 #endif

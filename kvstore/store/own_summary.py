@@ -73,7 +73,7 @@ class OwnSummary:
 
     def __init__(self, arena: Arena, lower_tiers: LowerTiers, clock: Callable[[], float] = time.monotonic) -> None:
         self._summaries = arena.summaries
-        self._tiers = lower_tiers.own if arena.is_mapped and lower_tiers.shared is None else ()
+        self._tiers = lower_tiers.own if arena.is_mapped and not lower_tiers.all_shared() else ()
         self._clock = clock
         self._lock = threading.Lock()
         """Over the file's name: none counts that is made when the end has begun."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvstore.errors import ResourceError
@@ -120,15 +120,13 @@ class Removal:
         """
         if not self._lower_tiers.all_shared():
             return 0
-        # What this node stores of one that is opened now gets there afterwards.
-        # A bucket may hang for long, and nobody who waits for it may keep others from the shared tier.
-        with self._archive.writing, self._write_back.sharing:
-            if self._namespaces.get(fingerprint) is not None:
-                return None
-        return self._expire_shared(fingerprint, seconds, stop)
+        return self._expire_shared(fingerprint, seconds, stop, lambda: self._namespaces.get(fingerprint) is None)
 
-    def _expire_shared(self, fingerprint: bytes, seconds: float, stop: threading.Event) -> int | None:
-        """Expire a namespace in each tier that nodes share. Returns how many pages; None: some tier keeps it.
+    def _expire_shared(
+        self, fingerprint: bytes, seconds: float, stop: threading.Event, wanted: Callable[[], bool] = lambda: True
+    ) -> int | None:
+        """Expire a namespace in each tier that nodes share. ``wanted`` is asked again in each: what this node stores of
+        one that is opened now gets there afterwards. Returns how many pages; None: some tier keeps it.
 
         Raises:
             ResourceError: a tier could not be reached; the others were dealt with.
@@ -138,6 +136,8 @@ class Removal:
         for tier in self._lower_tiers.all_shared():
             try:
                 with self._lock_of(tier):
+                    if not wanted():
+                        return None
                     done = tier.expire(fingerprint, seconds, stop)
             except ResourceError as error:
                 failed = error

@@ -29,6 +29,7 @@ from kvstore.aio.operations import MOST_BEGUN, MOST_ENDING
 from kvstore.arena.epochs import LINE_WORDS
 from kvstore.client.paths.bulk.pool import BulkPool
 from kvstore.client.paths.pending import PendingLoad, PendingStore
+from kvstore.client.paths.shm.mapped_summary import MappedSummary
 from kvstore.errors import DeadlineError, InvalidRequestError, ResourceError, UnavailableError
 
 ROOT = Path(__file__).parents[3]
@@ -341,6 +342,11 @@ class TestTurns:
 
 class TestHungNode:
     """A node that does not answer, and a timeout that nobody waits for."""
+
+    @pytest.fixture(autouse=True)
+    def without_a_summary(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The node must be asked, as an older one: with a summary of its disk these pages are a miss without a call."""
+        monkeypatch.setattr(MappedSummary, "begin", lambda self: None)
 
     @pytest.mark.parametrize("scheme", ["unix", "kv", "grpc"])
     def test_a_cancellation_ends_the_wait_for_it(self, node_process, monkeypatch, scheme) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -40,7 +41,9 @@ class Mapped(Protocol):
 def touch_ahead(owner: Mapped) -> None:
     """Begin to make the entries, in a thread that ends with the last one or when ``owner`` is over or gone."""
     target = weakref.ref(owner)
-    threading.Thread(target=_run, args=(target,), name="kvstore-first-touch", daemon=True).start()
+    thread = threading.Thread(target=_run, args=(target,), name="kvstore-first-touch", daemon=True)
+    with suppress(RuntimeError):  # no thread to be had: the first pass pays
+        thread.start()
 
 
 def _run(target: weakref.ref[Mapped]) -> None:

@@ -76,7 +76,9 @@ class MappedSummary:
         except ResourceError:  # it is gone already: the next look finds another one named
             return None
         header = SummaryHeader.unpack(mapping[:64])
-        if header is None or header.number != number or len(mapping) != summary_bytes(header.buckets):
+        if header is None or header.number != number or not header.buckets:
+            return None
+        if len(mapping) != summary_bytes(header.buckets):
             return None
         if self._identity is not None:
             self._mappings.pop(self._identity, None)
