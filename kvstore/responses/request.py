@@ -79,7 +79,7 @@ class CacheableRequest:
     """One whose fields are all known."""
 
     canonical: bytes
-    """JSON with sorted keys: the same for equal requests, and for no others."""
+    """JSON, its fields sorted, what is in them as it was written: the same for equal requests, and for no others."""
     model: str
     """As it is named; empty: it is not."""
     chat: bool
@@ -118,9 +118,10 @@ def read_request(path: str, fields: Mapping[str, Any]) -> CacheableRequest | Not
     prompt = fields.get("messages" if path == CHAT else "prompt")
     if not isinstance(prompt, str | list) or not prompt:
         return NotCacheable("no_prompt", "it has no prompt")
-    said = {name: value for name, value in fields.items() if name not in _TRAVEL}
+    # Only the outermost fields are sorted: in which order a schema names its properties decides the answer.
+    said = {name: fields[name] for name in sorted(fields) if name not in _TRAVEL}
     try:
-        canonical = json.dumps([path, said], sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        canonical = json.dumps([path, said], separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, RecursionError):
         return NotCacheable("not_json", "a value is not JSON")
     if len(canonical) > MOST_REQUEST_BYTES:

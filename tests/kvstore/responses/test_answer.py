@@ -138,6 +138,10 @@ def test_equal_requests_have_one_canonical_form_and_others_another():
     forms.add(read_request(COMPLETIONS, {"prompt": "x", "temperature": 0}).canonical)
     forms.add(read_request(COMPLETIONS, {"prompt": ["x"], "temperature": 0}).canonical)
     assert len(forms) == 8
+    for order in ("ab", "ba"):  # in which an answer has them, too
+        schema = {"properties": {name: {} for name in order}}
+        forms.add(read_request(CHAT, base | {"response_format": schema}).canonical)
+    assert len(forms) == 10
     assert form(CHAT, prompt="x") == "unknown_field"
     assert form("/v1/embeddings") == "path"
     assert read_request(CHAT, base | {"stream": True}).canonical == first.canonical
