@@ -228,7 +228,7 @@ def test_pages_of_other_weights_are_neither_found_nor_stored(
     assert not any(changing.store(hashes_of("b"), everything(pool)))
     weights = "default"  # whoever names them so again may mean others
     assert changing.exists(hashes_of("a")) == 0
-    assert other.exists(hashes_of("a")) == PAGES
+    assert other.load(hashes_of("a"), everything(pool)) == PAGES
     assert other.exists(hashes_of("b")) == 0
     assert [each.message for each in caplog.records if "weights" in each.message] == [
         "kvstore finds and stores nothing any more: the engine's weights are 'step 2' now, those of its pages are"
