@@ -118,6 +118,8 @@ def read_request(path: str, fields: Mapping[str, Any]) -> CacheableRequest | Not
     prompt = fields.get("messages" if path == CHAT else "prompt")
     if not isinstance(prompt, str | list) or not prompt:
         return NotCacheable("no_prompt", "it has no prompt")
+    if path == CHAT and (named := _named_elsewhere(prompt)):
+        return NotCacheable("elsewhere", f"{named} is an address: what is there may change")
     # Only the outermost fields are sorted: in which order a schema names its properties decides the answer.
     said = {name: fields[name] for name in sorted(fields) if name not in _TRAVEL}
     try:
@@ -135,6 +137,19 @@ def read_request(path: str, fields: Mapping[str, Any]) -> CacheableRequest | Not
         isinstance(options, dict) and options.get("include_usage") is True,
         _is_zero(fields.get("temperature")) or _is_integer(fields.get("seed")),
     )
+
+
+def _named_elsewhere(messages: list[Any] | str) -> str | None:
+    """The first part of a message that names a picture, a video or a sound by its address, as ``image_url``; None: none
+    does. ``data:`` has it with it."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            for name, value in part.items() if isinstance(part, dict) else ():
+                address = value.get("url") if isinstance(value, dict) else value
+                if name.endswith("_url") and not str(address).startswith("data:"):
+                    return str(name)
+    return None
 
 
 def _understood(options: object) -> bool:

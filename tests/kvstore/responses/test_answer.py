@@ -167,6 +167,24 @@ def test_why_a_request_is_not_cached(fields, reason):
 
 
 @pytest.mark.parametrize(
+    ("part", "cached"),
+    [
+        ({"type": "text", "text": "https://a/b"}, True),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, True),
+        ({"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}, True),
+        ({"type": "image_url", "image_url": {"url": "https://a/b.png"}}, False),
+        ({"type": "image_url", "image_url": "https://a/b.png"}, False),
+        ({"type": "video_url", "video_url": {"url": "file:///a.mp4"}}, False),
+        ({"audio_url": {}}, False),
+    ],
+)
+def test_what_lies_at_an_address_is_not_taken_to_stay_as_it_is(part, cached):
+    text = {"role": "user", "content": [{"type": "text", "text": "x"}, part]}
+    request = read_request(CHAT, {"messages": [{"role": "system", "content": "x"}, text], "temperature": 0})
+    assert isinstance(request, CacheableRequest) if cached else request.reason == "elsewhere"
+
+
+@pytest.mark.parametrize(
     ("header", "control"),
     [
         ("", CacheControl()),
