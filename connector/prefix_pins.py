@@ -48,8 +48,13 @@ class PrefixPins:
             seconds: from now on.
         """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvstore-pins", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="kvstore-pins", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the next request tries again
+                self._lines.say(_logger.warning, "a prefix could not be kept: %s", error)
+                return
+            self._thread = thread
         if self._waiting.qsize() < MOST_WAITING:
             self._waiting.put((hashes_by_group, seconds))
         else:
@@ -77,6 +82,8 @@ class PrefixPins:
             self._lines.say(warn, "a request asks to keep its prefix, and this engine's token may not pin: %s", error)
         except KVStoreError as error:
             self._lines.say(warn, "a prefix could not be kept: %s", error)
+        except Exception as error:
+            self._lines.say(_logger.exception, "a prefix could not be kept: %r", error)
         else:
             self._pinned += pinned
             if pinned < len(hashes):

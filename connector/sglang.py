@@ -37,7 +37,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageExtraInfo,
 )
 from sglang.srt.observability.metrics_collector import StorageMetrics
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_server_args, get_serving
 
 from kvstore.client.default_node import located
 from kvstore.client.environment import connect_by_environment
@@ -74,7 +74,9 @@ class KVStoreBackend(HiCacheStorage):
         self._client = connect_by_environment(
             self._url, os.environ, timeout=CALL_SECONDS, name=_client_name(storage_config)
         )
-        self._pages = HiCachePages(self._client, holders=storage_config.tp_size * storage_config.pp_size)
+        self._pages = HiCachePages(
+            self._client, holders=storage_config.tp_size * storage_config.pp_size, weights=_weight_version
+        )
         self._pool: Any = None
         self._copy_runs = copy_runs if can_copy_runs() else copy_one_by_one
         self._opening: threading.Thread | None = None
@@ -196,6 +198,11 @@ class KVStoreBackend(HiCacheStorage):
 
 def _hashes(keys: Sequence[str]) -> list[bytes]:
     return [bytes.fromhex(key) for key in keys]
+
+
+def _weight_version() -> str:
+    """What SGLang calls the weights that it has: who changes them in the running server may name them anew."""
+    return str(get_serving().weight_version)
 
 
 def _client_name(config: HiCacheStorageConfig) -> str:

@@ -14,6 +14,7 @@ against its bounds, and what can't be followed is said and fails no request.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,14 @@ FIRST, LAST, KEEP = f"{_PREFIX}store_first", f"{_PREFIX}store_last", f"{_PREFIX}
 _KNOWN = (LOAD, STORE, GENERATED, FIRST, LAST, KEEP)
 _SHORT = tuple(key.removeprefix(_PREFIX) for key in _KNOWN)
 _MOST_BLOCKS = 1_000_000
+_UNSTORED = "; nothing of the request is stored"
+_MOST_HINTS = 32
+_MOST_COMPARED = 64
+"""Characters of a key for which the nearest known one is looked for."""
 _MOST_SHOWN = 40
 """Characters of a value that a log shows."""
+_repr = reprlib.Repr()
+_repr.maxstring = 4 * _MOST_SHOWN  # longer than what is shown of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +79,13 @@ def parse_hints(params: Any, most_keep_minutes: int) -> tuple[Hints, list[str]]:
     if not isinstance(params, Mapping):
         return Hints(), []
     given = {key: value for key, value in params.items() if isinstance(key, str) and key.startswith(_PREFIX)}
+    if len(given) > _MOST_HINTS:
+        return Hints(store=False), [f"{len(given)} hints, at most {_MOST_HINTS} are read; none is followed{_UNSTORED}"]
     wrong: dict[str, str] = {}
     for key, value in given.items():
         if key not in _KNOWN:
-            nearest = difflib.get_close_matches(key.removeprefix(_PREFIX), _SHORT, 1)
+            short = key.removeprefix(_PREFIX)
+            nearest = difflib.get_close_matches(short, _SHORT, 1) if len(short) <= _MOST_COMPARED else []
             known = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else f"known are {', '.join(_KNOWN)}"
             wrong[key] = f"{_shown(key)} is no hint; {known}"
         elif (needs := _needs(key, value, most_keep_minutes)) is not None:
@@ -92,8 +102,7 @@ def parse_hints(params: Any, most_keep_minutes: int) -> tuple[Hints, list[str]]:
         last=right.get(LAST),
         keep_seconds=60 * right.get(KEEP, 0),
     )
-    unstored = "; nothing of the request is stored"
-    return hints, [f"{text}{unstored if key.startswith(STORE) else ''}" for key, text in wrong.items()]
+    return hints, [f"{text}{_UNSTORED if key.startswith(STORE) else ''}" for key, text in wrong.items()]
 
 
 def _needs(key: str, value: Any, most_keep_minutes: int) -> str | None:
@@ -109,5 +118,5 @@ def _needs(key: str, value: Any, most_keep_minutes: int) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = _repr.repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

@@ -15,12 +15,12 @@ from typing import Any
 from kvstore.connector.engine.identity import Model
 from kvstore.connector.engine.remote_code import code_fingerprint
 from kvstore.connector.engine.weights import weights_fingerprint, weights_folder
+from kvstore.errors import ResourceError
 from kvstore.layout import Layout
 
 _SETTINGS = (
     "dtype",
     "quantization",
-    "quantization_param_path",
     "kv_cache_dtype",
     "load_format",
     "model_loader_extra_config",
@@ -39,6 +39,19 @@ _SETTINGS = (
     "speculative_draft_kv_cache_dtype",
 )
 """Of SGLang's server arguments those that change numbers, or the bytes that they are written as."""
+
+_OTHER_WEIGHTS = (
+    "checkpoint_engine_wait_weights_before_ready",
+    "weight_cache_mode",
+    "kt_weight_path",
+    "modelopt_checkpoint_restore_path",
+    "decrypted_config_file",
+    "decrypted_draft_config_file",
+    "quantization_param_path",
+)
+"""Of SGLang's server arguments those with which the model is not, or not only, what its folder says."""
+_OTHER_FORMATS = ("dummy", "remote", "remote_instance", "rdma", "ipc_cache", "private")
+"""Of its load formats those that take the weights from elsewhere, or make them up."""
 
 _SHAPE = (
     "layout",
@@ -80,6 +93,7 @@ def model_of(arguments: Any) -> Model:
     Raises:
         ResourceError: weights that are in no folder on this machine, or can't be read.
     """
+    _check_folder_decides(arguments)
     path, download_dir = str(arguments.model_path), arguments.download_dir
     settings = {name: str(getattr(arguments, name, None)) for name in _SETTINGS}
     folder = weights_folder(path, arguments.revision, download_dir)
@@ -101,6 +115,22 @@ def model_of(arguments: Any) -> Model:
             _Code(model=path, revision=arguments.revision), folder, config, download_dir
         )
     return Model.describe(path, folders, config, settings)
+
+
+def _check_folder_decides(arguments: Any) -> None:
+    for name in _OTHER_WEIGHTS:
+        value = getattr(arguments, name, None)
+        if value and value != "off":
+            raise ResourceError(f"with {_flag(name)} the model is not what its folder says, got {value!r}")
+    for name in ("load_format", "speculative_draft_load_format"):
+        value = getattr(arguments, name, None)
+        value = getattr(value, "value", value)  # of an enumeration's member, whose str() is its name
+        if value in _OTHER_FORMATS:
+            raise ResourceError(f"with {_flag(name)} {value} the weights are not those in the model's folder")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def adapters_of(arguments: Any) -> dict[str, str]:

@@ -40,10 +40,22 @@ class HiCachePages:
         client: of the node; its timeout is :data:`CALL_SECONDS`. It is closed by :meth:`close`.
         holders: how many ranks on this host share what may be held.
         clock: seconds, monotonic.
+        weights: what the engine calls the weights that it has now. Once it is something else than at first, everything
+            is a miss, and nothing is stored: the pages' name says what the weights were.
     """
 
-    def __init__(self, client: Client, *, holders: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        holders: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        weights: Callable[[], str] = str,
+    ) -> None:
         self._client = client
+        self._weights = weights
+        self._first_weights = weights()
+        self._has_other_weights = False
         self._holders = holders
         self._clock = clock
         self._namespace: Namespace | None = None
@@ -69,7 +81,7 @@ class HiCachePages:
         Args:
             hashes: 32 bytes each, head of the prefix first.
         """
-        namespace = self._namespace
+        namespace = self._usable()
         if namespace is None or not hashes:
             return 0
 
@@ -91,7 +103,7 @@ class HiCachePages:
         Returns:
             How many leading pages were loaded, whole and unchanged.
         """
-        namespace = self._namespace
+        namespace = self._usable()
         if namespace is None or not hashes:
             return 0
         begin = self._clock()
@@ -131,7 +143,7 @@ class HiCachePages:
         Returns:
             For each page whether it is there now, whoever stored it.
         """
-        namespace = self._namespace
+        namespace = self._usable()
         there = [False] * len(hashes)
         if namespace is None or not hashes:
             return there
@@ -176,6 +188,18 @@ class HiCachePages:
         if not self._closed.is_set():
             self._closed.set()
             self._client.close()
+
+    def _usable(self) -> Namespace | None:
+        """Where the pages of this engine's weights are; None: that is not known, or no more."""
+        if not self._has_other_weights and (weights := self._weights()) != self._first_weights:
+            self._has_other_weights = True
+            _logger.warning(
+                "kvstore finds and stores nothing any more: the engine's weights are %r now, those of its pages are %r;"
+                " restart it with the new ones",
+                weights,
+                self._first_weights,
+            )
+        return None if self._has_other_weights else self._namespace
 
     def _hold(self, namespace: Namespace, hashes: Sequence[bytes]) -> None:
         """Lease pages in the arena of this host, as far as the engine's share goes."""

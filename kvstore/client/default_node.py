@@ -134,11 +134,12 @@ def _other_users(path: Path) -> str:
 
 
 def _stranger(path: Path) -> int | None:
-    """Who else than this user and root may have put a socket there."""
+    """Who else than this user and root may have put a socket there, or a link to one."""
     for each in (path.parent, path):
-        with suppress(OSError):
-            if (user := each.stat().st_uid) not in (0, os.geteuid()):
-                return user
+        for look in (each.lstat, each.stat):
+            with suppress(OSError):
+                if (user := look().st_uid) not in (0, os.geteuid()):
+                    return user
     return None
 
 

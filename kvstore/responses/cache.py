@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvstore.breaker import Breaker
@@ -26,6 +27,8 @@ from kvstore.responses.store import Entry, Label, Store, StoreError
 
 DEADLINE = 0.05
 """Seconds that a request waits for the store."""
+CLOSE_SECONDS = 5.0
+"""For what waits to be stored when the cache is closed."""
 MOST_ANSWER_BYTES = 4 << 20
 """Longest answer that is kept."""
 _THREADS = 4
@@ -228,7 +231,7 @@ class ResponseCache:
             return Answered(await compute())
         if not question.control.looks_up:
             return (await self._compute(question, compute, run))[0]
-        flight, leads = self.flights.join(question.entry)
+        flight, leads = self.flights.join(f"{question.entry} {run}")
         if leads:
 
             async def lead() -> Answered:
@@ -247,13 +250,14 @@ class ResponseCache:
         return (await self._compute(question, compute, run))[0]
 
     async def close(self) -> None:
-        """Finish what is being stored, and let go of the store."""
+        """Finish what is being stored, and let go of the store. What is not begun after :data:`CLOSE_SECONDS` is not."""
         await self.flights.close()
         if self._writes:
-            await asyncio.wait(self._writes)
+            await asyncio.wait(self._writes, timeout=CLOSE_SECONDS)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._readers.shutdown)
-        await loop.run_in_executor(None, self._writer.shutdown)
+        for pool in (self._writer, self._readers):
+            await loop.run_in_executor(None, partial(pool.shutdown, cancel_futures=True))
+        await asyncio.gather(*self._writes, return_exceptions=True)  # those that were not begun are cancelled
         self._store.close()
 
     def _young_enough(self, question: Question, kept: Kept) -> bool:

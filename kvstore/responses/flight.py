@@ -9,6 +9,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
+FOLLOW_SECONDS = 60.0
+"""That an answer is waited for: who leads reads it at the speed of its own client."""
+
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 
@@ -45,11 +48,13 @@ class Flight(Generic[Answer]):
             raise
 
     async def follow(self) -> Answer | None:
-        """The answer; None: there is none that others can use."""
+        """The answer; None: there is none that others can use, or none within :data:`FOLLOW_SECONDS`."""
         self._followers += 1
         self._flights.followers += 1
         try:
-            return await asyncio.shield(self._answer)
+            return await asyncio.wait_for(asyncio.shield(self._answer), FOLLOW_SECONDS)
+        except TimeoutError:
+            return None
         finally:
             self._followers -= 1
             self._flights.followers -= 1

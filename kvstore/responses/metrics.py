@@ -26,7 +26,7 @@ class ResponseMetrics:
             "passed_by",
             "Requests that were neither looked up nor kept, by reason: unknown_field, not_determined (neither"
             " temperature 0 nor a seed, nor asked for), no_store, browser (with an Origin), query, no_prompt, too_long,"
-            " not_json, path",
+            " not_json, elsewhere (a picture, a video or a sound by its address), path",
             "reason",
         )
         self.lookups = self._counter(

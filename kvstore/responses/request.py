@@ -79,7 +79,7 @@ class CacheableRequest:
     """One whose fields are all known."""
 
     canonical: bytes
-    """JSON with sorted keys: the same for equal requests, and for no others."""
+    """JSON, its fields sorted, what is in them as it was written: the same for equal requests, and for no others."""
     model: str
     """As it is named; empty: it is not."""
     chat: bool
@@ -118,9 +118,12 @@ def read_request(path: str, fields: Mapping[str, Any]) -> CacheableRequest | Not
     prompt = fields.get("messages" if path == CHAT else "prompt")
     if not isinstance(prompt, str | list) or not prompt:
         return NotCacheable("no_prompt", "it has no prompt")
-    said = {name: value for name, value in fields.items() if name not in _TRAVEL}
+    if path == CHAT and (named := _named_elsewhere(prompt)):
+        return NotCacheable("elsewhere", f"{named} is an address: what is there may change")
+    # Only the outermost fields are sorted: in which order a schema names its properties decides the answer.
+    said = {name: fields[name] for name in sorted(fields) if name not in _TRAVEL}
     try:
-        canonical = json.dumps([path, said], sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        canonical = json.dumps([path, said], separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, RecursionError):
         return NotCacheable("not_json", "a value is not JSON")
     if len(canonical) > MOST_REQUEST_BYTES:
@@ -134,6 +137,19 @@ def read_request(path: str, fields: Mapping[str, Any]) -> CacheableRequest | Not
         isinstance(options, dict) and options.get("include_usage") is True,
         _is_zero(fields.get("temperature")) or _is_integer(fields.get("seed")),
     )
+
+
+def _named_elsewhere(messages: list[Any] | str) -> str | None:
+    """The first part of a message that names a picture, a video or a sound by its address, as ``image_url``; None: none
+    does. ``data:`` has it with it."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            for name, value in part.items() if isinstance(part, dict) else ():
+                address = value.get("url") if isinstance(value, dict) else value
+                if name.endswith("_url") and not str(address).startswith("data:"):
+                    return str(name)
+    return None
 
 
 def _understood(options: object) -> bool:

@@ -181,7 +181,8 @@ def _opened(path: Path) -> sqlite3.Connection:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
-            db.executescript(_SCHEMA)
+            if version == 0:  # it is new: whoever is first gives it its tables
+                db.executescript(_SCHEMA)
     except sqlite3.Error:
         db.close()
         raise

@@ -56,6 +56,7 @@ def test_all_parts_and_groups_are_pinned() -> None:
     [
         (PermissionDeniedError("needs the right admin"), "this engine's token may not pin: needs the right admin"),
         (UnavailableError("gone"), "a prefix could not be kept: gone"),
+        (ValueError("nobody expects this"), "a prefix could not be kept: ValueError('nobody expects this')"),
         (1, "1 of 2 pages of a prefix are kept: others are not there, or pinned pages have their share of the arena"),
     ],
 )
@@ -90,6 +91,26 @@ def test_a_node_that_hangs_is_waited_for_by_nobody(
     assert pins._thread is not None
     pins._thread.join(PATIENCE)
     assert len(namespace.asked) == 1  # what waited is left
+
+
+def test_where_no_thread_is_to_be_had_the_next_request_tries_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    namespace = FakeNamespace()
+    pins = PrefixPins([[namespace]])  # type: ignore[list-item]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        pins.keep([[b"a"]], 60)
+    assert "a prefix could not be kept: can't start new thread" in caplog.text
+    pins.keep([[b"b"]], 60)
+    assert namespace.called.acquire(timeout=PATIENCE)
+    pins.shutdown()
+    assert pins._thread is not None
+    pins._thread.join(PATIENCE)
+    assert namespace.asked == [((b"b",), 60)]
 
 
 def test_without_a_request_for_it_no_thread_runs() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from kvstore.connector.engine.hints import Hints, parse_hints
@@ -37,6 +39,9 @@ def test_what_can_be_asked_for() -> None:
         ({"kvstore_keep_minutes": 61}, "kvstore_keep_minutes must be a whole number from 1 to 60, got 61", Hints()),
         ({"kvstore_keep_minutes": True}, "a whole number from 1 to 60, got True", Hints()),
         ({"kvstore_keep_minutes": "x" * 10**6}, f"got '{'x' * 39}…", Hints()),
+        ({"kvstore_keep_minutes": functools.reduce(lambda deep, _: [deep], range(10**5), 0)}, "got [[[", Hints()),
+        ({f"kvstore_load{'_' * 61}": 1}, "known are kvstore_load, kvstore_store,", Hints()),
+        ({f"kvstore_x{number}": 1 for number in range(33)}, "33 hints, at most 32 are read; none", Hints(store=False)),
         # Who wrote these wanted less to be stored: nothing is.
         ({"kvstore_store": "false"}, "got 'false'; nothing of the request is stored", Hints(store=False)),
         ({"kvstore_store_last": 0}, "from 1 to 1000000, got 0; nothing of the request is", Hints(store=False)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import shutil
 from collections.abc import Callable
@@ -133,3 +134,35 @@ def test_weights_that_are_nowhere_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ResourceError, match="no file of weights"):
         model_of(arguments_for(tmp_path / "empty"))
+
+
+class LoadFormat(str, enum.Enum):  # noqa: UP042 - as SGLang has it
+    AUTO = "auto"
+    DUMMY = "dummy"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"checkpoint_engine_wait_weights_before_ready": True}, "--checkpoint-engine-wait-weights-before-ready the"),
+        ({"weight_cache_mode": "client"}, "--weight-cache-mode the model is not what its folder says, got 'client'"),
+        ({"kt_weight_path": "/other"}, "--kt-weight-path"),
+        ({"modelopt_checkpoint_restore_path": "/other"}, "--modelopt-checkpoint-restore-path"),
+        ({"decrypted_config_file": "/other"}, "--decrypted-config-file"),
+        ({"quantization_param_path": "/scales"}, "--quantization-param-path"),
+        ({"load_format": "remote_instance"}, "--load-format remote_instance the weights are not those"),
+        ({"load_format": LoadFormat.DUMMY}, "--load-format dummy the weights are not those"),
+        ({"speculative_draft_load_format": "dummy"}, "--speculative-draft-load-format dummy"),
+    ],
+    ids=str,
+)
+def test_weights_that_are_not_those_in_the_folder_are_an_error(
+    folder: Path, changed: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ResourceError, match=says):
+        model_of(arguments_for(folder, **changed))
+
+
+def test_what_names_no_other_weights_is_taken(folder: Path) -> None:
+    usual = {"weight_cache_mode": "off", "kt_weight_path": None, "checkpoint_engine_wait_weights_before_ready": False}
+    assert model_of(arguments_for(folder, load_format=LoadFormat.AUTO, **usual))

@@ -215,6 +215,27 @@ def test_a_node_that_is_gone_is_a_miss_and_one_that_comes_back_is_found(
     assert pages.store(fresh, everything(pool)) == [True] * PAGES
 
 
+def test_pages_of_other_weights_are_neither_found_nor_stored(
+    start_node: Callable[..., Any], rank: Callable[..., Any], pool: HostPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"unix://{start_node().config.socket}"
+    weights = "default"
+    changing, other = rank(url, weights=lambda: weights), rank(url)
+    assert all(changing.store(hashes_of("a"), everything(pool)))
+    weights = "step 2"
+    assert changing.exists(hashes_of("a")) == 0
+    assert changing.load(hashes_of("a"), everything(pool)) == 0
+    assert not any(changing.store(hashes_of("b"), everything(pool)))
+    weights = "default"  # whoever names them so again may mean others
+    assert changing.exists(hashes_of("a")) == 0
+    assert other.load(hashes_of("a"), everything(pool)) == PAGES
+    assert other.exists(hashes_of("b")) == 0
+    assert [each.message for each in caplog.records if "weights" in each.message] == [
+        "kvstore finds and stores nothing any more: the engine's weights are 'step 2' now, those of its pages are"
+        " 'default'; restart it with the new ones"
+    ]
+
+
 class FullNamespace:
     """One with room for two more pages, and some that are there already."""
 

@@ -87,6 +87,19 @@ def test_what_another_user_has_put_there_is_left_alone(
         choose([own], [])
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a link away, which only root can")
+def test_another_users_link_is_left_alone(short_folder: Path, listen: Callable[[Path], Path]) -> None:
+    machines = listen(short_folder / "b" / "s")
+    own = short_folder / "a" / "s"
+    own.parent.mkdir()
+    own.symlink_to(machines)
+    assert choose([own], [machines]).socket == own
+    os.chown(own, 4711, 4711, follow_symlinks=False)
+    found = choose([own], [machines])
+    assert found.socket == machines
+    assert f"{own} is left alone: user 4711 has put it there" in found.note
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
 def test_another_users_node_is_said(short_folder: Path, listen: Callable[[Path], Path]) -> None:
     machines = listen(short_folder / "b" / "s")

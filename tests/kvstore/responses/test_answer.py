@@ -138,6 +138,10 @@ def test_equal_requests_have_one_canonical_form_and_others_another():
     forms.add(read_request(COMPLETIONS, {"prompt": "x", "temperature": 0}).canonical)
     forms.add(read_request(COMPLETIONS, {"prompt": ["x"], "temperature": 0}).canonical)
     assert len(forms) == 8
+    for order in ("ab", "ba"):  # in which an answer has them, too
+        schema = {"properties": {name: {} for name in order}}
+        forms.add(read_request(CHAT, base | {"response_format": schema}).canonical)
+    assert len(forms) == 10
     assert form(CHAT, prompt="x") == "unknown_field"
     assert form("/v1/embeddings") == "path"
     assert read_request(CHAT, base | {"stream": True}).canonical == first.canonical
@@ -160,6 +164,24 @@ def test_why_a_request_is_not_cached(fields, reason):
     request = read_request(COMPLETIONS, fields)
     assert isinstance(request, NotCacheable)
     assert request.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("part", "cached"),
+    [
+        ({"type": "text", "text": "https://a/b"}, True),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, True),
+        ({"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}, True),
+        ({"type": "image_url", "image_url": {"url": "https://a/b.png"}}, False),
+        ({"type": "image_url", "image_url": "https://a/b.png"}, False),
+        ({"type": "video_url", "video_url": {"url": "file:///a.mp4"}}, False),
+        ({"audio_url": {}}, False),
+    ],
+)
+def test_what_lies_at_an_address_is_not_taken_to_stay_as_it_is(part, cached):
+    text = {"role": "user", "content": [{"type": "text", "text": "x"}, part]}
+    request = read_request(CHAT, {"messages": [{"role": "system", "content": "x"}, text], "temperature": 0})
+    assert isinstance(request, CacheableRequest) if cached else request.reason == "elsewhere"
 
 
 @pytest.mark.parametrize(

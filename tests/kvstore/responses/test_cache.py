@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.responses import Answered, Caller, Limits, ResponseCache, Sealing
+from kvstore.responses import Answered, Caller, Limits, ResponseCache, Sealing, flight
+from kvstore.responses import cache as cache_module
 from kvstore.responses.sqlite import SQLiteStore
 from kvstore.responses.store import Choice, Entry, Label, StoreError, Usage
 
@@ -262,3 +263,59 @@ async def test_a_follower_that_wants_younger_answers_is_not_told_an_old_one():
     assert text_of(await leader) == "answer 1"
     assert text_of(await follower) == "answer 2"
     await cache.close()
+
+
+@pytest.mark.asyncio
+async def test_an_answer_whose_reader_is_slow_is_not_waited_for_without_end(monkeypatch):
+    store, model = MemoryStore(), Model()
+    model.go.clear()
+    cache = cache_of(store)
+    leader = asyncio.create_task(ask(cache, model))
+    await until(lambda: model.computed == 1)
+    monkeypatch.setattr(flight, "FOLLOW_SECONDS", 0.01)
+    follower = asyncio.create_task(ask(cache, model))
+    await until(lambda: model.computed == 2)
+    assert cache.flights.followers == 0
+    model.go.set()
+    assert [text_of(await each) for each in (leader, follower)] == ["answer 1", "answer 2"]
+    await cache.close()
+
+
+@pytest.mark.asyncio
+async def test_requests_to_different_runs_at_once_are_computed_by_each():
+    store, model = MemoryStore(), Model()
+    model.go.clear()
+    cache = cache_of(store)
+    asked = [asyncio.create_task(ask(cache, model, run=run)) for run in ("r", "s")]
+    await until(lambda: model.computed == 2)
+    model.go.set()
+    assert {text_of(each) for each in await asyncio.gather(*asked)} == {"answer 1", "answer 2"}
+    await cache.close()
+
+
+class SlowToWrite(MemoryStore):
+    """Hangs in what it is told to put alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.writes = threading.Event(), threading.Event()
+
+    def put(self, entry: Entry) -> bool:
+        self.began.set()
+        assert self.writes.wait(PATIENCE)
+        return super().put(entry)
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_is_slow_is_not_waited_for_once_for_each_answer(monkeypatch):
+    monkeypatch.setattr(cache_module, "CLOSE_SECONDS", 0.01)
+    store, model = SlowToWrite(), Model()
+    cache = cache_of(store)
+    for count in range(9):
+        await ask(cache, model, fields={"seed": count})
+    assert await asyncio.to_thread(store.began.wait, PATIENCE)
+    closing = asyncio.create_task(cache.close())
+    await until(lambda: len(cache._writes) == 1)  # the others are given up
+    store.writes.set()
+    await closing
+    assert len(store.entries) == 1

@@ -191,3 +191,15 @@ def test_a_redis_that_lost_keys_goes_on(redis_server):
     assert store.get("e" * 64) is None
     assert all(redis_server.client.pttl(key) > 0 for key in redis_server.client.keys("*:entry:0*"))
     store.close()
+
+
+def test_a_file_is_opened_while_another_process_changes_it(tmp_path):
+    path = tmp_path / "r.sqlite"
+    SQLiteStore(path, Limits()).close()
+    changing = sqlite3.connect(path, isolation_level=None)
+    changing.execute("BEGIN IMMEDIATE")
+    store = SQLiteStore(path, Limits())
+    assert store.get("f" * 64) is None
+    store.close()
+    changing.execute("ROLLBACK")
+    changing.close()
