@@ -82,7 +82,7 @@ class PrefixPins:
             self._lines.say(warn, "a request asks to keep its prefix, and this engine's token may not pin: %s", error)
         except KVStoreError as error:
             self._lines.say(warn, "a prefix could not be kept: %s", error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is said, and the thread goes on
             self._lines.say(_logger.exception, "a prefix could not be kept: %r", error)
         else:
             self._pinned += pinned

@@ -250,7 +250,7 @@ class ResponseCache:
         return (await self._compute(question, compute, run))[0]
 
     async def close(self) -> None:
-        """Finish what is being stored, and let go of the store. What is not begun after :data:`CLOSE_SECONDS` is not."""
+        """Finish what is being stored, and let go of the store. What has not begun by :data:`CLOSE_SECONDS` is not."""
         await self.flights.close()
         if self._writes:
             await asyncio.wait(self._writes, timeout=CLOSE_SECONDS)

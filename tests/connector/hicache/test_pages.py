@@ -230,10 +230,8 @@ def test_pages_of_other_weights_are_neither_found_nor_stored(
     assert changing.exists(hashes_of("a")) == 0
     assert other.load(hashes_of("a"), everything(pool)) == PAGES
     assert other.exists(hashes_of("b")) == 0
-    assert [each.message for each in caplog.records if "weights" in each.message] == [
-        "kvstore finds and stores nothing any more: the engine's weights are 'step 2' now, those of its pages are"
-        " 'default'; restart it with the new ones"
-    ]
+    [said] = [each.message for each in caplog.records if "weights" in each.message]
+    assert "the engine's weights are 'step 2' now, those of its pages are 'default'; restart it" in said
 
 
 class FullNamespace:
