@@ -490,9 +490,11 @@ class TestKeeping:
         assert client.status().tier("arena").counters["dirty"] == 0
         assert client.flush() == 0
 
-    def test_status_tells_what_happened(self, place, client, pages, hashes, payload):
+    def test_status_tells_what_happened(self, place, client, pages, hashes, payload, eventually):
         pages.store(hashes(4), payload(4))
         pages.load(hashes(6), np.zeros((6, 5000), np.uint8))
+        # Of a miss without a call the node is told a moment later.
+        eventually(lambda: client.status().tier("arena").counters["asked"] == 6)
         status = client.status()
         arena = status.tier("arena")
         assert (arena.used_bytes, arena.limit_bytes, arena.pages) == (4 * 8192, 16 << 20, 4)

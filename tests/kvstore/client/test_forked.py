@@ -108,6 +108,7 @@ _CALLS: dict[str, Callable[[kvstore.Client, kvstore.Namespace], Any]] = {
     "Namespace.prepare_store": lambda client, pages: pages.prepare_store(hashes(100, 4)),
     "Namespace.prepare_load": lambda client, pages: pages.prepare_load(hashes(0, 4)),
     "Namespace.borrow": lambda client, pages: pages.borrow(hashes(0, 4)),
+    "Namespace.prefetch": lambda client, pages: pages.prefetch(hashes(0, 4)),
     "Namespace.touch": lambda client, pages: pages.touch(hashes(0, 4)),
     "Namespace.evict": lambda client, pages: pages.evict(hashes(0, 4)),
     "Namespace.pin": lambda client, pages: pages.pin(hashes(0, 4), 60),
