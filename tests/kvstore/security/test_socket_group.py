@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import kvstore
+from kvstore.arena.summary_file import number_of, summary_name
 from kvstore.config.node import NodeConfig
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.security.socket_group import SocketGroup
@@ -38,12 +39,17 @@ def test_by_default_nobody_else_gets_in(start_node: Callable[..., Any], shm_fold
     assert node.config.sharers == SocketGroup(None)
 
 
-def test_a_group_gets_no_more_than_clients_need(start_node: Callable[..., Any], shm_folder: Path) -> None:
+def test_a_group_gets_no_more_than_clients_need(
+    start_node: Callable[..., Any], shm_folder: Path, eventually: Callable[..., None]
+) -> None:
     group = os.getegid()
     node = start_node(socket=shm_folder / "run/s", group=str(group))
     assert modes(shm_folder / "run") == {"run": "0750", "s": "0660", "s.lock": "0600"}
     needed = {"arena": "0750", "clients": "2770", "headers": "0640"}
     needed |= {"pages": "0660", "readers": "0660", "calls": "0660"}
+    word = node.store.arena.summaries._word
+    eventually(lambda: word[0])  # the summary is made in the background
+    needed |= {summary_name(number_of(word[0])): "0640"}
     found = modes(shm_folder / "arena")
     assert {name: found.pop(name) for name in needed} == needed
     assert set(found.values()) == {"0600"}

@@ -398,7 +398,7 @@ class TestNamespaces:
         assert browser.run("location.hash") == "#sort=name&filter=-09"
         assert browser.run("[...document.querySelectorAll('#namespaces th')].map(each => each.ariaSort)") == [
             "descending",
-            *["none"] * 6,
+            *["none"] * 7,
         ]
 
     def test_all_of_them_are_reached(self, node, many, browser):
