@@ -427,8 +427,8 @@ class TestStatus:
                 "pinned_pages": 0,
                 "layout": LAYOUT.to_json(),
                 "counters": {
-                    **dict.fromkeys(("arena", "disk", "redis", "missed", "present", "refused"), 0),
-                    **dict.fromkeys(("looked_up", "found_arena", "found_disk", "found_redis"), 0),
+                    **dict.fromkeys(("arena", "disk", "redis", "objects", "missed", "present", "refused"), 0),
+                    **dict.fromkeys(("looked_up", "found_arena", "found_disk", "found_redis", "found_objects"), 0),
                     "stored": 2,
                 },
                 "labels": [],

@@ -44,6 +44,8 @@ ALONE: list[tuple[str, ...]] = [
     ("check", "{disk}"),
     ("plan", "{trace}"),
     ("bench", "eviction", "{trace}"),
+    ("objects", "policy", "s3://bucket/prefix"),
+    ("responses", "--help"),
 ]
 SERVERS = ("serve", "proxy", "demo")
 """Those with tests of their own below, or that say nothing until they have worked for a minute."""
