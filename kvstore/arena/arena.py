@@ -197,7 +197,8 @@ class Arena:
         return int(self._edition[0])
 
     def open_for_readers(self, *, own_tiers: bool, shared_tier: bool) -> None:
-        """The index is complete; a page that is not in it may be in a tier of the node's own, or in a shared one."""
+        """The index is complete; a page that is not in it may be in a tier of whose pages the node knows by itself, or
+        in a shared one that has to be asked."""
         self._elsewhere[0] |= own_tiers * fmt.IN_OWN_TIER | shared_tier * fmt.IN_SHARED_TIER
         self.new_edition()
 

@@ -25,8 +25,9 @@ ELSEWHERE_OFFSET = 520
 """Where the node says whether a page that is not in the index may be here all the same, and where: 0 (nowhere), or some
 of the four below. One 64-bit word."""
 SOMEWHERE, IN_OWN_TIER, IN_SHARED_TIER, UNPLACED = 1, 2, 4, 8
-"""In some lower tier, which is all that older nodes say; in one of the node's own, of which the summary tells; in one
-that nodes share; in the arena, without a place in the index. Older clients ask the node whatever it is."""
+"""In some lower tier, which is all that older nodes say; in one of whose pages the node knows by itself and the summary
+tells (disk, object storage); in a shared one that has to be asked (Redis); in the arena, without a place in the index.
+Older clients ask the node whatever it is."""
 SUMMARY_OFFSET = 528
 """Where the node says which file is the summary of its own tiers (``kvstore.arena.summary``): its number, times 256,
 and the version of its format; 0: there is none, or it is not complete. Files of older versions have 0 here. One 64-bit

@@ -37,7 +37,7 @@ class Maintenance:
                 self._start("share", self._share)
             if store.lower_tiers.objects is not None:
                 self._start("archive", self._archive, _BUCKET_SECONDS)
-            if store.lower_tiers.own:
+            if store.lower_tiers.known():
                 self._start("summary", self._keep_summary)
             if store.kept_pages:
                 self._start("verify", self._verify)

@@ -1,9 +1,10 @@
-"""The summary of what the node's own lower tiers hold (:mod:`kvstore.arena.summary`), kept true while they change.
+"""The node's summary of what its lower tiers hold (:mod:`kvstore.arena.summary`), kept true while they change.
 
 There is one for all of these tiers together: a client has one question, whether it must ask. Each tier tells which
-pages it has by itself, and a page in two of them takes two places.
+pages it has by itself, and a page in two of them takes two places. Of object storage it tells what the node knows, and
+that is all that it answers by: what another node wrote a moment ago is a miss with a call and without one.
 
-Where nodes share a tier there is none: every miss is a question to that one.
+With Redis there is none: every miss is a question to that.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kvstore.arena.summary import FEWEST_BUCKETS, MOST_BUCKETS
 from kvstore.arena.summary_file import SummaryFile
 from kvstore.errors import ResourceError
 from kvstore.tiers.lower_tiers import LowerTiers
+from kvstore.tiers.tier import KnownTier
 
 _USUAL_BYTES, _LEAST_BYTES = 256 << 10, 16 << 10
 """Of a tier's limit, for each bucket of eight: a page of 64 KiB has two places. A tier of smaller ones gets more
@@ -26,6 +28,8 @@ _CROWDED = 5
 """So many pages a bucket, and pages soon find no place in either of theirs."""
 _ROOMY = 3
 """So many a bucket when a summary grows."""
+_FEWEST_OBJECTS = 1 << 12
+"""For so many pages in object storage there is room from the beginning: it is made anew less often while they come."""
 _FULL_SHARE = 1 << 14
 """Of so many buckets one may be full: 1 lookup in 16 of 512 new pages then asks the node."""
 _AGAIN_SECONDS = 600.0
@@ -33,10 +37,11 @@ _AGAIN_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
-def buckets_for(limit_bytes: int, pages: int) -> int:
-    """How many buckets a summary has: of tiers of this limit, with so many pages now."""
+def buckets_for(limit_bytes: int, pages: int, objects: int = 0) -> int:
+    """How many buckets a summary has: of own tiers of this limit, with so many pages now; and of so many pages in
+    object storage, whose number no limit of the node's bounds."""
     most = limit_bytes // _LEAST_BYTES
-    wanted = min(max(limit_bytes // _USUAL_BYTES, pages // _ROOMY), most)
+    wanted = min(max(limit_bytes // _USUAL_BYTES, pages // _ROOMY), most) + objects // _ROOMY
     return min(max(wanted, FEWEST_BUCKETS), MOST_BUCKETS)
 
 
@@ -67,20 +72,22 @@ class OwnSummary:
 
     Args:
         arena: in whose folder it lies.
-        lower_tiers: whose own tiers it is of.
+        lower_tiers: of which it tells what this node knows of.
         clock: seconds that only grow.
     """
 
     def __init__(self, arena: Arena, lower_tiers: LowerTiers, clock: Callable[[], float] = time.monotonic) -> None:
         self._summaries = arena.summaries
-        self._tiers = lower_tiers.own if arena.is_mapped and not lower_tiers.all_shared() else ()
+        self._own: Sequence[KnownTier] = lower_tiers.own
+        self._objects = lower_tiers.objects
+        self._tiers = lower_tiers.known() if arena.is_mapped and lower_tiers.shared is None else ()
         self._clock = clock
         self._lock = threading.Lock()
         """Over the file's name: none counts that is made when the end has begun."""
         self._ended = False
         self._file: SummaryFile | None = None
         self._limit = 0
-        """Of the tiers when it was made."""
+        """Of the own tiers when it was made."""
         self._not_before = 0.0
 
     def keep(self, stop: threading.Event) -> None:
@@ -88,10 +95,11 @@ class OwnSummary:
         ``stop`` is set, clients ask for."""
         if not self._tiers:
             return
-        known = [tier.statistics() for tier in self._tiers]
-        limit, pages = sum(each.limit_bytes for each in known), sum(each.pages for each in known)
-        buckets = buckets_for(limit, pages)
-        if self._is_due(limit, pages, buckets):
+        own = [tier.statistics() for tier in self._own]
+        limit, pages = sum(each.limit_bytes for each in own), sum(each.pages for each in own)
+        objects = 0 if self._objects is None else max(self._objects.statistics().pages, _FEWEST_OBJECTS)
+        buckets = buckets_for(limit, pages, objects)
+        if self._is_due(limit, pages + objects, buckets):
             try:
                 self._make(buckets, limit, stop)
             except ResourceError as error:

@@ -127,7 +127,7 @@ class Store:
         self.namespaces.save()
         self.orphans = Orphans(state, self._pins, self._removal)
         self.summary = OwnSummary(arena, lower_tiers)
-        arena.open_for_readers(own_tiers=bool(tiers), shared_tier=bool(lower_tiers.all_shared()))
+        arena.open_for_readers(own_tiers=bool(lower_tiers.known()), shared_tier=lower_tiers.shared is not None)
 
     # -- clients and namespaces --------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.page_codes import PageTier
 from kvstore.tiers.latencies import TierLatencies
-from kvstore.tiers.tier import ObjectStorage, OwnTier, SharedTier, Tier
+from kvstore.tiers.tier import KnownTier, ObjectStorage, OwnTier, SharedTier, Tier
 
 
 class LowerTiers:
@@ -27,6 +27,10 @@ class LowerTiers:
     def all_shared(self) -> tuple[SharedTier, ...]:
         """The tiers that nodes share, fastest first."""
         return tuple(tier for tier in (self.shared, self.objects) if tier is not None)
+
+    def known(self) -> tuple[KnownTier, ...]:
+        """The tiers of whose pages this node knows from memory."""
+        return self.own if self.objects is None else (*self.own, self.objects)
 
     def all(self) -> tuple[Tier, ...]:
         """Every tier, the shared ones last."""

@@ -216,8 +216,8 @@ class HeldKeys(Protocol):
         ...
 
 
-class OwnTier(Tier, Protocol):
-    """A tier of this node alone."""
+class KnownTier(Tier, Protocol):
+    """A tier of whose pages this node knows from memory, whoever has written them: ``contains`` makes no I/O."""
 
     def tell_keys(self, held: HeldKeys, stop: threading.Event) -> bool:
         """Tell ``held`` which pages are here, a few at a time, and from the beginning of this call on which come and
@@ -231,6 +231,10 @@ class OwnTier(Tier, Protocol):
             Whether all have been told. False: it was stopped, somebody else is told by now, or this tier can't tell.
         """
         ...
+
+
+class OwnTier(KnownTier, Protocol):
+    """A tier of this node alone."""
 
     def fingerprints(self) -> list[bytes]:
         """The namespaces that have pages here. From memory, without I/O."""
@@ -272,7 +276,7 @@ class Traffic(NamedTuple):
     received_bytes: int
 
 
-class ObjectStorage(SharedTier, Protocol):
+class ObjectStorage(SharedTier, KnownTier, Protocol):
     """The tier that outlives all nodes. ``contains``, ``keys`` and ``touch`` answer from memory."""
 
     def set_prefix_limit(self, limit_bytes: int) -> None:

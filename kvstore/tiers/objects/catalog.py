@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,7 @@ from kvstore.tiers.objects.pack import Pack, Records
 from kvstore.tiers.objects.planning import PackUse
 from kvstore.tiers.objects.uses import Uses
 from kvstore.tiers.quotas import Quotas
-from kvstore.tiers.tier import KEY_BYTES, PageWrite, TierStatistics
+from kvstore.tiers.tier import KEY_BYTES, HeldKeys, PageWrite, TierStatistics
 
 TIER = "objects"
 _RECENT_SHARE = 2
@@ -31,6 +32,7 @@ _MOST_USES = 1 << 16
 _DOUBT_SECONDS = 30.0
 _LONGEST_DOUBT = 3600.0
 _DROPPED_SHARE = 16
+_PLACES = np.dtype([("segment", np.uint64), ("offset", np.uint64), ("length", np.uint32), ("checksum", np.uint64)])
 _KEYS_AT_ONCE = 256
 """Changed under the lock, before lookups have their turn."""
 
@@ -90,8 +92,11 @@ class ObjectCatalog:
         self._ids: dict[PackName, int] = {}
         self._last_id = 0
         self._gone: dict[PackName, None] = {}
-        self._also: dict[bytes, set[int]] = {}
-        """Keys of pages that lie in other packs as well."""
+        self._also: dict[bytes, dict[int, Place]] = {}
+        """Keys of pages that lie in other packs as well, and where: there they are found once theirs is gone."""
+        self._held: HeldKeys | None = None
+        self._told_rows = 0
+        """Rows below it are told to ``_held`` when they change."""
         self._untold: list[tuple[bytes, PackName]] = []
         """Pages that were removed, of which no index object says so yet."""
         self._removed_early: dict[PackName, set[bytes]] = {}
@@ -120,6 +125,22 @@ class ObjectCatalog:
         """The keys of all pages that begin with ``prefix``."""
         with self._lock:
             return self._index.keys(self._index.rows_with_prefix(prefix))
+
+    def tell_keys(self, held: HeldKeys, stop: threading.Event) -> bool:
+        """See :meth:`kvstore.tiers.tier.KnownTier.tell_keys`."""
+        with self._lock:
+            self._held, self._told_rows = held, 0
+        while not stop.is_set():
+            with self._lock:
+                if self._held is not held:
+                    return False
+                held.came(self._index.keys(self._index.rows_between(self._told_rows, self._told_rows + _KEYS_AT_ONCE)))
+                self._told_rows += _KEYS_AT_ONCE
+                if self._told_rows >= self._index.end_of_rows:
+                    self._told_rows = sys.maxsize  # what comes into other rows from now on is told when it comes
+                    return True
+            time.sleep(0)  # whoever waits for the lock goes first
+        return False
 
     def used_by(self, fingerprint: bytes) -> int:
         """Bytes of a namespace's pages."""
@@ -284,7 +305,7 @@ class ObjectCatalog:
                 key = keys[each.position]
                 row = self._index.find([key])
                 if row[0] >= 0 and self._index.places(row)[0] == each.place:
-                    self._take_out(row, [key])
+                    self._move_or_take_out(row, [key])
                     self._doubt(self._packs[each.place.segment], now)
 
     def touch(self, keys: Sequence[bytes]) -> list[bool]:
@@ -434,6 +455,7 @@ class ObjectCatalog:
         """In a child: another thread of the parent may have had the lock."""
         self._lock = threading.Lock()
         self._index = PageIndex()
+        self._held = None
 
     # -- the caller holds the lock -----------------------------------------------------------------------------------
 
@@ -477,13 +499,17 @@ class ObjectCatalog:
             elif rows[at] < 0:
                 self._not_also(key, known.id)
             else:
-                before = self._index.places(rows[at : at + 1])[0].segment
-                if before != known.id:
-                    self._also.setdefault(key, set()).add(known.id if old else before)
+                other = self._index.places(rows[at : at + 1])[0]
+                if other.segment != known.id:
+                    if old:
+                        each = records[at]
+                        other = Place(known.id, int(each["offset"]), int(each["length"]), int(each["checksum"]))
+                    self._not_also(key, known.id)
+                    self._also.setdefault(key, {})[other.segment] = other
                 wanted[at] = not old
         chosen = np.flatnonzero(wanted)
         some = records[chosen]
-        self._index.put(
+        came = self._index.put(
             [keys[at] for at in chosen.tolist()],
             np.full(len(chosen), known.id, np.uint64),
             some["offset"],
@@ -491,6 +517,9 @@ class ObjectCatalog:
             some["checksum"],
             self._tick,
         )
+        if self._held is not None:
+            new = (rows[chosen] < 0) & (came < self._told_rows)
+            self._held.came([keys[at] for at in chosen[new].tolist()])
         now = self._clock()
         if not old:
             for fingerprint in {key[:FINGERPRINT_BYTES] for key in keys}:
@@ -521,24 +550,21 @@ class ObjectCatalog:
             self._others_bytes -= known.pack.size
         rows = self._index.rows_in(known.id)
         keys = self._index.keys(rows)
-        self._take_out(rows, keys)
-        now = self._clock()
-        for id_ in {id_ for key in keys for id_ in self._also.get(key, ())} & set(self._packs):
-            self._doubted.setdefault(id_, now)  # it has pages of the dropped one as well: its footer says where
+        if self._also:
+            for key in [key for key, places in self._also.items() if known.id in places]:
+                self._not_also(key, known.id)
+        left = self._move_or_take_out(rows, keys)
         self._doubted.pop(known.id, None)
         self._uses.pop(known.id, None)
         if evicted:
-            self.counts.add(evicted=len(keys))
-        if self._also:
-            for key in [key for key, ids in self._also.items() if known.id in ids]:
-                self._not_also(key, known.id)
-        return len(keys)
+            self.counts.add(evicted=left)
+        return left
 
     def _not_also(self, key: bytes, id_: int) -> None:
-        ids = self._also.get(key)
-        if ids is not None:
-            ids.discard(id_)
-            if not ids:
+        places = self._also.get(key)
+        if places is not None:
+            places.pop(id_, None)
+            if not places:
                 del self._also[key]
 
     def _forget(self, key: bytes) -> bool:
@@ -566,12 +592,31 @@ class ObjectCatalog:
         self._not_also(key, known.id)
         row = self._index.find([key])
         if row[0] >= 0 and self._index.places(row)[0].segment == known.id:
-            self._take_out(row, [key])
+            self._move_or_take_out(row, [key])
+
+    def _move_or_take_out(self, rows: npt.NDArray[np.int64], keys: Sequence[bytes]) -> int:
+        """Pages are where they were no more: those that lie in another pack as well are found there from now on, and at
+        no moment nowhere. Returns how many are nowhere now."""
+        leaving = []
+        for at, key in enumerate(keys):
+            place = next(iter(self._also.get(key, {}).values()), None)
+            if place is None:
+                leaving.append(at)
+                continue
+            self._not_also(key, place.segment)
+            one = np.array([place], _PLACES)
+            some = one["segment"], one["offset"], one["length"], one["checksum"]
+            self._index.put([key], *some, self._tick, rows[at : at + 1])
+        self._take_out(rows[leaving], [keys[at] for at in leaving])
+        return len(leaving)
 
     def _take_out(self, rows: npt.NDArray[np.int64], keys: Sequence[bytes]) -> None:
         if self.events.wanted:
             self.events.removed(TIER, list(keys))
         self._index.remove(rows)
+        if self._held is not None:
+            told = np.flatnonzero(rows < self._told_rows)
+            self._held.left([keys[at] for at in told.tolist()])
 
     def _note_use(self, key: bytes, place: Place, now: float) -> None:
         known = self._packs.get(place.segment)

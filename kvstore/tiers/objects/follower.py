@@ -219,8 +219,7 @@ class Follower:
             if name is not None and name not in taken and (name in named or not self._catalog.knows(name)):
                 leaving.append(each)
         self._bucket.delete([each.path for each in leaving])
-        for name in named - taken:
-            self._catalog.drop_pack(name, evicted=False)
+        self._writer.sweep(named - taken)
         ends = [names.heartbeat_path(writer), names.heartbeat_path(writer, closed=True), names.use_path(writer)]
         self._bucket.delete([*(each.path for each in listed), *ends])
         self._seen.pop(writer, None)

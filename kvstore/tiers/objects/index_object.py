@@ -65,11 +65,12 @@ def index_bytes(pages: Iterable[int], gone: int = 0, removed: int = 0) -> int:
 
 
 def in_parts(content: IndexContent, most_bytes: int = PART_BYTES) -> Iterator[IndexContent]:
-    """The same, as one or several that are small enough to be written: at least one, removals first."""
+    """The same, as one or several that are small enough to be written: at least one. Removals come first, and
+    packs that are gone last: what lay in them lies in others, which have to be known by then."""
     items = chain(
         ((_REMOVED.size, IndexContent(removed=[each])) for each in content.removed),
-        ((_GONE.size, IndexContent(gone=[each])) for each in content.gone),
         ((_PACK.size + record.record_table_bytes(len(each[1])), IndexContent([each])) for each in content.packs),
+        ((_GONE.size, IndexContent(gone=[each])) for each in content.gone),
     )
     part, size = IndexContent(), 0
     for cost, item in items:
@@ -127,18 +128,23 @@ def decode_index(data: bytes) -> IndexContent | None:
     return content
 
 
-def folded(contents: Iterable[IndexContent], mine: Iterable[PackName], known: Iterable[PackName]) -> IndexContent:
+def folded(
+    contents: Iterable[IndexContent], mine: Iterable[PackName], known: Iterable[PackName], gone: Iterable[PackName]
+) -> IndexContent:
     """One index object in the place of several of one writer.
 
     Args:
         contents: of these.
         mine: the packs that this writer has now.
         known: all packs, of any writer, that are still there as far as one knows.
+        gone: those of which it was told lately that they are gone: who has not read that yet reads it here.
     """
-    here, anywhere = set(mine), set(known)
+    here, anywhere, lately = set(mine), set(known), set(gone)
+    told: dict[PackName, None] = {}
     packs: dict[PackName, tuple[Pack, Records]] = {}
     removed: dict[tuple[bytes, PackName], None] = {}
     for content in contents:
         packs |= {pack.name: (pack, records) for pack, records in content.packs if pack.name in here}
+        told |= dict.fromkeys(name for name in content.gone if name in lately)
         removed |= dict.fromkeys(each for each in content.removed if each[1] in anywhere)
-    return IndexContent(list(packs.values()), [], list(removed))
+    return IndexContent(list(packs.values()), list(told), list(removed))

@@ -19,7 +19,6 @@ from kvstore.segments.io_threads import IoThreads, LateError
 from kvstore.segments.segment import Entry
 from kvstore.status import TierHealth, TierState
 from kvstore.tiers.counters import TierCounts
-from kvstore.tiers.objects import names
 from kvstore.tiers.objects.bucket import Bucket
 from kvstore.tiers.objects.catalog import TIER, Asked, ObjectCatalog
 from kvstore.tiers.objects.follower import Follower
@@ -28,7 +27,7 @@ from kvstore.tiers.objects.planning import in_chains
 from kvstore.tiers.objects.reader import Fetched, Reader
 from kvstore.tiers.objects.uses import encode_uses
 from kvstore.tiers.objects.writer import Writer
-from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics, Traffic
+from kvstore.tiers.tier import KEY_BYTES, HeldKeys, PageBytes, PageWrite, Peer, TierStatistics, Traffic
 from kvstore.units import format_size
 
 LEAST_LIMIT = 4 << 20
@@ -126,6 +125,10 @@ class ObjectTier:
     def keys(self, prefix: bytes) -> list[bytes]:
         """The keys of all pages here that begin with ``prefix``, as far as known."""
         return self._catalog.keys(prefix)
+
+    def tell_keys(self, held: HeldKeys, stop: threading.Event) -> bool:
+        """See :meth:`kvstore.tiers.tier.KnownTier.tell_keys`. While reads fail, what is known counts as here."""
+        return self._catalog.tell_keys(held, stop)
 
     def used_by(self, prefix: bytes) -> int:
         """Bytes of a namespace's pages, of all writers, as far as known."""
@@ -408,7 +411,7 @@ class ObjectTier:
             return
         if self._writer.lapsed:
             with self._writing:
-                self._writer.beat()
+                self._writer.announce()
         else:
             self._writer.beat()  # also while a large pack is being written
 
@@ -438,11 +441,8 @@ class ObjectTier:
         uses = self._catalog.take_uses()
         if not uses.namespaces and not uses.packs:
             return
-        body = encode_uses(uses)
         with self._writing:
-            self._writer.announce()
-            self._writer.note_use_object(len(body))
-            self._bucket.put(names.use_path(self._writer.name), body, quick=True)
+            self._writer.put_uses(encode_uses(uses))
 
 
 def _corrupt(pages: Sequence[PageWrite]) -> set[bytes]:

@@ -6,7 +6,7 @@ import errno
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 _CARRY_SHARE = 4
 """At most this part of a leaving pack is written again."""
 _HEARTBEAT_BYTES = 64
+_GONE_TOLD_SECONDS = 600.0
+"""For so long it stays told that a pack is gone, also where index objects are written anew: others may not have read
+the old ones yet."""
 
 
 class Writer:
@@ -80,6 +83,8 @@ class Writer:
         self._lines = RareLines()
         self.others = 0
         """How many other writers there are."""
+        self._garbage: dict[str, int] = {}
+        """What may be there and nobody wants: it counts until it is deleted, also under another name."""
         self._begin()
 
     def _begin(self) -> None:
@@ -88,10 +93,10 @@ class Writer:
         self._index_objects: dict[str, int] = {}
         self._large: dict[str, list[PackName]] = {}
         """Index objects that are too large to be written anew with others, and the packs that they speak of."""
-        self._garbage: dict[str, int] = {}
-        """What may be there and nobody wants: it counts until it is deleted."""
         self._left: list[PackName] = []
         """Packs that are gone, of which no index object says so yet."""
+        self._told_gone: dict[PackName, float] = {}
+        """When an index object said so first."""
         self._beat_at = -1e18
         self._use_bytes = 0
         self._count()
@@ -115,10 +120,26 @@ class Writer:
     @property
     def lapsed(self) -> bool:
         """Whether it was halted for so long that others may have taken over what it has."""
-        return self._beat_at > 0 and self._clock() - self._beat_at > self._silence / 2
+        return self._has_lapsed(self._clock())
+
+    def _has_lapsed(self, now: float) -> bool:
+        return self._beat_at > 0 and now - self._beat_at > self._silence / 2
 
     def beat(self) -> None:
-        """Say that it lives. One that was halted for long goes on under another name.
+        """Say that it lives, unless it was halted for long: then others may have said otherwise. Needs no lock.
+
+        Raises:
+            OSError: that can't be said now.
+        """
+        began, name = self._clock(), self.name
+        if self._has_lapsed(began):
+            return
+        self._bucket.put(names.heartbeat_path(name), self._heartbeat(), quick=True)
+        if self.name == name:
+            self._beat_at = began  # and no later: it may have been halted since
+
+    def renew(self) -> None:
+        """Begin to say that it lives. One that was halted for long goes on under another name.
 
         Raises:
             OSError: that can't be said now.
@@ -132,6 +153,10 @@ class Writer:
         self._beat_at = began
         self._count()
 
+    def _check_alive(self) -> None:
+        if self.lapsed:
+            raise OSError(errno.ESTALE, "this writer was halted for long: what it has may be others' by now")
+
     @property
     def announced(self) -> bool:
         """Whether it has a heartbeat."""
@@ -144,14 +169,25 @@ class Writer:
             OSError: that can't be said now.
         """
         if not self.announced or self.lapsed:
-            self.beat()
+            self.renew()
 
     def _heartbeat(self) -> bytes:
         return b'{"index": %d}\n' % self.index_number
 
-    def note_use_object(self, size: int) -> None:
-        """It has a use object of this size."""
-        self._use_bytes = size
+    def put_uses(self, body: bytes) -> None:
+        """Write the use object, in the place of the one before.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self.announce()
+        more = len(body) - self._use_bytes
+        if more > 0:
+            self._make_room(more)
+            self._use_bytes = len(body)
+            self._count()
+        self._bucket.put(names.use_path(self.name), body, quick=True)
+        self._use_bytes = len(body)
         self._count()
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -181,7 +217,7 @@ class Writer:
             self.announce()
             self.drop_garbage()
         size = pack_bytes([entry.length for entry in entries], self._overhead)
-        telling = index_bytes([len(entries)], len(self._left) + len(gone), len(self._catalog.untold()))
+        telling = self._telling([len(entries)], gone=len(gone))
         if not self.budget.take(size + telling):
             raise OSError(errno.EDQUOT, "the day's bytes are written")
         try:
@@ -212,8 +248,7 @@ class Writer:
             self._tell_part(part)
 
     def _tell_part(self, content: IndexContent) -> None:
-        if self.lapsed:
-            raise OSError(errno.ESTALE, "this writer was halted for long: what it has may be others' by now")
+        self._check_alive()
         body = encode_index(content)
         self._index_attempts += 1  # one that failed may arrive all the same, and a number is read once
         number = self._index_attempts
@@ -221,15 +256,23 @@ class Writer:
         self._garbage[path] = len(body)
         self._count()
         self._bucket.put(path, body)
+        self._check_alive()  # or nobody may have read it, and the packs that it names may have been swept
         del self._garbage[path]
         self.index_number = number
         self._index_objects[path] = len(body)
         if len(body) > PART_BYTES // 2:
             self._large[path] = [pack.name for pack, _ in content.packs] + [name for _, name in content.removed]
         self._catalog.told(content.removed)
-        told = set(content.gone)
+        told, now = set(content.gone), self._clock()
         self._left = [name for name in self._left if name not in told]
+        self._told_gone = {name: when for name, when in self._told_gone.items() if now - when < _GONE_TOLD_SECONDS}
+        for name in told:
+            self._told_gone.setdefault(name, now)
         self._count()
+
+    def _telling(self, pages: Sequence[int], *, gone: int = 0, removed: int = 0) -> int:
+        """Bytes of an index object of packs of so many pages, with all that is to be told besides."""
+        return index_bytes(pages, gone + len(self._left), removed + len(self._catalog.untold()))
 
     def tell_pending(self) -> None:
         """Tell what is to be told, if anything is, and write many small index objects anew as one.
@@ -238,7 +281,7 @@ class Writer:
             OSError: that can't be done now.
         """
         if (self._left or self._catalog.untold()) and self._beat_at > 0:
-            self._make_room(index_bytes([], len(self._left), len(self._catalog.untold())))
+            self._make_room(self._telling([]))
             self.tell(IndexContent())
         self.fold()
 
@@ -267,7 +310,8 @@ class Writer:
             if found is None:  # it may come whole the next time, and what it says must not be lost
                 raise OSError(errno.EIO, "an index object came damaged")
             contents.append(found)
-        content = folded(contents, self._catalog.pack_names(own=True), self._catalog.pack_names())
+        lately = [name for name, when in self._told_gone.items() if self._clock() - when < _GONE_TOLD_SECONDS]
+        content = folded(contents, self._catalog.pack_names(own=True), self._catalog.pack_names(), lately)
         self._make_room(sum(self._index_objects[path] for path in chosen))
         self.tell(content)
         for path in chosen:
@@ -290,7 +334,7 @@ class Writer:
         self.announce()
         gone = {name for content in contents for name in content.gone}
         content = IndexContent(removed=[each for some in contents for each in some.removed])
-        left = self.share - self._catalog.used_bytes - index_bytes([], 0, len(content.removed))
+        left = self.share - self._catalog.used_bytes - self._telling([], removed=len(content.removed))
         # Those of an earlier try whose end failed are this writer's already.
         taken = {pack.name for some in contents for pack, _ in some.packs} & set(self._catalog.pack_names(own=True))
         for pack, records in (each for some in contents for each in some.packs):
@@ -314,6 +358,12 @@ class Writer:
         """
         if self._catalog.used_bytes > self.share:
             self._make_room(0)
+
+    def sweep(self, left: Iterable[PackName]) -> None:
+        """Packs of a dead writer are deleted: others are told so."""
+        for name in left:
+            self._left.append(name)
+            self._catalog.drop_pack(name)
 
     def drop_empty(self) -> None:
         """Delete packs in which no page is left.
@@ -352,15 +402,16 @@ class Writer:
 
         First with a quarter of a pack to spare, into which what is worth it can be written before its pack goes.
         """
-        # Index objects are written anew now and then, before the old ones go.
+        # What leaves is to be told as well, and index objects are written anew now and then, before the old ones go.
         folding = sum(self._index_objects.values())
-        needed = size + min(folding, self.limit_bytes // 8) + self.pack_bytes // _CARRY_SHARE
-        while self._catalog.used_bytes + needed > self.share:
+        spare = min(folding, self.limit_bytes // 8) + self.pack_bytes // _CARRY_SHARE
+        while self._catalog.used_bytes + size + spare > self.share:
             order = order_of_leaving(self._catalog.own_packs())
             if not order:
                 if self._catalog.used_bytes + size <= self.share:
                     return
                 raise OSError(errno.ENOSPC, "no pack can leave")
+            size += index_bytes([], 1)
             self._carry(order[0])
             self._delete(order[0], evicted=True)
 
@@ -374,7 +425,7 @@ class Writer:
         entries = self._read_back(pages[:share])
         if not entries:
             return
-        size = pack_bytes([entry.length for entry in entries], self._overhead) + index_bytes([len(entries)], 1)
+        size = pack_bytes([entry.length for entry in entries], self._overhead) + self._telling([len(entries)], gone=1)
         if self._catalog.used_bytes + size > self.limit_bytes:
             return
         try:
@@ -401,6 +452,7 @@ class Writer:
         pack = self._catalog.pack(id_)
         if pack is None:
             return
+        self._check_alive()
         self._bucket.delete([pack.name.path])
         self._left.append(pack.name)
         self._catalog.drop_pack(pack.name, evicted=evicted)

@@ -104,7 +104,7 @@ class ShmPath(Path):
         return attachment is not None and attachment.arena.is_stale(namespace)
 
     def find(self, namespace: OpenedNamespace, hashes: bytes) -> bytes | None:
-        """Look into the index, and into the summary of the node's own lower tiers."""
+        """Look into the index, and into the summary of the lower tiers."""
         attachment = self._attachment
         if attachment is None or attachment.is_over or not attachment.speaks_of(namespace):
             return None

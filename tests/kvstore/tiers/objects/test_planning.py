@@ -175,10 +175,22 @@ def test_much_is_told_in_parts_that_are_small_enough() -> None:
 def test_folding_drops_what_is_gone() -> None:
     content = an_index()
     name = content.packs[0][0].name
-    assert folded([content, content], [name], [name]).packs[0][0].name == name
-    assert len(folded([content, content], [name], [name]).packs) == 1
-    assert not folded([content], [], [])
-    assert folded([content], [], [name]).removed == content.removed
+    assert folded([content, content], [name], [name], []).packs[0][0].name == name
+    assert len(folded([content, content], [name], [name], []).packs) == 1
+    assert not folded([content], [], [], [])
+    assert folded([content], [], [name], []).removed == content.removed
+
+
+def test_folding_keeps_what_is_gone_since_lately() -> None:
+    gone = [PackName(bytes(16), n) for n in range(3)]
+    assert folded([IndexContent(gone=gone)], [], [], gone[1:]).gone == gone[1:]
+
+
+def test_what_left_a_pack_is_told_of_before_the_pack_is_told_to_be_gone() -> None:
+    packs = [an_index(3).packs[0] for _ in range(4)]
+    parts = list(in_parts(IndexContent(packs, [PackName(bytes(16), 1)]), 100))
+    assert [bool(part.packs) for part in parts] == [True] * 4 + [False]
+    assert parts[-1].gone
 
 
 def test_uses_are_told() -> None:
