@@ -1,4 +1,5 @@
-"""Lookups that make no call, beside stores, evictions, promotions and reclaims: a page that is there is never a "no".
+"""Lookups that make no call, beside stores, evictions, promotions and reclaims, on disk and in object storage: a page
+that is there is never a "no".
 
 Each page is stored once, by a process of its own. So what the node does not have now it will never have again; and
 where it has a page now that was stored before a lookup began, that lookup may not have said that it is nowhere.
@@ -12,11 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from node_process import NodeProcess
+from s3_server import URL, S3Server, running_s3
 from storing_process import LAYOUT, PAGES, prompt, split
 
 import kvstore
@@ -29,11 +31,26 @@ LATEST = 400
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """Object storage, which a node finds by the environment."""
+    with running_s3(monkeypatch) as running:
+        yield running
+
+
 @pytest.mark.nowhere
 @pytest.mark.timeout(SECONDS + 240)
 @pytest.mark.skipif(not CAN_READ, reason="on this processor nothing is read without a call")
-def test_no_page_that_is_there_is_said_to_be_nowhere(node_process: Callable[..., NodeProcess]) -> None:
-    node = node_process(arena="8MiB", disk_limit="64MiB")
+@pytest.mark.parametrize("tiers", ["disk", "disk and objects"])
+def test_no_page_that_is_there_is_said_to_be_nowhere(
+    tiers: str, node_process: Callable[..., NodeProcess], request: pytest.FixtureRequest
+) -> None:
+    settings = {"arena": "8MiB", "disk_limit": "64MiB"}
+    if tiers == "disk and objects":
+        pytest.importorskip("obstore", reason="the extra `objects` is not installed")
+        request.getfixturevalue("bucket")
+        settings |= {"disk_limit": "16MiB", "objects": URL, "objects_limit": "64MiB", "objects_admit": "all"}
+    node = node_process(**settings)
     storing = subprocess.Popen(
         [sys.executable, str(ROOT / "fixtures" / "storing_process.py"), node.url],
         stdout=subprocess.PIPE,

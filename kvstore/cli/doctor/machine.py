@@ -10,10 +10,12 @@ from pathlib import Path
 from kvstore.arena import format as fmt
 from kvstore.arena.epochs import READERS_BYTES
 from kvstore.arena.removal import unused
+from kvstore.arena.summary import summary_bytes
 from kvstore.cgroups import memory_limit
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.config.node import NodeConfig, default_arena_directory
 from kvstore.host.numa import nodes_with_memory
+from kvstore.store.own_summary import buckets_for
 from kvstore.units import format_size
 
 _CROWDED = 0.8
@@ -24,9 +26,13 @@ _FILES_A_CONNECTION = 4
 _GPU = Path("/dev/nvidiactl")
 
 
-def arena_needs(arena_bytes: int) -> int:
-    """Bytes of shared memory for an arena, headers and index included."""
-    return arena_bytes + fmt.headers_bytes(arena_bytes) + READERS_BYTES
+def arena_needs(config: NodeConfig) -> int:
+    """Bytes of shared memory for a node's arena: headers, index, and the summary of the disk included, as that is for
+    pages of 64 KiB and more. What object storage adds to it follows from what others have written there."""
+    need = config.arena + fmt.headers_bytes(config.arena) + READERS_BYTES
+    if not config.redis and (config.disk_limit or config.objects):
+        need += summary_bytes(buckets_for(config.disk_limit, 0))
+    return need
 
 
 def check_shared_memory(config: NodeConfig) -> Verdict:
@@ -36,7 +42,7 @@ def check_shared_memory(config: NodeConfig) -> Verdict:
     stat = os.statvfs(here)
     size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
     taken = sum(path.stat().st_blocks * 512 for path in directory.glob("*") if path.is_file())
-    need = arena_needs(config.arena)
+    need = arena_needs(config)
     kind = _file_system(here)
     text = f"{here}: {format_size(free)} free of {format_size(size)}, the arena needs {format_size(need)}"
     if taken:
@@ -86,7 +92,7 @@ def _file_system(path: Path) -> str:
 
 def check_memory(config: NodeConfig, pid: int | None) -> list[Verdict]:
     """Whether memory limit and free memory hold the arena. ``pid``: of the node, which has it; None: none runs."""
-    need = arena_needs(config.arena)
+    need = arena_needs(config)
     theirs = Path(f"/proc/{pid}/cgroup")
     own = pid is None or not theirs.exists()  # a node in another container has a number of its own
     limit, path = memory_limit((Path("/proc/self/cgroup") if own else theirs).read_text())

@@ -425,6 +425,7 @@ class ObjectTier:
             self._writer.shrink()
         with self._polling:
             for writer in self._follower.to_adopt():
+                self._beat()  # or many of them would make this one fall silent
                 with self._writing:
                     if self._stop.is_set():
                         return

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import types
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,7 +20,9 @@ import pytest
 from redis_servers import RedisServer
 
 import kvstore
+from kvstore.arena import format as fmt
 from kvstore.arena.arena import Arena
+from kvstore.arena.epochs import READERS_BYTES
 from kvstore.cli import main as cli
 from kvstore.cli.doctor import (
     engine,
@@ -91,6 +94,23 @@ class TestCommand:
         assert found["shared memory"]["level"] == found["free memory"]["level"] == FAIL
         assert "make the arena smaller (--arena)" in found["shared memory"]["advice"]
         assert "no disk tier" in found["disk"]["text"]
+
+    @pytest.mark.parametrize("redis", ["", "redis://127.0.0.1:1"])
+    def test_what_an_arena_needs_counts_all_its_files(self, redis: str, shm_folder: Path, start_node) -> None:
+        """The summary of the disk as well, which there is without Redis."""
+        config = NodeConfig(arena=8 << 20, disk_limit=64 << 30, redis=redis, arena_dir=shm_folder / "arena")
+        summary = 0 if redis else (64 << 30) // (64 << 10) * 8
+        headers = fmt.headers_bytes(8 << 20) + READERS_BYTES
+        assert summary <= machine.arena_needs(config) - (8 << 20) - headers <= summary + 4096
+        if not redis:
+            node = start_node(arena=8 << 20, disk_limit=1 << 30)
+            end = time.monotonic() + 60.0
+            while not (files := list(node.store.arena.directory.glob("summary-*"))):
+                assert time.monotonic() < end, "no summary comes"
+                time.sleep(0.01)
+            need = machine.arena_needs(node.config)
+            files += [node.store.arena.directory / name for name in ("pages", "headers", "readers")]
+            assert sum(file.stat().st_size for file in files) == need
 
     def test_a_node_that_hangs_is_not_to_be_started(self, node_process, capsys) -> None:
         running = node_process()

@@ -163,6 +163,8 @@ class TestLimit:
         for number in range(400):
             tier.write([make_page(number, 30_000)])
             assert mine(server, tier) <= limit
+        tier._writer.put_uses(bytes(MIB))
+        assert mine(server, tier) <= limit
         assert all(read_pages(tier, chosen))
         tier._exchange_uses()
         assert server.names("fleet/uses/")

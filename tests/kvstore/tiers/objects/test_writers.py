@@ -237,7 +237,7 @@ class TestDeadWriters:
             child.send_signal(signal.SIGKILL)
             child.wait()
             child.stdout.close()
-        tier = open_objects(256 << 20, interval=0.1, silence=1.0)
+        tier = open_objects(max(256 << 20, 8 * KILLS << 20), interval=0.1, silence=6.0)
         keys = tier.keys(b"")
         assert keys
         pages = [make_page(int.from_bytes(key, "big"), 60_000) for key in keys]
