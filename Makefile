@@ -48,9 +48,10 @@ test-objects-kill: $(VENV)/.dev ## SIGKILL writers of object storage a hundred t
 	KILLS=100 OBJECTS_LIMIT=$(or $(OBJECTS_LIMIT),1073741824) OBJECTS_STORED=$(or $(OBJECTS_STORED),10737418240) \
 		$(BIN)/pytest tests/kvstore/tiers/objects/test_writers.py -n0 --timeout 3600 -k "killed or keep_to_their_limits"
 
-# Ceph's gateway (Debian: radosgw), or any other: OBJECTS_URL=s3://bucket/prefix AWS_ENDPOINT_URL=... AWS_ACCESS_KEY_ID=...
-test-s3: $(VENV)/.dev ## the object tier against a real S3 server, which OBJECTS_URL and the environment name
-	$(BIN)/pytest tests/kvstore/tiers/objects/test_real_server.py -n0
+# Any server: OBJECTS_URL=s3://bucket/prefix AWS_ENDPOINT_URL=... AWS_ACCESS_KEY_ID=...; without OBJECTS_URL Ceph's gateway,
+# as root and where Debian's packages are installed: radosgw ceph-mon ceph-osd ceph-common.
+test-s3: $(VENV)/.dev ## the object tier against a real S3 server: the one that OBJECTS_URL names, or Ceph's gateway
+	TEST_S3=1 $(BIN)/pytest tests/kvstore/tiers/objects/test_real_server.py -n0
 
 test-torn: $(VENV)/.dev ## fork clients a thousand times and interrupt them twenty thousand times, by every way
 	FORKS=1000 INTERRUPTS=20000 $(BIN)/pytest -m torn
