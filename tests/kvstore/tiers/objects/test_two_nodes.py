@@ -11,14 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from s3_server import URL, S3Server
 
 import kvstore
 from kvstore import Client, Layout, Namespace
+from kvstore.arena.epochs import CAN_READ
+from kvstore.node.node import Node
+from kvstore.page_codes import UNTOLD, PageTier
 from kvstore.store import archive
 from kvstore.tiers.objects import tier
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.v1.cache_pb2_grpc import CacheStub
 
 PAGE = 96 << 10
 LAYOUT = Layout(model="fleet", block_size=16, page_bytes=PAGE)
@@ -185,3 +191,49 @@ def test_a_bucket_that_is_away_costs_nothing_but_its_pages(open_node: Callable[.
         return node.status().tier("objects").counters["stored"] == len(PROMPT) or done.is_set()
 
     eventually(heals, "used pages are offered again once it is back")
+
+
+def test_older_clients_are_told_of_the_tier_that_they_know(
+    open_node: Callable[..., Client], start_node: Callable[..., Node]
+) -> None:
+    """They know the numbers up to Redis, and say of no newer one that they know it: nothing new may come to them."""
+    first = open_node("first", objects_admit="all")
+    store(first.namespace(LAYOUT), PROMPT)
+    first.flush()
+    node = start_node(objects=URL, objects_limit=64 << 20, objects_deadline=20.0)
+    hashes = b"".join(PROMPT)
+    with kvstore.connect(f"kv://127.0.0.1:{node.port}", timeout=60.0) as client:
+        namespace = client.namespace(LAYOUT)
+        assert set(namespace.lookup(PROMPT).tiers) == {"objects"}
+        with grpc.insecure_channel(f"127.0.0.1:{node.port}") as channel:
+
+            def ask(newest_tier: int) -> set[int]:
+                query = pb.PageList(fingerprint=LAYOUT.fingerprint, hashes=hashes, newest_tier=newest_tier)
+                [tiers] = CacheStub(channel).Lookup(pb.LookupRequest(queries=[query]), timeout=50).tiers
+                return set(tiers)
+
+            assert ask(PageTier.OBJECTS) == ask(99) == {PageTier.OBJECTS}
+            assert ask(0) == ask(PageTier.REDIS) == {PageTier.REDIS}
+        assert load(namespace, PROMPT) == len(PROMPT)
+
+
+@pytest.mark.skipif(not CAN_READ, reason="on this processor nothing is read without a call")
+def test_a_miss_is_told_without_a_call(open_node: Callable[..., Client], start_node: Callable[..., Node]) -> None:
+    """The node's summary has what it knows of object storage, and follows it."""
+    node = start_node(objects=URL, objects_limit=64 << 20, objects_deadline=20.0, arena=4 << 20, disk_limit=0)
+    with kvstore.connect(f"unix://{node.config.socket}", timeout=60.0) as client:
+        namespace = client.namespace(LAYOUT)
+        handle, path = namespace._handle.now(time.monotonic() + 60.0)
+        hashes = b"".join(PROMPT)
+
+        def told() -> set[int]:
+            return set(path.find(handle, hashes) or b"")
+
+        eventually(lambda: told() == {PageTier.ABSENT}, "there is a summary, and nothing in it")
+        first = open_node("first", objects_admit="all")
+        store(first.namespace(LAYOUT), PROMPT)
+        first.flush()
+        eventually(lambda: told() == {UNTOLD}, "what another node wrote may be here once this one knows")
+        assert namespace.lookup(PROMPT).prefix == len(PROMPT)
+        assert first.namespace(LAYOUT).clear() == len(PROMPT)
+        eventually(lambda: told() == {PageTier.ABSENT}, "what it removed is nowhere again")
