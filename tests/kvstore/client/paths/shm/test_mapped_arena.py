@@ -319,6 +319,16 @@ class TestWhatTheNodeLearns:
         assert len(recency.take().uses) == 1
         assert recency._over is None
 
+    def test_nobody_waits_for_the_threads_first_turn(self, monkeypatch):
+        started: list[tuple[object, ...]] = []
+        recency = UseReports(lambda uses, timeout: None)
+        with monkeypatch.context() as patch:
+            patch.setattr("_thread.start_new_thread", lambda *given: started.append(given))  # it never gets one
+            for _ in range(2):
+                recency.note(b"f" * 32, bytes(32), read=True)
+        assert len(started) == 1
+        assert len(recency.take().uses) == 2
+
     def test_a_client_that_reads_nothing_for_a_while_has_no_thread(self, monkeypatch, eventually):
         monkeypatch.setattr("kvstore.client.paths.use_reports.REPORT_SECONDS", 0.01)
         monkeypatch.setattr("kvstore.client.paths.use_reports._IDLE_SECONDS", 0.03)
