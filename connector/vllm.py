@@ -624,7 +624,9 @@ def _client_name(vllm_config: VllmConfig, role: KVConnectorRole) -> str:
     """What the node calls this half of the engine."""
     parallel = vllm_config.parallel_config
     half = "scheduler" if role is KVConnectorRole.SCHEDULER else f"worker rank {parallel.rank}"
-    replica = f" of replica {parallel.data_parallel_rank}" if parallel.data_parallel_size > 1 else ""
+    # vLLM takes the engines of a dense model for engines by themselves, of size 1 and rank 0: their index says more.
+    number = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+    replica = f" of replica {number}" if parallel.data_parallel_size > 1 or number else ""
     return f"vLLM {vllm_version} {half}{replica}"[:MOST_NAME]
 
 

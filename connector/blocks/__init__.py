@@ -33,7 +33,7 @@ from kvstore.connector.blocks.events import (
     BlockStored,
     KVCacheEvent,
 )
-from kvstore.connector.blocks.extra_keys import MultimodalInput, PrefixKeys
+from kvstore.connector.blocks.extra_keys import MultimodalInput, PrefixKeys, SharedPrefix
 from kvstore.connector.blocks.hashing import BlockHash, BlockHashChain
 from kvstore.connector.blocks.manager import KVCacheManager
 from kvstore.connector.blocks.page_manager import PageManager
@@ -61,6 +61,7 @@ __all__ = [
     "BlockHashChain",
     "PrefixKeys",
     "MultimodalInput",
+    "SharedPrefix",
     "Request",
     "Presence",
     "KVCacheConfig",

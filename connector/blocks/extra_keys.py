@@ -17,7 +17,7 @@ from kvstore.errors import InvalidRequestError
 from kvstore.hashing import TaggedKey
 
 EventKey = str | bytes | tuple[str, int]
-"""A key as events show it: LoRA name, (multimodal identifier, offset), salt, or digest of embeddings."""
+"""A key as events show it: LoRA name, (multimodal identifier, offset), shared prefix, salt, or digest of embeddings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,26 @@ class MultimodalInput:
                 raise InvalidRequestError(f"{name} must be an integer of at least {lowest}, got {value!r}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefix:
+    """The beginning of a prompt that requests with different salts share: blocks that lie in it as a whole.
+
+    Raises:
+        InvalidRequestError: no identifier, or no token.
+    """
+
+    identifier: str
+    """Equal for equal tokens alone. Who does not say that it shares them has other blocks."""
+    num_tokens: int
+
+    def __post_init__(self) -> None:
+        _check_text("identifier", self.identifier)
+        if not self.identifier:
+            raise InvalidRequestError("identifier of a shared prefix must have at least 1 character, got ''")
+        if isinstance(self.num_tokens, bool) or not isinstance(self.num_tokens, int) or self.num_tokens < 1:
+            raise InvalidRequestError(f"num_tokens must be an integer of at least 1, got {self.num_tokens!r}")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrefixKeys:
     """What besides tokens the KV of one request depends on.
@@ -57,7 +77,9 @@ class PrefixKeys:
     multimodal: tuple[MultimodalInput, ...] = ()
     """In the order of their offsets. They may overlap, as a video and its sound do."""
     cache_salt: str = ""
-    """Requests with different salts never share a block. Empty for none."""
+    """Requests with different salts never share a block, but for those of a prefix that they share. Empty for none."""
+    shared_prefix: SharedPrefix | None = None
+    """The salt enters behind it."""
     prompt_embeds: npt.NDArray[Any] | None = None
     """Of shape (tokens, hidden size), instead of token ids. Its bytes count; nobody may change them from now on."""
 
@@ -91,7 +113,7 @@ class PrefixKeys:
     @property
     def is_uniform(self) -> bool:
         """Whether all blocks but the first have the same keys."""
-        return not self.multimodal and self.prompt_embeds is None
+        return not self.multimodal and self.prompt_embeds is None and self.shared_prefix is None
 
     def of_block(self, start: int, end: int) -> tuple[TaggedKey, ...]:
         """The keys of the block of tokens ``start`` to ``end``, in a fixed order; () for none.
@@ -100,7 +122,8 @@ class PrefixKeys:
 
             ("lora", name, path)
             ("mm", identifier, offset)  each input with a token in the block; from the block's start, may be negative
-            ("salt", salt)              in the first block: the others depend on it
+            ("shared", identifier)      in the first block, if it lies in a shared prefix: the others depend on it
+            ("salt", salt)              in the first block that does not: those behind it depend on it
             ("embeds", digest)          SHA-256 of the block's embeddings, also where there are none any longer
         """
         return next(self.from_block(start, end - start))
@@ -108,6 +131,7 @@ class PrefixKeys:
     def from_block(self, start: int, block_size: int) -> Iterator[tuple[TaggedKey, ...]]:
         """:meth:`of_block` for the block that begins at token ``start`` and each one behind it, without an end."""
         inputs, reach = self.multimodal, self._reach
+        num_shared = 0 if self.shared_prefix is None else self.shared_prefix.num_tokens
         lora: list[TaggedKey] = [("lora", self.lora_name, self.lora_path)] if self.lora_name else []
         first = bisect_right(reach, start)  # only moves on: many inputs are not looked at again for each block
         for at in count(start, block_size):
@@ -121,7 +145,9 @@ class PrefixKeys:
                     break
                 if item.offset + item.length > at:  # not so for a short input within a long one
                     keys.append(("mm", item.identifier, item.offset - at))
-            if at == 0 and self.cache_salt:
+            if at == 0 and self.shared_prefix is not None and end <= num_shared:
+                keys.append(("shared", self.shared_prefix.identifier))
+            if self.cache_salt and at <= num_shared < end:
                 keys.append(("salt", self.cache_salt))
             if self.prompt_embeds is not None:
                 keys.append(("embeds", self._digest(self.prompt_embeds, at, end)))
@@ -143,7 +169,7 @@ class PrefixKeys:
 
     @property
     def _texts(self) -> tuple[object, ...]:
-        return self.lora_name, self.lora_path, self.multimodal, self.cache_salt
+        return self.lora_name, self.lora_path, self.multimodal, self.cache_salt, self.shared_prefix
 
     @cached_property
     def _reach(self) -> list[int]:

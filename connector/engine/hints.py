@@ -9,20 +9,22 @@ against its bounds, and what can't be followed is said and fails no request.
     "kvstore_store_first": 8          of the prompt's full blocks, the first eight, and nothing behind them
     "kvstore_store_last": 8           of the prompt's full blocks, the last eight, and what comes behind the prompt
     "kvstore_keep_minutes": 30        pin the prompt's pages in the arena
+    "kvstore_shared_prefix": "name"   share the pages of a prefix that the engine's settings name, whatever the salts
 """
 
 from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _PREFIX = "kvstore_"
 LOAD, STORE, GENERATED = f"{_PREFIX}load", f"{_PREFIX}store", f"{_PREFIX}store_generated"
 FIRST, LAST, KEEP = f"{_PREFIX}store_first", f"{_PREFIX}store_last", f"{_PREFIX}keep_minutes"
-_KNOWN = (LOAD, STORE, GENERATED, FIRST, LAST, KEEP)
+SHARED = f"{_PREFIX}shared_prefix"
+_KNOWN = (LOAD, STORE, GENERATED, FIRST, LAST, KEEP, SHARED)
 _SHORT = tuple(key.removeprefix(_PREFIX) for key in _KNOWN)
 _MOST_BLOCKS = 1_000_000
 _UNSTORED = "; nothing of the request is stored"
@@ -49,6 +51,8 @@ class Hints:
     """So many of the prompt's full blocks are stored, and what comes behind the prompt."""
     keep_seconds: int = 0
     """For which the prompt's pages are pinned."""
+    shared_prefix: str = ""
+    """Which one it shares with requests of other salts that say so, too; empty: none."""
 
     def stored_tokens(self, prompt_tokens: int, num_tokens: int, block_size: int) -> tuple[int, int]:
         """Between which tokens blocks are stored, of a request with so many.
@@ -67,7 +71,7 @@ class Hints:
         return start, end
 
 
-def parse_hints(params: Any, most_keep_minutes: int) -> tuple[Hints, list[str]]:
+def parse_hints(params: Any, most_keep_minutes: int, shared_prefixes: Collection[str] = ()) -> tuple[Hints, list[str]]:
     """A request's hints, and what can't be followed of them, in words.
 
     A hint that is not understood is left out. One about storing leaves the request unstored: it may have asked for it.
@@ -75,6 +79,7 @@ def parse_hints(params: Any, most_keep_minutes: int) -> tuple[Hints, list[str]]:
     Args:
         params: its ``kv_transfer_params``; keys of others are theirs.
         most_keep_minutes: that a request may ask for.
+        shared_prefixes: names of those that requests may share.
     """
     if not isinstance(params, Mapping):
         return Hints(), []
@@ -88,7 +93,7 @@ def parse_hints(params: Any, most_keep_minutes: int) -> tuple[Hints, list[str]]:
             nearest = difflib.get_close_matches(short, _SHORT, 1) if len(short) <= _MOST_COMPARED else []
             known = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else f"known are {', '.join(_KNOWN)}"
             wrong[key] = f"{_shown(key)} is no hint; {known}"
-        elif (needs := _needs(key, value, most_keep_minutes)) is not None:
+        elif (needs := _needs(key, value, most_keep_minutes, shared_prefixes)) is not None:
             wrong[key] = f"{key} must be {needs}, got {_shown(value)}"
     if FIRST in given and LAST in given:
         wrong[LAST] = f"{FIRST} and {LAST} exclude each other"
@@ -101,12 +106,17 @@ def parse_hints(params: Any, most_keep_minutes: int) -> tuple[Hints, list[str]]:
         first=right.get(FIRST),
         last=right.get(LAST),
         keep_seconds=60 * right.get(KEEP, 0),
+        shared_prefix=right.get(SHARED, ""),
     )
     return hints, [f"{text}{_UNSTORED if key.startswith(STORE) else ''}" for key, text in wrong.items()]
 
 
-def _needs(key: str, value: Any, most_keep_minutes: int) -> str | None:
+def _needs(key: str, value: Any, most_keep_minutes: int, shared_prefixes: Collection[str]) -> str | None:
     """What a value must be; None: it is."""
+    if key == SHARED:
+        if isinstance(value, str) and value in shared_prefixes:
+            return None
+        return "a name in this engine's shared_prefixes" + ("" if shared_prefixes else ", which has none")
     if key in (LOAD, STORE, GENERATED):
         return None if isinstance(value, bool) else "true or false"
     most = most_keep_minutes if key == KEEP else _MOST_BLOCKS

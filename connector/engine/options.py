@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 from kvstore.client.connect import TIMEOUT
 from kvstore.client.default_node import located
+from kvstore.connector.blocks.extra_keys import SharedPrefix
 from kvstore.connector.scheduler import LOOKUP_BUDGET
 from kvstore.connector.worker import LOAD_DEADLINE, STORE_DEADLINE
 from kvstore.errors import ConfigError
+from kvstore.hashing import HASH_BYTES
 from kvstore.security.secret_files import read_key_file
 
 RECOMPUTE = "recompute"
@@ -45,6 +48,9 @@ class Options:
     """For how long a request may ask to have its prefix kept; 0: not at all."""
     tenant: str = ""
     """Whose pages: tenants never hit each other's."""
+    shared_prefixes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By name the beginnings of prompts that requests with different salts may share: ``tokens``, how many, and
+    ``hash``, of all of them as one block, in hexadecimal digits."""
     kv_parts: int = 0
     """Into how many parts the KV heads of a page are cut, so that engines of another tensor-parallel size read it: the
     largest size among these engines. 0: a part a rank, for engines of the same size."""
@@ -64,6 +70,14 @@ class Options:
         """Seconds that one call to a node may take: as long as the most patient of those who wait for it."""
         patience = max(self.lookup_budget_ms, self.load_deadline_ms, self.store_deadline_ms) / 1000
         return max(TIMEOUT, patience)
+
+    @property
+    def prefixes(self) -> dict[str, SharedPrefix]:
+        """:attr:`shared_prefixes`, as requests know them."""
+        return {
+            name: SharedPrefix(identifier=prefix["hash"].lower(), num_tokens=prefix["tokens"])
+            for name, prefix in self.shared_prefixes.items()
+        }
 
     @property
     def ticket_key(self) -> bytes | None:
@@ -115,6 +129,7 @@ class Options:
         return replace(self, url=located(self.url, environment, _logger))
 
 
+_HASH = re.compile(rf"[0-9a-fA-F]{{{2 * HASH_BYTES}}}")
 _WHOLE = {"store_threshold": 1, "most_keep_minutes": 0, "kv_parts": 0}
 _NUMBERS = {"lookup_budget_ms": 0.0, "load_deadline_ms": 1.0, "store_deadline_ms": 1.0}
 """Lowest values."""
@@ -132,7 +147,20 @@ def _check_type(key: str, value: Any) -> None:
     elif key in ("peers", "rank_nodes"):
         right = isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
         wanted = "an object of names and URLs"
+    elif key == "shared_prefixes":
+        right = isinstance(value, Mapping) and all(map(_is_prefix, value.values()))
+        wanted = (
+            f"""an object of names, each with {{"tokens": at least 1, "hash": {2 * HASH_BYTES} hexadecimal digits}}"""
+        )
     else:
         right, wanted = isinstance(value, str), "a string"
     if not right:
         raise ConfigError(f"kv_connector_extra_config: {key} must be {wanted}, got {value!r}")
+
+
+def _is_prefix(value: Any) -> bool:
+    if not isinstance(value, Mapping) or value.keys() != {"tokens", "hash"}:
+        return False
+    tokens, digits = value["tokens"], value["hash"]
+    counts = isinstance(tokens, int) and not isinstance(tokens, bool) and 1 <= tokens < 1 << 31
+    return counts and isinstance(digits, str) and _HASH.fullmatch(digits) is not None

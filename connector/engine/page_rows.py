@@ -41,12 +41,14 @@ def rows_by_part(group: Any, blocks: Mapping[str, torch.Tensor], parts: int) -> 
                 f"kv_parts: blocks of shape {tuple(of_layer.shape[1:])} of {name} don't show their KV heads"
             )
         for part, cut in enumerate(torch.split(of_layer, heads // parts, 1)):
+            if _is_apart_by_token(cut[0]):
+                cut = cut.transpose(1, 2)  # (blocks, tokens, bytes of these heads of a token), as ranks with them alone
             try:
                 rows[part].append(rows_of(cut, cut[0].numel() * cut.element_size()))
             except ResourceError as error:
                 raise ConfigError(
-                    f"kv_parts: the KV heads of {name} do not come first in a block (strides {of_layer.stride()[1:]}):"
-                    " VLLM_KV_CACHE_LAYOUT=LBHNC is needed"
+                    f"kv_parts: some KV heads of {name} are no runs of bytes, by head or by token (strides"
+                    f" {of_layer.stride()[1:]}): VLLM_KV_CACHE_LAYOUT=LBHNC is needed"
                 ) from error
     return rows
 
@@ -81,8 +83,16 @@ def is_apart(block: torch.Tensor) -> bool:
     return block.dim() > 1 and _is_run(block[0]) and block.stride(0) > block[0].numel()
 
 
+def _is_apart_by_token(block: torch.Tensor) -> bool:
+    """Whether of some heads of a block, ``(heads, tokens, elements)``, those of each token are one run of bytes, with
+    other heads between the tokens."""
+    return block.dim() == 3 and not is_apart(block) and is_apart(block.transpose(0, 1))
+
+
 def strides_in_page(block: torch.Tensor) -> tuple[int, ...]:
-    """A block's strides as a page has them, where its heads follow each other."""
+    """A block's strides as a page has them, where its heads, or its tokens, follow each other."""
+    if _is_apart_by_token(block):
+        return (block.stride(0), block[:, 0].numel(), block.stride(2))
     return (block[0].numel(), *block.stride()[1:]) if is_apart(block) else block.stride()
 
 

@@ -6,15 +6,17 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from kvstore.connector.blocks.extra_keys import MultimodalInput, PrefixKeys
+from kvstore.connector.blocks.extra_keys import MultimodalInput, PrefixKeys, SharedPrefix
 from kvstore.connector.blocks.hashing import BlockHashChain
 from kvstore.connector.engine.weights import weights_fingerprint, weights_folder
 from kvstore.errors import KVStoreError, ResourceError
+from kvstore.hashing import hash_blocks
 
 ADAPTER_WAIT = 1.0
 """Seconds for which the first request of a LoRA adapter waits for its weights to be looked at."""
@@ -30,10 +32,17 @@ _logger = logging.getLogger("kvstore.connector")
 
 class RequestHashes:
     """Block hashes of vLLM's requests, one for each ``block_size`` tokens: the ``gcd`` of the groups' block sizes. They
-    are kvstore's own: vLLM's depend on PYTHONHASHSEED and on its settings."""
+    are kvstore's own: vLLM's depend on PYTHONHASHSEED and on its settings.
 
-    def __init__(self, block_size: int) -> None:
+    Args:
+        block_size: tokens a hash.
+        shared_prefixes: by name those that requests may share whatever their salts; an identifier is the hash of the
+            tokens as one block, in hexadecimal digits.
+    """
+
+    def __init__(self, block_size: int, shared_prefixes: Mapping[str, SharedPrefix] | None = None) -> None:
         self.block_size = block_size
+        self._shared_prefixes = dict(shared_prefixes or {})
         self._adapters: dict[tuple[str, str, int], Future[str]] = {}  # fingerprints of LoRA adapters
         self._asked_at: dict[tuple[str, str, int], float] = {}
         self._reader = ThreadPoolExecutor(1, "kvstore-adapters")
@@ -63,23 +72,59 @@ class RequestHashes:
             self._asked_at[key] = time.monotonic()
         return self._adapters[key].done() or time.monotonic() >= self._asked_at[key] + ADAPTER_WAIT
 
-    def chain(self, request: Any) -> BlockHashChain | None:
+    @property
+    def shared_prefixes(self) -> Collection[str]:
+        """Names of those that requests may share."""
+        return self._shared_prefixes.keys()
+
+    def shared_prefix(self, request: Any, name: str) -> SharedPrefix | None:
+        """The prefix of this name, where the request's prompt begins with all of it; None: it shares nothing.
+
+        Nothing of a prompt that differs in a single token is shared, or who guesses a prefix would be told by the time
+        of an answer how much of the guess is right.
+        """
+        prefix = self._shared_prefixes[name]
+        length = prefix.num_tokens
+        if (
+            request.num_prompt_tokens >= length
+            and request.prompt_embeds is None
+            # Pictures are a tenant's own, and would be there without its salt.
+            and all(feature.mm_position.offset >= length for feature in request.mm_features)
+        ):
+            try:
+                (found,) = hash_blocks(request.all_token_ids[:length], length)
+            except KVStoreError:  # a token that is none: the request's blocks have no names
+                return None
+            if found.hex() == prefix.identifier:
+                return prefix
+        self._say_once(
+            f"shared prefix {name}",
+            "the prompt of request %s does not begin with the shared prefix %r: nothing of it is shared",
+            request.request_id,
+            name,
+        )
+        return None
+
+    def chain(self, request: Any, shared_prefix: SharedPrefix | None = None) -> BlockHashChain | None:
         """For one request, with the tokens that it has; None where its blocks can't be named for sure."""
         if request.resumable:  # its last token may be replaced
             return None
         try:
-            chain = BlockHashChain(self.block_size, self._keys(request))
+            chain = BlockHashChain(self.block_size, self._keys(request, shared_prefix))
             chain.extend(request.all_token_ids[:])
         except KVStoreError as error:
             # What is wrong with a request itself may be said with a number of its own, another one each time.
             reason = str(error) if isinstance(error, ResourceError) else type(error).__name__
-            if reason not in self._said and len(self._said) < MOST_SAID:
-                self._said.add(reason)
-                _logger.warning("requests like %s are neither stored nor loaded: %s", request.request_id, error)
+            self._say_once(reason, "requests like %s are neither stored nor loaded: %s", request.request_id, error)
             return None
         return chain
 
-    def _keys(self, request: Any) -> PrefixKeys:
+    def _say_once(self, reason: str, text: str, *values: object) -> None:
+        if reason not in self._said and len(self._said) < MOST_SAID:
+            self._said.add(reason)
+            _logger.warning(text, *values)
+
+    def _keys(self, request: Any, shared_prefix: SharedPrefix | None) -> PrefixKeys:
         embeds = request.prompt_embeds
         for feature in request.mm_features:
             if not _CONTENT_HASH.fullmatch(feature.identifier):
@@ -93,8 +138,15 @@ class RequestHashes:
                 for feature in request.mm_features
             ),
             cache_salt="\0".join(filter(None, (self._salt, request.cache_salt))),
+            shared_prefix=self._own(shared_prefix),
             prompt_embeds=None if embeds is None else embeds.contiguous().view(torch.uint8).numpy(),
         )
+
+    def _own(self, prefix: SharedPrefix | None) -> SharedPrefix | None:
+        """After a :meth:`reset` it is shared by this engine's requests alone."""
+        if prefix is None or not self._salt:
+            return prefix
+        return SharedPrefix(identifier=f"{self._salt}\0{prefix.identifier}", num_tokens=prefix.num_tokens)
 
     def _adapter(self, lora: Any) -> str:
         """A LoRA adapter by its weights: a name, or a path, may stand for another one next time."""

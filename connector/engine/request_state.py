@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstore.connector.blocks.extra_keys import SharedPrefix
 from kvstore.connector.blocks.hashing import BlockHashChain
 from kvstore.connector.engine.hints import Hints
 
@@ -23,6 +24,8 @@ class RequestState:
     may_store: bool = True
     may_load: bool = True
     hints: Hints = field(default_factory=Hints)
+    shared_prefix: SharedPrefix | None = None
+    """With which its prompt begins, and which it shares."""
     hands_over: bool = False
     """Another instance goes on with it."""
     num_local: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstore.connector.disagg.handover import Handover, Prompt
+from kvstore.connector.engine.hints import SHARED
 from kvstore.connector.engine.metrics import Counts, ticket_counts
 from kvstore.connector.engine.request_hashes import RequestHashes
 from kvstore.connector.engine.request_state import RequestState
@@ -36,6 +37,8 @@ class RequestTickets:
             return  # nothing that another instance has stored is found any more
         if self._handover is None:
             self._say_once("a request came with a ticket, and this instance has no ticket_key_file: it computes")
+        elif request.kv_transfer_params.get(SHARED) and state.shared_prefix is None:
+            self._say_once("a request came with a ticket and a shared prefix that this instance lacks: it computes")
         elif not request.skip_reading_prefix_cache:
             prompt = self._prompt(state, hashes_a_block)
             self._handover.take(request.request_id, request.kv_transfer_params, prompt)
@@ -53,7 +56,10 @@ class RequestTickets:
         computed = request.num_computed_tokens - request.num_in_flight_tokens
         if request.status.name not in _DONE or computed < request.num_prompt_tokens:
             return None
-        return self._handover.give(request.request_id, self._prompt(state, hashes_a_block), block_ids)
+        params = self._handover.give(request.request_id, self._prompt(state, hashes_a_block), block_ids)
+        if params is not None and state.shared_prefix is not None:
+            params[SHARED] = state.hints.shared_prefix  # or decode would look for other pages
+        return params
 
     def counts(self) -> Counts:
         """Tickets since the start."""

@@ -276,11 +276,14 @@ class EngineRequests:
     def _track(self, request: Any) -> RequestState:
         state = self._requests.get(request.request_id)
         if state is None or state.request is not request:
-            hints, wrong = parse_hints(request.kv_transfer_params, self._most_keep_minutes)
+            hints, wrong = parse_hints(
+                request.kv_transfer_params, self._most_keep_minutes, self._hashes.shared_prefixes
+            )
             for text in wrong:
                 self._lines.say(_logger.warning, "request %s: %s", request.request_id, text)
             store, load = hints.store and self._may_store, hints.load and self._may_load
-            chain = self._hashes.chain(request) if store or load else None
+            shared = self._hashes.shared_prefix(request, hints.shared_prefix) if hints.shared_prefix else None
+            chain = self._hashes.chain(request, shared) if store or load else None
             state = RequestState(
                 request,
                 chain,
@@ -289,6 +292,7 @@ class EngineRequests:
                 may_store=store,
                 may_load=load,
                 hints=hints,
+                shared_prefix=shared,
             )
             self._requests[request.request_id] = state
             self._tickets.take(state, self._hashes_a_block)
@@ -299,7 +303,7 @@ class EngineRequests:
         if state.num_preemptions != state.request.num_preemptions:
             self._load_admission.leave(state.request.request_id)
             may = state.may_store or state.may_load
-            state.restart(self._hashes.chain(state.request) if may else None)
+            state.restart(self._hashes.chain(state.request, state.shared_prefix) if may else None)
             self._scheduler.request_preempted(state.request.request_id)
 
     def _keep(self, state: RequestState, stores: bool) -> None:

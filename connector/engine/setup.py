@@ -137,7 +137,7 @@ class NodeClients:
             uncounted=states if len(states) < len(groups) else (),
             peers=self._peers.ranks(layouts),
         )
-        hashes = RequestHashes(hash_block_size([group.block_size for group in groups]))
+        hashes = RequestHashes(hash_block_size([group.block_size for group in groups]), self._options.prefixes)
         return EngineRequests(
             scheduler,
             groups,

@@ -27,6 +27,8 @@ from kvstore.connector.blocks import (
     KVCacheGroupSpec,
     KVCacheManager,
     KVCacheSpec,
+    PrefixKeys,
+    SharedPrefix,
     SlidingWindowSpec,
 )
 from kvstore.connector.plan import StepPlan
@@ -53,8 +55,10 @@ class TinyRequest:
     skip_reading_prefix_cache = False
     prefix_keys = None
 
-    def __init__(self, request_id: str, tokens: Sequence[int], hash_block_size: int = BLOCK_SIZE) -> None:
-        chain = BlockHashChain(hash_block_size)
+    def __init__(
+        self, request_id: str, tokens: Sequence[int], hash_block_size: int = BLOCK_SIZE, keys: PrefixKeys | None = None
+    ) -> None:
+        chain = BlockHashChain(hash_block_size, keys or ())
         chain.extend(tokens)
         self.request_id = request_id
         self.token_ids = tokens
@@ -282,6 +286,20 @@ def test_an_engine_computes_only_what_none_has_computed_before(new_engine):
     third = new_engine()
     third.run(TinyRequest("c", SECOND_TURN))
     assert third.tokens_computed == 4  # everything is there, and the last token has to be computed
+
+
+def test_a_prefix_that_salts_share_is_computed_once_and_what_comes_behind_by_each(new_engine):
+    def run(name: str, salt: str, shared: SharedPrefix | None) -> tuple[int, int]:
+        engine = new_engine()
+        engine.run(TinyRequest(name, FIRST_TURN, keys=PrefixKeys(cache_salt=salt, shared_prefix=shared)))
+        return engine.tokens_computed, engine.tokens_loaded
+
+    shared = SharedPrefix(identifier="assistant", num_tokens=len(SYSTEM))
+    assert run("a", "mine", shared) == (62, 0)
+    assert run("b", "yours", shared) == (62 - 20, 20)
+    assert run("c", "yours", shared) == (2, 60)
+    assert run("d", "mine", None) == (62, 0)
+    assert run("e", "", None) == (62, 0)
 
 
 def test_kvstore_continues_where_the_local_cache_ends(new_engine):

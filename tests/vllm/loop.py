@@ -184,6 +184,7 @@ class Loop:
         params: Mapping[str, Any] | None = None,
         prompt_logprobs: int | None = None,
         priority: int = 0,
+        salt: str | None = None,
     ) -> Request:
         """A new request. With ``prompt_logprobs`` vLLM throws away what the connector answers for it; the lower its
         ``priority``, the sooner it comes, where ``scheduling_policy`` is "priority"."""
@@ -200,6 +201,7 @@ class Loop:
             pooling_params=None,
             block_hasher=self._hasher,
             priority=priority,
+            cache_salt=salt,
         )
         self.requests[request_id] = request
         self.tokens[request_id] = []

@@ -106,8 +106,11 @@ class ServerProcess:
         except OSError:
             return False
 
-    def complete(self, tokens: Sequence[int], *, max_tokens: int = 8, **fields: Any) -> dict[str, Any]:
-        """Greedy completion of a prompt of token ids; ``fields`` go into the request, such as ``kv_transfer_params``.
+    def complete(
+        self, tokens: Sequence[int], *, max_tokens: int = 8, replica: int | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Greedy completion of a prompt of token ids; ``fields`` go into the request, such as ``kv_transfer_params``,
+        and ``replica`` says which of a server's data-parallel engines answers.
 
         Returns:
             The answer's JSON; its token ids are in ``choices[0].token_ids``.
@@ -125,7 +128,8 @@ class ServerProcess:
             "return_token_ids": True,
             **fields,
         }
-        status, body = self._request("POST", "/v1/completions", json.dumps(request), REQUEST_SECONDS)
+        replicas = {} if replica is None else {"X-data-parallel-rank": str(replica)}
+        status, body = self._request("POST", "/v1/completions", json.dumps(request), REQUEST_SECONDS, replicas)
         if status != 200:
             raise EngineError(f"status {status}: {body}")
         answer: dict[str, Any] = json.loads(body)
@@ -134,6 +138,14 @@ class ServerProcess:
     def answer(self, tokens: Sequence[int], *, max_tokens: int = 8, **fields: Any) -> tuple[int, ...]:
         """Token ids of :meth:`complete`."""
         return tuple(self.complete(tokens, max_tokens=max_tokens, **fields)["choices"][0]["token_ids"])
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the engines' own cached blocks, when nothing holds any of them. It needs ``VLLM_SERVER_DEV_MODE``."""
+        end = time.monotonic() + REQUEST_SECONDS
+        while not json.loads(self._request("POST", "/reset_prefix_cache", None, REQUEST_SECONDS)[1])["success"]:
+            if time.monotonic() > end:
+                raise EngineError(f"blocks are held:\n{self._tail()}")
+            time.sleep(0.05)
 
     def metrics(self) -> str:
         """What ``/metrics`` says."""
@@ -163,10 +175,12 @@ class ServerProcess:
         """What it has printed so far."""
         return self.log.read_text(errors="replace")
 
-    def _request(self, method: str, path: str, body: str | None, seconds: float) -> tuple[int, str]:
+    def _request(
+        self, method: str, path: str, body: str | None, seconds: float, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
+            connection.request(method, path, body, {"Content-Type": "application/json"} | dict(headers or {}))
             response = connection.getresponse()
             return response.status, response.read().decode(errors="replace")
         except http.client.HTTPException as error:

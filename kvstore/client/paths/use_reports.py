@@ -3,6 +3,7 @@ later."""
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import logging
@@ -17,7 +18,6 @@ from typing import Protocol
 from kvstore.errors import DeadlineError, KVStoreError
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import register_forked, renewed
-from kvstore.host.uninterrupted import uninterrupted
 from kvstore.limits import MOST_LOOKED_UP, MOST_QUERIES
 from kvstore.v1 import cache_pb2 as pb
 
@@ -58,7 +58,9 @@ class UseReports:
         """By fingerprint the pages asked for, and found in the arena, on disk, in Redis, in object storage."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._over: threading.Event | None = None
+        """Of the thread that runs: set at its end. None: there is none."""
+        self._thread_id = 0
         register_forked(self)
         _open.add(self)
 
@@ -68,12 +70,12 @@ class UseReports:
         self._closed = renewed(self._closed)
         self._waiting.clear()
         self._lookups = {}
-        self._thread = None
+        self._over = None
 
     def note(self, fingerprint: bytes, hashes: bytes, *, read: bool, missed: int = 0) -> None:
         """A use of pages of a prefix, head first; ``hashes`` are joined. Takes a microsecond, and wakes nobody."""
         self._waiting.append((fingerprint, hashes, read, missed))
-        if self._thread is None:
+        if self._over is None:
             self._start()
 
     def note_lookup(self, fingerprint: bytes, asked: int, arena: int, disk: int, redis: int, objects: int = 0) -> None:
@@ -89,7 +91,7 @@ class UseReports:
                 counts[2] += disk
                 counts[3] += redis
                 counts[4] += objects
-        if self._thread is None:
+        if self._over is None:
             self._start()
 
     def take(self) -> pb.UseReport | None:
@@ -118,10 +120,9 @@ class UseReports:
         Never raises: a node that is gone is not told."""
         last = time.monotonic() + LAST_SECONDS if deadline is None else deadline
         self._closed.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            with contextlib.suppress(RuntimeError):  # it was never started
-                thread.join(max(0.0, last - time.monotonic()))
+        over = self._over
+        if over is not None and self._thread_id != threading.get_ident():
+            over.wait(max(0.0, last - time.monotonic()))
         left = last - time.monotonic()
         if left > 0 and (report := self.take()) is not None:
             self._send(report, left)
@@ -131,14 +132,16 @@ class UseReports:
     def _start(self) -> None:
         _end_with_process()
         with self._lock:
-            if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._run, name="kvstore-report-use", daemon=True)
+            if self._over is None and not self._closed.is_set():
+                self._over = threading.Event()
                 try:
-                    uninterrupted(self._thread.start)()
+                    # One of threading waits at its start for the new thread, and with it an engine's scheduler would.
+                    _thread.start_new_thread(self._run, (self._over,))
                 except RuntimeError:  # no more threads: what waits goes with a call
-                    self._thread = None
+                    self._over = None
 
-    def _run(self) -> None:
+    def _run(self, over: threading.Event) -> None:
+        self._thread_id = threading.get_ident()
         quiet, pause = 0.0, REPORT_SECONDS
         try:
             while (quiet < _IDLE_SECONDS or self._lookups) and not self._closed.wait(pause):
@@ -146,7 +149,8 @@ class UseReports:
                 quiet = quiet + pause if told is None else 0.0
                 pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE) if told is False else REPORT_SECONDS
         finally:
-            self._thread = None  # what is noted from now on starts another one
+            self._over = None  # what is noted from now on starts another one
+            over.set()
 
     def _tell(self) -> bool | None:
         """Whether the node was told what waits; None: nothing does."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys
+from kvstore.connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys, SharedPrefix
 from kvstore.errors import InvalidRequestError
 
 
@@ -35,6 +35,17 @@ class TestKinds:
         assert keys.event_keys(0, 4) == ("tenant-a",)
         assert keys.event_keys(4, 8) is None
         assert keys.is_uniform
+
+    @pytest.mark.parametrize(("num_tokens", "salted"), [(3, 0), (4, 4), (7, 4), (8, 8), (11, 8)])
+    def test_a_salt_counts_in_the_first_block_that_does_not_lie_in_a_shared_prefix(self, num_tokens, salted):
+        keys = PrefixKeys(cache_salt="a", shared_prefix=SharedPrefix(identifier="p", num_tokens=num_tokens))
+        expected = dict.fromkeys(range(0, 16, 4), ())
+        if salted:
+            expected[0] = (("shared", "p"),)
+        expected[salted] = (("salt", "a"),)
+        assert {start: keys.of_block(start, start + 4) for start in expected} == expected
+        assert keys.event_keys(0, 4) == (("p",) if salted else ("a",))
+        assert not keys.is_uniform
 
     def test_an_image_counts_in_each_block_that_it_touches_with_its_distance_from_the_blocks_start(self):
         keys = PrefixKeys(multimodal=(image("cat", 6, 7),))
@@ -164,6 +175,7 @@ class TestEquality:
             PrefixKeys(lora_name="b"),
             PrefixKeys(lora_name="a", lora_path="/a"),
             PrefixKeys(lora_name="a", cache_salt="s"),
+            PrefixKeys(lora_name="a", shared_prefix=SharedPrefix(identifier="p", num_tokens=1)),
             PrefixKeys(lora_name="a", multimodal=(image("cat", 0, 2),)),
             PrefixKeys(lora_name="a", prompt_embeds=np.ones((3, 2))),
             "a",
@@ -217,3 +229,16 @@ class TestRefused:
     def test_keys(self, values, message):
         with pytest.raises(InvalidRequestError, match=message):
             PrefixKeys(**values)
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"identifier": "", "num_tokens": 1}, "at least 1 character"),
+            ({"identifier": b"p", "num_tokens": 1}, "identifier must be a str, got b'p'"),
+            ({"identifier": "p", "num_tokens": 0}, "num_tokens must be an integer of at least 1, got 0"),
+            ({"identifier": "p", "num_tokens": True}, "got True"),
+        ],
+    )
+    def test_a_shared_prefix(self, values, message):
+        with pytest.raises(InvalidRequestError, match=message):
+            SharedPrefix(**values)

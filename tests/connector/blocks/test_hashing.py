@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys
+from kvstore.connector.blocks import BlockHashChain, MultimodalInput, PrefixKeys, SharedPrefix
 from kvstore.errors import InvalidRequestError
 from kvstore.hashing import hash_blocks
 
@@ -64,14 +64,16 @@ inputs = st.lists(
     max_size=3,
 ).map(lambda items: tuple(sorted(items, key=lambda item: item.offset)))
 embeds = st.none() | st.integers(0, 9).map(lambda rows: np.arange(2 * rows, dtype=np.float16).reshape(rows, 2))
+shared = st.none() | st.builds(SharedPrefix, identifier=st.sampled_from("pq"), num_tokens=st.integers(1, 12))
 prefix_keys = st.builds(
     PrefixKeys,
     lora_name=st.sampled_from("ab"),
     lora_path=texts,
     multimodal=inputs,
     cache_salt=texts,
+    shared_prefix=shared,
     prompt_embeds=embeds,
-) | st.builds(PrefixKeys, multimodal=inputs, cache_salt=texts, prompt_embeds=embeds)
+) | st.builds(PrefixKeys, multimodal=inputs, cache_salt=texts, shared_prefix=shared, prompt_embeds=embeds)
 
 
 def hashes_of(token_ids, keys, block_size=2):
@@ -109,6 +111,14 @@ def test_a_salt_changes_all_hashes_though_it_is_in_the_first_block_alone():
     plain, salted = hashes_of(range(6), ()), hashes_of(range(6), PrefixKeys(cache_salt="s"))
     assert not set(plain) & set(salted)
     assert salted == hash_blocks(range(6), 2, [[("salt", "s")]])
+
+
+def test_salts_part_behind_a_shared_prefix():
+    prefix = SharedPrefix(identifier="p", num_tokens=5)
+    mine, yours = (hashes_of(range(8), PrefixKeys(cache_salt=salt, shared_prefix=prefix)) for salt in ("a", "b"))
+    assert mine[:2] == yours[:2] == hash_blocks(range(8), 2, [[("shared", "p")]])[:2]
+    assert not set(mine[2:]) & set(yours[2:])
+    assert not set(mine) & set(hashes_of(range(8), ()) + hashes_of(range(8), PrefixKeys(cache_salt="a")))
 
 
 def test_blocks_before_an_image_are_shared():

@@ -5,7 +5,7 @@ Blocks hold 4 tokens; a request's text has one token a letter.
 
 import pytest
 
-from kvstore.connector.blocks import PrefixKeys
+from kvstore.connector.blocks import PrefixKeys, SharedPrefix
 from kvstore.errors import InvalidRequestError
 
 
@@ -86,6 +86,17 @@ class TestHits:
         assert hit_tokens(manager, new_request("b", "SSSS y", keys=PrefixKeys(cache_salt="mine"))) == 4
         assert hit_tokens(manager, new_request("b", "SSSS y", keys=PrefixKeys(cache_salt="yours"))) == 0
         assert hit_tokens(manager, new_request("b", "SSSS y")) == 0
+
+    def test_salts_share_a_prefix_that_both_of_them_name(self, new_manager, new_request, prefill, hit_tokens):
+        def keys(salt: str) -> PrefixKeys:
+            return PrefixKeys(cache_salt=salt, shared_prefix=SharedPrefix(identifier="p", num_tokens=5))
+
+        manager = new_manager(8)
+        prefill(manager, new_request("a", "SSSS pppp x", keys=keys("mine")))
+        assert hit_tokens(manager, new_request("b", "SSSS pppp x", keys=keys("mine"))) == 8
+        assert hit_tokens(manager, new_request("b", "SSSS pppp x", keys=keys("yours"))) == 4
+        for alone in (PrefixKeys(cache_salt="mine"), PrefixKeys()):
+            assert hit_tokens(manager, new_request("b", "SSSS pppp x", keys=alone)) == 0
 
 
 class TestAllocation:

@@ -28,6 +28,8 @@ def test_what_can_be_asked_for() -> None:
     assert hints(store=True, store_generated=False, keep_minutes=60) == Hints(generated=False, keep_seconds=3600)
     assert hints(store_first=1) == Hints(first=1)
     assert hints(store_last=1_000_000) == Hints(last=1_000_000)
+    asked = {"kvstore_shared_prefix": "assistant"}
+    assert parse_hints(asked, MOST, ["assistant"]) == (Hints(shared_prefix="assistant"), [])
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,11 @@ def test_what_can_be_asked_for() -> None:
         ({"kvstore_keep_minutes": functools.reduce(lambda deep, _: [deep], range(10**5), 0)}, "got [[[", Hints()),
         ({f"kvstore_load{'_' * 61}": 1}, "known are kvstore_load, kvstore_store,", Hints()),
         ({f"kvstore_x{number}": 1 for number in range(33)}, "33 hints, at most 32 are read; none", Hints(store=False)),
+        (
+            {"kvstore_shared_prefix": "assistant"},
+            "must be a name in this engine's shared_prefixes, which has none, got 'assistant'",
+            Hints(),
+        ),
         # Who wrote these wanted less to be stored: nothing is.
         ({"kvstore_store": "false"}, "got 'false'; nothing of the request is stored", Hints(store=False)),
         ({"kvstore_store_last": 0}, "from 1 to 1000000, got 0; nothing of the request is", Hints(store=False)),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client.default_node import DefaultNode
+from kvstore.connector.blocks.extra_keys import SharedPrefix
 from kvstore.connector.engine.options import Options
 from kvstore.connector.engine.versions import check_version
 from kvstore.errors import ConfigError
@@ -54,6 +55,10 @@ def test_a_call_may_take_as_long_as_the_most_patient_who_waits_for_it() -> None:
         ({"url": URL, "load_failure_policy": "fail"}, "must be 'recompute' or 'keep', got 'fail'"),
         ({"url": URL, "traces": "collector:4317"}, "traces: 'collector:4317' is not an http:// or https:// URL"),
         ({"url": URL, "peers": ["a"]}, "peers must be an object"),
+        ({"url": URL, "shared_prefixes": ["a"]}, 'an object of names, each with {"tokens": at least 1, "hash": 64'),
+        ({"url": URL, "shared_prefixes": {"a": {"tokens": 0, "hash": "0" * 64}}}, "shared_prefixes must be an object"),
+        ({"url": URL, "shared_prefixes": {"a": {"tokens": 5, "hash": "0" * 63}}}, "shared_prefixes must be an object"),
+        ({"url": URL, "shared_prefixes": {"a": {"tokens": 5}}}, "got {'a': {'tokens': 5}}"),
         ({"url": "embedded:///var/lib/kvstore"}, "start a node with 'kvstore serve'"),
     ],
 )
@@ -61,6 +66,13 @@ def test_what_cannot_be_used_is_named(given: dict[str, object], says: str) -> No
     with pytest.raises(ConfigError, match="kv_connector_extra_config") as error:
         Options.parse(given)
     assert says in str(error.value)
+
+
+def test_shared_prefixes_are_named_by_their_hash() -> None:
+    given = {"assistant": {"tokens": 5, "hash": "AB" * 32}}
+    options = Options.parse({"url": URL, "shared_prefixes": given})
+    assert options.prefixes == {"assistant": SharedPrefix(identifier="ab" * 32, num_tokens=5)}
+    assert Options.parse({"url": URL}).prefixes == {}
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.33.0", "0.33.1.dev3+cpu"])

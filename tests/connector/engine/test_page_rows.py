@@ -58,8 +58,6 @@ def test_pages_are_the_same_whatever_lies_around_the_inside_of_a_block(
     only = torch.zeros_like(content)
     only[:, ids] = content[:, ids]
     for order in orders:
-        if parts and order.endswith("NHC"):
-            continue  # their heads can't be cut
         theirs, ours = laid_out(content, order), laid_out(torch.zeros_like(content), order)
         for part, (rows, others) in enumerate(
             zip(rows_by_part(group, theirs, parts), rows_by_part(group, ours, parts), strict=True)
@@ -110,13 +108,14 @@ def test_a_block_of_which_parts_lie_elsewhere_is_refused() -> None:
         rows_of(torch.zeros(4, 96, dtype=torch.uint8), 128)  # pages longer than from block to block
 
 
-def test_heads_are_cut_into_what_ranks_have() -> None:
-    whole = {name: torch.randn(5, 4, 8, 6) for name in ("0", "1")}
+@pytest.mark.parametrize("order", ["LBHNC", "LBNHC"])
+def test_heads_are_cut_into_what_ranks_have(order: str) -> None:
+    content = torch.randn(2, 5, 4, 8, 6)
+    whole, of_rank = laid_out(content, order), laid_out(content[:, :, 2:], order)
     first, second = rows_by_part(group_of_heads(4), whole, 2)
-    of_rank = {name: blocks[:, 2:].contiguous() for name, blocks in whole.items()}
     (alone,) = rows_by_part(group_of_heads(2), of_rank, 1)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(second, alone, strict=True))
-    assert first[0].shape == (5, 2 * 8 * 6 * 4)
+    assert all(torch.equal(ours.reshape(5, -1), theirs) for ours, theirs in zip(second, alone, strict=True))
+    assert first[0].shape == ((5, 2 * 8 * 6 * 4) if order == "LBHNC" else (5, 8, 2 * 6 * 4))
     # So both have one name, and are told from what is cut otherwise.
     described = cache_group(group_of_heads(4), whole, 2 * 384, ["vllm"], lambda _: "", 2)
     assert described == cache_group(group_of_heads(2), of_rank, 2 * 384, ["vllm"], lambda _: "", 1)
@@ -142,7 +141,7 @@ def test_pages_of_layers_with_other_heads_are_those_of_ranks_that_have_a_part_of
     ("blocks", "parts", "says"),
     [
         (torch.zeros(5, 4, 8, 6), 3, "4 KV heads of 0 can't be cut into 3"),
-        (torch.zeros(5, 8, 4, 6).transpose(1, 2), 2, "do not come first in a block"),
+        (torch.zeros(5, 6, 4, 8).permute(0, 2, 3, 1), 2, "are no runs of bytes, by head or by token"),
         (torch.zeros(5, 2, 4, 4, 6), 2, "don't show their KV heads"),
         (torch.zeros(5, 8, 6), 2, "don't show their KV heads"),
     ],

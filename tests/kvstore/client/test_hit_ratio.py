@@ -20,6 +20,7 @@ from forked import in_child
 from ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from unclosed_client import look_up_and_end
+from untold_reports import ended
 
 import kvstore
 from kvstore.client.paths.use_reports import UseReports
@@ -176,7 +177,7 @@ class TestPlain:
             pytest.skip("a forked child has no store of its parent's")
         pages.store(hashes(0, 4), payload(4))
         told(place)
-        client._session.control.reports._thread = threading.Thread()  # nothing is told yet
+        client._session.control.reports._over = ended()  # nothing is told yet
         pages.lookup(hashes(0, 4))
 
         def work() -> bool:
@@ -272,7 +273,7 @@ class TestEnds:
         monkeypatch.setattr("kvstore.client.paths.use_reports.LAST_SECONDS", PATIENCE)
         client = kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE)
         reports = client._session.control.reports
-        reports._thread = threading.Thread()  # none: nothing is told before
+        reports._over = ended()  # none: nothing is told before
         client.namespace(LAYOUT).lookup(hashes(0, 3))
         send = reports._report
 
@@ -305,12 +306,12 @@ class TestEnds:
             pages = client.namespace(LAYOUT)
             pages.store(hashes(0, 4), payload(4))
             reports = client._session.control.reports
-            reports._thread = threading.Thread()  # none: nothing is told yet
+            reports._over = ended()  # none: nothing is told yet
             node.kill()
             pages.count_lookup(50, {"arena": 4})
             assert not reports._send(reports.take(), PATIENCE)
             node.start()
-            reports._thread = None
+            reports._over = None
             pages.count_lookup(10, {})
             with kvstore.connect(node.url, timeout=PATIENCE) as other:
                 eventually(lambda: other.status().lookups == LookupTotals(60, 4))
@@ -319,7 +320,7 @@ class TestEnds:
 class TestReports:
     def test_counts_are_merged_and_none_is_lost_for_pages(self):
         reports = UseReports(lambda report, timeout: None)
-        reports._thread = threading.Thread()
+        reports._over = ended()
         for _ in range(5000):
             reports.note(b"f" * 32, bytes(1024 * 32), read=True)
             reports.note_lookup(b"f" * 32, 50, 3, 1, 0)
@@ -329,7 +330,7 @@ class TestReports:
 
     def test_no_more_waits_than_a_node_counts_at_once(self):
         reports = UseReports(lambda report, timeout: None)
-        reports._thread = threading.Thread()
+        reports._over = ended()
         for _ in range(3):
             reports.note_lookup(b"f" * 32, MOST_LOOKED_UP // 2, 1, 0, 0)
         [count] = reports.take().lookups
@@ -341,7 +342,7 @@ class TestReports:
             raise error
 
         reports = UseReports(fail)
-        reports._thread = threading.Thread()
+        reports._over = ended()
         reports.note_lookup(b"f" * 32, 50, 4, 0, 0)
         assert not reports._send(reports.take(), 1.0)
         again = reports.take()
@@ -375,10 +376,10 @@ class TestThread:
                 raise error
 
         reports = UseReports(report)
-        reports._thread = threading.Thread()
+        reports._over = ended()
         reports._closed = hurried = _Hurried(70)
         reports.note_lookup(b"f" * 32, 50, 4, 0, 0)
-        reports._run()
+        reports._run(threading.Event())
         assert hurried.waits[:8] == [0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
         assert len(sent) == failures + 1
         assert [each.asked for each in sent[-1].lookups] == [50]
@@ -387,7 +388,7 @@ class TestThread:
     def test_an_error_in_a_report_ends_it_no_more_than_one_in_sending_it(self, caplog):
         sent: list[pb.UseReport] = []
         reports = UseReports(lambda report, timeout: sent.append(report))
-        reports._thread = threading.Thread()
+        reports._over = ended()
         reports._closed = _Hurried(4)
         reports.note(b"f" * 32, bytes(32), read=True, missed=-1)  # no such number
         take = reports.take
@@ -400,10 +401,10 @@ class TestThread:
                     reports.note_lookup(b"f" * 32, 50, 4, 0, 0)
 
         reports.take = take_and_note
-        reports._run()
+        reports._run(threading.Event())
         assert [each.asked for each in sent[0].lookups] == [50]
         assert "can't be told" in caplog.text
-        assert reports._thread is None
+        assert reports._over is None
 
     def test_it_leaves_its_place_to_another_one_however_it_ends(self):
         class Ended(BaseException):
@@ -413,12 +414,12 @@ class TestThread:
             raise Ended
 
         reports = UseReports(end)
-        reports._thread = threading.Thread()
+        reports._over = ended()
         reports._closed = _Hurried(4)
         reports.note_lookup(b"f" * 32, 50, 4, 0, 0)
         with pytest.raises(Ended):
-            reports._run()
-        assert reports._thread is None
+            reports._run(threading.Event())
+        assert reports._over is None
 
 
 class TestNode:

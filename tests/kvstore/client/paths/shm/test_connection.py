@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from untold_reports import ended
 
 import kvstore
 from kvstore.client.paths.shm import preallocation, reservation
@@ -121,7 +122,7 @@ def test_a_request_that_fits_into_no_frame_goes_through_grpc(start_node, space, 
     with kvstore.connect(f"unix://{node.config.socket}", timeout=PATIENCE) as client:
         pages = client.namespace(space)
         assert pages.store(hashes(4), payload(4)).stored == 4
-        client._session.path._use_reports._thread = threading.Thread()  # none: what was read goes with a call
+        client._session.path._use_reports._over = ended()  # none: what was read goes with a call
         client._session.path._use_reports.note(pages.fingerprint, b"".join(hashes(4)) * 1000, read=True)
         asked.clear()
         assert pages.store(hashes(4, 1), payload(4)).stored == 4

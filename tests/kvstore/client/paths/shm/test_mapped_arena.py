@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from stepped_core import COMPILER, SteppedCore
+from untold_reports import ended
 
 import kvstore
 from kvstore.client.paths.shm import mapped_arena as mapped
@@ -274,7 +275,7 @@ class TestWhatTheNodeLearns:
             raise UnavailableError("away")
 
         recency = UseReports(lambda uses, timeout: None)
-        recency._thread = object()  # none: what waits goes with a call
+        recency._over = ended()  # none: what waits goes with a call
         for number in range(3 * MOST_USES):
             recency.note(number.to_bytes(32, "big"), bytes(256 * 32), read=True)
         kept = [int.from_bytes(use.fingerprint, "big") for use in recency.take().uses]
@@ -288,10 +289,9 @@ class TestWhatTheNodeLearns:
         for turn in range(2):
             failing.note(b"f" * 32, bytes(32), read=True)
             eventually(lambda turn=turn: len(sent) == turn + 1)
-        thread = failing._thread
+        over = failing._over
         failing.close()
-        thread.join(60)
-        assert not thread.is_alive()
+        assert over.wait(60)
 
     def test_an_error_that_nobody_thought_of_is_logged_and_the_next_report_goes(self, eventually, caplog):
         sent: list[pb.UseReport] = []
@@ -309,15 +309,25 @@ class TestWhatTheNodeLearns:
         assert "unforeseen" in caplog.text
 
     def test_where_no_thread_can_be_had_a_use_waits_for_the_next_call(self, monkeypatch):
-        def no_thread(thread: object) -> None:
+        def no_thread(*given: object) -> None:
             raise RuntimeError("can't start new thread")
 
         recency = UseReports(lambda uses, timeout: None)
         with monkeypatch.context() as patch:
-            patch.setattr("threading.Thread.start", no_thread)
+            patch.setattr("_thread.start_new_thread", no_thread)
             recency.note(b"f" * 32, bytes(32), read=True)
         assert len(recency.take().uses) == 1
-        assert recency._thread is None
+        assert recency._over is None
+
+    def test_nobody_waits_for_the_threads_first_turn(self, monkeypatch):
+        started: list[tuple[object, ...]] = []
+        recency = UseReports(lambda uses, timeout: None)
+        with monkeypatch.context() as patch:
+            patch.setattr("_thread.start_new_thread", lambda *given: started.append(given))  # it never gets one
+            for _ in range(2):
+                recency.note(b"f" * 32, bytes(32), read=True)
+        assert len(started) == 1
+        assert len(recency.take().uses) == 2
 
     def test_a_client_that_reads_nothing_for_a_while_has_no_thread(self, monkeypatch, eventually):
         monkeypatch.setattr("kvstore.client.paths.use_reports.REPORT_SECONDS", 0.01)
@@ -326,7 +336,7 @@ class TestWhatTheNodeLearns:
         recency = UseReports(lambda uses, timeout: sent.append(uses))
         for turn in range(2):
             recency.note(b"f" * 32, bytes(32), read=True)
-            eventually(lambda: recency._thread is None)
+            eventually(lambda: recency._over is None)
             assert len(sent) == turn + 1
 
 
