@@ -16,6 +16,7 @@ All this holds for prompts like those that were checked. Prompts of another kind
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,8 @@ class Experience:
         self._of_entry: dict[str, list[Outcome]] = {}
         self._by_likeness: dict[Likeness, list[Outcome]] = {likeness: [] for likeness in Likeness}
         self._curves: dict[Likeness, npt.NDArray[np.float64]] = {}
+        self._counted: dict[Likeness, int] = {}
+        """Outcomes in each curve."""
         for each in outcomes:
             self.add(each)
 
@@ -66,7 +69,8 @@ class Experience:
         """One more."""
         self._of_entry.setdefault(outcome.entry, []).append(outcome)
         self._by_likeness[outcome.likeness].append(outcome)
-        self._curves.pop(outcome.likeness, None)
+        if not outcome.right:  # at once; right ones make it better, and may wait until they are some
+            self._curves.pop(outcome.likeness, None)
 
     def wrong(self, entry: str, likeness: Likeness, similarity: float) -> float:
         """The probability, from 0 to 1, that this entry's answer would be wrong.
@@ -76,8 +80,10 @@ class Experience:
             likeness: of its prompt and the one that is asked.
             similarity: of both, from -1 to 1.
         """
-        if likeness not in self._curves:
-            self._curves[likeness] = prior(self._by_likeness[likeness])
+        outcomes = self._by_likeness[likeness]
+        if likeness not in self._curves or len(outcomes) > 1.05 * self._counted[likeness] + 5:
+            self._curves[likeness] = prior(outcomes)
+            self._counted[likeness] = len(outcomes)
         own = [outcome for outcome in self._of_entry.get(entry, ()) if outcome.likeness is likeness]
         return wrong_by_entry(self._curves[likeness], own, similarity)
 
@@ -89,19 +95,19 @@ def prior(outcomes: Sequence[Outcome]) -> npt.NDArray[np.float64]:
     Args:
         outcomes: of entries like it.
     """
-    ordered = sorted(outcomes, key=lambda outcome: outcome.similarity, reverse=True)
+    ordered = sorted(outcomes, key=lambda outcome: outcome.similarity)
     reached = np.zeros(_GRID)
-    best = 0.0
+    best, begun = 0.0, 0
     for place in range(_GRID):
-        similarity = place / (_GRID - 1)
-        seen: dict[str, bool] = {}
-        for outcome in ordered:
-            if outcome.similarity > similarity:
-                continue
-            if outcome.entry not in seen and len(seen) == _NEAREST:
-                break
-            seen[outcome.entry] = seen.get(outcome.entry, True) and outcome.right
-        best = max(best, 1 - upper_end(list(seen.values()).count(False), len(seen)))
+        end = bisect_right(ordered, place / (_GRID - 1), key=lambda outcome: outcome.similarity)
+        if end > begun:  # else there is nothing new at this similarity
+            seen: dict[str, bool] = {}
+            for outcome in reversed(ordered[:end]):
+                if outcome.entry not in seen and len(seen) == _NEAREST:
+                    break
+                seen[outcome.entry] = seen.get(outcome.entry, True) and outcome.right
+            best = max(best, 1 - upper_end(list(seen.values()).count(False), len(seen)))
+            begun = end
         reached[place] = best
     return reached
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import lru_cache
+from math import lgamma
 
-_STEPS = 60
+import numpy as np
+
+_STEPS = 40
 
 
+@lru_cache(8192)
 def upper_end(wrong: int, of: int, confidence: float = 0.95) -> float:
     """The largest share with which so few would still be seen in 1 - ``confidence`` of all cases (one side).
 
@@ -21,6 +25,7 @@ def upper_end(wrong: int, of: int, confidence: float = 0.95) -> float:
     return _share(lambda share: _at_most(wrong, of, share) > 1 - confidence)
 
 
+@lru_cache(8192)
 def lower_end(wrong: int, of: int, confidence: float = 0.95) -> float:
     """The smallest share with which so many would still be seen in 1 - ``confidence`` of all cases (one side)."""
     if wrong <= 0 or of <= 0:
@@ -42,10 +47,10 @@ def _at_most(wrong: int, of: int, share: float) -> float:
         return 1.0
     if share >= 1:
         return 0.0
-    return math.fsum(
-        math.exp(
-            math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1)
-            + k * math.log(share) + (of - k) * math.log1p(-share)
-        )
-        for k in range(wrong + 1)
-    )  # fmt: skip
+    counts = np.arange(wrong + 1)
+    return float(np.exp(_ways(wrong, of) + counts * np.log(share) + (of - counts) * np.log1p(-share)).sum())
+
+
+def _ways(wrong: int, of: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Logarithms of how many ways there are to choose 0, 1, ... ``wrong``. [wrong + 1]"""
+    return np.array([lgamma(of + 1) - lgamma(k + 1) - lgamma(of - k + 1) for k in range(wrong + 1)])

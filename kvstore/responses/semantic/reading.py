@@ -83,14 +83,14 @@ def read_prompt(text: str) -> Reading:
     """
     text = unicodedata.normalize("NFKC", text.translate(_QUOTES)).strip()
     text = text.translate(_QUOTES)
-    quoted, text = _cut(_QUOTED, text)
+    quoted, text = _cut(_QUOTED, text, "q")
     for pattern, into in words.AGREED:
         text = pattern.sub(into, text)
     text = _ORDINAL_END.sub(r"ordinal \1", text)
     text = _CURRENCY.sub(r"\2 \1", text)
     text = _GLUED.sub(r"\1 ", text)
     text = _AFTER_GLUED.sub(r"\1 ", text)
-    identifiers, text = _cut(_IDENTIFIER, text)
+    identifiers, text = _cut(_IDENTIFIER, text, "i")
     names = frozenset(_names(text))
     said = frozenset(_TOKEN.findall(text.lower()))
     lowered = _rewritten(text.lower())
@@ -185,9 +185,20 @@ def are_opposites(left: str, right: str) -> bool:
     )
 
 
-def _cut(pattern: re.Pattern[str], text: str) -> tuple[list[str], str]:
-    """All that is found, and the text with a blank in its place."""
-    return pattern.findall(text), pattern.sub(" ", text)
+def _cut(pattern: re.Pattern[str], text: str, kind: str) -> tuple[list[str], str]:
+    """All that is found, and the text with a word in the place of each that says that there was something."""
+    found: list[str] = []
+
+    def mark(match: re.Match[str]) -> str:
+        found.append(match[0])
+        return f" {_marker(kind, len(found))} "
+
+    return found, pattern.sub(mark, text)
+
+
+def _marker(kind: str, number: int) -> str:
+    """A word that no language has, for something at this place."""
+    return "zz" + kind + "".join("bcdfghjkmn"[int(digit)] for digit in str(number)) + "x"
 
 
 def _rewritten(text: str) -> str:
@@ -230,6 +241,7 @@ def _numbers(tokens: list[str]) -> tuple[list[str], frozenset[str], list[str]]:
         value, after = _number(tokens, place)
         if value is not None:
             numbers.append(value)
+            rest.append(_marker("n", len(numbers)))
             place = after
             while place < len(tokens) and tokens[place] in words.UNITS and len(tokens[place]) > 0:
                 numbers[-1] += " " + words.UNITS[tokens[place]]
