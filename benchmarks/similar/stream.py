@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-
 from corpus import Family
+
 from kvstore.responses.semantic.decision import Experience, Outcome
 from kvstore.responses.semantic.group import Group
 from kvstore.responses.semantic.interval import upper_end

@@ -29,9 +29,13 @@ from kvstore.responses.semantic.interval import upper_end
 _SLOPE = 40.0
 """Of the logistic curve: how sharply an entry's answers turn from wrong to right, by similarity."""
 _DOUBT = 0.005
-"""That a comparer's word on two answers is the wrong one."""
+"""That a comparison above the threshold comes out wrong all the same."""
+_LUCK = 0.7
+"""That one below it comes out right: a few right answers prove little, since what is asked next may be the contrary."""
 _GRID = 101
 """Thresholds from 0 to 1 that are considered, and one that no prompt reaches."""
+_HOPEFUL = 0.8
+"""A curve that rises above this may let an entry without outcomes hit: it is counted anew at each wrong one."""
 _NEAREST = 500
 """Entries whose outcomes are counted."""
 
@@ -69,8 +73,9 @@ class Experience:
         """One more."""
         self._of_entry.setdefault(outcome.entry, []).append(outcome)
         self._by_likeness[outcome.likeness].append(outcome)
-        if not outcome.right:  # at once; right ones make it better, and may wait until they are some
-            self._curves.pop(outcome.likeness, None)
+        curve = self._curves.get(outcome.likeness)
+        if not outcome.right and curve is not None and curve[-1] > _HOPEFUL:
+            del self._curves[outcome.likeness]  # at once; others may wait until they are some
 
     def wrong(self, entry: str, likeness: Likeness, similarity: float) -> float:
         """The probability, from 0 to 1, that this entry's answer would be wrong.
@@ -133,4 +138,4 @@ def wrong_by_entry(reached: npt.NDArray[np.float64], own: Iterable[Outcome], sim
 
 def _right(above: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     curve = 1 / (1 + np.exp(-np.clip(_SLOPE * above, -500, 500)))
-    return np.asarray(_DOUBT + (1 - 2 * _DOUBT) * curve)
+    return np.asarray(_LUCK + (1 - _DOUBT - _LUCK) * curve)

@@ -130,7 +130,7 @@ def _points_elsewhere(left: tuple[Word, ...], right: tuple[Word, ...]) -> bool:
 
 
 def _is_told_alike(left: Reading, right: Reading) -> bool:
-    """Whether the same words stand for the same: in the same order and voice; or with one run of them elsewhere, where a
+    """Whether the same words stand for the same: in one order and voice; or with one run of them elsewhere, where a
     preposition or the other voice says why."""
     by_left, by_right = _pointed(left.content), _pointed(right.content)
     if {pair for pair in by_left if pair[1] != "by"} != {pair for pair in by_right if pair[1] != "by"}:

@@ -6,6 +6,7 @@ of Python, takes a fraction of a millisecond, and needs nothing.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -38,5 +39,5 @@ def _grams(text: str) -> Iterator[tuple[str, float]]:
         for length in _CHARACTERS:
             for start in range(max(1, len(padded) - length + 1)):
                 yield padded[start : start + length], 1.0
-    for left, right in zip(words, words[1:], strict=False):
+    for left, right in itertools.pairwise(words):
         yield f"p {left} {right}", _PAIR_WEIGHT

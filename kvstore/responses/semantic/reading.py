@@ -6,14 +6,18 @@ question, and the words that are left, in their order, each with the preposition
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from kvstore.responses.semantic import vocabulary as words
 
-_QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "−": "-"})
+_QUOTES = str.maketrans(
+    {"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "−": "-"}
+)
 _QUOTED = re.compile(r"```.*?```|`[^`]+`|\"[^\"]+\"|(?<![\w])'[^']+'(?!\w)", re.DOTALL)
 _IDENTIFIER = re.compile(
     r"https?://\S+|[\w.+-]+@[\w-]+\.[\w.]+|(?<![\w.])(?:[\w-]+/)+[\w.-]+|[A-Za-z_]\w*(?:\.\w+)+|[A-Za-z]*_\w+|(?<![\w-])--?[a-z][\w-]+"
@@ -21,13 +25,18 @@ _IDENTIFIER = re.compile(
 )
 _CURRENCY = re.compile(r"([$€£¥])\s?(\d[\d.,]*)")
 _NUMBER = re.compile(r"\d+(?::\d\d)+|\d+(?:[.,]\d+)*|[½¼¾]")
-_TOKEN = re.compile(r"@\w+|per-\w+|[^\W\d_]+(?:'[^\W\d_]+)?|\d+(?::\d\d)+|\d+(?:[.,]\d+)*|[%°$€£¥½¼¾]+[CcFf]?|[+*/=<>^#]+|-(?=\s?\d)")
+_TOKEN = re.compile(
+    r"@\w+|per-\w+|[^\W\d_]+(?:'[^\W\d_]+)?|\d+(?::\d\d)+|\d+(?:[.,]\d+)*|[%°$€£¥½¼¾]+[CcFf]?|[+*/=<>^#]+|-(?=\s?\d)"
+)
 _ACRONYM = re.compile(r"\b[A-Z]{2,5}\b")
 _ORDINAL_END = re.compile(r"(\d+)(?:st|nd|rd|th)\b")
-_GLUED = re.compile(r"(\d)-?(?=(?:years?|hours?|minutes?|days?|weeks?|months?|gb|mb|kb|tb|kg|mg|ml|km|cm|mm|lbs?|oz|am|pm|g|m|l|°c|°f)\b)", re.I)
+_GLUED = re.compile(
+    r"(\d)-?(?=(?:years?|hours?|minutes?|days?|weeks?|months?|gb|mb|kb|tb|kg|mg|ml|km|cm|mm|lbs?|oz|am|pm|g|m|l|°c|°f)\b)",
+    re.I,
+)
 _AFTER_GLUED = re.compile(r"(\d \w+)-(?=[a-z])", re.I)
+_BLANKS = re.compile(r"\s+")
 _SENTENCE = re.compile(r"(?:^|[.!?:]\s+|\n)\s*$")
-_MOST_NAMES_SHOWN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,7 @@ class Reading:
         return tuple(word.stem for word in self.content)
 
 
+@lru_cache(1024)
 def read_prompt(text: str) -> Reading:
     """Take a prompt apart.
 
@@ -115,7 +125,7 @@ def read_prompt(text: str) -> Reading:
         tense,
         frozenset(words.OWNERS[token] for token in tokens if token in words.OWNERS),
         _is_passive(tokens),
-        frozenset(stem(token) for token in tokens if token.endswith("'s") or token.endswith("'")),
+        frozenset(stem(token) for token in tokens if token.endswith(("'s", "'"))),
         content,
         said,
     )
@@ -139,11 +149,62 @@ _IRREGULAR = {
     "wives": "wife", "lives": "life", "knives": "knife", "leaves": "leave", "differ": "difference", "differs": "difference",
     "signed": "sign", "meaning": "mean", "news": "news", "paris": "paris", "definition": "mean", "define": "mean",
 }  # fmt: skip
-_BE = frozenset("is are am was were be been being get gets got".split())
+_BE = frozenset(["is", "are", "am", "was", "were", "be", "been", "being", "get", "gets", "got"])
 _PARTICIPLES = frozenset(
-    "bought sold made written taken given paid found lost kept won built sent spoken begun eaten drunk driven chosen done"
-    " seen known held told thought caught brought taught grown drawn shown worn torn broken stolen hidden bitten beaten"
-    " cut put set hit read spent left felt met led run come become born".split()
+    [
+        "bought",
+        "sold",
+        "made",
+        "written",
+        "taken",
+        "given",
+        "paid",
+        "found",
+        "lost",
+        "kept",
+        "won",
+        "built",
+        "sent",
+        "spoken",
+        "begun",
+        "eaten",
+        "drunk",
+        "driven",
+        "chosen",
+        "done",
+        "seen",
+        "known",
+        "held",
+        "told",
+        "thought",
+        "caught",
+        "brought",
+        "taught",
+        "grown",
+        "drawn",
+        "shown",
+        "worn",
+        "torn",
+        "broken",
+        "stolen",
+        "hidden",
+        "bitten",
+        "beaten",
+        "cut",
+        "put",
+        "set",
+        "hit",
+        "read",
+        "spent",
+        "left",
+        "felt",
+        "met",
+        "led",
+        "run",
+        "come",
+        "become",
+        "born",
+    ]
 )
 _NO_PLURAL = ("ss", "us", "is", "as", "os", "news")
 
@@ -172,7 +233,6 @@ _DATES = frozenset(stem(word) for word in words.DATES)
 _OPPOSITES = frozenset(
     frozenset((stem(left), stem(right))) for left, right in words.OPPOSITES if stem(left) != stem(right)
 )
-_BEFORE_A_VERB = words.BEFORE_A_VERB
 
 
 def are_opposites(left: str, right: str) -> bool:
@@ -181,7 +241,27 @@ def are_opposites(left: str, right: str) -> bool:
         return True
     short, long = sorted((left, right), key=len)
     return len(short) > 2 and any(
-        long == prefix + short for prefix in ("un", "in", "im", "ir", "il", "dis", "de", "non", "anti", "mis", "sub", "super", "pre", "post", "re", "out", "under", "over")
+        long == prefix + short
+        for prefix in (
+            "un",
+            "in",
+            "im",
+            "ir",
+            "il",
+            "dis",
+            "de",
+            "non",
+            "anti",
+            "mis",
+            "sub",
+            "super",
+            "pre",
+            "post",
+            "re",
+            "out",
+            "under",
+            "over",
+        )
     )
 
 
@@ -205,7 +285,7 @@ def _rewritten(text: str) -> str:
     for pattern, into in words.CONTRACTIONS:
         text = pattern.sub(into, text)
     for frame in words.FRAMES:
-        text = frame.sub(" ", text).lstrip(" ,")
+        text = _BLANKS.sub(" ", frame.sub(" ", text)).lstrip(" ,")
     for phrase, put in words.PHRASES:
         text = phrase.sub(put, text)
     return text.strip()
@@ -261,14 +341,16 @@ def _number(tokens: list[str], place: int) -> tuple[str | None, int]:
     if token == "ordinal":
         return (f"#{tokens[place + 1]}", place + 2) if place + 1 < len(tokens) else (None, place)
     if _NUMBER.fullmatch(token):
-        written = token.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", token) else token.replace(",", ".")
+        written = (
+            token.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", token) else token.replace(",", ".")
+        )
         scale = words.SCALES.get(tokens[place + 1]) if place + 1 < len(tokens) else None
         if scale and ":" not in written:
             return _shown(float(written) * scale), place + 2
         if ":" in written or written.count(".") > 1:
             return written, place + 1
         return ("½¼¾".find(written) >= 0 and written) or _shown(float(written)), place + 1
-    if token in words.ORDINALS and token != "second" or token == "second" and not _is_time(tokens, place):
+    if (token in words.ORDINALS and token != "second") or (token == "second" and not _is_time(tokens, place)):
         return f"#{words.ORDINALS[token]}", place + 1
     if token == "one" and not (place + 1 < len(tokens) and tokens[place + 1] in words.SCALES):
         return None, place
@@ -298,7 +380,7 @@ def _shown(value: float) -> str:
 
 
 def _dates(tokens: list[str]) -> Iterator[str]:
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+    for token, following in itertools.zip_longest(tokens, tokens[1:], fillvalue=""):
         if stem(token) in _DATES and not (token == "may" and following in words.STOPWORDS):
             yield stem(token)
 
@@ -308,7 +390,7 @@ def _content(tokens: list[str], names: frozenset[str]) -> Iterator[Word]:
     before, last = "", ""
     for token in tokens:
         if token in words.DIRECTIONS:
-            if token == "to" and (last in _BEFORE_A_VERB or last.startswith("@") or not last):
+            if token == "to" and (last in words.BEFORE_A_VERB or last.startswith("@") or not last):
                 before = ""
             else:
                 before = words.DIRECTIONS[token]
@@ -320,7 +402,11 @@ def _content(tokens: list[str], names: frozenset[str]) -> Iterator[Word]:
             continue
         if token == "and" or token == "or":
             continue
-        if token in words.STOPWORDS and found not in names or token in words.KINDS or token in words.UNITS and len(token) < 3 and not token.isalpha():
+        if (
+            (token in words.STOPWORDS and found not in names)
+            or token in words.KINDS
+            or (token in words.UNITS and len(token) < 3 and not token.isalpha())
+        ):
             continue
         yield Word(found, before)
         before = ""

@@ -8,6 +8,7 @@ it changes no question that we could think of.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 CONTRACTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), into)
@@ -64,7 +65,7 @@ AGREED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 """Names that are written in several ways."""
 
-PHRASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+PHRASES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), into)
     for pattern, into in (
         # ways to ask how
@@ -130,7 +131,9 @@ KINDS = frozenset(
     " @howlikely @mean".split()
 )
 QUESTION_WORDS = {"when": "@when", "where": "@where", "why": "@why", "who": "@who", "whom": "@who", "whose": "@whose"}
-AUXILIARIES = frozenset("is are am do does can could may should must will would did was were has have had shall might".split())
+AUXILIARIES = frozenset(
+    "is are am do does can could may should must will would did was were has have had shall might".split()
+)
 """A question that begins with one is answered by yes or no, unless it is a polite way to ask for something."""
 MODALS = {
     "should": "should", "ought": "should", "must": "must", "required": "must", "need": "must", "can": "may",
