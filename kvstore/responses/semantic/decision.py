@@ -6,7 +6,8 @@ outcome of its own changes that, by a logistic curve. A prompt is answered from 
 that this would be wrong is within the bound.
 
 *Entries like it*: those of the same caller with the same embedder, in a pair of the same likeness
-(:class:`kvstore.responses.semantic.guards.Likeness`) and at most this similar, the nearest ones. Of them counts the
+(:class:`kvstore.responses.semantic.guards.Likeness`) and at most this similar, the nearest ones; where these
+are few, the next more similar ones besides. Of them counts the
 upper end of the 95 % interval of the share that was wrong, each entry once. So nothing is ever hit before a few hundred
 outcomes are there, from checks at this place or, for the built-in embedder, from the prompts that it was tuned on.
 
@@ -38,6 +39,9 @@ _HOPEFUL = 0.8
 """A curve that rises above this may let an entry without outcomes hit: it is counted anew at each wrong one."""
 _NEAREST = 500
 """Entries whose outcomes are counted."""
+_FEWEST, _FILLED = 5, 250
+"""So many entries that were at most as similar are needed before the next more similar ones count with them, up to this
+number of entries: where few are, the share that is wrong is taken to change slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,11 @@ def prior(outcomes: Sequence[Outcome]) -> npt.NDArray[np.float64]:
                 if outcome.entry not in seen and len(seen) == _NEAREST:
                     break
                 seen[outcome.entry] = seen.get(outcome.entry, True) and outcome.right
+            if len(seen) >= _FEWEST:
+                for outcome in ordered[end:]:
+                    if outcome.entry not in seen and len(seen) >= _FILLED:
+                        break
+                    seen[outcome.entry] = seen.get(outcome.entry, True) and outcome.right
             best = max(best, 1 - upper_end(list(seen.values()).count(False), len(seen)))
             begun = end
         reached[place] = best

@@ -119,7 +119,7 @@ def test_outcomes_count_for_what_is_as_similar_or_more_and_alike() -> None:
     known = Experience(outcomes(300, 0.7))
     assert known.wrong("new", SAME, 0.69) == 1.0
     assert known.wrong("new", OTHER, 0.9) == 1.0
-    assert Experience([*outcomes(300, 0.7), *outcomes(60, 0.6, False)]).wrong("new", SAME, 0.65) > 0.5
+    assert Experience([*outcomes(300, 0.7), *outcomes(60, 0.6, False)]).wrong("new", SAME, 0.65) > 10 * BOUND
 
 
 def test_an_entry_that_was_wrong_is_not_told_and_one_with_much_proof_is() -> None:
