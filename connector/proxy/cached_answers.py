@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ssl
 import time
@@ -19,6 +20,8 @@ from kvstore.responses.policy import CacheControl, Caller, caller_of
 from kvstore.responses.request import NotCacheable
 
 _SAID = "X-KVStore-Cache"
+_MOST_CHECKS = 4
+"""Of answers to similar prompts, at once."""
 
 Compute = Callable[[Exchange], Awaitable[web.StreamResponse]]
 
@@ -36,6 +39,7 @@ class CachedAnswers:
         self._cache = cache
         self._tenants = tenants
         self._runs = runs
+        self._checks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Find out who the instances are."""
@@ -43,6 +47,9 @@ class CachedAnswers:
 
     async def stop(self) -> None:
         """Store what is on its way, and let go."""
+        for task in self._checks:
+            task.cancel()
+        await asyncio.gather(*self._checks, return_exceptions=True)
         await self._runs.stop()
         await self._cache.close()
 
@@ -80,10 +87,21 @@ class CachedAnswers:
     ) -> web.StreamResponse:
         if (hit := await self._cache.look_up(question, self._runs.going_on())) is not None:
             flight.finish(hit[0])
+            if self._cache.checks(hit[0]) and len(self._checks) < _MOST_CHECKS:
+                check = asyncio.create_task(self._check(exchange, question, compute, hit[0]))
+                self._checks.add(check)
+                check.add_done_callback(self._checks.discard)
             return self._told(question, *hit)
         response, kept = await self._computed(exchange, question, compute, lambda: flight.followed)
         flight.finish(kept)
         return response
+
+    async def _check(self, exchange: Exchange, question: Question, compute: Compute, kept: Kept) -> None:
+        """Compute what a similar prompt was told."""
+        again = exchange.without_client()
+        again.keep_answer(lambda: StreamRecorder(question.request.chat, MOST_ANSWER_BYTES), lambda: True)
+        await compute(again)
+        self._cache.check(question, kept, again.recorded(MOST_ANSWER_BYTES))
 
     async def _computed(
         self, exchange: Exchange, question: Question, compute: Compute, goes_on: Callable[[], bool]
@@ -98,12 +116,16 @@ class CachedAnswers:
         headers = {
             hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8" if question.request.stream else "application/json",
             hdrs.AGE: str(kept.age(self._cache.now())),
-            _SAID: f"hit; similarity=1; entry={kept.label.entry}",
+            _SAID: f"hit; similarity={_similarity(kept)}; entry={kept.label.entry}",
         }
         return web.Response(body=content, headers=headers)
 
     def _caller(self, request: web.Request) -> Caller:
         return caller_of(request.headers, self._tenants, _certificate_of(request))
+
+
+def _similarity(kept: Kept) -> str:
+    return "1" if kept.found is None else f"{kept.found.similarity:.3f}"
 
 
 def _certificate_of(request: web.Request) -> str:

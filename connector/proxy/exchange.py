@@ -106,6 +106,12 @@ class Exchange:
             return finished_body(self._body) if len(self._body) <= most_bytes else None
         return None if self._recorder is None else self._recorder.finished()
 
+    def without_client(self) -> Exchange:
+        """The same request once more, whose answer is recorded and told to nobody."""
+        again = Exchange(self.request, self.asked)
+        again._client_has_gone = True
+        return again
+
     async def prepare(self, response: web.StreamResponse) -> None:
         """Begin a stream to the client."""
         await self._tell(lambda: response.prepare(self.request))

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvstore.cli import similar_flags
 from kvstore.cli.responses_store import StoreFlags, read_tenants
 from kvstore.cli.stdout import print_ready
 from kvstore.config.node import is_loopback, parse_address
@@ -133,6 +134,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         help="API keys and their tenants, a token file as a node has it: the keys of a tenant share responses"
         " (default: each key has its own)",
     )
+    similar_flags.add_to(proxy)
     proxy.set_defaults(run=run)
 
 
@@ -215,7 +217,13 @@ def _responses(options: argparse.Namespace) -> ResponseCache | None:
         ResourceError: the file can't be used.
     """
     if options.responses is None:
-        for flag in ("responses_key_file", "responses_plain", "responses_password_file", "responses_tenants"):
+        for flag in (
+            "responses_key_file",
+            "responses_plain",
+            "responses_password_file",
+            "responses_tenants",
+            "responses_similar",
+        ):
             if getattr(options, flag):
                 name = flag.replace("_", "-")
                 raise ConfigError(f"--{name} is for responses that are kept: give --responses WHERE as well")
@@ -233,9 +241,10 @@ def _responses(options: argparse.Namespace) -> ResponseCache | None:
     ):
         if not 0 < value <= most:
             raise ConfigError(f"--responses-{name} must be above 0 and at most {most:g}, got {value:g}")
+    similar = similar_flags.read(options)
     sealing = _RESPONSES.sealing(options)
     store = _RESPONSES.open(options, Limits(options.responses_entries, int(size)))
-    return ResponseCache(store, sealing, ttl, deadline / 1000)
+    return ResponseCache(store, sealing, ttl, deadline / 1000, similar=similar)
 
 
 def _tls_for_clients(options: argparse.Namespace, host: str) -> ssl.SSLContext | None:

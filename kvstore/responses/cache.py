@@ -7,12 +7,14 @@ request is computed. See :mod:`kvstore.responses` for the whole.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +25,11 @@ from kvstore.responses.metrics import ResponseMetrics
 from kvstore.responses.policy import CacheControl, Caller, refusal
 from kvstore.responses.request import CacheableRequest, NotCacheable, read_request
 from kvstore.responses.sealing import Sealing
-from kvstore.responses.store import Entry, Label, Store, StoreError
+from kvstore.responses.semantic.comparers import Compare
+from kvstore.responses.semantic.group import Found
+from kvstore.responses.semantic.lexical import embed
+from kvstore.responses.similar import Embed, SimilarAnswers, SimilarPrompt, similar_prompt
+from kvstore.responses.store import Choice, Entry, Label, Store, StoreError
 
 DEADLINE = 0.05
 """Seconds that a request waits for the store."""
@@ -31,6 +37,9 @@ CLOSE_SECONDS = 5.0
 """For what waits to be stored when the cache is closed."""
 MOST_ANSWER_BYTES = 4 << 20
 """Longest answer that is kept."""
+_MOST_COMPARISONS = 64
+"""Of answers that wait to be compared; what is beyond is not learnt from."""
+_MOST_NEAREST = 1024
 _THREADS = 4
 _MOST_LOOKUPS = 64
 """That wait for threads; one more is not made."""
@@ -51,6 +60,24 @@ class Question:
     caller: Caller
     control: CacheControl
 
+    @property
+    def similar(self) -> SimilarPrompt | None:
+        """What is compared with other prompts; None: nothing may be."""
+        return similar_prompt(self.request, self.caller)
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """How similar prompts are answered."""
+
+    compare: Compare | None
+    """Says whether two answers are the same; None: nothing is learnt, and nothing told."""
+    bound: float = 0.02
+    """On the share that is wrong among what is told to similar prompts."""
+    shadow: float = 0.05
+    """Share of these that is computed as well, and compared."""
+    vector: Embed = embed
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -61,6 +88,8 @@ class Kept:
     """As a body that is no stream."""
     seconds: float
     """That it took."""
+    found: Found | None = None
+    """Of one that was given to a similar prompt; None: to an equal one."""
 
     def told(self, question: Question) -> bytes | None:
         """As the question wants it; None: it can't be told in that form."""
@@ -93,6 +122,7 @@ class ResponseCache:
         ttl: seconds after which an answer ends.
         deadline: seconds that a request waits for the store.
         now: seconds since 1970.
+        similar: how similar prompts are answered; None: they are computed.
     """
 
     def __init__(
@@ -102,6 +132,7 @@ class ResponseCache:
         ttl: float,
         deadline: float = DEADLINE,
         now: Callable[[], float] = time.time,
+        similar: Similar | None = None,
     ) -> None:
         self._store = store
         self._sealing = sealing
@@ -110,6 +141,15 @@ class ResponseCache:
         self.now = now
         self.flights: Flights[Kept] = Flights()
         self.metrics = ResponseMetrics(lambda: self.flights.followers)
+        self._similar = (
+            None
+            if similar is None
+            else SimilarAnswers(self.metrics, similar.compare, similar.bound, similar.shadow, similar.vector)
+        )
+        self._nearest: OrderedDict[str, Found] = OrderedDict()
+        """Of requests that are being computed, by the names of their entries."""
+        self._comparing: set[asyncio.Future[None]] = set()
+        self._comparers = ThreadPoolExecutor(1, "kvstore-responses-compare")
         self._readers = ThreadPoolExecutor(_THREADS, "kvstore-responses")
         self._writer = ThreadPoolExecutor(1, "kvstore-responses-writer")
         self._reading = 0
@@ -143,6 +183,10 @@ class ResponseCache:
             outcome = "other_form"
         self.metrics.lookups.labels(outcome).inc()
         self.metrics.lookup_seconds.observe(time.monotonic() - began)
+        if content is None and outcome in ("miss", "old"):
+            kept = await self._look_up_similar(question, going_on)
+            content = None if kept is None else kept.told(question)
+            self.metrics.similar_hits.inc(content is not None)
         if kept is None or content is None:
             return None
         self._saved(kept)
@@ -187,6 +231,7 @@ class ResponseCache:
             now + self._ttl,
         )
         kept = Kept(label, answer, seconds)
+        self._learn(question, answer)
         if not runs:
             self.metrics.kept.labels("unknown_run").inc()
             return kept
@@ -197,7 +242,7 @@ class ResponseCache:
             self.metrics.kept.labels("skipped").inc()
         else:
             self._waiting_bytes += len(content)
-            write = asyncio.ensure_future(self._write(label, content))
+            write = asyncio.ensure_future(self._write(question, label, content))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
         return kept
@@ -238,9 +283,13 @@ class ResponseCache:
                 if (hit := await self.look_up(question, (run,))) is not None:
                     kept, content = hit
                     flight.finish(kept)
+                    if self.checks(kept):
+                        computed = await compute()
+                        chat, stream = question.request.chat, question.request.stream
+                        self.check(question, kept, read_answer(computed, chat, stream, MOST_ANSWER_BYTES))
                     return Answered(content, kept.label.entry, kept.age(self.now()))
-                answered, computed = await self._compute(question, compute, run)
-                flight.finish(computed)
+                answered, for_others = await self._compute(question, compute, run)
+                flight.finish(for_others)
                 return answered
 
             return await flight.lead(lead())
@@ -249,13 +298,103 @@ class ResponseCache:
             return Answered(content, kept.label.entry, kept.age(self.now()))
         return (await self._compute(question, compute, run))[0]
 
+    def checks(self, kept: Kept) -> bool:
+        """Whether the answer that a similar prompt was told is to be computed as well, for :meth:`check`."""
+        return self._similar is not None and kept.found is not None and self._similar.checks()
+
+    def check(self, question: Question, kept: Kept, answer: dict[str, Any] | None) -> None:
+        """Compare what a similar prompt was told with what was computed for it; remove the entry if it was wrong.
+
+        Args:
+            question: what was asked.
+            kept: what was told.
+            answer: what was computed; None: it is not finished.
+        """
+        similar, prompt, found = self._similar, question.similar, kept.found
+        if answer is None or similar is None or prompt is None or found is None:
+            return
+
+        def compare() -> None:
+            if similar.learn(prompt, found, answer, kept.answer, shadow=True) is False:
+                similar.remove(prompt, found.entry)
+                with contextlib.suppress(StoreError):
+                    self._store.delete(Choice(found.entry))
+
+        self._compare(compare)
+
+    def _learn(self, question: Question, answer: dict[str, Any]) -> None:
+        """Compare a computed answer with that of the nearest prompt, in the background."""
+        similar, found, prompt = self._similar, self._nearest.pop(question.entry, None), question.similar
+        if similar is None or found is None or prompt is None:
+            return
+
+        def compare() -> None:
+            with contextlib.suppress(StoreError):
+                near, _ = self._opened(found.entry, None)
+                if near is None:
+                    similar.remove(prompt, found.entry)
+                else:
+                    similar.learn(prompt, found, answer, near.answer, shadow=False)
+
+        self._compare(compare)
+
+    def _compare(self, work: Callable[[], None]) -> None:
+        if len(self._comparing) < _MOST_COMPARISONS:
+            comparing = asyncio.get_running_loop().run_in_executor(self._comparers, work)
+            self._comparing.add(comparing)
+            comparing.add_done_callback(self._comparing.discard)
+
+    async def _look_up_similar(self, question: Question, going_on: Collection[str]) -> Kept | None:
+        similar, prompt = self._similar, question.similar if self._similar is not None else None
+        if similar is None or prompt is None or self._reading >= _MOST_LOOKUPS:
+            return None
+
+        def search() -> tuple[Found | None, Kept | None]:
+            found = similar.search(prompt)
+            if found is None or not similar.tells(found):
+                return found, None
+            kept, _ = self._opened(found.entry, None)
+            if kept is None:
+                similar.remove(prompt, found.entry)
+                return None, None
+            return found, replace(kept, found=found)
+
+        began = time.monotonic()
+        self._reading += 1
+        searching = asyncio.get_running_loop().run_in_executor(self._readers, search)
+        searching.add_done_callback(self._has_searched)
+        try:
+            found, kept = await asyncio.wait_for(asyncio.shield(searching), self._deadline)
+        except (TimeoutError, StoreError):
+            return None
+        finally:
+            self.metrics.similar_seconds.observe(time.monotonic() - began)
+        if kept is not None:
+            if self._counts(question, kept, going_on):
+                return kept
+            similar.remove(prompt, kept.label.entry)  # what is computed now takes its place
+        if found is not None and kept is None:
+            self._nearest[question.entry] = found
+            if len(self._nearest) > _MOST_NEAREST:
+                self._nearest.popitem(last=False)
+        return None
+
+    def _has_searched(self, searching: asyncio.Future[Any]) -> None:
+        self._reading -= 1
+        if not searching.cancelled():
+            searching.exception()  # it is told by who waits, where somebody does
+
+    def _counts(self, question: Question, kept: Kept, going_on: Collection[str]) -> bool:
+        runs = kept.label.weights.split(",")
+        return all(run in going_on for run in runs) and self._young_enough(question, kept)
+
     async def close(self) -> None:
         """Finish what is being stored, and let go of the store. What has not begun by :data:`CLOSE_SECONDS` is not."""
         await self.flights.close()
         if self._writes:
             await asyncio.wait(self._writes, timeout=CLOSE_SECONDS)
         loop = asyncio.get_running_loop()
-        for pool in (self._writer, self._readers):
+        for pool in (self._writer, self._readers, self._comparers):
             await loop.run_in_executor(None, partial(pool.shutdown, cancel_futures=True))
         await asyncio.gather(*self._writes, return_exceptions=True)  # those that were not begun are cancelled
         self._store.close()
@@ -290,8 +429,7 @@ class ResponseCache:
             return None, "failed"
         if kept is None:
             return None, outcome
-        runs = kept.label.weights.split(",")
-        if not all(run in going_on for run in runs) or not self._young_enough(question, kept):
+        if not self._counts(question, kept, going_on):
             return None, "old"
         return kept, "hit"
 
@@ -301,7 +439,11 @@ class ResponseCache:
 
     def _read(self, question: Question) -> tuple[Kept | None, str]:
         """In a thread."""
-        entry = self._store.get(question.entry)
+        return self._opened(question.entry, question.request.canonical.decode())
+
+    def _opened(self, name: str, canonical: str | None) -> tuple[Kept | None, str]:
+        """What lies under a name, if it answers this request; None: whatever it answers. In a thread."""
+        entry = self._store.get(name)
         if entry is None:
             return None, "miss"
         content = self._sealing.open(entry.label, entry.sealed)
@@ -309,13 +451,16 @@ class ResponseCache:
             asked, answer, seconds = json.loads(content or b"")
         except (ValueError, TypeError, RecursionError):
             return None, "unreadable"
-        if asked != question.request.canonical.decode():
+        if canonical is not None and asked != canonical:
             return None, "unreadable"
         return Kept(entry.label, answer, seconds), "hit"
 
-    async def _write(self, label: Label, content: bytes) -> None:
+    async def _write(self, question: Question, label: Label, content: bytes) -> None:
         def write() -> bool:
-            return self._store.put(Entry(label, self._sealing.seal(label, content)))
+            stored = self._store.put(Entry(label, self._sealing.seal(label, content)))
+            if stored and self._similar is not None and (prompt := question.similar) is not None:
+                self._similar.add(prompt, label.entry)
+            return stored
 
         try:
             stored = await asyncio.get_running_loop().run_in_executor(self._writer, write)

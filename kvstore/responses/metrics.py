@@ -53,6 +53,30 @@ class ResponseMetrics:
             buckets=_LOOKUP_SECONDS,
         )
 
+        self.similar_hits = self._counter("similar_hits", "Requests answered with what a similar one was answered")
+        self.similar_refusals = self._counter(
+            "similar_refusals", "Kept prompts that a guard kept from answering a similar one, by guard", "guard"
+        )
+        self.similar_outcomes = self._counter(
+            "similar_outcomes",
+            "Answers to computed requests, compared with that of the nearest prompt: right, wrong, undecided",
+            "outcome",
+        )
+        self.similar_shadows = self._counter(
+            "similar_shadows", "Hits of similar prompts that were computed as well: right, wrong, undecided", "outcome"
+        )
+        self.similar_open = Gauge(
+            "kvstore_responses_similar_open",
+            "Whether similar prompts are answered: 0 when shut by its checks, or off",
+            registry=self._registry,
+        )
+        self.similar_seconds = Histogram(
+            "kvstore_responses_similar_seconds",
+            "How long a request waited for the search of a similar prompt, its embedding included",
+            registry=self._registry,
+            buckets=_LOOKUP_SECONDS,
+        )
+
     def text(self) -> str:
         """Everything, in Prometheus' text format."""
         lines = generate_latest(self._registry).decode().splitlines()

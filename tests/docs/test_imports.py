@@ -51,6 +51,7 @@ FLOORS = (
         "kvstore/hashing.py",
         "kvstore/labels.py",
         "kvstore/layout.py",
+        "kvstore/responses/semantic",
         "kvstore/security",
         "kvstore/units.py",
     ),

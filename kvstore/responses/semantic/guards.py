@@ -1,0 +1,171 @@
+"""Whether two prompts may have one answer, as far as that can be told without a model. No I/O.
+
+Guards refuse pairs that embeddings take for alike: another number, a negation, another name, the same words the other
+way round. What they don't refuse, they sort: pairs that say the same in other small words, and pairs that differ in a
+word of content. The second kind hits only where outcomes prove it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvstore.responses.semantic import vocabulary as words
+from kvstore.responses.semantic.reading import Reading, Word, are_opposites
+
+
+class Guard(StrEnum):
+    """Why a pair is refused."""
+
+    LANGUAGES = "languages"
+    NUMBERS = "numbers"
+    UNITS = "units"
+    DATES = "dates"
+    IDENTIFIERS = "identifiers"
+    QUOTED = "quoted"
+    NEGATIONS = "negations"
+    OPPOSITES = "opposites"
+    DIRECTIONS = "directions"
+    NAMES = "names"
+    QUESTIONS = "questions"
+
+
+class Likeness(StrEnum):
+    """Of a pair that is not refused."""
+
+    SAME_WORDS = "same_words"
+    """Its content is the same: other small words, another order that changes nothing, synonyms."""
+    OTHER_WORDS = "other_words"
+    """There is a word of content in one that is not in the other."""
+
+
+_NEUTRAL = frozenset(("", "of", "in", "on", "for", "between"))
+"""Prepositions that people exchange for each other, or leave out in a heading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of two prompts: refused by a guard, or alike in some way."""
+
+    refused_by: Guard | None
+    likeness: Likeness = Likeness.OTHER_WORDS
+
+
+def compare(left: Reading, right: Reading) -> Comparison:
+    """What guards say of two prompts, in either order.
+
+    Args:
+        left: one of them.
+        right: the other.
+    """
+    if (guard := _refusing(left, right)) is not None:
+        return Comparison(guard)
+    same = (
+        sorted(left.stems) == sorted(right.stems)
+        and bool(left.stems or left.numbers or left.quoted or left.identifiers)
+        and left.kind == right.kind
+        and left.modal == right.modal
+        and left.tense == right.tense
+        and _owners_agree(left, right)
+        and _is_told_alike(left, right)
+    )
+    return Comparison(None, Likeness.SAME_WORDS if same else Likeness.OTHER_WORDS)
+
+
+def _refusing(left: Reading, right: Reading) -> Guard | None:
+    if left.language and right.language and left.language != right.language:
+        return Guard.LANGUAGES
+    for guard, one, other in (
+        (Guard.QUOTED, left.quoted, right.quoted),
+        (Guard.IDENTIFIERS, left.identifiers, right.identifiers),
+        (Guard.NUMBERS, left.numbers, right.numbers),
+        (Guard.UNITS, left.units, right.units),
+        (Guard.DATES, left.dates, right.dates),
+        (Guard.NEGATIONS, left.negations, right.negations),
+    ):
+        if one != other:
+            return guard
+    only_left, only_right = _only(left.stems, right.stems), _only(right.stems, left.stems)
+    if any(are_opposites(one, other) for one in only_left for other in only_right):
+        return Guard.OPPOSITES
+    if left.kind and right.kind and left.kind != right.kind:
+        return Guard.QUESTIONS
+    if _names_only(left, right) or _names_only(right, left):
+        return Guard.NAMES
+    if _points_elsewhere(left.content, right.content):
+        return Guard.DIRECTIONS
+    return None
+
+
+def _only(these: tuple[str, ...], those: tuple[str, ...]) -> list[str]:
+    return list((Counter(these) - Counter(those)).elements())
+
+
+def _names_only(one: Reading, other: Reading) -> bool:
+    """Whether one names what the other does not say at all."""
+    return bool(one.names - set(other.stems) - other.said)
+
+
+def _owners_agree(left: Reading, right: Reading) -> bool:
+    return not left.owners or not right.owners or left.owners == right.owners
+
+
+def _points_elsewhere(left: tuple[Word, ...], right: tuple[Word, ...]) -> bool:
+    """Whether a word of both is pointed to in another way, or two have changed their places."""
+    in_left = {word.stem: word.before for word in left}
+    in_right = {word.stem: word.before for word in right}
+    common = [stem for stem in in_left if stem in in_right]
+    for stem in common:
+        one, other = in_left[stem], in_right[stem]
+        if one != other and one in words.POINTING and other in words.POINTING:
+            return True
+    moved = [stem for stem in common if in_left[stem] != in_right[stem]]
+    order = list(in_right)
+    return any(
+        in_left[one] == in_right[other] and in_left[other] == in_right[one] and order.index(one) > order.index(other)
+        for place, one in enumerate(moved)
+        for other in moved[place + 1 :]
+    )
+
+
+def _is_told_alike(left: Reading, right: Reading) -> bool:
+    """Whether the same words stand for the same: in one order and voice; or with one run of them elsewhere, where a
+    preposition or the other voice says why."""
+    by_left, by_right = _pointed(left.content), _pointed(right.content)
+    if {pair for pair in by_left if pair[1] != "by"} != {pair for pair in by_right if pair[1] != "by"}:
+        return False
+    by_somebody = by_left != by_right
+    if left.stems == right.stems:
+        return left.passive == right.passive and not by_somebody
+    moved = _moved(left.stems, right.stems)
+    if moved is None:
+        return False
+    if left.passive != right.passive:
+        return True
+    return not by_somebody and any(
+        word.before or word.stem in reading.owning
+        for reading in (left, right)
+        for word in reading.content
+        if word.stem in moved
+    )
+
+
+def _pointed(content: tuple[Word, ...]) -> set[tuple[str, str]]:
+    """Words with prepositions that can't be left out or exchanged."""
+    return {(word.stem, word.before) for word in content if word.before not in _NEUTRAL}
+
+
+def _moved(left: tuple[str, ...], right: tuple[str, ...]) -> set[str] | None:
+    """The words that stand elsewhere, where it is one run of them; None: it is more."""
+    start = 0
+    while left[start] == right[start]:
+        start += 1
+    end = len(left)
+    while left[end - 1] == right[end - 1]:
+        end -= 1
+    one, other = left[start:end], right[start:end]
+    for cut in range(1, len(one)):
+        if one[cut:] + one[:cut] == other:
+            return {*one[:cut], *one[cut:]}
+    return None

@@ -1,0 +1,187 @@
+"""Answers for similar prompts: guards, the decision by entry, and both on prompts that nothing was tuned on."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from kvstore.responses.semantic import lexical
+from kvstore.responses.semantic.decision import Experience, Outcome
+from kvstore.responses.semantic.group import MOST_PROMPTS, Group
+from kvstore.responses.semantic.guards import Guard, Likeness, compare
+from kvstore.responses.semantic.interval import lower_end, upper_end
+from kvstore.responses.semantic.reading import read_prompt
+from kvstore.responses.semantic.tuned import tuned_outcomes
+
+BOUND = 0.02
+CORPUS = Path(__file__).parents[3] / "benchmarks/similar"
+SAME, OTHER = Likeness.SAME_WORDS, Likeness.OTHER_WORDS
+
+
+@pytest.fixture
+def corpus(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(CORPUS))
+    return importlib.import_module("corpus")
+
+
+@pytest.fixture
+def stream(corpus: ModuleType) -> ModuleType:
+    return importlib.import_module("stream")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "guard"),
+    [
+        ("Convert 5 miles", "Convert 6 miles", Guard.NUMBERS),
+        ("Add two eggs", "Add three eggs", Guard.NUMBERS),
+        ("Is a 1,000 km trip long?", "Is a 1,000 mi trip long?", Guard.NUMBERS),
+        ("How heavy is it in grams?", "How heavy is it in ounces?", Guard.UNITS),
+        ("Is it open on Monday?", "Is it open on Tuesday?", Guard.DATES),
+        ("What does get_user do?", "What does set_user do?", Guard.IDENTIFIERS),
+        ("What changed in v1.2.3?", "What changed in v1.2.4?", Guard.IDENTIFIERS),
+        ('Define "affect"', 'Define "effect"', Guard.QUOTED),
+        ("Why can I log in?", "Why can't I log in?", Guard.NEGATIONS),
+        ("Travel with a passport", "Travel without a passport", Guard.NEGATIONS),
+        ("How do I enable 2FA?", "How do I disable 2FA?", Guard.OPPOSITES),
+        ("How do I turn on the light?", "How do I turn off the light?", Guard.OPPOSITES),
+        ("Is it healthy?", "Is it unhealthy?", Guard.OPPOSITES),
+        ("Trains from Rome to Paris", "Trains from Paris to Rome", Guard.DIRECTIONS),
+        ("Are cats smarter than dogs?", "Are dogs smarter than cats?", Guard.DIRECTIONS),
+        ("Who lives in France?", "Who lives in Spain?", Guard.NAMES),
+        ("When was he born?", "Where was he born?", Guard.QUESTIONS),
+        ("What is the capital of Peru?", "¿Cuál es la capital de Perú?", Guard.LANGUAGES),
+    ],
+)
+def test_guards_refuse_what_is_another_question(left: str, right: str, guard: Guard) -> None:
+    assert compare(read_prompt(left), read_prompt(right)).refused_by is guard
+    assert compare(read_prompt(right), read_prompt(left)).refused_by is guard
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("How do I reset my password?", "What are the steps to reset my password?"),
+        ("How do I reset my password?", "Could you please tell me how to reset my password"),
+        ("What is the capital of France?", "What's France's capital?"),
+        ("How do I delete a file in Linux?", "In Linux, how can I remove a file?"),
+        ("What is 10 percent of 250?", "What's 10% of 250?"),
+        ("Add twenty-five eggs", "Add 25 eggs"),
+        ("Do you accept Visa here?", "Is Visa accepted here?"),
+    ],
+)
+def test_the_same_in_other_small_words_is_the_same(left: str, right: str) -> None:
+    compared = compare(read_prompt(left), read_prompt(right))
+    assert (compared.refused_by, compared.likeness) == (None, SAME)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("How do I reset my password?", "How do I reset my Gmail password?"),
+        ("Did Germany invade Poland?", "Was Germany invaded by Poland?"),
+        ("Did the dog bite the man?", "Did the man bite the dog?"),
+        ("Can I eat before a test?", "Should I eat before a test?"),
+        ("Who is the chancellor?", "Who was the chancellor?"),
+        ("Write a poem for my mother", "Write a poem about my mother"),
+        ("What is my name?", "What is your name?"),
+        ("", "?"),
+    ],
+)
+def test_what_may_be_another_question_needs_proof(left: str, right: str) -> None:
+    compared = compare(read_prompt(left), read_prompt(right))
+    assert compared.refused_by is not None or compared.likeness is OTHER
+
+
+def test_intervals_are_exact() -> None:
+    assert upper_end(0, 200, 0.975) == pytest.approx(0.01828, abs=1e-5)
+    assert upper_end(1, 100) == pytest.approx(0.04656, abs=1e-5)
+    assert lower_end(1, 1) == pytest.approx(0.05, abs=1e-6)
+    assert (upper_end(0, 0), upper_end(3, 3), lower_end(0, 9)) == (1.0, 1.0, 0.0)
+
+
+def outcomes(count: int, similarity: float, right: bool = True, likeness: Likeness = SAME) -> list[Outcome]:
+    return [Outcome(f"{similarity} {right} {number}", likeness, similarity, right) for number in range(count)]
+
+
+def test_nothing_is_hit_before_enough_entries_were_checked() -> None:
+    assert Experience().wrong("new", SAME, 1.0) == 1.0
+    assert Experience(outcomes(140, 0.7)).wrong("new", SAME, 0.8) > BOUND
+    assert Experience(outcomes(200, 0.7)).wrong("new", SAME, 0.8) <= BOUND
+    one = Outcome("one", SAME, 0.7, True)
+    assert Experience(200 * [one]).wrong("new", SAME, 0.8) > BOUND  # one entry, however often it was checked
+
+
+def test_outcomes_count_for_what_is_as_similar_or_more_and_alike() -> None:
+    known = Experience(outcomes(300, 0.7))
+    assert known.wrong("new", SAME, 0.69) == 1.0
+    assert known.wrong("new", OTHER, 0.9) == 1.0
+    assert Experience([*outcomes(300, 0.7), *outcomes(60, 0.6, False)]).wrong("new", SAME, 0.65) > 10 * BOUND
+
+
+def test_an_entry_that_was_wrong_is_not_told_and_one_with_much_proof_is() -> None:
+    known = Experience(outcomes(300, 0.7))
+    assert known.wrong("bad", SAME, 0.8) <= BOUND
+    known.add(Outcome("bad", SAME, 0.8, False))
+    assert known.wrong("bad", SAME, 0.8) > 10 * BOUND
+    assert known.wrong("other", SAME, 0.8) <= BOUND
+    mixed = Experience([*outcomes(100, 0.7, True, OTHER), *outcomes(100, 0.7, False, OTHER)])
+    for _ in range(5):
+        mixed.add(Outcome("good", OTHER, 0.75, True))
+    assert mixed.wrong("good", OTHER, 0.8) > BOUND
+    for _ in range(15):
+        mixed.add(Outcome("good", OTHER, 0.75, True))
+    assert mixed.wrong("good", OTHER, 0.8) <= BOUND
+    assert mixed.wrong("good", OTHER, 0.5) > 0.5  # below what was checked
+
+
+def test_the_lexical_embedding_is_the_same_everywhere() -> None:
+    vector = lexical.embed("How do I reset my password?")
+    assert float(vector @ vector) == pytest.approx(1, abs=1e-6)
+    assert float(vector @ lexical.embed("how do i RESET my password")) == pytest.approx(1, abs=1e-6)
+    assert float(vector @ lexical.embed("Best pizza in Rome")) < 0.3
+    assert not lexical.embed("?!").any()
+    assert int(np.argmax(vector)) == int(np.argmax(lexical.embed("How do I reset my password?")))
+
+
+def test_a_group_is_capped_and_forgets() -> None:
+    group, known = Group(), Experience(outcomes(300, 0.0))
+    for number in range(MOST_PROMPTS + 3):
+        text = f"What is the word {'abcdefghij'[number % 10]}{number}?"
+        group.add(str(number), text, lexical.embed(text))
+    assert len(group) == MOST_PROMPTS
+    text = "What is the word j99?"
+    asked = "Please tell me what the word j99 is"
+    found = group.search(asked, lexical.embed(asked), known).found
+    assert found is not None
+    assert (found.entry, found.likeness) == ("99", SAME)
+    group.remove("99")
+    again = group.search(text, lexical.embed(text), known).found
+    assert again is None or again.entry != "99"
+    assert group.search(text, np.ones(7, np.float32), known).found is None  # another embedder's
+
+
+def test_half_of_the_prompts_were_not_tuned_on(corpus: ModuleType) -> None:
+    families = corpus.read_families()
+    tuned, held_out = corpus.halves(families)
+    negatives = sum(1 for family in families for _ in family.hard_negatives())
+    paraphrases = sum(1 for family in families for _ in family.paraphrases())
+    assert negatives + paraphrases >= 400
+    assert negatives >= (negatives + paraphrases) / 3
+    kinds = {family.kind for family in held_out}
+    assert kinds >= {"number", "negation", "antonym", "name", "unit", "date", "direction", "language"}
+    prompts = [{prompt for family in half for each in family.intents for prompt in each} for half in (tuned, held_out)]
+    assert not prompts[0] & prompts[1]
+
+
+def test_the_bound_is_kept_and_paraphrases_hit_on_the_other_half(corpus: ModuleType, stream: ModuleType) -> None:
+    """Each intent counts once, however often it is asked."""
+    _, held_out = corpus.halves(corpus.read_families())
+    requests = stream.requests_of(held_out, 3000, 0)
+    result = stream.by_entry(requests, lexical.embed, Experience(tuned_outcomes()), BOUND, 0)
+    assert len(result.hit_intents) >= 183  # of fewer, even none that is wrong shows nothing
+    assert result.wrong_at_most < BOUND, str(result)
+    assert result.share_of_paraphrases >= 0.2, str(result)
