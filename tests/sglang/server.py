@@ -225,6 +225,22 @@ class ServerProcess:
                 raise ServerError(f"flush: status {status}: {text}\n{self.tail()}")
             time.sleep(0.2)
 
+    def wait_stored(self, tokens: Sequence[int], stored: int, seconds: float = 60.0) -> Answer:
+        """Flush and ask until so many tokens come from the storage: a backend leaves a node alone for a while that was
+        gone, and until its weights are read everything is a miss.
+
+        Raises:
+            ServerError: others come, for too long.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            self.flush()
+            answer = self.answer(tokens)
+            if answer.stored == stored:
+                return answer
+            if time.monotonic() > end:
+                raise ServerError(f"{answer.stored} tokens come from the storage, not {stored}:\n{self.tail()}")
+
     def processor_seconds(self) -> float:
         """Time on processors of all its processes so far."""
         ticks = 0
