@@ -69,6 +69,7 @@ def measure(name: str, server: ServerProcess, prompts: list[list[int]], node: in
         assert again.tokens == cold.tokens, "a hit changed the answer"
         server.flush()
         processor.append(server.processor_seconds() + (processor_seconds(node) if node else 0.0) - before)
+        assert again.stored, f"nothing came from the storage of {name}:\n{server.tail()}"
         found.append(again.stored)
     return Result(
         name,

@@ -134,3 +134,20 @@ COPIES = (
 def copies(module):
     for copy in COPIES:
         setattr(module, copy.__name__, copy)
+    for name in ("MHATokenToKVPoolHost", "MLATokenToKVPoolHost"):
+        if hasattr(module, name):
+            _unpin(getattr(module, name))
+
+
+def _unpin(pool):
+    """Of buffers for one page, into which SGLang's own backends read: pinned memory is that of a device's driver."""
+    pinned = pool.get_dummy_flat_data_page
+
+    def get_dummy_flat_data_page(self):
+        was, self.pin_memory = self.pin_memory, False
+        try:
+            return pinned(self)
+        finally:
+            self.pin_memory = was
+
+    pool.get_dummy_flat_data_page = get_dummy_flat_data_page
