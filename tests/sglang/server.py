@@ -105,6 +105,7 @@ class ServerProcess:
         policy: ``--hicache-storage-prefetch-policy``.
         environment: variables that differ.
         flags: others.
+        admin_key: what whoever attaches a backend while it runs has to know; empty: nobody can.
     """
 
     def __init__(
@@ -120,8 +121,10 @@ class ServerProcess:
         dtype: str = "float32",
         environment: Mapping[str, str] | None = None,
         flags: Sequence[str] = (),
+        admin_key: str = "",
     ) -> None:
         self.port = free_port()
+        self._admin_key = admin_key
         self.log = log
         self._starter = starter
         self._environment = dict(environment or {})
@@ -137,6 +140,7 @@ class ServerProcess:
             *("--hicache-mem-layout", layout, "--enable-cache-report"),
             *("--hicache-io-backend", "kernel" if layout == "page_first" else "direct"),
             *(hicache if extra is not None else ()),
+            *(("--admin-api-key", admin_key) if admin_key else ()),
             *flags,
         ]
         self.pid = 0
@@ -215,15 +219,42 @@ class ServerProcess:
         Raises:
             ServerError: it is refused for too long, or fails.
         """
+        return self.ask_idle("POST", "/flush_cache", {}, seconds)
+
+    def ask_idle(self, method: str, path: str, body: Any, seconds: float = 60.0) -> float:
+        """Ask for what a server does that has nothing else to do, until it does.
+
+        Returns:
+            Seconds that the call took which was not refused.
+
+        Raises:
+            ServerError: it is refused for too long, or fails.
+        """
         end = time.monotonic() + seconds
         while True:
             begin = time.monotonic()
-            status, text = self.request("POST", "/flush_cache", {}, REQUEST_SECONDS)
+            status, text = self.request(method, path, body, REQUEST_SECONDS)
             if status == 200:
                 return time.monotonic() - begin
             if status != 400 or time.monotonic() > end:
-                raise ServerError(f"flush: status {status}: {text}\n{self.tail()}")
+                raise ServerError(f"{method} {path}: status {status}: {text}\n{self.tail()}")
             time.sleep(0.2)
+
+    def wait_stored(self, tokens: Sequence[int], stored: int, seconds: float = 60.0) -> Answer:
+        """Flush and ask until so many tokens come from the storage: a backend leaves a node alone for a while that was
+        gone, and until its weights are read everything is a miss.
+
+        Raises:
+            ServerError: others come, for too long.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            self.flush()
+            answer = self.answer(tokens)
+            if answer.stored == stored:
+                return answer
+            if time.monotonic() > end:
+                raise ServerError(f"{answer.stored} tokens come from the storage, not {stored}:\n{self.tail()}")
 
     def processor_seconds(self) -> float:
         """Time on processors of all its processes so far."""
@@ -276,7 +307,10 @@ class ServerProcess:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         try:
             text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"}
+            if self._admin_key:
+                headers["Authorization"] = f"Bearer {self._admin_key}"
+            connection.request(method, path, text, headers)
             response = connection.getresponse()
             return response.status, response.read().decode(errors="replace")
         except http.client.HTTPException as error:

@@ -36,18 +36,6 @@ FROM_DISK = [("get", 1, "before"), ("get", 1, "behind")]
 """Two more, of pages that come from the disk: the call that leases them."""
 
 
-def hit_again(server: Any, tokens: list[int], expected: tuple[int, ...], seconds: float = 60.0) -> None:
-    """Ask until the pages come from the storage: a backend leaves a node alone for a while that failed."""
-    end = time.monotonic() + seconds
-    while True:
-        server.flush()
-        answer = server.answer(tokens)
-        assert answer.tokens == expected
-        if answer.stored == WHOLE:
-            return
-        assert time.monotonic() < end, f"{answer.stored} tokens come from the storage:\n{server.tail()}"
-
-
 def test_killed_at_twenty_moments(
     node_process: Callable[..., NodeProcess],
     start_server: Callable[..., Any],
@@ -60,7 +48,7 @@ def test_killed_at_twenty_moments(
     server = start_server(extra, environment={"KVSTORE_TEST_KILL": str(order)})
     stored = prompt(TOKENS)
     expected = server.answer(stored).tokens
-    hit_again(server, stored, expected)
+    assert server.wait_stored(stored, WHOLE).tokens == expected
     for place, (method, step, when) in enumerate([*MOMENTS, *FROM_DISK]):
         if place >= len(MOMENTS):  # nothing is left in the arena
             with kvstore.connect(node.url, timeout=60.0) as client:
@@ -80,7 +68,7 @@ def test_killed_at_twenty_moments(
         assert server.flush() < JOIN
         node.wait()
         node.start()
-        hit_again(server, stored, expected)
+        assert server.wait_stored(stored, WHOLE).tokens == expected
         if method == "set":
             assert server.answer(tokens).tokens == answer.tokens
     assert len(MOMENTS) + len(FROM_DISK) == 20
@@ -93,7 +81,7 @@ def test_stopped_for_twenty_seconds(
     server = start_server(backend(node.url))
     stored, other = prompt(TOKENS), prompt(TOKENS, 8)
     expected = server.answer(stored).tokens
-    hit_again(server, stored, expected)
+    assert server.wait_stored(stored, WHOLE).tokens == expected
     node.pause()
     stopped = time.monotonic()
     first = None
@@ -106,7 +94,7 @@ def test_stopped_for_twenty_seconds(
             assert server.flush() < JOIN
     finally:
         node.resume()
-    hit_again(server, stored, expected)
+    assert server.wait_stored(stored, WHOLE).tokens == expected
     assert "Traceback" not in server.printed()
 
 

@@ -34,6 +34,7 @@ def test_layouts_types_models_and_revisions(
     others: list[tuple[str, dict[str, Any]]] = [
         ("another layout", {"model": folder, "layout": "page_first"}),
         ("another type", {"model": folder, "dtype": "bfloat16"}),
+        ("another type of keys and values", {"model": folder, "flags": ("--kv-cache-dtype", "bfloat16")}),
         ("another model", {"model": models(seed=1)}),
         ("another tenant", {"model": folder, "extra": backend(node.url, tenant="somebody")}),
     ]
@@ -41,6 +42,11 @@ def test_layouts_types_models_and_revisions(
         server = start_server(**({"extra": backend(node.url)} | options))
         assert server.answer(tokens).stored == 0, what
         server.stop()
+    # A third revision of the weights in the same folder, of the same size.
+    shutil.copyfile(models(seed=2) / "model.safetensors", folder / "model.safetensors")
+    third = start_server(backend(node.url), model=folder)
+    assert third.answer(tokens).stored == 0, "another revision"
+    third.stop()
     # Other weights in the same folder, of the same size.
     shutil.copyfile(models(seed=1) / "model.safetensors", folder / "model.safetensors")
     revised = start_server(backend(node.url), model=folder)

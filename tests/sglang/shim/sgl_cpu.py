@@ -21,6 +21,12 @@ def pinning(module):
     module._cuda_host_register = lambda *args, **kwargs: None
 
 
+def latent_attention(module):
+    # torch_native attends to what lies in the pool, which is latents: so every step is the absorbed form, also that of
+    # a prompt of which nothing is known yet
+    module.AttentionBackendRegistry.register("torch_native", module._dispatch_mla_subtype)
+
+
 # --hicache-io-backend direct: buffers come as tensors
 
 
@@ -93,6 +99,25 @@ def transfer_kv_per_layer(src_k, dst_k, src_v, dst_v, src_indices, dst_indices, 
         _bytes(dst, item_size)[d] = _bytes(src, item_size)[s]
 
 
+# Of latent attention: one buffer, of a latent and a rotated key, instead of keys and values
+
+
+def transfer_kv_all_layer_mla_lf_pf(
+    src_layers, dst, src_indices, dst_indices, item_size, dst_layout_dim, num_layers, **_
+):
+    s, d = src_indices.long(), dst_indices.long()
+    rows = int(s.max()) + 1
+    out = dst.view(torch.uint8).reshape(-1, num_layers, item_size)
+    assert out.data_ptr() == dst.data_ptr() and dst_layout_dim == num_layers * item_size
+    for layer, address in enumerate(src_layers.tolist()):
+        out[d, layer] = _rows(address, rows, item_size)[s]
+
+
+def transfer_kv_per_layer_mla_pf_lf(src, dst, src_indices, dst_indices, layer_id, item_size, src_layout_dim, **_):
+    s, d = src_indices.long(), dst_indices.long()
+    _bytes(dst, item_size)[d] = src.view(torch.uint8).reshape(-1, src_layout_dim // item_size, item_size)[s, layer_id]
+
+
 COPIES = (
     transfer_kv_direct,
     transfer_kv_per_layer_direct_pf_lf,
@@ -101,9 +126,28 @@ COPIES = (
     transfer_kv_per_layer_pf_lf,
     transfer_kv_all_layer,
     transfer_kv_per_layer,
+    transfer_kv_all_layer_mla_lf_pf,
+    transfer_kv_per_layer_mla_pf_lf,
 )
 
 
 def copies(module):
     for copy in COPIES:
         setattr(module, copy.__name__, copy)
+    for name in ("MHATokenToKVPoolHost", "MLATokenToKVPoolHost"):
+        if hasattr(module, name):
+            _unpin(getattr(module, name))
+
+
+def _unpin(pool):
+    """Of buffers for one page, into which SGLang's own backends read: pinned memory is that of a device's driver."""
+    pinned = pool.get_dummy_flat_data_page
+
+    def get_dummy_flat_data_page(self):
+        was, self.pin_memory = self.pin_memory, False
+        try:
+            return pinned(self)
+        finally:
+            self.pin_memory = was
+
+    pool.get_dummy_flat_data_page = get_dummy_flat_data_page

@@ -3,6 +3,7 @@
 sgl_kernel        every name in it exists and raises when it is *called* (its wheels on PyPI are CUDA only)
 torchvision       imports without its compiled half, when that half was built for another torch than the one here
 pool_host.*       get the host<->device copies that are missing on a CPU, see sgl_cpu.py
+deepseek_common   takes the form of latent attention that a CPU's attention backend can compute
 """
 
 import importlib.abc
@@ -105,6 +106,12 @@ sys.meta_path[:0] = [
     KernelFinder(),
     TorchvisionFinder(),
     AfterImport(
-        {POOLS + "base": "host_memory", POOLS + "common": "pinning", POOLS + "mha": "copies", POOLS + "mla": "copies"}
+        {
+            POOLS + "base": "host_memory",
+            POOLS + "common": "pinning",
+            POOLS + "mha": "copies",
+            POOLS + "mla": "copies",
+            "sglang.srt.models.deepseek_common.attention_backend_handler": "latent_attention",
+        }
     ),
 ]
