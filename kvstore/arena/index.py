@@ -124,20 +124,15 @@ class IndexWriter:
         return self._insert(*place(namespace, block_hash, self._buckets), frame)
 
     def _insert(self, home: int, upper: int, frame: int) -> bool:
-        words, buckets = self._words, self._buckets
-        start = home * BUCKET_WORDS
-        here = self._read[start : start + BUCKET_WORDS].tolist()
-        if 0 in here:  # nearly all find room at home
-            words[start + here.index(0)] = upper << 32 | frame
-            return True
-        for distance in range(1, min(MOST_REACH + 1, buckets)):
-            start = (home + distance) % buckets * BUCKET_WORDS
-            for position in range(start, start + BUCKET_WORDS):
-                if not words[position]:
+        for distance in range(min(MOST_REACH + 1, self._buckets)):
+            start = (home + distance) % self._buckets * BUCKET_WORDS
+            here = self._read[start : start + BUCKET_WORDS].tolist()
+            if 0 in here:
+                if distance:
                     self._far.setdefault(home, []).append(distance)
                     self._reach[home] = max(self._reach[home], distance)
-                    words[position] = upper << 32 | frame
-                    return True
+                self._words[start + here.index(0)] = upper << 32 | frame
+                return True
         self.unplaced.add(frame)
         return False
 

@@ -43,6 +43,8 @@ class Catalog:
         self._evicting = Evictor(slabs, self.slots, self._orders, self.frames_of, self._evict)
         self._resident = KeyTable(self.slots)
         self._dirty = DirtyQueue()
+        self._dirty_frames = 0
+        """Frames of the slots in it."""
         self._to_touch: list[Sequence[bytes]] = []
         """Keys of prefixes that were stored, and are to be touched before the order is asked for anything."""
         self._entered: Slot = 0
@@ -99,6 +101,11 @@ class Catalog:
     def dirty_pages(self) -> int:
         """Resident pages that no lower tier has."""
         return len(self._dirty)
+
+    @property
+    def dirty_bytes(self) -> int:
+        """What the slots of these take."""
+        return self._dirty_frames * FRAME_BYTES
 
     def dirty(self, most: int) -> list[Slot]:
         """Up to ``most`` dirty slots: of the namespace whose turn it is first; of each, the one that has waited longest
@@ -504,8 +511,10 @@ class Catalog:
         self.slots.dirty[slot] = dirty
         if dirty:
             self._dirty.append(slot, namespace)
+            self._dirty_frames += self.slots.frames[slot]
         else:
             self._dirty.remove(slot, namespace)
+            self._dirty_frames -= self.slots.frames[slot]
         self._set_risk(slot, dirty and namespace in self._durable)
 
     def _set_risk(self, slot: Slot, at_risk: bool) -> None:
@@ -589,6 +598,7 @@ class Catalog:
                 may_be = namespace in self._unprotected and not slots.at_risk[slot]
                 assert slots.at_risk[slot] == at_risk or may_be, f"slot {slot}: at risk"
         assert len(dirty) == sum(slots.dirty[slot] for slot in in_use), "dirty slots are miscounted"
+        assert self._dirty_frames == sum(slots.frames[slot] for slot in dirty), "dirty frames are miscounted"
         resident_slots = self._resident.all()
         assert len(resident_slots) == len(self._resident) == sum(pages.values()), "resident pages are miscounted"
         assert set(order) == {slot for slot in in_use if slots.may_leave(slot)}, "the order of eviction is not complete"
