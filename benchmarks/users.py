@@ -17,6 +17,7 @@ Processor time is the node's, for each 10^9 bytes stored, until all is written t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import mmap
 import os
@@ -40,6 +41,7 @@ from kvstore.cli.bench.path_baselines import Ends, KVStoreSide, ends
 from kvstore.cli.bench.path_speed import cpu_seconds
 from kvstore.cli.bench.timing import ProcessorCaches, percentile, seconds_of
 from kvstore.cli.progress import Progress
+from kvstore.hashing import HASH_BYTES
 from kvstore.segments.aligned import aligned_empty
 
 Bytes = npt.NDArray[np.uint8]
@@ -129,6 +131,12 @@ def measure_peer(python: str, rounds: int) -> list[Peer]:
     return [Peer(**row) for row in json.loads(done.stdout)]
 
 
+def hashes_of(number: int, pages: int) -> list[bytes]:
+    """Of the pages of one call. As block hashes are, any bits: counted up they would crowd a few buckets."""
+    digest = hashlib.shake_128(number.to_bytes(8, "big")).digest(HASH_BYTES * pages)
+    return [digest[at : at + HASH_BYTES] for at in range(0, len(digest), HASH_BYTES)]
+
+
 class Node:
     """A node, and its pages of one shape."""
 
@@ -144,7 +152,7 @@ class Node:
     def store(self) -> list[bytes]:
         """One call with new pages. Returns their hashes."""
         self._number += 1
-        hashes = [self._number.to_bytes(8, "big") + page.to_bytes(24, "big") for page in range(self._pages)]
+        hashes = hashes_of(self._number, self._pages)
         at = self._number * self._size % self._source.size
         self._side.store(hashes, at, self._source[at : at + self._size])
         return hashes
@@ -308,8 +316,7 @@ def load_twice(socket: str, behind: float) -> list[float]:
         for _ in range(2):
             start = time.perf_counter()
             for number in range(last, last - 24, -1):
-                hashes = [number.to_bytes(8, "big") + page.to_bytes(24, "big") for page in range(8)]
-                if namespace.load(hashes, into) != 8:
+                if namespace.load(hashes_of(number, 8), into) != 8:
                     raise SystemExit("a page that must be in the arena is not there")
             speeds.append(24 * into.nbytes / 1e9 / (time.perf_counter() - start))
     return speeds

@@ -224,21 +224,39 @@ class Arena:
 
         The order of writes is :mod:`kvstore.arena`'s.
         """
-        word = frame * 8 + fmt.GENERATION_WORD
-        generation = self._words[word]
-        if generation % 2 == 0:
-            self._words[word] = generation + 1
-            if generation:
-                self._leave(frame)
-        self._owners[frame * (fmt.HEADER_BYTES // 2) + fmt.OWNER_PLACE] = owner
+        self.begin_changes((frame,), owner)
 
-    def _leave(self, frame: int) -> None:
-        """A page's generation is odd: take it out of the index, then let the epoch move on."""
-        start = fmt.SLOTS_OFFSET + frame * fmt.HEADER_BYTES + fmt.BODY_OFFSET
-        block_hash, _, _, length, namespace, _ = fmt.HEADER_BODY.unpack_from(self._headers_map, start)
-        self._index.remove(namespace, block_hash, frame)
-        self._retired_at[frame : frame + fmt.frames_for(length)] = self._epoch[0]
-        self._epoch[0] += 1
+    def begin_changes(self, frames: Sequence[int], owner: int) -> None:
+        """:meth:`begin_change` of many slots."""
+        words, owners = self._words, self._owners
+        left = []
+        for frame in frames:
+            word = frame * fmt.HEADER_WORDS + fmt.GENERATION_WORD
+            generation = words[word]
+            if generation % 2 == 0:
+                words[word] = generation + 1
+                if generation:
+                    left.append(frame)
+            owners[frame * (fmt.HEADER_BYTES // 2) + fmt.OWNER_PLACE] = owner
+        if left:
+            self._leave(left)
+
+    def _leave(self, frames: Sequence[int]) -> None:
+        """Pages' generations are odd: take them out of the index, then let the epoch move on."""
+        unpack, headers = fmt.HEADER_BODY.unpack_from, self._headers_map
+        first = fmt.SLOTS_OFFSET + fmt.BODY_OFFSET
+        pages: dict[int, list[tuple[int, bytes]]] = {}
+        ends = []
+        for frame in frames:
+            block_hash, _, _, length, namespace, _ = unpack(headers, first + frame * fmt.HEADER_BYTES)
+            pages.setdefault(namespace, []).append((frame, block_hash))
+            ends.append(frame + fmt.frames_for(length))
+        for namespace, some in pages.items():
+            self._index.remove_all(namespace, some)
+        epoch = self._epoch[0]
+        for frame, end in zip(frames, ends, strict=True):
+            self._retired_at[frame:end] = epoch
+        self._epoch[0] = epoch + 1
 
     def sequences(self, pages: int) -> range:
         """Numbers for the order of publication of one batch, head of the prefix first: its tail counts as older."""

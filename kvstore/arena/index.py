@@ -21,7 +21,7 @@ from __future__ import annotations
 import mmap
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -97,6 +97,8 @@ class IndexWriter:
 
     def __init__(self, words: memoryview, reach: memoryview) -> None:
         self._words = words
+        self._read = words
+        """The same, to look at a whole bucket."""
         self._reach = reach
         self._buckets = len(reach)
         self._far: dict[int, list[int]] = {}
@@ -113,13 +115,8 @@ class IndexWriter:
 
     def insert_all(self, namespace: int, pages: Sequence[tuple[int, bytes]]) -> bool:
         """:meth:`insert` for pages of one namespace, (frame, hash) of each. False: there is no place for some."""
-        if len(pages) <= FEW_KEYS:
-            places = [place(namespace, block_hash, self._buckets) for _, block_hash in pages]
-        else:
-            keys = np.frombuffer(b"".join([block_hash for _, block_hash in pages]), np.uint64)
-            homes, uppers = _places(namespace, keys.reshape(-1, HASH_BYTES // 8), self._buckets)
-            places = list(zip(homes.tolist(), uppers.tolist(), strict=True))
-        placed = [self._insert(*at, frame) for at, (frame, _) in zip(places, pages, strict=True)]
+        places = self._places_of(namespace, [block_hash for _, block_hash in pages])
+        placed = [self._insert(home, upper, frame) for (home, upper), (frame, _) in zip(places, pages, strict=True)]
         return all(placed)
 
     def insert(self, namespace: int, block_hash: bytes, frame: int) -> bool:
@@ -127,24 +124,45 @@ class IndexWriter:
         return self._insert(*place(namespace, block_hash, self._buckets), frame)
 
     def _insert(self, home: int, upper: int, frame: int) -> bool:
-        words, buckets = self._words, self._buckets
-        for distance in range(min(MOST_REACH + 1, buckets)):
-            start = (home + distance) % buckets * BUCKET_WORDS
-            for position in range(start, start + BUCKET_WORDS):
-                if not words[position]:
-                    if distance:
-                        self._far.setdefault(home, []).append(distance)
-                        self._reach[home] = max(self._reach[home], distance)
-                    words[position] = upper << 32 | frame
-                    return True
+        for distance in range(min(MOST_REACH + 1, self._buckets)):
+            start = (home + distance) % self._buckets * BUCKET_WORDS
+            here = self._read[start : start + BUCKET_WORDS].tolist()
+            if 0 in here:
+                if distance:
+                    self._far.setdefault(home, []).append(distance)
+                    self._reach[home] = max(self._reach[home], distance)
+                self._words[start + here.index(0)] = upper << 32 | frame
+                return True
         self.unplaced.add(frame)
         return False
 
+    def remove_all(self, namespace: int, pages: Sequence[tuple[int, bytes]]) -> None:
+        """:meth:`remove` for pages of one namespace, (frame, hash) of each."""
+        words = self._words
+        places = self._places_of(namespace, [block_hash for _, block_hash in pages])
+        for (home, upper), (frame, _) in zip(places, pages, strict=True):
+            start = home * BUCKET_WORDS
+            here = self._read[start : start + BUCKET_WORDS].tolist()
+            word = upper << 32 | frame
+            if word in here:  # nearly all lie in their home
+                words[start + here.index(word)] = 0
+            else:
+                self._remove(home, upper, frame)
+
     def remove(self, namespace: int, block_hash: bytes, frame: int) -> None:
         """Let a page be found no longer; its generation is odd already. One that has no place here is passed over."""
+        self._remove(*place(namespace, block_hash, self._buckets), frame)
+
+    def _places_of(self, namespace: int, hashes: Sequence[bytes]) -> Iterable[tuple[int, int]]:
+        if len(hashes) <= FEW_KEYS:
+            return [place(namespace, block_hash, self._buckets) for block_hash in hashes]
+        keys = np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, HASH_BYTES // 8)
+        homes, uppers = _places(namespace, keys, self._buckets)
+        return zip(homes.tolist(), uppers.tolist(), strict=True)
+
+    def _remove(self, home: int, upper: int, frame: int) -> None:
         self.unplaced.discard(frame)
         words, buckets = self._words, self._buckets
-        home, upper = place(namespace, block_hash, buckets)
         word = upper << 32 | frame
         for distance in range(self._reach[home] + 1):
             start = (home + distance) % buckets * BUCKET_WORDS

@@ -43,6 +43,8 @@ class Catalog:
         self._evicting = Evictor(slabs, self.slots, self._orders, self.frames_of, self._evict)
         self._resident = KeyTable(self.slots)
         self._dirty = DirtyQueue()
+        self._dirty_frames = 0
+        """Frames of the slots in it."""
         self._to_touch: list[Sequence[bytes]] = []
         """Keys of prefixes that were stored, and are to be touched before the order is asked for anything."""
         self._entered: Slot = 0
@@ -100,6 +102,11 @@ class Catalog:
         """Resident pages that no lower tier has."""
         return len(self._dirty)
 
+    @property
+    def dirty_bytes(self) -> int:
+        """What the slots of these take."""
+        return self._dirty_frames * FRAME_BYTES
+
     def dirty(self, most: int) -> list[Slot]:
         """Up to ``most`` dirty slots: of the namespace whose turn it is first; of each, the one that has waited longest
         first."""
@@ -150,25 +157,65 @@ class Catalog:
             The slot, or None when everything that could leave is held, being written or pinned, or when a durable
             namespace has too much that no lower tier has yet; and what left for it.
         """
+        slots: list[Slot] = []
+        removal = Evicted()
+        self.reserve_all([key], namespace, length, owner, [parent], slots, removal, clean=clean, evict=evict)
+        return slots[0] if slots else None, removal
+
+    def reserve_all(
+        self,
+        keys: Sequence[bytes],
+        namespace: int,
+        length: int,
+        owner: int,
+        parents: Sequence[bytes],
+        slots: list[Slot],
+        removal: Evicted,
+        *,
+        clean: bool = False,
+        evict: bool = True,
+    ) -> None:
+        """:meth:`reserve` for many pages of one namespace, until there is no slot for one.
+
+        Args:
+            keys: of the pages.
+            namespace: as in ``reserve``; so are the next two, and the last two.
+            length: of each.
+            owner: of all.
+            parents: of each.
+            slots: those of the leading pages are added here,
+            removal: and here what left for them: both count also if this raises.
+            clean: of all.
+            evict: for all.
+        """
         if self._to_touch:
             self._touch_now()
-        frames = frames_for(length)
-        removal = Evicted()
+        frames, wanted = frames_for(length), len(keys)
         at_risk = namespace in self._durable and not clean
-        if at_risk and self._durable_frames + frames > self._slabs.units * self._slabs.unit_frames // _DURABLE_SHARE:
-            return None, removal
-        if not self._evicting.make_quota(namespace, frames, removal, evict=evict):
-            return None, removal
-        frame = self._slabs.allocate(frames)
-        while frame is None and evict and self._evicting.make_room(frames, removal):
-            frame = self._slabs.allocate(frames)
-        if frame is None:
-            return None, removal
-        slot = self._enter(frame, key, namespace, length, owner, SlotState.FREE, parent)
-        self.slots.apply(slot, Event.RESERVE)
         if at_risk:
-            self._set_risk(slot, True)
-        return slot, removal
+            room = self._slabs.units * self._slabs.unit_frames // _DURABLE_SHARE - self._durable_frames
+            wanted = min(wanted, max(0, room // frames))
+        one_by_one = self._evicting.has_quota(namespace)  # what enters counts for the next one
+        allocate, make_room = self._slabs.allocate_some, self._evicting.make_room
+        first = 0
+        while first < wanted:
+            most = 1 if one_by_one else wanted - first
+            if one_by_one and not self._evicting.make_quota(namespace, frames, removal, evict=evict):
+                return
+            found = allocate(frames, most)
+            while not found and evict and make_room(frames, removal, most):
+                found = allocate(frames, most)
+            if not found:
+                return
+            end = first + len(found)
+            entered = self._enter_all(
+                found, keys[first:end], namespace, length, owner, SlotState.RESERVED, parents[first:end]
+            )
+            slots += entered
+            if at_risk:
+                for slot in entered:
+                    self._set_risk(slot, True)
+            first = end
 
     def name(self, slots: Sequence[Slot], keys: Sequence[bytes], parents: Sequence[bytes]) -> None:
         """Say which pages are in slots that were reserved without them: their keys, and those of the pages before."""
@@ -406,8 +453,9 @@ class Catalog:
         self._retire(slot, removal, lost=False)
         return removal
 
-    def _evict(self, slot: Slot, removal: Evicted) -> None:
-        self._retire(slot, removal, lost=True)
+    def _evict(self, slots: Sequence[Slot], removal: Evicted) -> None:
+        for slot in slots:
+            self._retire(slot, removal, lost=True)
 
     def _retire(self, slot: Slot, removal: Evicted, *, lost: bool) -> None:
         slots = self.slots
@@ -463,8 +511,10 @@ class Catalog:
         self.slots.dirty[slot] = dirty
         if dirty:
             self._dirty.append(slot, namespace)
+            self._dirty_frames += self.slots.frames[slot]
         else:
             self._dirty.remove(slot, namespace)
+            self._dirty_frames -= self.slots.frames[slot]
         self._set_risk(slot, dirty and namespace in self._durable)
 
     def _set_risk(self, slot: Slot, at_risk: bool) -> None:
@@ -476,12 +526,27 @@ class Catalog:
         self, frame: int, key: bytes, namespace: int, length: int, owner: int, state: SlotState, parent: bytes = b""
     ) -> Slot:
         """A slot is in use from now on."""
-        slot = self.slots.add(frame, key, namespace, length, owner, state, parent)
-        frames = frames_for(length)
-        self._slabs.slab_of(frame).note(frame, slot)
+        return self._enter_all([frame], [key], namespace, length, owner, state, [parent])[0]
+
+    def _enter_all(
+        self,
+        places: Sequence[int],
+        keys: Sequence[bytes],
+        namespace: int,
+        length: int,
+        owner: int,
+        state: SlotState,
+        parents: Sequence[bytes],
+    ) -> list[Slot]:
+        """Slots at these first frames are in use from now on."""
+        slots = self.slots.add_all(places, keys, namespace, length, owner, state, parents)
+        slab_of = self._slabs.slab_of
+        for frame, slot in zip(places, slots, strict=True):
+            slab_of(frame).note(frame, slot)
+        frames = frames_for(length) * len(slots)
         self.used_frames += frames
         self._frames_of[namespace] = self._frames_of.get(namespace, 0) + frames
-        return slot
+        return slots
 
     def _forget(self, slot: Slot) -> None:
         frames, namespace = self.slots.frames[slot], self.slots.namespace[slot]
@@ -533,6 +598,7 @@ class Catalog:
                 may_be = namespace in self._unprotected and not slots.at_risk[slot]
                 assert slots.at_risk[slot] == at_risk or may_be, f"slot {slot}: at risk"
         assert len(dirty) == sum(slots.dirty[slot] for slot in in_use), "dirty slots are miscounted"
+        assert self._dirty_frames == sum(slots.frames[slot] for slot in dirty), "dirty frames are miscounted"
         resident_slots = self._resident.all()
         assert len(resident_slots) == len(self._resident) == sum(pages.values()), "resident pages are miscounted"
         assert set(order) == {slot for slot in in_use if slots.may_leave(slot)}, "the order of eviction is not complete"

@@ -117,8 +117,9 @@ class EvictionOrders:
 
     def leave(self, slot: Slot, *, lost: bool) -> None:
         """It may not leave any more. ``lost``: it has left, to make room."""
-        order = self._of(slot)
-        number = self._slots.rank[slot]
+        slots = self._slots
+        order = self._order(slots.frames[slot], slots.namespace[slot] if slots.apart[slot] else 0)
+        number = slots.rank[slot]
         order.policy.remove(number, lost=lost)
         order.free.append(number)
 
@@ -166,15 +167,14 @@ class EvictionOrders:
         firsts = [slot for order in orders if order.pages and (slot := self._first(order)) is not None]
         return min(firsts, key=used.__getitem__, default=None)
 
-    def first(self, frames: int) -> Slot | None:
-        """The page of this slot size that leaves next; of the orders' first ones, that which was used longest ago."""
-        used = self._slots.used
-        first: Slot | None = None
-        for order in self._orders.get(frames, {}).values():
-            slot = self._first(order) if order.pages else None
-            if slot is not None and (first is None or used[slot] < used[first]):
-                first = slot
-        return first
+    def first(self, frames: int, most: int) -> list[Slot]:
+        """Pages of this slot size that leave next, at most so many, and none if there is none; of several orders the
+        one whose first page was used longest ago."""
+        orders = [order for order in self._orders.get(frames, {}).values() if order.pages]
+        if len(orders) == 1:
+            return self._some(orders[0], most)
+        firsts = [some[0] for order in orders if (some := self._some(order, 1))]
+        return [min(firsts, key=self._slots.used.__getitem__)] if firsts else []
 
     def slots(self) -> Iterator[Slot]:
         """Each slot that may leave."""
@@ -207,16 +207,26 @@ class EvictionOrders:
         return [(self._order(frames, number).policy, some) for number, some in ranks.items() if some]
 
     def _first(self, order: _Order) -> Slot | None:
-        slots = self._slots
+        some = self._some(order, 1)
+        return some[0] if some else None
+
+    def _some(self, order: _Order, most: int) -> list[Slot]:
+        """Pages of an order that leave next: one or more of those that are proposed, none if there is none."""
+        slots, proposed = self._slots, order.proposed
+        used_last, may_leave, holds = slots.used, slots.may_leave, slots.holds
+        some: list[Slot] = []
         for again in (True, False):
-            while order.proposed:
-                slot, used = order.proposed[0]
-                if slots.used[slot] == used and slots.may_leave(slot) and not slots.holds[slot]:
-                    return slot
-                order.proposed.popleft()
-            if again:
-                self._propose(order)
-        return None
+            while proposed:
+                slot, used = proposed.popleft()
+                if used_last[slot] == used and may_leave(slot) and not holds[slot]:
+                    some.append(slot)
+                    if len(some) == most:
+                        break
+            if some or not again:
+                break
+            self._propose(order)
+        proposed.extendleft([(slot, used_last[slot]) for slot in reversed(some)])  # it is not said that they leave
+        return some
 
     def _propose(self, order: _Order) -> None:
         most = max(1, min(order.pages // _PAGES_A_PROPOSAL, _MOST_PROPOSED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.catalog.eviction_orders import EvictionOrders
@@ -41,7 +41,7 @@ class Evictor:
         slots: SlotTable,
         orders: EvictionOrders,
         frames_of: Callable[[int], int],
-        retire: Callable[[Slot, Evicted], None],
+        retire: Callable[[Sequence[Slot], Evicted], None],
     ) -> None:
         self._slabs = slabs
         self._slots = slots
@@ -79,6 +79,10 @@ class Evictor:
         quotas = [self._quotas.get(namespace), self._tenant_quotas.get(self._tenant_of.get(namespace, ""))]
         return min((quota for quota in quotas if quota is not None), default=None)
 
+    def has_quota(self, namespace: int) -> bool:
+        """Whether one is said for it or its tenant."""
+        return namespace in self._quotas or namespace in self._tenant_of
+
     def make_quota(self, namespace: int, frames: int, removal: Evicted, *, evict: bool) -> bool:
         """Let pages leave until one more of a namespace fits into its quota and its tenant's. False: too few can, or
         none may. A quota waits for pages that are on their way into the order of their namespace."""
@@ -91,19 +95,21 @@ class Evictor:
         tenant = self._tenant_of.get(namespace)
         return tenant is None or self._make_tenant_quota(tenant, frames, removal, evict=evict)
 
-    def make_room(self, frames: int, removal: Evicted) -> bool:
-        """Let one page of this slot size leave, or empty slabs of other sizes that are colder. False: nothing can."""
-        victim = self._orders.first(frames)
+    def make_room(self, frames: int, removal: Evicted, most: int = 1) -> bool:
+        """Let up to ``most`` pages of this slot size leave, or empty slabs of other sizes that are colder. False:
+        nothing can."""
+        victims = self._orders.first(frames, most)
         to_look = self._evictions_to_look.get(frames, 0)
-        if victim is None or to_look <= 0:
-            if self._take_slabs(frames, victim, removal):
+        if not victims or to_look <= 0:
+            if self._take_slabs(frames, victims[0] if victims else None, removal):
                 return True
             # Looking walks over all slabs: only now and then while this size's own pages are the coldest.
             to_look = _EVICTIONS_A_LOOK * self._slabs.slabs_of_size(frames)
-        if victim is None:
+        if not victims:
             return False
-        self._evictions_to_look[frames] = to_look - 1
-        self._retire(victim, removal)
+        del victims[to_look:]
+        self._evictions_to_look[frames] = to_look - len(victims)
+        self._retire(victims, removal)
         return True
 
     def _take_slabs(self, frames: int, rival: Slot | None, removal: Evicted) -> bool:
@@ -122,8 +128,7 @@ class Evictor:
             slots = [slot for slab in window for slot in slab.in_use()]
             to_try -= len(slots)
             if all(self._slots.may_leave(slot) and not self._slots.holds[slot] for slot in slots):
-                for slot in slots:
-                    self._retire(slot, removal)
+                self._retire(slots, removal)
                 for slab in window:
                     self._slabs.release(slab)
                 return True
@@ -135,7 +140,7 @@ class Evictor:
             victim = self._orders.first_of(namespace, frames) if evict else None
             if victim is None:
                 return False
-            self._retire(victim, removal)
+            self._retire([victim], removal)
         return True
 
     def _make_tenant_quota(self, tenant: str, frames: int, removal: Evicted, *, evict: bool) -> bool:
@@ -147,5 +152,5 @@ class Evictor:
             victim = self._orders.first_of_any(namespaces) if evict else None
             if victim is None:
                 return False
-            self._retire(victim, removal)
+            self._retire([victim], removal)
         return True

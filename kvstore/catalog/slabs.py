@@ -71,15 +71,22 @@ class Slabs:
 
     def allocate(self, slot_frames: int) -> int | None:
         """A free slot of this size (its first frame), or None: then something has to leave first."""
+        frames = self.allocate_some(slot_frames, 1)
+        return frames[0] if frames else None
+
+    def allocate_some(self, slot_frames: int, most: int) -> list[int]:
+        """Up to ``most`` of them; fewer, or none: then something has to leave first."""
         with_free_slots = self._with_free_slots.setdefault(slot_frames, {})
-        if not with_free_slots and not self._grow(slot_frames):
-            return None
-        slab = next(iter(with_free_slots.values()))
-        self._empty.pop(slab.first_unit, None)
-        frame = slab.free.popleft()
-        if not slab.free:
-            del with_free_slots[slab.first_unit]
-        return frame
+        frames: list[int] = []
+        while len(frames) < most and (with_free_slots or self._grow(slot_frames)):
+            slab = next(iter(with_free_slots.values()))
+            self._empty.pop(slab.first_unit, None)
+            free = slab.free
+            while free and len(frames) < most:
+                frames.append(free.popleft())
+            if not free:
+                del with_free_slots[slab.first_unit]
+        return frames
 
     def free(self, frame: int) -> None:
         """Take a slot back."""

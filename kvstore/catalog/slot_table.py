@@ -86,17 +86,44 @@ class SlotTable:
             state: where it stands.
             parent: key of the page before it in its chain, in the same namespace; empty where nobody says.
         """
-        if not self._free:
-            self._grow()
-        slot = self._free.pop()
-        self.frame[slot] = frame
-        self.frames[slot] = frames_for(length)
-        self.length[slot] = length
-        self.namespace[slot] = namespace
-        self.owner[slot] = owner
-        self.state[slot] = state
-        self._set_key(slot, key, parent)
-        return slot
+        return self.add_all([frame], [key], namespace, length, owner, state, [parent])[0]
+
+    def add_all(
+        self,
+        frames: Sequence[int],
+        keys: Sequence[bytes],
+        namespace: int,
+        length: int,
+        owner: int,
+        state: SlotState,
+        parents: Sequence[bytes],
+    ) -> list[Slot]:
+        """:meth:`add` for many slots of one namespace and size."""
+        free, count, first = self._free, frames_for(length), keys[0]
+        if first:
+            self._fingerprints.setdefault(namespace, first[:-HASH_BYTES])
+        frame_of, frames_of, length_of, namespace_of = self.frame, self.frames, self.length, self.namespace
+        owner_of, state_of, key_hash, hashes, before = (
+            *(self.owner, self.state, self.key_hash),
+            *(self.block_hashes, self._parents),
+        )
+        slots: list[Slot] = []
+        for frame, key, parent in zip(frames, keys, parents, strict=True):
+            if not free:
+                self._grow()
+            slot = free.pop()
+            slots.append(slot)
+            frame_of[slot] = frame
+            frames_of[slot] = count
+            length_of[slot] = length
+            namespace_of[slot] = namespace
+            owner_of[slot] = owner
+            state_of[slot] = state
+            key_hash[slot] = hash_of(key)
+            place = slot * HASH_BYTES
+            hashes[place : place + HASH_BYTES] = key[-HASH_BYTES:] or _NO_HASH
+            before[place : place + HASH_BYTES] = parent[-HASH_BYTES:] or _NO_HASH
+        return slots
 
     def name(self, slots: Sequence[Slot], keys: Sequence[bytes], parents: Sequence[bytes]) -> None:
         """Say which pages of one namespace are in slots that were added without keys."""
@@ -186,14 +213,6 @@ class SlotTable:
     def serials(self) -> array[int]:
         """A copy of the upper halves of all stamps."""
         return self._serial[:]
-
-    def _set_key(self, slot: Slot, key: bytes, parent: bytes) -> None:
-        if key:
-            self._fingerprints.setdefault(self.namespace[slot], key[:-HASH_BYTES])
-        self.key_hash[slot] = hash_of(key)
-        place = slot * HASH_BYTES
-        self.block_hashes[place : place + HASH_BYTES] = key[-HASH_BYTES:] or _NO_HASH
-        self._parents[place : place + HASH_BYTES] = parent[-HASH_BYTES:] or _NO_HASH
 
     def check_integrity(self) -> None:
         """Recount what is free.

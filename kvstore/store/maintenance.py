@@ -11,6 +11,9 @@ from typing import ParamSpec, TypeVar
 from kvstore.store.store import Store
 
 _SWEEP_SECONDS = 0.25
+_GATHER_SECONDS = 0.005
+"""How long pages wait for others that are written with them: a write of few costs as much time of the interpreter as
+one of many, and stores wait for that."""
 _RETRY_SECONDS = 1.0
 """How long to leave a tier alone that would take nothing."""
 _SUMMARY_SECONDS = 1.0
@@ -62,6 +65,8 @@ class Maintenance:
     def _write_back(self) -> None:
         while not self._stop.is_set():
             waiting = self._store.write_back.wait_for_dirty(_SWEEP_SECONDS)
+            if waiting and self._store.write_back.is_little:
+                self._stop.wait(_GATHER_SECONDS)
             if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back.write_back):
                 self._stop.wait(_RETRY_SECONDS)
 

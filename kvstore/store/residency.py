@@ -52,15 +52,38 @@ class Residency:
         evict: bool = True,
     ) -> Slot | None:
         """A slot for a page that ``owner`` is going to write; None when nothing can, or may, leave for it."""
-        slot, removal = self.catalog.reserve(
-            key, known.number, known.layout.page_bytes, owner, parent, clean=clean, evict=evict
-        )
-        self._write_down(removal)
-        if slot is not None:
-            self._arena.begin_change(self.slots.frame[slot], owner)
-            if self._slabs.changed:
-                self._arena.set_units(self._slabs.unit_table())
-        return slot
+        slots = self.reserve_all([key], known, owner, [parent], clean=clean, evict=evict)
+        return slots[0] if slots else None
+
+    def reserve_all(
+        self,
+        keys: Sequence[bytes],
+        known: KnownNamespace,
+        owner: int,
+        parents: Sequence[bytes],
+        *,
+        clean: bool = False,
+        evict: bool = True,
+    ) -> list[Slot]:
+        """:meth:`reserve` for many pages: the slots of the leading ones, until there is none for one."""
+        slots: list[Slot] = []
+        removal = Evicted()
+        number, page_bytes = known.number, known.layout.page_bytes
+        try:
+            try:
+                self.catalog.reserve_all(
+                    keys, number, page_bytes, owner, parents, slots, removal, clean=clean, evict=evict
+                )
+            finally:
+                self._write_down(removal)
+            self._arena.begin_changes([self.slots.frame[slot] for slot in slots], owner)
+        except BaseException:
+            for slot in slots:
+                self.free_written(slot)
+            raise
+        if self._slabs.changed:
+            self._arena.set_units(self._slabs.unit_table())
+        return slots
 
     def publish(self, slots: Sequence[Slot], checksums: Sequence[int | None], dirty: Sequence[bool]) -> int:
         """Make written pages of one namespace findable, head of the prefix first.
@@ -207,8 +230,9 @@ class Residency:
         return len(self.catalog)
 
     def _write_down(self, removal: Evicted) -> None:
+        if not removal.left:
+            return
         self._arena.count("overrun", removal.overrun)
         self._arena.count("evicted", len(removal.left) - removal.overrun)
-        for frame in removal.left:
-            self._arena.begin_change(frame, 0)
+        self._arena.begin_changes(removal.left, 0)
         self._events.removed("arena", removal.keys)

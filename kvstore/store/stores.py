@@ -47,35 +47,24 @@ class Stores:
         lower = self._lower_tiers.find_own(keys)
         frames = frames_for(known.layout.page_bytes)
         present, refused, reserved = StoreOutcome.PRESENT, StoreOutcome.REFUSED, StoreOutcome.RESERVED
-        outcomes = bytearray()
-        slots: list[Slot] = []
         with self._lock:
             self._state.check_open()
             allowance = self._state.allowance(owner, known)
-            full = False
             resident = self._catalog.find_all(keys).tolist()
             here_now = [slot for slot in resident if slot >= 0]
+            is_here = [here >= 0 or tier > 0 for here, tier in zip(resident, lower, strict=True)]
+            wanted = [place for place, here in enumerate(is_here) if not here]
+            outcomes = bytearray(present if here else refused for here in is_here)
+            some = wanted[: max(0, allowance // frames)]
             self._catalog.hold(here_now)  # until the end of this call: a batch must not push out its own pages
             try:
-                for key, previous, here, tier in zip(keys, before[:-1], resident, lower, strict=True):
-                    if here >= 0 or tier:
-                        outcomes.append(present)
-                        continue
-                    slot = None
-                    if not full and allowance >= frames:
-                        slot = self._residency.reserve(key, known, owner, previous)
-                    if slot is None:
-                        full = True
-                        outcomes.append(refused)
-                        continue
-                    allowance -= frames
-                    slots.append(slot)
-                    outcomes.append(reserved)
-            except BaseException:
-                self._free(slots)
-                raise
+                slots = self._residency.reserve_all(
+                    [keys[place] for place in some], known, owner, [before[place] for place in some]
+                )
             finally:
                 self._catalog.release(here_now)
+            for place in some[: len(slots)]:
+                outcomes[place] = reserved
             self._catalog.touch(here_now)
             page_bytes = known.layout.page_bytes
             self._count(known.number, page_bytes, present=outcomes.count(present), refused=outcomes.count(refused))
@@ -95,7 +84,6 @@ class Stores:
         if pages > self._state.batch_pages(known):
             raise LimitExceededError(f"{pages} pages in one batch, the limit is {self._state.batch_pages(known)}")
         frames = frames_for(known.layout.page_bytes)
-        slots: list[Slot] = []
         with self._lock:
             self._state.check_open()
             quota = self._catalog.quota_of(known.number)
@@ -104,15 +92,8 @@ class Stores:
             most = (self._state.half_frames // 2 - self._state.frames_of(owner)) // frames
             if not pages or most < pages:
                 return Reserved(0, b"", [])
-            try:
-                while len(slots) < pages:
-                    slot = self._residency.reserve(b"", known, owner, evict=evict)
-                    if slot is None:
-                        break
-                    slots.append(slot)
-            except BaseException:
-                self._free(slots)
-                raise
+            unnamed = [b""] * pages
+            slots = self._residency.reserve_all(unnamed, known, owner, unnamed, evict=evict)
             if len(slots) < pages:  # a store like the one that this is for would not fit
                 self._free(slots)
                 return Reserved(0, b"", [])

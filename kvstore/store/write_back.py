@@ -45,6 +45,8 @@ class WriteBack:
         self._slots = state.slots
         self._lower_tiers = state.lower_tiers
         self._archive = archive
+        self._budget = min(_WRITE_BYTES, state.arena.arena_bytes // 8)
+        """Most bytes that one write to the node's own tiers takes."""
         self._to_share = ShareQueue(state.slots, MOST_UNSHARED_PAGES)
         self._used_for_own: dict[bytes, None] = {}
         self._used_for_shared: dict[bytes, None] = {}
@@ -99,6 +101,12 @@ class WriteBack:
             if not self._catalog.dirty_pages:
                 self._dirtied.wait(timeout)
             return self._catalog.dirty_pages > 0
+
+    @property
+    def is_little(self) -> bool:
+        """Whether less is dirty than one write takes."""
+        with self._lock:
+            return self._catalog.dirty_bytes < self._budget
 
     def wait_for_unshared(self, timeout: float) -> bool:
         """Wait until some page is to be offered to the shared tier. False: none within ``timeout`` seconds."""
@@ -223,7 +231,7 @@ class WriteBack:
         Returns:
             These, and how many of ``slots`` that deals with.
         """
-        budget = min(_WRITE_BYTES, self._arena.arena_bytes // 8)
+        budget = self._budget
         batch: list[Slot] = []
         seen = 0
         for slot in slots:

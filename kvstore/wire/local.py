@@ -47,6 +47,7 @@ from kvstore.wire.frame import (
     MOST_MESSAGE_BYTES,
     Header,
     Kind,
+    pack_frame,
 )
 
 _MAY_LOOK = usable_processors() > 1
@@ -82,6 +83,10 @@ class Calls(Channel):
             left = left[self._send_now(core, left) :]
         if left:
             self._send([left])
+
+    def send(self, kind: Kind, message: bytes = b"") -> None:
+        """Send a frame without payload."""
+        self.send_frames(pack_frame(kind, message, milliseconds=self.answering))
 
     def receive(self) -> tuple[Header, bytes]:
         """The next frame.

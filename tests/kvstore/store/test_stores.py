@@ -376,27 +376,29 @@ def test_a_reservation_that_fails_halfway_leaves_nothing_behind(
 ) -> None:
     store = open_store(64)
     known = store.open_namespace(layout_of("a", FRAME))
-    put_pages(store, known, [0])
+    for number in range(64):
+        put_pages(store, known, [number])
     client = LocalClient(store.arena.directory)
     owner = store.owner_of(store.attach(client.name))
-    residency = store._state.residency
-    reserve, calls = residency.reserve, 0
+    evictor = store._state.catalog._evicting
+    make_room, calls = evictor.make_room, 0
 
     def fail(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise MemoryError
-        return reserve(*arguments, **options)
+        return make_room(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(residency, "reserve", fail)
+        patched.setattr(evictor, "make_room", fail)
         with pytest.raises(MemoryError):
             if ahead:
-                store.reserve_ahead(owner, known.fingerprint, 5, 10.0)
+                store.reserve_ahead(owner, known.fingerprint, 5, 10.0, evict=True)
             else:
-                store.prepare_store(owner, known.fingerprint, page_hashes(range(6)), 10.0, direct=True)
+                store.prepare_store(owner, known.fingerprint, page_hashes(range(64, 70)), 10.0, direct=True)
     store.check_integrity()
-    assert put_pages(store, known, range(6)).stored == 5
+    assert store.statistics().counters["evicted"] == 2
+    assert put_pages(store, known, range(64, 70)).stored == 6
     store.check_integrity()
     client.die()

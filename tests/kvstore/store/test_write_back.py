@@ -46,6 +46,19 @@ def test_dirty_pages_are_written_oldest_first_in_bounded_batches(open_store: Ope
     store.check_integrity()
 
 
+def test_what_one_write_takes_is_not_little(open_store: OpenStore, tier: MemoryTier) -> None:
+    store = open_store(32, [tier])
+    known = store.open_namespace(layout_of("a", FRAME))
+    little = []
+    for number in range(5):
+        put_pages(store, known, [number])
+        little.append(store.write_back.is_little)
+    assert little == [True, True, True, False, False]
+    store.write_back.write_back()
+    assert store.write_back.is_little
+    store.check_integrity()
+
+
 def test_namespaces_take_turns_and_fill_each_write_together(open_store: OpenStore, tier: MemoryTier) -> None:
     store = open_store(64, [tier])
     flood, own = (store.open_namespace(layout_of(name, FRAME)) for name in ("flood", "own"))

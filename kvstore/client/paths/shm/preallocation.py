@@ -3,6 +3,9 @@
 Each large store asks for as many slots again before its first copy, and has the answer before its own end; where it is
 one batch of several, that is what the next one needs. The next store of that namespace takes them, and names its pages
 when it publishes them. What is not used for a second goes back, so a client that does not store keeps no slots.
+
+For a guess no page leaves, until it has come true: to one that stores as many pages again and again, each within a
+second of the one before, the next store is as good as said, and pages leave for it while this one is copied.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ _RESERVATIONS = 2
 """Of each namespace."""
 _ARENA_SHARE = 16
 """One reservation that is a guess takes at most this part of the arena."""
+_STREAM_STORES = 3
+"""So many stores alike, each soon behind the one before, and the next one is expected."""
+_STREAM_ARENA_SHARE = 32
+"""Pages leave for one that is expected if it takes at most this part of the arena."""
 _IDLE_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 _TIMEOUT = 5.0
@@ -60,6 +67,14 @@ class _Asked(NamedTuple):
     made: float
 
 
+class _Stream(NamedTuple):
+    """Stores of one namespace that were alike."""
+
+    pages: int
+    stores: int
+    last: float
+
+
 class Preallocation:
     """The slots that one client has before it knows their pages. Safe for threads."""
 
@@ -69,6 +84,7 @@ class Preallocation:
         self._closed = threading.Event()
         self._slots: dict[bytes, list[PreallocatedSlots]] = {}
         self._coming: list[_Asked] = []
+        self._streams: dict[bytes, _Stream] = {}
         self._thread: threading.Thread | None = None
         self._asked: tuple[tuple[bytes, int, int, bool], Packed] | None = None
         """What was asked for last, and the request: the next store mostly asks for the same."""
@@ -80,6 +96,7 @@ class Preallocation:
         self._closed = renewed(self._closed)
         self._slots.clear()
         self._coming.clear()
+        self._streams.clear()
         self._asked = None
         self._thread = None
 
@@ -105,7 +122,7 @@ class Preallocation:
     ) -> list[Packed]:
         """A store of so many pages is under way: what asks for the slots of the next one, unless there are some. To be
         posted in any case. ``following``: how many pages will certainly be stored behind it; 0: nobody knows. Other
-        pages may leave for these, not for a guess.
+        pages may leave for these, and for a store that is expected, not for a guess.
         """
         size = pages * namespace.layout.page_bytes
         guessed = size >= LEAST_BYTES and size * _ARENA_SHARE <= attachment.arena.pages.size
@@ -114,6 +131,8 @@ class Preallocation:
         fingerprint = namespace.fingerprint
         coming = _Asked(fingerprint, attachment, time.monotonic())
         with self._lock:
+            expected = self._expects(fingerprint, pages, coming.made)
+            evict = following > 0 or (expected and size * _STREAM_ARENA_SHARE <= attachment.arena.pages.size)
             there = len(self._slots.get(fingerprint, ())) + sum(
                 each.fingerprint == fingerprint for each in self._coming
             )
@@ -126,7 +145,7 @@ class Preallocation:
 
         if self._thread is None:
             self._start()
-        asked = fingerprint, attachment.client, following or pages, following > 0
+        asked = fingerprint, attachment.client, following or pages, evict
         before = self._asked
         if before is None or before[0] != asked:
             request = pb.PrepareStoreRequest(
@@ -134,7 +153,7 @@ class Preallocation:
                 client=attachment.client,
                 ttl_ms=math.ceil(LONGEST_LEASE * 1000),
                 ahead=following or pages,
-                ahead_evict=following > 0,
+                ahead_evict=evict,
             )
             before = self._asked = (
                 asked,
@@ -147,6 +166,14 @@ class Preallocation:
         self._closed.set()
         with self._lock:
             self._slots.clear()
+
+    def _expects(self, fingerprint: bytes, pages: int, now: float) -> bool:
+        """Whether a store of so many pages is one of many alike, this one counted; the caller has the lock."""
+        before = self._streams.get(fingerprint)
+        goes_on = before is not None and before.pages == pages and now - before.last < _IDLE_SECONDS
+        stream = _Stream(pages, before.stores + 1 if before is not None and goes_on else 1, now)
+        self._streams[fingerprint] = stream
+        return stream.stores >= _STREAM_STORES
 
     def _came(self, answer: Any, asked: _Asked, edition: int) -> None:
         with self._lock:
@@ -186,6 +213,7 @@ class Preallocation:
             leaving = [each for slots in self._slots.values() for each in slots if each.made < used]
             kept = {key: [each for each in slots if each.made >= used] for key, slots in self._slots.items()}
             self._slots = {key: slots for key, slots in kept.items() if slots}
+            self._streams = {key: stream for key, stream in self._streams.items() if stream.last >= used}
             if not leaving and not self._slots and not self._coming and not lost:
                 self._thread = None
                 return False

@@ -127,6 +127,37 @@ def test_a_larger_store_reserves_slots_of_its_own(near, hashes, calls, eventuall
     assert calls == ["PrepareStoreRequest", "CompleteStoreRequest"]
 
 
+def test_pages_leave_for_the_next_of_many_stores_alike(node, near, hashes, calls, eventually):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    for number in range(64):
+        store(pages, hashes(4, number), number)
+    eventually(lambda: there(near) == 1)
+    assert node.store.statistics().arena_used_bytes == 256 * SLOT
+    assert node.store.statistics().counters["evicted"] == 4, "the last store's pages and those expected do not fit"
+    calls.clear()
+    store(pages, hashes(4, 64), 64)
+    assert calls == ["CompleteStoreRequest"]
+    check(pages, hashes(4, 64), 64)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 5, 4, 5, 4)])
+def test_no_page_leaves_for_a_store_that_nobody_expects(node, near, hashes, eventually, sizes):
+    pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
+    store(pages, hashes(256 - sum(sizes), 0), 0)
+    for number, size in enumerate(sizes, 1):
+        store(pages, hashes(size, number), number)
+    eventually(lambda: not near._session.path._preallocation._coming)
+    assert node.store.statistics().counters["evicted"] == 0
+
+
+def test_a_stream_of_stores_ends_with_its_time(near, monkeypatch):
+    near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE)).lookup([bytes(32)])
+    slots = near._session.path._preallocation
+    monkeypatch.setattr(preallocation, "_IDLE_SECONDS", 1.0)
+    assert [slots._expects(b"a", 4, at) for at in (0.0, 0.9, 1.8, 2.7)] == [False, False, True, True]
+    assert [slots._expects(b"a", 4, at) for at in (3.8, 4.7, 5.6)] == [False, False, True]
+
+
 def test_slots_that_are_not_used_go_back(node, near, hashes, eventually, monkeypatch):
     pages = near.namespace(kvstore.Layout(model="a", block_size=16, page_bytes=PAGE))
     store(pages, hashes(4), 1)
