@@ -1,0 +1,242 @@
+"""What one call of a node costs a shared Redis: round trips, commands, scripts and bytes. Pure; no I/O.
+
+The commands are those that the tier sends (:mod:`kvstore.tiers.redis`), made by the tier's own encoders and cut by its
+own plans, so that bytes are exact but for digits; a test holds all of it against real servers. A call is described by
+its *shape*: how many pages, in how many chunks, buckets and hash slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from redis.crc import key_slot
+
+from kvstore.tiers.redis.format import key_names
+from kvstore.tiers.redis.format.chunk import ChunkHeader, pages_per_chunk, part_sizes
+from kvstore.tiers.redis.format.entry import PageEntry
+from kvstore.tiers.redis.format.planning import NewPage, plan_chunks
+from kvstore.tiers.redis.net import scripts
+from kvstore.tiers.redis.net.resp import Argument, encode
+from kvstore.tiers.redis.net.server import BATCH_BYTES, BATCH_PAGES
+from kvstore.tiers.redis.quotas import share_of
+from kvstore.tiers.tier import KEY_BYTES
+
+_NUMBER = 2
+"""Digits, about, of a bucket's number in a key's name."""
+_NAMESPACE = bytes(key_names.NAMESPACE_BYTES)
+_HASH = bytes(KEY_BYTES - key_names.NAMESPACE_BYTES)
+_LIVE_MS = b"604800000"
+_NULL = len(b"$-1\r\n")
+_OK = len(b"+OK\r\n")
+_INTEGER = len(b":1\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What Redis is asked in one call, or in many."""
+
+    round_trips: int = 0
+    """One behind the other: requests to several servers at once are one."""
+    commands: int = 0
+    """Scripts among them, and each counted once whatever it does inside."""
+    scripts: int = 0
+    sent_bytes: int = 0
+    """To Redis."""
+    received_bytes: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.round_trips + other.round_trips,
+            self.commands + other.commands,
+            self.scripts + other.scripts,
+            self.sent_bytes + other.sent_bytes,
+            self.received_bytes + other.received_bytes,
+        )
+
+
+class Shape(NamedTuple):
+    """How many of what a call is about."""
+
+    pages: int
+    page_bytes: int
+    chunks: tuple[int, ...]
+    """Pages of each chunk."""
+    buckets: int
+    """Different ones of these chunks."""
+    groups: int
+    """Commands that ask for all entries: one in a thousand on a single server, one for each slot in a Cluster."""
+    alone: int
+    """Of these, those that ask for one entry."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of its pages."""
+        return self.pages * self.page_bytes
+
+
+def shape_of(keys: Sequence[bytes], page_bytes: int, buckets: int, *, cluster: bool) -> Shape:
+    """The shape of a call for a whole prefix that is stored in one go, in a tier of so many buckets.
+
+    Args:
+        keys: of the pages, head first, 64 bytes each.
+        page_bytes: of each.
+        buckets: in Redis.
+        cluster: whether it is one.
+    """
+    cut = plan_chunks([NewPage(key, page_bytes, place) for place, key in enumerate(keys)])
+    share = share_of(_NAMESPACE, 0, buckets)
+    different = {share.bucket_of(keys[chunk.start]) for chunk in cut}
+    groups = _groups(keys) if cluster else [min(BATCH_PAGES, len(keys) - at) for at in range(0, len(keys), BATCH_PAGES)]
+    return Shape(len(keys), page_bytes, tuple(map(len, cut)), len(different), len(groups), groups.count(1))
+
+
+def typical_shape(pages: int, page_bytes: int, buckets: int, *, cluster: bool) -> Shape:
+    """The shape to be expected of so many pages of a new prefix, wherever hashes put them."""
+    length = pages_per_chunk(page_bytes)
+    chunks = tuple(min(length, pages - at) for at in range(0, pages, length))
+    different = _expected(len(chunks), buckets)
+    if not cluster:
+        return Shape(pages, page_bytes, chunks, different, _runs(pages), int(pages == 1))
+    slots = sum(_expected(min(BATCH_PAGES, pages - at), 1 << 14) for at in range(0, pages, BATCH_PAGES))
+    return Shape(pages, page_bytes, chunks, different, slots, max(0, 2 * slots - pages))
+
+
+def lookup(shape: Shape, hits: int) -> Cost:
+    """``contains``, of which so many pages are there."""
+    trips = _runs(shape.pages)
+    return Cost(trips, shape.groups, 0, _asking(shape), _answers(shape, hits))
+
+
+def load(shape: Shape) -> Cost:
+    """``read`` of pages that are all there: entries, then ranges of chunks; chunks of 32 MiB at a time."""
+    trips = -(-shape.payload_bytes // BATCH_BYTES)
+    sent = received = commands = 0
+    for pages in shape.chunks:
+        sizes = part_sizes(_header_bytes(pages), pages * shape.page_bytes)
+        for part, size in enumerate(sizes):
+            commands += 1
+            sent += _encoded([b"GETRANGE", _part_name(part), b"0", b"%d" % size])
+            received += _bulk(size)
+    touches = shape.buckets
+    sent += touches * _script_bytes(scripts.TOUCH, _LIVE_MS) + len(shape.chunks) * _argument(key_names.NONCE_BYTES)
+    received += touches * _INTEGER + len(shape.chunks) * _INTEGER
+    data = Cost(trips, commands + touches, touches, sent, received)
+    return Cost(1, shape.groups, 0, _asking(shape), _answers(shape, shape.pages)) + data
+
+
+def store(shape: Shape) -> Cost:
+    """``write`` of pages of which none is there, with nothing to be evicted for them."""
+    look = Cost(1, 4, 0, _agreement_bytes(), 2 * _NULL + _bulk(1) + _bulk(2))
+    look += Cost(0, shape.groups, 0, _asking(shape), _answers(shape, 0))
+    commands = sent = received = 0
+    for pages in shape.chunks:
+        header = _header_bytes(pages)
+        sizes = part_sizes(header, pages * shape.page_bytes)
+        commands += 1 + len(sizes)
+        numbers = [b"%d" % number for number in (sum(sizes), pages, header, len(sizes), 1 << 25)]
+        sent += _script_bytes(scripts.ADMIT, bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"")
+        received += len(b"*2\r\n:1\r\n*0\r\n")
+        for part, size in enumerate(sizes):
+            sent += _encoded([b"SET", _part_name(part), b"", b"XX", b"KEEPTTL"]) - _argument(0) + _argument(size)
+            received += _OK
+    commands += shape.buckets
+    sent += shape.buckets * _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
+    received += shape.buckets * (len(b"*6\r\n") + _bulk(5) + _bulk(8) + _bulk(5) + _bulk(3) + _bulk(38) + _bulk(8))
+    batches = -(-shape.payload_bytes // BATCH_BYTES)
+    admit = Cost(batches, commands, len(shape.chunks), sent, received)
+    scripted = max(batches, shape.groups) - shape.alone
+    put = [b"SET", key_names.page_name(bytes(KEY_BYTES)), _entry(), b"PX", _LIVE_MS, b"NX"]
+    each = sum(map(_argument, (len(key_names.page_name(bytes(KEY_BYTES))), 1, len(_entry()))))
+    sent = shape.alone * _encoded(put) + scripted * _encoded(scripts.call(scripts.PLACE, [], _LIVE_MS))
+    sent += (shape.pages - shape.alone) * each
+    received = shape.alone * _OK + scripted * _bulk(0) + shape.pages - shape.alone
+    place = Cost(batches, shape.alone + scripted, scripted, sent, received)
+    return look + admit + place
+
+
+def touch(shape: Shape) -> Cost:
+    """``touch`` of pages that are all there: their entries and their chunks live on."""
+    base = _encoded(scripts.call(scripts.RENEW, [], _LIVE_MS))
+    names = shape.pages * _argument(len(key_names.page_name(bytes(KEY_BYTES))))
+    renew = Cost(
+        _runs(shape.pages), shape.groups, shape.groups, shape.groups * base + names, _answers(shape, shape.pages)
+    )
+    sent = shape.buckets * _script_bytes(scripts.TOUCH, _LIVE_MS) + len(shape.chunks) * _argument(key_names.NONCE_BYTES)
+    received = (shape.buckets + len(shape.chunks)) * _INTEGER
+    return renew + Cost(_runs(shape.pages), shape.buckets, shape.buckets, sent, received)
+
+
+# -- bytes, by the tier's own encoders --------------------------------------------------------------------------------
+
+
+def _asking(shape: Shape) -> int:
+    """Bytes of the commands that ask for all entries."""
+    return shape.groups * _encoded([b"MGET"]) + shape.pages * _argument(len(key_names.page_name(bytes(KEY_BYTES))))
+
+
+def _answers(shape: Shape, hits: int) -> int:
+    return shape.groups * len(b"*1\r\n") + hits * _bulk(len(_entry())) + (shape.pages - hits) * _NULL
+
+
+@lru_cache(1)
+def _agreement_bytes() -> int:
+    return sum(
+        _encoded(command)
+        for name in (key_names.BUCKETS, key_names.FORMAT)
+        for command in ([b"SET", name, b"1", b"NX"], [b"GET", name])
+    )
+
+
+@lru_cache(256)
+def _header_bytes(pages: int) -> int:
+    hashes, numbers = (_HASH,) * pages, (1 << 20,) * pages
+    header = ChunkHeader(0, _NAMESPACE, bytes(key_names.NONCE_BYTES), hashes, numbers, numbers, numbers, 0, _HASH)
+    return len(header.encode())
+
+
+@lru_cache(1)
+def _entry() -> bytes:
+    return PageEntry(0, bytes(key_names.NONCE_BYTES), 0, 0, 0, 1, 1, 0).encode()
+
+
+@lru_cache(8)
+def _part_name(part: int) -> bytes:
+    return key_names.part_name(10**_NUMBER - 1, bytes(key_names.NONCE_BYTES), part)
+
+
+def _script_bytes(script: bytes, *arguments: bytes) -> int:
+    return _encoded(scripts.call(script, key_names.bucket_names(10**_NUMBER - 1), *arguments))
+
+
+def _encoded(command: Sequence[Argument]) -> int:
+    return sum(map(len, encode([command])))
+
+
+def _argument(length: int) -> int:
+    """Bytes of one more argument."""
+    return len(b"$%d\r\n\r\n" % length) + length
+
+
+_bulk = _argument
+"""A bulk reply looks like an argument."""
+
+
+def _runs(pages: int) -> int:
+    return -(-pages // BATCH_PAGES)
+
+
+def _groups(keys: Sequence[bytes]) -> list[int]:
+    """How many keys each command names in a Cluster, with as many keys at once as the tier asks for."""
+    runs = [keys[at : at + BATCH_PAGES] for at in range(0, len(keys), BATCH_PAGES)]
+    slots = [Counter(key_slot(key_names.page_name(key)) for key in run) for run in runs]
+    return [named for each in slots for named in each.values()]
+
+
+def _expected(items: int, places: int) -> int:
+    """How many of some places are taken, to be expected, where so many items fall on any of them."""
+    return round(places * -math.expm1(items * math.log1p(-1 / places))) if places > 1 else min(1, items)
