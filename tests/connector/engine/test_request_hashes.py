@@ -112,7 +112,7 @@ class TestSharedPrefix:
             {"mm_features": [Feature(HASH, Place(39, 4))]},
             {"all_token_ids": [*range(39), -1]},
         ],
-        ids=str,
+        ids=["too short", "generated", "embeddings", "a picture across its end", "another last token"],
     )
     def test_what_is_not_the_prefix_alone_is_not_shared(self, hashes: RequestHashes, fields: dict[str, Any]) -> None:
         assert hashes.shared_prefix(Request(**({"all_token_ids": self.TOKENS} | fields)), "assistant") is None
