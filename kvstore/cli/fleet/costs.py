@@ -9,22 +9,38 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from redis.crc import key_slot
 
+from kvstore.tiers.redis.buckets import CLOCKS
 from kvstore.tiers.redis.format import key_names
-from kvstore.tiers.redis.format.chunk import ChunkHeader, pages_per_chunk, part_sizes
+from kvstore.tiers.redis.format.chunk import CHUNK_BYTES, ChunkHeader, pages_per_chunk, part_sizes
 from kvstore.tiers.redis.format.entry import PageEntry
 from kvstore.tiers.redis.format.planning import NewPage, plan_chunks
 from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.resp import Argument, encode
 from kvstore.tiers.redis.net.server import BATCH_BYTES, BATCH_PAGES
 from kvstore.tiers.redis.quotas import share_of
+from kvstore.tiers.redis.tier import REFRESH_SECONDS
 from kvstore.tiers.tier import KEY_BYTES
+
+__all__ = [
+    "CHUNK_BYTES",
+    "REFRESH_SECONDS",
+    "Cost",
+    "Shape",
+    "load",
+    "lookup",
+    "refresh",
+    "shape_of",
+    "store",
+    "touch",
+    "typical_shape",
+]
 
 _NUMBER = 2
 """Digits, about, of a bucket's number in a key's name."""
@@ -56,6 +72,15 @@ class Cost:
             self.scripts + other.scripts,
             self.sent_bytes + other.sent_bytes,
             self.received_bytes + other.received_bytes,
+        )
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(
+            self.round_trips * times,
+            self.commands * times,
+            self.scripts * times,
+            self.sent_bytes * times,
+            self.received_bytes * times,
         )
 
 
@@ -95,6 +120,7 @@ def shape_of(keys: Sequence[bytes], page_bytes: int, buckets: int, *, cluster: b
     return Shape(len(keys), page_bytes, tuple(map(len, cut)), len(different), len(groups), groups.count(1))
 
 
+@lru_cache(1 << 14)
 def typical_shape(pages: int, page_bytes: int, buckets: int, *, cluster: bool) -> Shape:
     """The shape to be expected of so many pages of a new prefix, wherever hashes put them."""
     length = pages_per_chunk(page_bytes)
@@ -106,49 +132,35 @@ def typical_shape(pages: int, page_bytes: int, buckets: int, *, cluster: bool) -
     return Shape(pages, page_bytes, chunks, different, slots, max(0, 2 * slots - pages))
 
 
+@lru_cache(1 << 14)
 def lookup(shape: Shape, hits: int) -> Cost:
     """``contains``, of which so many pages are there."""
     trips = _runs(shape.pages)
     return Cost(trips, shape.groups, 0, _asking(shape), _answers(shape, hits))
 
 
+@lru_cache(1 << 14)
 def load(shape: Shape) -> Cost:
     """``read`` of pages that are all there: entries, then ranges of chunks; chunks of 32 MiB at a time."""
     trips = -(-shape.payload_bytes // BATCH_BYTES)
-    sent = received = commands = 0
-    for pages in shape.chunks:
-        sizes = part_sizes(_header_bytes(pages), pages * shape.page_bytes)
-        for part, size in enumerate(sizes):
-            commands += 1
-            sent += _encoded([b"GETRANGE", _part_name(part), b"0", b"%d" % size])
-            received += _bulk(size)
+    ranges = _sum(_reading(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
     touches = shape.buckets
-    sent += touches * _script_bytes(scripts.TOUCH, _LIVE_MS) + len(shape.chunks) * _argument(key_names.NONCE_BYTES)
-    received += touches * _INTEGER + len(shape.chunks) * _INTEGER
-    data = Cost(trips, commands + touches, touches, sent, received)
-    return Cost(1, shape.groups, 0, _asking(shape), _answers(shape, shape.pages)) + data
+    sent = touches * _script_bytes(scripts.TOUCH, _LIVE_MS) + len(shape.chunks) * _argument(key_names.NONCE_BYTES)
+    received = touches * _INTEGER + len(shape.chunks) * _INTEGER
+    used = Cost(trips, touches, touches, sent, received)
+    return Cost(1, shape.groups, 0, _asking(shape), _answers(shape, shape.pages)) + ranges + used
 
 
+@lru_cache(1 << 14)
 def store(shape: Shape) -> Cost:
     """``write`` of pages of which none is there, with nothing to be evicted for them."""
     look = Cost(1, 4, 0, _agreement_bytes(), 2 * _NULL + _bulk(1) + _bulk(2))
     look += Cost(0, shape.groups, 0, _asking(shape), _answers(shape, 0))
-    commands = sent = received = 0
-    for pages in shape.chunks:
-        header = _header_bytes(pages)
-        sizes = part_sizes(header, pages * shape.page_bytes)
-        commands += 1 + len(sizes)
-        numbers = [b"%d" % number for number in (sum(sizes), pages, header, len(sizes), 1 << 25)]
-        sent += _script_bytes(scripts.ADMIT, bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"")
-        received += len(b"*2\r\n:1\r\n*0\r\n")
-        for part, size in enumerate(sizes):
-            sent += _encoded([b"SET", _part_name(part), b"", b"XX", b"KEEPTTL"]) - _argument(0) + _argument(size)
-            received += _OK
-    commands += shape.buckets
-    sent += shape.buckets * _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
-    received += shape.buckets * (len(b"*6\r\n") + _bulk(5) + _bulk(8) + _bulk(5) + _bulk(3) + _bulk(38) + _bulk(8))
+    sums = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
+    said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
+    admit = _sum(_writing(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
     batches = -(-shape.payload_bytes // BATCH_BYTES)
-    admit = Cost(batches, commands, len(shape.chunks), sent, received)
+    admit += Cost(batches, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)
     scripted = max(batches, shape.groups) - shape.alone
     put = [b"SET", key_names.page_name(bytes(KEY_BYTES)), _entry(), b"PX", _LIVE_MS, b"NX"]
     each = sum(map(_argument, (len(key_names.page_name(bytes(KEY_BYTES))), 1, len(_entry()))))
@@ -159,6 +171,17 @@ def store(shape: Shape) -> Cost:
     return look + admit + place
 
 
+def refresh(buckets: int) -> Cost:
+    """What a node asks every ``REFRESH_SECONDS`` by itself: what is agreed on, what buckets hold, what time it is."""
+    clocks = len(range(0, buckets, max(1, buckets // CLOCKS)))
+    name = key_names.bucket_names(10**_NUMBER - 1)[2]
+    sent = sum(_encoded([b"GET", name]) for name in (key_names.BUCKETS, key_names.FORMAT))
+    sent += buckets * _encoded([b"HGETALL", name]) + clocks * _encoded([b"TIME"])
+    received = _bulk(1) + _bulk(2) + buckets * len(b"*0\r\n") + clocks * (len(b"*2\r\n") + _bulk(10) + _bulk(6))
+    return Cost(3, 2 + buckets + clocks, 0, sent, received)
+
+
+@lru_cache(1 << 14)
 def touch(shape: Shape) -> Cost:
     """``touch`` of pages that are all there: their entries and their chunks live on."""
     base = _encoded(scripts.call(scripts.RENEW, [], _LIVE_MS))
@@ -169,6 +192,33 @@ def touch(shape: Shape) -> Cost:
     sent = shape.buckets * _script_bytes(scripts.TOUCH, _LIVE_MS) + len(shape.chunks) * _argument(key_names.NONCE_BYTES)
     received = (shape.buckets + len(shape.chunks)) * _INTEGER
     return renew + Cost(_runs(shape.pages), shape.buckets, shape.buckets, sent, received)
+
+
+@lru_cache(4096)
+def _reading(pages: int, page_bytes: int) -> Cost:
+    """The ranges of one chunk."""
+    cost = Cost()
+    for part, size in enumerate(part_sizes(header_bytes(pages), pages * page_bytes)):
+        cost += Cost(0, 1, 0, _encoded([b"GETRANGE", _part_name(part), b"0", b"%d" % size]), _bulk(size))
+    return cost
+
+
+@lru_cache(4096)
+def _writing(pages: int, page_bytes: int) -> Cost:
+    """Admission and values of one chunk."""
+    header = header_bytes(pages)
+    sizes = part_sizes(header, pages * page_bytes)
+    numbers = [b"%d" % number for number in (sum(sizes), pages, header, len(sizes), 1 << 25)]
+    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b""]
+    cost = Cost(0, 1, 1, _script_bytes(scripts.ADMIT, *arguments), len(b"*2\r\n:1\r\n*0\r\n"))
+    for part, size in enumerate(sizes):
+        empty = _encoded([b"SET", _part_name(part), b"", b"XX", b"KEEPTTL"])
+        cost += Cost(0, 1, 0, empty - _argument(0) + _argument(size), _OK)
+    return cost
+
+
+def _sum(costs: Iterable[Cost]) -> Cost:
+    return sum(costs, Cost())
 
 
 # -- bytes, by the tier's own encoders --------------------------------------------------------------------------------
@@ -193,7 +243,8 @@ def _agreement_bytes() -> int:
 
 
 @lru_cache(256)
-def _header_bytes(pages: int) -> int:
+def header_bytes(pages: int) -> int:
+    """Of a chunk of so many pages."""
     hashes, numbers = (_HASH,) * pages, (1 << 20,) * pages
     header = ChunkHeader(0, _NAMESPACE, bytes(key_names.NONCE_BYTES), hashes, numbers, numbers, numbers, 0, _HASH)
     return len(header.encode())
@@ -209,6 +260,7 @@ def _part_name(part: int) -> bytes:
     return key_names.part_name(10**_NUMBER - 1, bytes(key_names.NONCE_BYTES), part)
 
 
+@lru_cache(4096)
 def _script_bytes(script: bytes, *arguments: bytes) -> int:
     return _encoded(scripts.call(script, key_names.bucket_names(10**_NUMBER - 1), *arguments))
 

@@ -25,7 +25,7 @@ BUCKET_CHUNKS = 16
 """As many chunks of full size fit into every bucket."""
 EXPIRED_AT_ONCE = 16
 """Chunks of a bucket that expire in one step: the server serves nobody else meanwhile."""
-_CLOCKS = 64
+CLOCKS = 64
 """Buckets, about, that are asked what time it is."""
 
 Pages = Mapping[tuple[int, bytes], int]
@@ -181,7 +181,7 @@ class Buckets:
 
     def times(self, timeout: float) -> Iterator[tuple[int, float]]:
         """What time it is where some buckets are, seconds since 1970: enough of them to ask nearly every server."""
-        some = range(0, self._number, max(1, self._number // _CLOCKS))
+        some = range(0, self._number, max(1, self._number // CLOCKS))
         asked = [Request(self._topology.slot(key_names.bucket_names(bucket)[0]), [b"TIME"]) for bucket in some]
         for bucket, reply in zip(some, self._topology.exchange(asked, time.monotonic() + timeout), strict=True):
             match reply:

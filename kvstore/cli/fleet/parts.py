@@ -1,0 +1,107 @@
+"""The parts of a fleet that may saturate: each does one thing after the other, and is asked by many."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvstore.cli.fleet.costs import Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast parts are. Those of Redis were measured (docs/scaling.md says on what), by the server's own CPU time."""
+
+    trip_seconds: float = 10e-6
+    """Of a shard, for a request whatever is in it: reading, parsing, answering."""
+    command_seconds: float = 0.7e-6
+    script_seconds: float = 50e-6
+    """Beside what its command takes."""
+    in_seconds: float = 1.0e-9
+    """Of a shard, for a byte that it receives."""
+    out_seconds: float = 0.45e-9
+    """Of a shard, for a byte that it sends."""
+    link_bytes: float = 12e9
+    """A second, of each host's link, in each direction."""
+    network_seconds: float = 100e-6
+    """From a node to a shard and back, with nothing to do there."""
+    prefill_tokens: float = 10_000.0
+    """A second, of one engine."""
+    engines: int = 8
+    """Beside each node."""
+    objects_seconds: float = 0.05
+    """Until the first byte of an object comes."""
+    objects_bytes: float = 10e9
+    """A second, of the bucket, to all nodes together."""
+    events: float = 200_000.0
+    """Pages a second that a router takes in."""
+    lookup_deadline: float = 0.05
+    """Of a lookup in Redis: what comes later is a miss."""
+    write_deadline: float = 2.0
+    """Of a write: what can't be done by then is not shared."""
+
+
+PIECE_SECONDS = 2e-3
+"""A server serves its connections in turn: so long one of them has it at once, at most (2 MiB come or go)."""
+
+
+@dataclass(slots=True)
+class Part:
+    """Something with one queue. What is large is served first come, first served; what is small waits for a piece of
+    each large one that is there, as connections of a server take turns."""
+
+    free_at: float = 0.0
+    busy: float = 0.0
+    """Seconds."""
+    operations: int = 0
+    bytes: int = 0
+    waits: list[float] = field(default_factory=list)
+    """Seconds that each visit stood in the queue."""
+    _ends: deque[float] = field(default_factory=deque)
+    """When the large ones that are here will be done."""
+
+    def visit(self, now: float, seconds: float, operations: int = 0, size: int = 0) -> float:
+        """Let it do something that takes so long. Returns when it is done."""
+        ends = self._ends
+        while ends and ends[0] <= now:
+            ends.popleft()
+        wait = max(0.0, self.free_at - now)
+        self.free_at = now + wait + seconds
+        if seconds > PIECE_SECONDS:
+            ends.append(self.free_at)
+        else:
+            wait = min(wait, (1 + len(ends)) * PIECE_SECONDS)
+        self.waits.append(wait)
+        self.busy += seconds
+        self.operations += operations
+        self.bytes += size
+        return now + wait + seconds
+
+    def background(self, seconds: float, operations: int) -> None:
+        """What it does beside, evenly spread, that nobody waits for."""
+        self.busy += seconds
+        self.operations += operations
+
+
+@dataclass(slots=True)
+class Shard:
+    """One server of Redis: its single thread, and its link."""
+
+    thread: Part = field(default_factory=Part)
+    link: Part = field(default_factory=Part)
+
+    def ask(self, now: float, cost: Cost, rates: Rates) -> float:
+        """Let it serve some requests, one after the other. Returns when they are answered."""
+        seconds = (
+            cost.round_trips * rates.trip_seconds
+            + cost.commands * rates.command_seconds
+            + cost.scripts * rates.script_seconds
+            + cost.sent_bytes * rates.in_seconds
+            + cost.received_bytes * rates.out_seconds
+        )
+        size = cost.sent_bytes + cost.received_bytes
+        done = self.thread.visit(now, seconds, cost.commands, size)
+        carried = self.link.visit(
+            now, max(cost.sent_bytes, cost.received_bytes) / rates.link_bytes, cost.commands, size
+        )
+        return max(done, carried) + cost.round_trips * rates.network_seconds

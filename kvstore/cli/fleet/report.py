@@ -1,0 +1,123 @@
+"""What a simulation says of a fleet: hits, loads, waits, and the part that saturates first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvstore.cli.fleet.parts import Part
+from kvstore.cli.fleet.simulation import Outcome
+
+SATURATED = 0.8
+"""Of its time a part may be busy: beyond it, queues grow long."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartLoad:
+    """The busiest of some like parts."""
+
+    name: str
+    parts: int
+    busy: float
+    """Of its time; more than 1: it can't keep up."""
+    operations: float
+    """A second."""
+    gigabytes: float
+    """A second."""
+    wait_p50: float
+    """Seconds."""
+    wait_p99: float
+    shared: bool
+    """By all nodes: its load grows with them. Others belong to one node each."""
+
+    def most_nodes(self, nodes: int) -> int | None:
+        """With how many nodes it saturates, where all else stays; None: nodes don't matter."""
+        return int(nodes * SATURATED / self.busy) if self.shared and self.busy > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The figures of one simulation."""
+
+    nodes: int
+    shards: int
+    router: str
+    requests: int
+    arena_hits: float
+    """Of all blocks, and so the next ones."""
+    redis_hits: float
+    object_hits: float
+    late: float
+    unshared: float
+    """Of the blocks that were new somewhere."""
+    saved_tokens: float
+    """Of all tokens: not computed."""
+    computed_tokens: float
+    """A second."""
+    stored_gigabytes: float
+    """A second, of new KV in all arenas."""
+    redis_commands: float
+    """A second, of all nodes."""
+    parts: list[PartLoad]
+
+    @property
+    def first(self) -> PartLoad:
+        """The part of the service that is busiest; engines are not of it."""
+        return max((part for part in self.parts if part.name != "engine"), key=lambda part: part.busy)
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self) | {"first": self.first.name, "first_saturates_at_nodes": self.first.most_nodes(self.nodes)}
+
+
+def report(outcome: Outcome) -> Report:
+    """The figures."""
+    counts, fleet, seconds = outcome.counts, outcome.fleet, outcome.seconds
+    loads = [
+        _load("shard", [shard.thread for shard in outcome.shards], seconds, shared=True),
+        _load("shard's link", [shard.link for shard in outcome.shards], seconds, shared=True),
+        _load("node's link", outcome.links, seconds, shared=False),
+        _load("object storage", [outcome.objects], seconds, shared=True),
+        _load("router", [outcome.router], seconds, shared=True),
+        _load("engine", [each for engines in outcome.engines for each in engines], seconds, shared=False),
+    ]
+    return Report(
+        fleet.nodes,
+        fleet.shards,
+        fleet.router,
+        counts.requests,
+        outcome.hit_ratio(counts.arena_hits),
+        outcome.hit_ratio(counts.redis_hits),
+        outcome.hit_ratio(counts.object_hits),
+        outcome.hit_ratio(counts.late),
+        counts.unshared / max(1, counts.stored),
+        1 - counts.computed_tokens / max(1, counts.tokens),
+        counts.computed_tokens / seconds,
+        counts.stored * fleet.block_bytes / seconds / 1e9,
+        outcome.redis.commands / seconds,
+        [load for load in loads if load.parts],
+    )
+
+
+def _load(name: str, parts: list[Part], seconds: float, *, shared: bool) -> PartLoad:
+    if not parts:
+        return PartLoad(name, 0, 0.0, 0.0, 0.0, 0.0, 0.0, shared)
+    most = max(parts, key=lambda part: part.busy)
+    waits = sorted(wait for part in parts for wait in part.waits)
+    p50, p99 = (_at(waits, share) for share in (0.5, 0.99))
+    rate = (most.busy / seconds, most.operations / seconds, most.bytes / seconds / 1e9)
+    return PartLoad(name, len(parts), *rate, p50, p99, shared)
+
+
+def _at(waits: list[float], share: float) -> float:
+    return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
+
+
+def more(before: Report, after: Iterable[tuple[str, Report]]) -> list[tuple[str, float, float]]:
+    """What each change brings: share of tokens saved beyond what it was, and how busy the first part is then."""
+    return [
+        (what, each.saved_tokens - before.saved_tokens, next(
+            (part.busy for part in each.parts if part.name == before.first.name), 0.0))
+        for what, each in after
+    ]  # fmt: skip
