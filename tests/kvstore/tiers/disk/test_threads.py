@@ -32,17 +32,17 @@ def test_a_deletion_waits_for_a_reader_who_gets_his_own_bytes(tmp_path: Path, mo
             in_wait.set()
         return real_wait_for(self, *args, **options)
 
-    answers: list[list[bool]] = []
+    answers: dict[str, list[bool]] = {}
     with opened(tmp_path, 2 * MIB, segment_bytes=MIB) as tier:
         tier.write([first])
         oldest = tier._log.segments[0]
         monkeypatch.setattr(os, "preadv", slow)
-        reader = threading.Thread(target=lambda: answers.append(read_pages(tier, [first])))
+        reader = threading.Thread(target=lambda: answers.update(reader=read_pages(tier, [first])))
         reader.start()
         assert in_read.wait(30)
         monkeypatch.setattr(threading.Condition, "wait_for", watched)
         rest = [make_page(n, 500_000) for n in range(2, 6)]
-        writer = threading.Thread(target=lambda: answers.append([tier.write([page])[0] for page in rest]))
+        writer = threading.Thread(target=lambda: answers.update(writer=[tier.write([page])[0] for page in rest]))
         writer.start()
         assert in_wait.wait(30)
         assert oldest.path.exists(), "the bytes are not free while someone reads them"
@@ -50,7 +50,7 @@ def test_a_deletion_waits_for_a_reader_who_gets_his_own_bytes(tmp_path: Path, mo
         go_on.set()
         reader.join(30)
         writer.join(30)
-        assert answers == [[True], [True] * 4]
+        assert answers == {"reader": [True], "writer": [True] * 4}
         assert not oldest.path.exists()
         tier.check()
 
