@@ -26,7 +26,7 @@ _COMMANDS = {
     "kvstore.cli.check": ("check",),
     "kvstore.cli.objects": ("objects",),
     "kvstore.cli.bench.command": ("bench",),
-    "kvstore.cli.bench.capacity_plan": ("plan",),
+    "kvstore.cli.plan.capacity": ("plan",),
     "kvstore.cli.proxy": ("proxy",),
     "kvstore.cli.responses": ("responses",),
     "kvstore.cli.documents": ("docs",),

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOORS = (
     ("kvstore/cli/__main__.py",),
     ("kvstore/cli/main.py",),
+    ("kvstore/cli/plan",),
     ("kvstore/cli/bench", "kvstore/cli/doctor"),
     ("kvstore/cli",),
     ("connector/vllm_plugin.py",),
@@ -105,7 +106,13 @@ IMPORTED_BY = {
         "kvstore/service/access",
         "kvstore/service/http",
     ),
-    "redis": ("kvstore/cli/bench", "kvstore/cli/doctor", "kvstore/responses", "kvstore/tiers/redis/net"),
+    "redis": (
+        "kvstore/cli/bench",
+        "kvstore/cli/doctor",
+        "kvstore/cli/plan",
+        "kvstore/responses",
+        "kvstore/tiers/redis/net",
+    ),
     "rich": ("connector/reference", "kvstore/cli", "kvstore/cli/bench", "kvstore/cli/doctor"),
     "sglang": ("connector/sglang.py",),
     "torch": ("connector/engine", "connector/reference", "connector/sglang.py", "connector/vllm.py", "gpu"),

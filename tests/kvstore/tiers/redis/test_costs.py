@@ -10,8 +10,8 @@ from counted_redis import CountedRedis
 from made_pages import make_page, read_pages
 from redis_servers import Cluster, RedisServer
 
-from kvstore.cli.fleet import costs
-from kvstore.cli.fleet.costs import Cost
+from kvstore.cli.plan import costs
+from kvstore.cli.plan.costs import Cost
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.tier import PageWrite
 

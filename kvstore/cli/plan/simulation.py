@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES
-from kvstore.cli.fleet import costs
-from kvstore.cli.fleet.arena import SimulatedArena
-from kvstore.cli.fleet.costs import Cost
-from kvstore.cli.fleet.parts import Part, Rates, Shard
-from kvstore.cli.fleet.routers import ROUTERS
-from kvstore.cli.fleet.shared import Chunk, SharedPages, server_of_bucket
-from kvstore.cli.fleet.workload import FleetRequest
+from kvstore.cli.plan import costs
+from kvstore.cli.plan.arena import SimulatedArena
+from kvstore.cli.plan.costs import Cost
+from kvstore.cli.plan.parts import Part, Rates, Shard
+from kvstore.cli.plan.routers import ROUTERS
+from kvstore.cli.plan.shared import Chunk, SharedPages, server_of_bucket
+from kvstore.cli.plan.workload import FleetRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Counts:
     stored: int = 0
     """In arenas, new ones."""
     shared: int = 0
-    """Written to Redis by whoever wrote them first."""
+    """Sent to Redis: some by several nodes that computed them at once."""
     unshared: int = 0
     """Not written, since Redis had more to do than it takes until a write's deadline."""
     tokens: int = 0
@@ -122,8 +122,6 @@ class Simulation:
         self._shared = SharedPages(fleet.redis_bytes, fleet.block_bytes, fleet.shards) if fleet.shards else None
         self._shards = [Shard() for _ in range(fleet.shards)]
         self._archived: set[int] = set()
-        self._claimed: set[int] = set()
-        """Blocks that some node is writing to Redis: others wait for it, and send nothing."""
         self._objects, self._router_part = Part(), Part()
         self._counts = Counts()
         self._cost = Cost()
@@ -258,7 +256,7 @@ class Simulation:
     def _share(self, number: int, request: FleetRequest, came: Sequence[int]) -> None:
         if self._shared is None or not came:
             return
-        new = [block for block in came if block not in self._shared and block not in self._claimed]
+        new = [block for block in came if block not in self._shared]
         if len(new) < len(came):
             self._look_up([block for block in came if block not in new])
         if not new:
@@ -267,7 +265,6 @@ class Simulation:
         if busy > self._now + self._rates.write_deadline:
             self._counts.unshared += len(new)
             return
-        self._claimed.update(new)
         size = len(new) * self._fleet.block_bytes
         done = self._nodes[number].link.visit(self._now, size / self._rates.link_bytes, 1, size)
         self._at(done, lambda: self._written(request, new))
@@ -275,8 +272,9 @@ class Simulation:
     def _written(self, request: FleetRequest, new: Sequence[int]) -> None:
         if self._shared is None:
             return
+        late = [block for block in new if block in self._shared]  # another node was first: sent all the same
         made, merged = self._shared.write(request.blocks, new)
-        self._claimed.difference_update(new)
+        made += [chunk for chunk in self._shared.chunks_of(late) if chunk not in made]
         self._counts.shared += len(new)
         for shard, cost in self._by_shard(made, costs.store, len(new)).items():
             self._ask(shard, self._now, cost)

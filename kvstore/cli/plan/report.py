@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvstore.cli.fleet.parts import Part
-from kvstore.cli.fleet.simulation import Outcome
+from kvstore.cli.plan.parts import Part
+from kvstore.cli.plan.simulation import Outcome
 
 SATURATED = 0.8
 """Of its time a part may be busy: beyond it, queues grow long."""

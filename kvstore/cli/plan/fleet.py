@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kvstore.cli.bench.trace import TracedRequest
-from kvstore.cli.fleet.parts import Rates
-from kvstore.cli.fleet.report import SATURATED, Report, more, report
-from kvstore.cli.fleet.routers import ROUTERS
-from kvstore.cli.fleet.simulation import Fleet, Simulation
-from kvstore.cli.fleet.workload import FleetRequest, forking_agents, trace_copies
+from kvstore.cli.plan.parts import Rates
+from kvstore.cli.plan.report import SATURATED, Report, more, report
+from kvstore.cli.plan.routers import ROUTERS
+from kvstore.cli.plan.simulation import Fleet, Simulation
+from kvstore.cli.plan.workload import FleetRequest, forking_agents, trace_copies
 from kvstore.cli.progress import Progress
 from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import InvalidRequestError

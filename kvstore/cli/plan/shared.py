@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from kvstore.cli.fleet.costs import header_bytes
+from kvstore.cli.plan.costs import header_bytes
 from kvstore.tiers.redis.buckets import BUCKET_CHUNKS
 from kvstore.tiers.redis.compaction import MOST_FRAGMENTS, begins_at_boundary, completes
 from kvstore.tiers.redis.format import key_names

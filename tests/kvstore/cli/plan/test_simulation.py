@@ -11,10 +11,10 @@ import pytest
 
 from kvstore.cli.bench.trace import TracedRequest
 from kvstore.cli.bench.workloads import chat
-from kvstore.cli.fleet.report import Report, report
-from kvstore.cli.fleet.simulation import Fleet, Simulation
-from kvstore.cli.fleet.workload import FleetRequest, forking_agents, trace_copies
 from kvstore.cli.main import main
+from kvstore.cli.plan.report import Report, report
+from kvstore.cli.plan.simulation import Fleet, Simulation
+from kvstore.cli.plan.workload import FleetRequest, forking_agents, trace_copies
 
 BLOCK = 64 << 10
 FLEET = Fleet(4, 2, 200 * BLOCK, 4000 * BLOCK, BLOCK, BLOCK, 512)
@@ -96,12 +96,12 @@ def test_objects_hold_what_redis_has_let_go() -> None:
     assert simulated(replace(small, objects=True), requests).object_hits > 0.05
 
 
-def test_what_all_have_in_common_is_written_to_redis_once() -> None:
+def test_nodes_that_compute_the_same_at_once_each_send_it() -> None:
     fleet = replace(FLEET, nodes=16, redis_bytes=1 << 30)
     same = [FleetRequest(0.0, number, 512 * 8, tuple(range(8))) for number in range(50)]
     counts = Simulation(fleet).run(same).counts
     assert counts.computed_tokens == 50 * 512 * 8  # all came before any was computed
-    assert counts.shared == 8
+    assert 8 < counts.shared <= 16 * 8
 
 
 def test_agents_fork_and_have_their_past_in_common() -> None:

@@ -14,7 +14,7 @@ from kvstore.cli.bench.flags import add_output_flags
 from kvstore.cli.bench.plot import line_plot, write_plot
 from kvstore.cli.bench.stack_distance import NEVER, needed_pages
 from kvstore.cli.bench.trace import TracedRequest, read_trace, unique_blocks
-from kvstore.cli.fleet import plan as fleet_plan
+from kvstore.cli.plan import fleet
 from kvstore.cli.progress import Progress
 from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import InvalidRequestError
@@ -138,7 +138,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     plan.add_argument("--arena", metavar="SIZE", default="64GiB", help="size of the arena now (default: %(default)s)")
     plan.add_argument("--disk", metavar="SIZE", default="0", help="size of the disk tier now (default: none)")
     plan.add_argument("--redis", metavar="SIZE", default="0", help="size of the Redis tier now (default: none)")
-    fleet_plan.add_flags(plan)
+    fleet.add_flags(plan)
     add_output_flags(plan, "write the curve by capacity, as SVG")
     plan.set_defaults(run=run)
 
@@ -158,7 +158,7 @@ def run(options: argparse.Namespace) -> int:
     sizes = {tier: parse_size(getattr(options, tier)) for tier in ("arena", "disk", "redis")}
     requests = read_trace(Path(options.trace))
     if options.fleet is not None:
-        return fleet_plan.run(options, requests, block_bytes)
+        return fleet.run(options, requests, block_bytes)
     progress = Progress("kvstore plan", len(requests))
     needed = needed_pages([request.hash_ids for request in requests], progress.advance)
     progress.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from kvstore.cli.fleet.costs import Cost
+from kvstore.cli.plan.costs import Cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvstore.cli.fleet.workload import FleetRequest
+from kvstore.cli.plan.workload import FleetRequest
 
 _MOST_HOLDERS = 4
 """Nodes that the router remembers for a block: the last that told of it."""
