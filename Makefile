@@ -22,9 +22,10 @@ help: ## what there is to make
 demo: $(VENV)/.engine ## the main job, end to end: engines come and go, their KV pages stay
 	@$(BIN)/kvstore demo
 
-# Bytecode is written, whatever the environment says: hundreds of processes start.
+# Bytecode is written, whatever the environment says: hundreds of processes start. Three processes for two cores: a third
+# of their time is waiting.
 test: redis-server $(VENV)/.dev core ## the whole test suite, on every core, with the same dice each time
-	PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n auto --dist worksteal
+	PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $$((($$(nproc) * 3 + 1) / 2)) --dist worksteal
 
 MINUTES ?= 10
 test-random: $(VENV)/.dev redis-server ## what throws dice, with fresh ones, again and again (MINUTES=10)

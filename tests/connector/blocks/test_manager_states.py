@@ -10,13 +10,14 @@ from collections.abc import Sequence
 import pytest
 from block_manager_models import DOCUMENTS, MAX_MODEL_LEN, MODELS, NULL, TOKEN, Popped, Request
 from block_manager_promises import BlockManagerPromises
+from dice import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from kvstore.connector.blocks import KVCacheBlocks
 
-EXAMPLES = 50
+EXAMPLES = examples(50)
 STEPS = 40
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from dice import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -531,7 +532,7 @@ class Pair:
         return [[(index, block.block_id) for index, block in group] for group in groups]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     num_pages=st.integers(4, 14),
     window=st.sampled_from([None, 5]),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dice import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig as HFConfig
@@ -526,7 +527,7 @@ ACTIONS = st.one_of(
     max_requests=st.integers(1, 6),
     zeroes_blocks=st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_whatever_happens_answers_are_right_and_no_block_is_lost(
     tiny: Llama,
     expected: dict[int, tuple[int, ...]],

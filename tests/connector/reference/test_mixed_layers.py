@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dice import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -482,7 +483,7 @@ ACTIONS = st.one_of(
     mamba_cache_mode=st.sampled_from(("all", "align")),
     zeroes_blocks=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_whatever_happens_answers_and_pages_are_right_and_no_block_is_lost(
     mixed: Llama,
     alone: Alone,

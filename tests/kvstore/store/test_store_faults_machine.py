@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dice import examples
 from fake_clock import FakeClock
 from faulty_files import FaultyFiles
 from faulty_proxy import Proxy
@@ -310,11 +311,11 @@ def redis(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redis
     server.close()
 
 
-def run(machine: Callable[[], FaultsMachine], examples: int, steps: int) -> None:
+def run(machine: Callable[[], FaultsMachine], most: int, steps: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=most,
             stateful_step_count=steps,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -324,9 +325,9 @@ def run(machine: Callable[[], FaultsMachine], examples: int, steps: int) -> None
 
 @pytest.mark.hypothesis
 def test_arena_and_disk_with_faults(clock: FakeClock, files: FaultyFiles) -> None:
-    run(lambda: FaultsMachine(clock, files, None), examples=50, steps=50)
+    run(lambda: FaultsMachine(clock, files, None), most=examples(50), steps=50)
 
 
 @pytest.mark.hypothesis
 def test_arena_disk_and_redis_with_faults(clock: FakeClock, files: FaultyFiles, redis: RedisServer) -> None:
-    run(lambda: FaultsMachine(clock, files, redis), examples=20, steps=40)
+    run(lambda: FaultsMachine(clock, files, redis), most=examples(20), steps=40)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dice import examples
 from fake_clock import FakeClock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -397,7 +398,7 @@ def test_a_store_against_a_model(clock: FakeClock) -> None:
     run_state_machine_as_test(
         lambda: StoreMachine(clock),
         settings=settings(
-            max_examples=150,
+            max_examples=examples(150),
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
