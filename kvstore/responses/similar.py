@@ -7,7 +7,6 @@ store, and are read again at each hit, so that whatever removes them there ends 
 from __future__ import annotations
 
 import json
-import logging
 import random
 import threading
 from collections import OrderedDict
@@ -24,17 +23,15 @@ from kvstore.responses.request import CacheableRequest
 from kvstore.responses.semantic.comparers import Compare
 from kvstore.responses.semantic.decision import Experience, Outcome
 from kvstore.responses.semantic.group import Found, Group
-from kvstore.responses.semantic.interval import lower_end
 from kvstore.responses.semantic.lexical import embed
 from kvstore.responses.semantic.tuned import tuned_outcomes
+from kvstore.responses.shadow_gate import ShadowGate
 
 MOST_PROMPT = 4000
 """Characters of a prompt that is compared."""
 _MOST_GROUPS = 256
 _MOST_CALLERS = 256
 _NOT_WITH = ("tools", "tool_choice", "logprobs", "top_logprobs")
-
-_log = logging.getLogger("kvstore.responses")
 
 Embed = Callable[[str], npt.NDArray[np.float32]]
 
@@ -96,23 +93,18 @@ class SimilarAnswers:
     ) -> None:
         self._metrics = metrics
         self._compare = compare
-        self._bound = bound
         self._shadow = shadow
         self._vector = vector
         self._dice = dice
         self._lock = threading.Lock()
         self._groups: OrderedDict[str, Group] = OrderedDict()
         self._experience: OrderedDict[tuple[str, ...], Experience] = OrderedDict()
-        self._checked = self._wrong = 0
-        self._shut = compare is None
-        metrics.similar_open.set(not self._shut)
-        if compare is None:
-            _log.warning("nothing compares answers: similar prompts are all computed, and nothing is learnt from them")
+        self._gate = ShadowGate(metrics, compare is not None, bound)
 
     @property
     def shut(self) -> bool:
         """Whether nothing is told: there is no comparer, or shadow checks found too many wrong answers."""
-        return self._shut
+        return self._gate.shut
 
     def search(self, prompt: SimilarPrompt) -> Found | None:
         """The kept prompt that is the least likely to have another answer."""
@@ -129,7 +121,7 @@ class SimilarAnswers:
 
     def tells(self, found: Found) -> bool:
         """Whether that prompt's answer is told."""
-        return not self._shut and found.wrong <= self._bound
+        return self._gate.tells(found.wrong)
 
     def checks(self) -> bool:
         """Whether this hit is computed as well."""
@@ -177,24 +169,8 @@ class SimilarAnswers:
         with self._lock:
             self._of(prompt.caller).add(Outcome(found.entry, found.likeness, found.similarity, right))
             if shadow:
-                self._count_shadow(right)
+                self._gate.count(right)
         return right
-
-    def _count_shadow(self, right: bool) -> None:
-        self._checked += 1
-        self._wrong += not right
-        at_least = lower_end(self._wrong, self._checked)
-        if at_least > self._bound and not self._shut:
-            self._shut = True
-            self._metrics.similar_open.set(0)
-            _log.error(
-                "similar prompts are computed from now on: of %d answers that were told to them and checked, %d were"
-                " wrong, which is at least %.1f %% (95 %%), and the bound is %.1f %%; a restart opens it again",
-                self._checked,
-                self._wrong,
-                100 * at_least,
-                100 * self._bound,
-            )
 
     def _of(self, caller: tuple[str, ...]) -> Experience:
         if caller not in self._experience:

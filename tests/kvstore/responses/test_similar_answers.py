@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from kvstore.responses import Caller, Limits, ResponseCache, Sealing, open_store
-from kvstore.responses.cache import Similar
 from kvstore.responses.metrics import ResponseMetrics
 from kvstore.responses.request import CHAT, CacheableRequest, read_request
 from kvstore.responses.semantic.comparers import SHORT, Judge, compare_short
 from kvstore.responses.semantic.group import Found
 from kvstore.responses.semantic.guards import Likeness
 from kvstore.responses.similar import SimilarAnswers, SimilarPrompt, similar_prompt
+from kvstore.responses.similar_hits import Similar
 from kvstore.responses.store import Choice
 
 FIRST = "How do I reset my password?"
@@ -59,7 +59,7 @@ class Asking:
             return body(self.says)
 
         answered = await self.cache.answer(CHAT, fields_of(text, **more), compute, caller=Caller(caller), run="r")
-        for waited in (self.cache._writes, self.cache._comparing):
+        for waited in (self.cache._writes, self.cache._similar._comparing):
             while waited:
                 await asyncio.wait(waited)
         return answered.entry
