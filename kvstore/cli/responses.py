@@ -13,7 +13,7 @@ from typing import Any
 from kvstore.cli.exit_codes import EXIT_CODES
 from kvstore.cli.responses_store import SQLITE, StoreFlags, read_secret
 from kvstore.errors import InvalidRequestError
-from kvstore.responses.kept import entry_name, key_digest
+from kvstore.responses.names import entry_name, key_digest
 from kvstore.responses.policy import CacheControl, Caller, refusal
 from kvstore.responses.request import CHAT, COMPLETIONS, NotCacheable, read_request
 from kvstore.responses.store import Choice, Label, Limits

@@ -22,17 +22,17 @@ from kvstore.responses.kept import (
     MOST_ANSWER_BYTES,
     Kept,
     Question,
-    entry_name,
-    key_digest,
     read_kept,
     sealed_content,
 )
 from kvstore.responses.lookup_threads import LookupThreads
 from kvstore.responses.metrics import ResponseMetrics
+from kvstore.responses.names import entry_name, key_digest
 from kvstore.responses.policy import CacheControl, Caller, refusal
 from kvstore.responses.request import CacheableRequest, NotCacheable, read_request
 from kvstore.responses.sealing import Sealing
-from kvstore.responses.similar_hits import Similar, SimilarHits
+from kvstore.responses.similar import Searched, Similar
+from kvstore.responses.similar_hits import SimilarHits
 from kvstore.responses.store import Entry, Label, Store, StoreError
 
 DEADLINE = 0.05
@@ -85,7 +85,9 @@ class ResponseCache:
         self.flights: Flights[Kept] = Flights()
         self.metrics = ResponseMetrics(lambda: self.flights.followers)
         self._threads = LookupThreads(deadline)
-        self._similar = None if similar is None else SimilarHits(similar, store, sealing, self._threads, self.metrics)
+        self._similar = None
+        if similar is not None:
+            self._similar = SimilarHits(similar, store, sealing, self._threads, self.metrics, now)
         self._writer = ThreadPoolExecutor(1, "kvstore-responses-writer")
         self._waiting_bytes = 0
         self._writes: set[asyncio.Future[None]] = set()
@@ -150,6 +152,7 @@ class ResponseCache:
         Returns:
             What those get who asked the same meanwhile; None: it is not for them.
         """
+        searched = None if self._similar is None else self._similar.computed(question)
         if answer is None:
             self.metrics.kept.labels("unfinished").inc()
             return None
@@ -165,8 +168,8 @@ class ResponseCache:
             now + self._ttl,
         )
         kept = Kept(label, answer, seconds)
-        if self._similar is not None:
-            self._similar.learn(question, answer)
+        if self._similar is not None and searched is not None:
+            self._similar.learn(searched, answer)
         if not runs:
             self.metrics.kept.labels("unknown_run").inc()
             return kept
@@ -177,7 +180,7 @@ class ResponseCache:
             self.metrics.kept.labels("skipped").inc()
         else:
             self._waiting_bytes += len(content)
-            write = asyncio.ensure_future(self._write(question, label, content))
+            write = asyncio.ensure_future(self._write(searched, label, content))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
         return kept
@@ -295,12 +298,11 @@ class ResponseCache:
             return None, "old"
         return kept, "hit"
 
-    async def _write(self, question: Question, label: Label, content: bytes) -> None:
+    async def _write(self, searched: Searched | None, label: Label, content: bytes) -> None:
         def write() -> bool:
-            stored = self._store.put(Entry(label, self._sealing.seal(label, content)))
-            if stored and self._similar is not None:
-                self._similar.stored(question)
-            return stored
+            similar = self._similar
+            prompt = None if similar is None or searched is None else similar.prompt_of(searched, label)
+            return self._store.put(Entry(label, self._sealing.seal(label, content), prompt))
 
         try:
             stored = await asyncio.get_running_loop().run_in_executor(self._writer, write)

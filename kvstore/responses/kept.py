@@ -11,7 +11,7 @@ from kvstore.responses.policy import CacheControl, Caller
 from kvstore.responses.request import CacheableRequest
 from kvstore.responses.sealing import Sealing
 from kvstore.responses.semantic.group import Found
-from kvstore.responses.similar import SimilarPrompt, similar_prompt
+from kvstore.responses.similar_prompt import SimilarPrompt, similar_prompt
 from kvstore.responses.store import Label, Store
 
 MOST_ANSWER_BYTES = 4 << 20
@@ -90,13 +90,3 @@ def read_kept(store: Store, sealing: Sealing, name: str, canonical: str | None) 
 def sealed_content(question: Question, answer: dict[str, Any], seconds: float) -> bytes:
     """What :func:`read_kept` reads, to be sealed."""
     return json.dumps([question.request.canonical.decode(), answer, seconds]).encode()
-
-
-def entry_name(sealing: Sealing, request: CacheableRequest, caller: Caller) -> str:
-    """Of the answer to a request, for those who share it."""
-    return sealing.name("entry", [*(part.encode() for part in caller.scope), b"", request.canonical])
-
-
-def key_digest(sealing: Sealing, key: str) -> str:
-    """By which entries made with an API key are known; empty for none."""
-    return sealing.name("key", [key.encode()])[:32] if key else ""

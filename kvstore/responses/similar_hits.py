@@ -7,39 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from kvstore.rare_lines import RareLines
 from kvstore.responses.kept import Kept, Question, read_kept
 from kvstore.responses.lookup_threads import LookupThreads
 from kvstore.responses.metrics import ResponseMetrics
+from kvstore.responses.remembered import Remembered
 from kvstore.responses.sealing import Sealing
-from kvstore.responses.semantic.comparers import Compare
-from kvstore.responses.semantic.group import Found
 from kvstore.responses.semantic.lexical import embed
-from kvstore.responses.similar import Embed, SimilarAnswers
-from kvstore.responses.store import Choice, Store, StoreError
+from kvstore.responses.semantic.tuned import tuned_outcomes
+from kvstore.responses.similar import Searched, Similar, SimilarAnswers
+from kvstore.responses.store import Choice, Label, Prompt, Store, StoreError
 
 _MOST_COMPARISONS = 64
 """Of answers that wait to be compared; what is beyond is not learnt from."""
-_MOST_NEAREST = 1024
+_MOST_SEARCHED = 1024
+_MOST_GONE = 8
+"""Entries that a search finds gone before it gives up: more were removed at once."""
 
-
-@dataclass(frozen=True, slots=True)
-class Similar:
-    """How similar prompts are answered."""
-
-    compare: Compare | None
-    """Says whether two answers are the same; None: nothing is learnt, and nothing told."""
-    bound: float = 0.02
-    """On the share that is wrong among what is told to similar prompts."""
-    shadow: float = 0.05
-    """Share of these that is computed as well, and compared."""
-    vector: Embed = embed
+_log = logging.getLogger("kvstore.responses")
 
 
 class SimilarHits:
@@ -51,20 +44,29 @@ class SimilarHits:
         sealing: how they lie there.
         threads: that search.
         metrics: where it counts.
+        now: seconds since 1970.
     """
 
     def __init__(
-        self, how: Similar, store: Store, sealing: Sealing, threads: LookupThreads, metrics: ResponseMetrics
+        self,
+        how: Similar,
+        store: Store,
+        sealing: Sealing,
+        threads: LookupThreads,
+        metrics: ResponseMetrics,
+        now: Callable[[], float],
     ) -> None:
         self._store = store
         self._sealing = sealing
         self._threads = threads
         self._metrics = metrics
-        self._answers = SimilarAnswers(metrics, how.compare, how.bound, how.shadow, how.vector)
-        self._nearest: OrderedDict[str, Found] = OrderedDict()
+        beginning = tuned_outcomes if how.vector is embed else tuple
+        self._answers = SimilarAnswers(metrics, how, Remembered(store, sealing, how.vectors, beginning, now), now=now)
+        self._searched: OrderedDict[str, Searched] = OrderedDict()
         """Of requests that are being computed, by the names of their entries."""
         self._comparing: set[asyncio.Future[None]] = set()
         self._comparers = ThreadPoolExecutor(1, "kvstore-responses-compare")
+        self._lines = RareLines()
 
     async def look_up(self, question: Question, counts: Callable[[Kept], bool]) -> Kept | None:
         """What was told to a similar prompt; None: compute.
@@ -73,35 +75,38 @@ class SimilarHits:
             question: what is asked.
             counts: whether an answer may be told to it.
         """
-        answers, prompt = self._answers, question.similar
-        if prompt is None or self._threads.busy:
+        if question.similar is None or self._threads.busy:
             return None
-
-        def search() -> tuple[Found | None, Kept | None]:
-            found = answers.search(prompt)
-            if found is None or not answers.tells(found):
-                return found, None
-            kept, _ = read_kept(self._store, self._sealing, found.entry, None)
-            if kept is None:
-                answers.remove(prompt, found.entry)
-                return None, None
-            return found, replace(kept, found=found)
-
+        searched = self._answers.asked(question.similar)
+        self._searched[question.entry] = searched
+        if len(self._searched) > _MOST_SEARCHED:
+            self._searched.popitem(last=False)
         began = time.monotonic()
         try:
-            found, kept = await self._threads.ask(search)
+            kept = await self._threads.ask(lambda: self._search(searched, counts))
         except (TimeoutError, StoreError):
+            return None
+        except Exception:  # noqa: BLE001 - whatever an embedding or a damaged row makes of it
+            self._lines.say(_log.exception, "the search of a similar prompt failed; the request is computed")
             return None
         finally:
             self._metrics.similar_seconds.observe(time.monotonic() - began)
         if kept is not None:
-            if counts(kept):
-                return kept
-            answers.remove(prompt, kept.label.entry)  # what is computed now takes its place
-        elif found is not None:
-            self._nearest[question.entry] = found
-            if len(self._nearest) > _MOST_NEAREST:
-                self._nearest.popitem(last=False)
+            self._searched.pop(question.entry, None)
+        return kept
+
+    def _search(self, searched: Searched, counts: Callable[[Kept], bool]) -> Kept | None:
+        """In a thread."""
+        answers = self._answers
+        for _ in range(_MOST_GONE):
+            found = answers.search(searched)
+            if found is None or not answers.tells(found):
+                return None
+            kept, _ = read_kept(self._store, self._sealing, found.entry, None)
+            if kept is not None and counts(kept):
+                return replace(kept, found=found)
+            answers.remove(searched, found.entry)  # what is computed now takes its place
+        searched.found = None
         return None
 
     def checks(self, kept: Kept) -> bool:
@@ -121,33 +126,45 @@ class SimilarHits:
             return
 
         def compare() -> None:
-            if answers.learn(prompt, found, answer, kept.answer, shadow=True) is False:
-                answers.remove(prompt, found.entry)
+            searched = answers.asked(prompt)
+            if answers.learn(searched, found, answer, kept.answer, shadow=True) is False:
+                answers.remove(searched, found.entry)
                 with contextlib.suppress(StoreError):
                     self._store.delete(Choice(found.entry))
 
         self._compare(compare)
 
-    def learn(self, question: Question, answer: dict[str, Any]) -> None:
+    def computed(self, question: Question) -> Searched | None:
+        """What is known of a question that was computed, for :meth:`learn` and :meth:`prompt_of`; None: it is none that
+        is compared with others."""
+        searched = self._searched.pop(question.entry, None)
+        if searched is None and question.similar is not None:
+            return self._answers.asked(question.similar)
+        return searched
+
+    def learn(self, searched: Searched, answer: dict[str, Any]) -> None:
         """Compare a computed answer with that of the nearest prompt, in the background."""
-        answers, found, prompt = self._answers, self._nearest.pop(question.entry, None), question.similar
-        if found is None or prompt is None:
+        answers, found = self._answers, searched.found
+        if found is None:
             return
 
         def compare() -> None:
             with contextlib.suppress(StoreError):
                 near, _ = read_kept(self._store, self._sealing, found.entry, None)
                 if near is None:
-                    answers.remove(prompt, found.entry)
+                    answers.remove(searched, found.entry)
                 else:
-                    answers.learn(prompt, found, answer, near.answer, shadow=False)
+                    answers.learn(searched, found, answer, near.answer, shadow=False)
 
         self._compare(compare)
 
-    def stored(self, question: Question) -> None:
-        """An answer to this question is in the store. It blocks."""
-        if (prompt := question.similar) is not None:
-            self._answers.add(prompt, question.entry)
+    def prompt_of(self, searched: Searched, label: Label) -> Prompt | None:
+        """What is stored with an entry, so that similar prompts find it; None: nothing. It blocks."""
+        try:
+            return self._answers.prompt_of(searched, label)
+        except Exception:  # noqa: BLE001 - whatever an embedding makes of it
+            self._lines.say(_log.exception, "a prompt has no vector; similar ones won't find it")
+            return None
 
     def close(self) -> None:
         """Wait for the comparison that has begun. It blocks."""

@@ -288,7 +288,7 @@ class SQLiteStore:
 def _failing() -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, TypeError, ValueError) as error:  # the last two: a damaged row
         raise StoreError(f"the file of responses: {error}") from error
 
 

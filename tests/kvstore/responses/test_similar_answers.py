@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 
 from kvstore.responses import Caller, Limits, ResponseCache, Sealing, open_store
 from kvstore.responses.metrics import ResponseMetrics
+from kvstore.responses.remembered import Remembered
 from kvstore.responses.request import CHAT, CacheableRequest, read_request
 from kvstore.responses.semantic.comparers import SHORT, Judge, compare_short
 from kvstore.responses.semantic.group import Found
 from kvstore.responses.semantic.guards import Likeness
-from kvstore.responses.similar import SimilarAnswers, SimilarPrompt, similar_prompt
-from kvstore.responses.similar_hits import Similar
-from kvstore.responses.store import Choice
+from kvstore.responses.similar import Similar, SimilarAnswers
+from kvstore.responses.similar_prompt import SimilarPrompt, similar_prompt
+from kvstore.responses.store import Choice, Entry, Label
 
 FIRST = "How do I reset my password?"
 SIMILAR = "How can I reset my password?"
@@ -155,27 +157,32 @@ def test_an_entry_that_was_wrong_for_a_prompt_is_learnt_from(tmp_path: Path) -> 
     run(work, tmp_path / "r.sqlite")
 
 
-def test_an_embedding_that_lies_is_noticed_by_the_shadow_checks() -> None:
+def test_an_embedding_that_lies_is_noticed_by_the_shadow_checks(tmp_path: Path) -> None:
     """It was right for long enough to be believed, and takes everything for the same from now on."""
-    metrics = ResponseMetrics(lambda: 0)
-    answers = SimilarAnswers(
-        metrics, lambda prompt, answer, kept: answer == kept, vector=lambda text: np.ones(4, np.float32)
-    )
-    prompt = SimilarPrompt(("key", "k"), "context", "What about this?")
+    store, sealing = open_store(str(tmp_path / "r.sqlite"), Limits()), Sealing(None)
+    how = Similar(lambda prompt, answer, kept: answer == kept, vector=lambda text: np.ones(4, np.float32))
+    answers = SimilarAnswers(ResponseMetrics(lambda: 0), how, Remembered(store, sealing, "lies", tuple, time.time))
+    caller = Caller("k")
+    asked = answers.asked(SimilarPrompt(caller, "context", "What about this?"))
     right, wrong = ({"choices": [{"message": {"content": text}}]} for text in ("a", "b"))
     for number in range(300):
-        answers.learn(prompt, Found(str(number), 1.0, Likeness.OTHER_WORDS, 1.0), right, right, shadow=False)
-    answers.add(prompt, "entry")
-    found = answers.search(SimilarPrompt(("key", "k"), "context", "Where does something begin?"))
+        answers.learn(asked, Found(str(number), 1.0, Likeness.OTHER_WORDS, 1.0), right, right, shadow=False)
+    now = time.time()
+    label = Label("e" * 64, "", "", "m", "r", now, now + 3600)
+    store.put(Entry(label, b"sealed", answers.prompt_of(asked, label)))
+    other = answers.asked(SimilarPrompt(caller, "context", "Where does something begin?"))
+    found = answers.search(other)
     assert found is not None
     assert answers.tells(found)
     for checks in range(1, 60):
         is_wrong = checks % 10 == 0  # a tenth, and the bound is 2 %
-        answers.learn(prompt, found, wrong if is_wrong else right, right, shadow=True)
+        answers.learn(other, found, wrong if is_wrong else right, right, shadow=True)
+        answers.search(other)
         if answers.shut:
             break
     assert answers.shut
     assert not answers.tells(found)
+    store.close()
 
 
 def test_what_may_not_be_answered_from_a_similar_request() -> None:
