@@ -137,16 +137,15 @@ class RedisStore:
             if label is not None and fields[-1] is not None and label.expires_at > self._now():
                 read.append((label, fields[-1]))
         sealed = []
-        for each in learnt:
-            number, _, content = each.partition(b":")
+        for member, number in zip(learnt[::2], learnt[1::2], strict=True):
             last_outcome = int(number)
-            sealed.append(content)
+            sealed.append(member.partition(b":")[2])
         return News(
             tuple(read),
             Seen(epoch, last_prompt),
             tuple(sealed),
             Seen(epoch, last_outcome),
-            max(len(found), len(learnt)) == NEWS_AT_ONCE,
+            max(len(found), len(sealed)) == NEWS_AT_ONCE,
         )
 
     def learn(self, learner: Learner, sealed: bytes, expires_at: float) -> bool:

@@ -29,6 +29,13 @@ local function drop_outcome(member)
     redis.call('HDEL', prefix .. 'learners', learner)
   end
 end
+local function drop_learnt(learner, member)
+  local number = string.match(member, '^(%d+):')
+  if number then
+    drop_outcome(number .. ':' .. (#member - #number - 1) .. ':' .. learner)
+  end
+  redis.call('ZREM', prefix .. 'learnt:' .. learner, member)
+end
 local function drop_ended()
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -116,8 +123,7 @@ redis.call('INCRBY', KEYS[3], size)
 redis.call('INCRBY', prefix .. 'outcome-bytes', size)
 while redis.call('ZCARD', learnt) > tonumber(ARGV[8]) do
   local oldest = redis.call('ZRANGE', learnt, 0, 0)[1]
-  local first = string.match(oldest, '^(%d+):')
-  drop_outcome(first .. ':' .. (#oldest - #first - 1) .. ':' .. learner)
+  drop_learnt(learner, oldest)
 end
 return 1
 """
@@ -137,7 +143,7 @@ for place = 1, #prompts, 2 do
   found[#found + 1] = {prompts[place], prompts[place + 1], fields}
 end
 local outcomes = redis.call(
-  'ZRANGEBYSCORE', prefix .. 'learnt:' .. ARGV[3], '(' .. outcome, '+inf', 'LIMIT', 0, most)
+  'ZRANGEBYSCORE', prefix .. 'learnt:' .. ARGV[3], '(' .. outcome, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
 return {epoch, prompt, outcome, found, outcomes}
 """
 
@@ -159,8 +165,7 @@ redis.call('SET', prefix .. 'epoch', ARGV[2])
 for place = 3, #ARGV do
   local learner = ARGV[place]
   for _, member in ipairs(redis.call('ZRANGE', prefix .. 'learnt:' .. learner, 0, -1)) do
-    local number = string.match(member, '^(%d+):')
-    drop_outcome(number .. ':' .. (#member - #number - 1) .. ':' .. learner)
+    drop_learnt(learner, member)
   end
 end
 return 1

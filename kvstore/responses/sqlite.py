@@ -120,7 +120,7 @@ class SQLiteStore:
                 f"SELECT {_LABEL}, sealed FROM entries WHERE entry = ? AND expires_at > ?",  # noqa: S608 - constants
                 (entry, self._now()),
             ).fetchone()
-        return None if row is None else Entry(Label(*row[:-1]), bytes(row[-1]))
+        return None if row is None else Entry(Label(*row[:-1]), _sealed(row[-1]))
 
     def put(self, entry: Entry) -> bool:
         """See :class:`kvstore.responses.store.Store`."""
@@ -177,9 +177,9 @@ class SQLiteStore:
             finally:
                 self._reader.execute("ROLLBACK")
         return News(
-            tuple((Label(*row[1:-1]), bytes(row[-1])) for row in found),
+            tuple((Label(*row[1:-1]), _sealed(row[-1])) for row in found),
             Seen(epoch, found[-1][0] if found else prompt),
-            tuple(bytes(sealed) for _, sealed in learnt),
+            tuple(_sealed(sealed) for _, sealed in learnt),
             Seen(epoch, learnt[-1][0] if learnt else outcome),
             max(len(found), len(learnt)) == NEWS_AT_ONCE,
         )
@@ -284,11 +284,16 @@ class SQLiteStore:
             self._writer.execute("COMMIT")
 
 
+def _sealed(value: object) -> bytes:
+    """Of a row, which may be damaged: then it can't be opened."""
+    return value if isinstance(value, bytes) else b""
+
+
 @contextmanager
 def _failing() -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, TypeError, ValueError) as error:  # the last two: a damaged row
+    except (sqlite3.Error, TypeError) as error:  # the second: a table that has lost its row
         raise StoreError(f"the file of responses: {error}") from error
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from similar_asking import FIRST, OTHER, SIMILAR, Asking, fields_of, run
 
-from kvstore.responses import Caller, Limits, ResponseCache, Sealing, open_store
+from kvstore.responses import Caller, Limits, Sealing, open_store
 from kvstore.responses.metrics import ResponseMetrics
 from kvstore.responses.remembered import Remembered
 from kvstore.responses.request import CHAT, CacheableRequest, read_request
@@ -24,62 +23,6 @@ from kvstore.responses.semantic.guards import Likeness
 from kvstore.responses.similar import Similar, SimilarAnswers
 from kvstore.responses.similar_prompt import SimilarPrompt, similar_prompt
 from kvstore.responses.store import Choice, Entry, Label
-
-FIRST = "How do I reset my password?"
-SIMILAR = "How can I reset my password?"
-OTHER = "How do I reset my router?"
-
-
-def body(text: str) -> bytes:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    return json.dumps(
-        {"id": "x", "created": 1, "object": "chat.completion", "choices": [choice], "usage": usage}
-    ).encode()
-
-
-def fields_of(text: str, **more: Any) -> dict[str, Any]:
-    system = {"role": "system", "content": more.pop("system", "Be brief.")}
-    return {"model": "m", "messages": [system, {"role": "user", "content": text}], "temperature": 0} | more
-
-
-class Asking:
-    """A cache, and a model that answers each prompt with a text."""
-
-    def __init__(self, where: Path, **similar: Any) -> None:
-        self.store = open_store(str(where), Limits())
-        given = {"compare": compare_short} | similar
-        self.cache = ResponseCache(self.store, Sealing(None), 3600, 60.0, similar=Similar(**given))
-        self.computed = 0
-        self.says = "Click on 'forgot'."
-
-    async def ask(self, text: str, caller: str = "key", **more: Any) -> str | None:
-        """The entry that was told; None: it was computed."""
-
-        async def compute() -> bytes:
-            self.computed += 1
-            return body(self.says)
-
-        answered = await self.cache.answer(CHAT, fields_of(text, **more), compute, caller=Caller(caller), run="r")
-        for waited in (self.cache._writes, self.cache._similar._comparing):
-            while waited:
-                await asyncio.wait(waited)
-        return answered.entry
-
-    def metric(self, name: str) -> float:
-        lines = dict(line.rsplit(" ", 1) for line in self.cache.metrics.text().splitlines() if line[0] != "#")
-        return float(lines.get(f"kvstore_responses_{name}", 0))
-
-
-def run(work: Callable[[Asking], Any], where: Path, **similar: Any) -> None:
-    async def asked() -> None:
-        asking = Asking(where, **similar)
-        try:
-            await work(asking)
-        finally:
-            await asking.cache.close()
-
-    asyncio.run(asked())
 
 
 def test_a_similar_prompt_is_told_and_another_one_is_not(tmp_path: Path) -> None:
