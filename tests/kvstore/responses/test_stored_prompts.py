@@ -233,6 +233,20 @@ def test_a_redis_that_lost_everything_is_read_from_its_beginning(redis_server):
     store.close()
 
 
+def test_what_goes_leaves_nothing_in_a_redis(redis_server):
+    redis_server.client.flushall()
+    store = RedisStore(redis_server.url, Limits(entries=2))
+    for number in range(5):
+        store.put(entry(number))
+        learn(store, number)
+    assert redis_server.client.zcard("{kvstore-responses}:group:" + GROUP) == 2
+    store.delete(Choice())
+    left = {key.rpartition(b":")[2] for key in redis_server.client.scan_iter()}
+    assert left == {b"bytes", b"outcome-bytes", b"sequence", b"epoch"}
+    assert (redis_server.client.get("{kvstore-responses}:bytes"), store.usage()) == (b"0", Usage(0, 0))
+    store.close()
+
+
 def test_a_redis_that_lost_some_keys_goes_on(redis_server):
     for lost in ("order", "sizes", "bytes", "groups", "learners", "outcomes", "outcome-bytes", "sequence", "epoch"):
         redis_server.client.flushall()
