@@ -56,7 +56,7 @@ _TIMEOUT = 1.0
 _PREFIX = "{kvstore-responses}:"
 _ENTRY, _ORDER, _SIZES, _BYTES = (_PREFIX + name for name in ("entry:", "order", "sizes", "bytes"))
 _KEYS = [_ORDER, _SIZES, _BYTES]
-_LEARNERS = _PREFIX + "learners"
+_GROUPS, _LEARNERS = _PREFIX + "groups", _PREFIX + "learners"
 _FIELDS = ("tenant", "key", "model", "weights", "stored_at", "expires_at")
 _LISTED_AT_ONCE = 200
 
@@ -173,6 +173,12 @@ class RedisStore:
             for name, fields in zip(some, found, strict=True):
                 if (label := _label(name, fields)) is not None and label.expires_at > self._now():
                     yield label
+
+    def groups(self) -> dict[str, str]:
+        """See :class:`kvstore.responses.store.Store`."""
+        with _failing():
+            found = self._redis.hgetall(_GROUPS)
+        return {name.decode(errors="replace"): group.decode(errors="replace") for name, group in found.items()}
 
     def delete(self, choice: Choice) -> int:
         """See :class:`kvstore.responses.store.Store`."""

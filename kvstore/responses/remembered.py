@@ -150,6 +150,12 @@ class Remembered:
                 _remove(known, first[0])
             return known.group.search(text, vector, learnt.experience)
 
+    def outcomes_of(self, place: Place, entry: str) -> tuple[int, int]:
+        """How many outcomes of an entry were right, and how many wrong, of what was read."""
+        _, learnt = self._of(place)
+        with learnt.lock:
+            return learnt.experience.of(entry)
+
     def sealed_prompt(self, place: Place, label: Label, text: str, vector: npt.NDArray[np.float32]) -> Prompt:
         """What is stored with an entry.
 

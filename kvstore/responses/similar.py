@@ -18,13 +18,15 @@ import numpy.typing as npt
 
 from kvstore.responses.metrics import ResponseMetrics
 from kvstore.responses.remembered import Place, Remembered
+from kvstore.responses.sealing import Sealing
 from kvstore.responses.semantic.comparers import Compare
 from kvstore.responses.semantic.decision import Outcome
 from kvstore.responses.semantic.group import Found
 from kvstore.responses.semantic.lexical import embed
+from kvstore.responses.semantic.tuned import tuned_outcomes
 from kvstore.responses.shadow_gate import ShadowGate
 from kvstore.responses.similar_prompt import SimilarPrompt, text_of
-from kvstore.responses.store import Label, Prompt
+from kvstore.responses.store import Label, Prompt, Store
 
 Embed = Callable[[str], npt.NDArray[np.float32]]
 
@@ -43,6 +45,18 @@ class Similar:
     """The embedding. It may block, and fail."""
     vectors: str = "lexical"
     """What it is called: prompts and outcomes of another name are not used with it."""
+
+
+def remembered_for(how: Similar, store: Store, sealing: Sealing, now: Callable[[], float]) -> Remembered:
+    """Prompts and outcomes of a store, with an embedding.
+
+    Args:
+        how: the operator's choice.
+        store: where they lie.
+        sealing: how they lie there.
+        now: seconds since 1970.
+    """
+    return Remembered(store, sealing, how.vectors, tuned_outcomes if how.vector is embed else tuple, now)
 
 
 class Searched:

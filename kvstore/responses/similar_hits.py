@@ -19,11 +19,8 @@ from kvstore.rare_lines import RareLines
 from kvstore.responses.kept import Kept, Question, read_kept
 from kvstore.responses.lookup_threads import LookupThreads
 from kvstore.responses.metrics import ResponseMetrics
-from kvstore.responses.remembered import Remembered
 from kvstore.responses.sealing import Sealing
-from kvstore.responses.semantic.lexical import embed
-from kvstore.responses.semantic.tuned import tuned_outcomes
-from kvstore.responses.similar import Searched, Similar, SimilarAnswers
+from kvstore.responses.similar import Searched, Similar, SimilarAnswers, remembered_for
 from kvstore.responses.store import Choice, Label, Prompt, Store, StoreError
 
 _MOST_COMPARISONS = 64
@@ -60,8 +57,7 @@ class SimilarHits:
         self._sealing = sealing
         self._threads = threads
         self._metrics = metrics
-        beginning = tuned_outcomes if how.vector is embed else tuple
-        self._answers = SimilarAnswers(metrics, how, Remembered(store, sealing, how.vectors, beginning, now), now=now)
+        self._answers = SimilarAnswers(metrics, how, remembered_for(how, store, sealing, now), now=now)
         self._searched: OrderedDict[str, Searched] = OrderedDict()
         """Of requests that are being computed, by the names of their entries."""
         self._comparing: set[asyncio.Future[None]] = set()

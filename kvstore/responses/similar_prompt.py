@@ -25,21 +25,32 @@ class SimilarPrompt:
 
 
 def similar_prompt(request: CacheableRequest, caller: Caller) -> SimilarPrompt | None:
-    """What may be answered from a similar request; None: this one may not, since it is no chat that ends with a user's
-    text, or has tools, pictures, log-probabilities or several choices."""
-    if not request.chat:
+    """What may be answered from a similar request; None: this one may not, as :func:`not_compared` says."""
+    if not_compared(request) is not None:
         return None
     path, said = json.loads(request.canonical)
-    messages = said["messages"]
-    if any(said.get(name) for name in _NOT_WITH) or said.get("n") not in (None, 1):
-        return None
-    if not isinstance(messages, list) or not all(_is_text(message) for message in messages):
-        return None
-    last = messages[-1]
-    if last["role"] != "user" or set(last) != {"role", "content"} or not 0 < len(last["content"]) <= MOST_PROMPT:
-        return None
-    said["messages"] = messages[:-1]
+    last = said["messages"].pop()
     return SimilarPrompt(caller, json.dumps([path, said, caller.scope]), last["content"])
+
+
+def not_compared(request: CacheableRequest) -> str | None:
+    """Why a request is answered by an equal one alone, for people; None: it may be by a similar one."""
+    if not request.chat:
+        return "it is no chat, which has turns"
+    _, said = json.loads(request.canonical)
+    messages = said["messages"]
+    if (given := next((name for name in _NOT_WITH if said.get(name)), None)) is not None:
+        return f"it has {given}"
+    if said.get("n") not in (None, 1):
+        return f"it asks for {said['n']} choices"
+    if not isinstance(messages, list) or not all(_is_text(message) for message in messages):
+        return "a turn of it is more than text"
+    last = messages[-1]
+    if last["role"] != "user" or set(last) != {"role", "content"}:
+        return "it does not end with a user's turn of text alone"
+    if not 0 < len(last["content"]) <= MOST_PROMPT:
+        return f"its last turn has {len(last['content'])} characters, and 1 to {MOST_PROMPT} are compared"
+    return None
 
 
 def _is_text(message: Any) -> bool:

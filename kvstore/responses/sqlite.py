@@ -223,6 +223,11 @@ class SQLiteStore:
                 yield Label(*row)
             last = rows[-1][0]
 
+    def groups(self) -> dict[str, str]:
+        """See :class:`kvstore.responses.store.Store`."""
+        with self._reading, _failing():
+            return dict(self._reader.execute("SELECT entry, of_group FROM prompts").fetchall())
+
     def delete(self, choice: Choice) -> int:
         """See :class:`kvstore.responses.store.Store`."""
         with self._changing() as db:

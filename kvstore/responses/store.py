@@ -169,6 +169,9 @@ class Store(Protocol):
     def labels(self) -> Iterator[Label]:
         """Of every entry, in no order that is promised. Entries that come or go meanwhile may be among them."""
 
+    def groups(self) -> dict[str, str]:
+        """The group of each entry that has a prompt, by its name."""
+
     def delete(self, choice: Choice) -> int:
         """Remove entries, with their prompts, and what the chosen callers' prompts taught; every process that shares
         the store finds them gone. Returns how many entries."""

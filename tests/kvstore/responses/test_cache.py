@@ -52,6 +52,9 @@ class MemoryStore:
     def labels(self) -> Iterator[Label]:
         return iter([each.label for each in self.entries.values()])
 
+    def groups(self) -> dict[str, str]:
+        raise NotImplementedError
+
     def delete(self, choice: Choice) -> int:
         raise NotImplementedError
 
