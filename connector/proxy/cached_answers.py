@@ -14,8 +14,8 @@ from kvstore.connector.proxy.exchange import Exchange
 from kvstore.connector.proxy.runs import Runs
 from kvstore.responses import ResponseCache
 from kvstore.responses.answer import StreamRecorder
-from kvstore.responses.cache import MOST_ANSWER_BYTES, Kept, Question
 from kvstore.responses.flight import Flight
+from kvstore.responses.kept import MOST_ANSWER_BYTES, Kept, Question
 from kvstore.responses.policy import CacheControl, Caller, caller_of
 from kvstore.responses.request import NotCacheable
 

@@ -12,19 +12,23 @@ from typing import Any
 
 from kvstore.cli.exit_codes import EXIT_CODES
 from kvstore.cli.responses_store import SQLITE, StoreFlags, read_secret
-from kvstore.errors import InvalidRequestError
-from kvstore.responses.cache import entry_name, key_digest
+from kvstore.errors import ConfigError, InvalidRequestError
+from kvstore.responses.explain import Explanation, explain_similar
+from kvstore.responses.names import entry_name, key_digest
 from kvstore.responses.policy import CacheControl, Caller, refusal
-from kvstore.responses.request import CHAT, COMPLETIONS, NotCacheable, read_request
-from kvstore.responses.store import Choice, Label, Limits
+from kvstore.responses.request import CHAT, COMPLETIONS, CacheableRequest, NotCacheable, read_request
+from kvstore.responses.sealing import Sealing
+from kvstore.responses.similar import Similar
+from kvstore.responses.store import Choice, Label, Limits, Store
 from kvstore.units import format_duration, format_size
 
 _FLAGS = StoreFlags.with_prefix("")
 _WHERE = (
     "the store, as the proxy's --responses names it: sqlite, a file's path, or the URL of a Redis (default: sqlite)"
 )
-_SHOWN_NAME = 16
-"""Characters of an entry's name in a table."""
+_MOST_BOUND = 50.0
+_SHOWN_NAME, _SHOWN_GROUP, _SHOWN_PROMPT = 16, 8, 60
+"""Characters in a table."""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -37,10 +41,10 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     )
     group = responses.add_subparsers(dest="responses", required=True, metavar="WHAT")
     for name, words, run in (
-        ("status", "how many there are", _status),
-        ("list", "each of them: its name, model, tenant, age", _list),
+        ("status", "how many there are, and how many similar prompts may find", _status),
+        ("list", "each of them: its name, model, tenant, group of similar prompts, age", _list),
         ("delete", "remove some; every proxy that shares the store finds them gone", _delete),
-        ("explain", "whether a request is looked up, and what it would find", _explain),
+        ("explain", "whether a request is looked up, what it would find, and what a similar one was told", _explain),
     ):
         each = group.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".", epilog=_EPILOGS[name])
         _FLAGS.add_to(each, _WHERE, SQLITE)
@@ -60,6 +64,13 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
             each.add_argument("request", metavar="REQUEST", help="the request's body, JSON; - reads it from stdin")
             each.add_argument(
                 "--cache-control", metavar="VALUE", default="", help="the request's header of this name, as max-age=60"
+            )
+            each.add_argument(
+                "--similar",
+                metavar="PERCENT",
+                type=float,
+                default=2.0,
+                help="the bound on wrong answers, as the proxy's --responses-similar (default: 2)",
             )
 
 
@@ -83,7 +94,8 @@ def _status(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(usage)))
     else:
-        print(f"{usage.entries} responses, {format_size(usage.bytes)}")
+        print(f"{usage.entries} responses, {format_size(usage.bytes)} with prompts and outcomes")
+        print(f"{usage.prompts} of them may be found by similar prompts; {usage.outcomes} outcomes of comparisons")
     return 0
 
 
@@ -92,14 +104,17 @@ def _list(options: argparse.Namespace) -> int:
 
     store = _FLAGS.open(options, Limits())
     now = time.time()
-    table = figures_table("entry", "model", "tenant", "age", "ends in", left=("entry", "model", "tenant"))
+    columns = ("entry", "model", "tenant", "group")
+    table = figures_table(*columns, "age", "ends in", left=columns)
     try:
+        groups = store.groups()
         for label in sorted(store.labels(), key=lambda label: label.stored_at):
             if options.json:
-                print(json.dumps(asdict(label)))
+                print(json.dumps(asdict(label) | {"group": groups.get(label.entry)}))
             else:
                 age, left = (format_duration(each) for each in (now - label.stored_at, label.expires_at - now))
-                table.add_row(label.entry[:_SHOWN_NAME], shown(label.model), shown(label.tenant), age, left)
+                group = groups.get(label.entry, "-")[:_SHOWN_GROUP]
+                table.add_row(label.entry[:_SHOWN_NAME], shown(label.model), shown(label.tenant), group, age, left)
     finally:
         store.close()
     if not options.json:
@@ -122,6 +137,8 @@ def _delete(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if not 0 < options.similar <= _MOST_BOUND:
+        raise ConfigError(f"--similar must be above 0 and at most {_MOST_BOUND:g} percent, got {options.similar:g}")
     text = sys.stdin.read() if options.request == "-" else options.request
     try:
         fields = json.loads(text)
@@ -139,20 +156,52 @@ def _explain(options: argparse.Namespace) -> int:
         said = {"looked_up": False, "reason": refused.reason, "words": refused.words}
         print(json.dumps(said) if options.json else f"computed, and not kept: {refused.words}")
         return 0
-    key = "" if options.api_key_file is None else _api_key(options)
-    entry = entry_name(sealing, request, Caller(key, options.tenant or ""))
+    caller = Caller("" if options.api_key_file is None else _api_key(options), options.tenant or "")
+    entry = entry_name(sealing, request, caller)
     store = _FLAGS.open(options, Limits())
     try:
         found = store.get(entry)
+        similar = _explain_similar(store, sealing, options.similar / 100, request, caller)
     finally:
         store.close()
     readable = found is not None and sealing.open(found.label, found.sealed) is not None
     if options.json:
         label = None if found is None else asdict(found.label)
-        print(json.dumps({"looked_up": True, "entry": entry, "found": label, "readable": readable}))
+        said = {"looked_up": True, "entry": entry, "found": label, "readable": readable, "similar": asdict(similar)}
+        print(json.dumps(said))
     else:
         print(f"looked up as {entry}: {_found(None if found is None else found.label, readable)}")
+        _print_similar(similar)
     return 0
+
+
+def _explain_similar(
+    store: Store, sealing: Sealing, bound: float, request: CacheableRequest, caller: Caller
+) -> Explanation:
+    return explain_similar(store, sealing, Similar(None, bound), time.time, request, caller)
+
+
+def _print_similar(similar: Explanation) -> None:
+    from kvstore.cli.tables import figures_table, print_table, shown
+
+    if similar.told:
+        print(
+            f"where nothing equal is kept, and --responses-similar is given and not shut by its checks: told what"
+            f" {similar.told} was told: {similar.why}; while these runs of instances go on: {similar.weights}"
+        )
+    else:
+        print(f"where nothing equal is kept, it is computed: {similar.why}")
+    if not similar.candidates:
+        return
+    columns = ("entry", "prompt", "guards")
+    table = figures_table(*columns, "similarity", "wrong", "outcomes", left=columns)
+    for each in similar.candidates:
+        outcomes = f"{each.right_before} right, {each.wrong_before} wrong"
+        wrong = "" if each.wrong is None else f"{100 * each.wrong:.2g} %"
+        guards = f"refused: {each.guard}" if each.guard else each.likeness.replace("_", " ")
+        name = each.entry[:_SHOWN_NAME]
+        table.add_row(name, shown(each.text[:_SHOWN_PROMPT]), guards, f"{each.similarity:.3f}", wrong, outcomes)
+    print_table(table)
 
 
 def _found(label: Label | None, readable: bool) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kvstore.cli.responses_store import read_secret
 from kvstore.errors import ConfigError
-from kvstore.responses.cache import Similar
 from kvstore.responses.semantic.comparers import Compare, Judge, compare_short
+from kvstore.responses.similar import Similar
 from kvstore.security.secret_files import check_private, read_file
 
 _SHORT = "short"

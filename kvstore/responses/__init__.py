@@ -8,8 +8,11 @@ that answer is told again, as one body or as server-sent events. Off unless some
 
 One file, one part: ``request`` (which requests are equal), ``answer`` (whether one is finished, and how it is told
 again), ``policy`` (who shares with whom, and ``Cache-Control``), ``store`` (what a store does), ``sqlite`` and
-``redis`` (two of them), ``open`` (the one that is named), ``sealing`` (how entries are encrypted and named), ``flight``
-(equal requests at once), ``metrics``, and ``cache``, which ties them together.
+``redis`` (two of them), ``open`` (the one that is named), ``sealing`` (how entries are encrypted and named), ``kept``
+(a question, and what is read for it), ``lookup_threads`` (who reads, and until when), ``flight`` (equal requests at
+once), ``metrics``, and ``cache``, which ties them together. Of similar prompts: ``semantic`` (what decides, without
+I/O), ``similar`` (which answer is told, and what is learnt), ``shadow_gate`` (whether any is), ``similar_hits`` (before
+and behind a request).
 """
 
 from kvstore.responses.cache import Answered, ResponseCache

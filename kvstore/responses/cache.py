@@ -7,99 +7,43 @@ request is computed. See :mod:`kvstore.responses` for the whole.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from kvstore.breaker import Breaker
-from kvstore.responses.answer import as_body, as_events, read_answer, tokens_of
+from kvstore.responses.answer import read_answer, tokens_of
 from kvstore.responses.flight import Flights
+from kvstore.responses.kept import (
+    MOST_ANSWER_BYTES,
+    Kept,
+    Question,
+    read_kept,
+    sealed_content,
+)
+from kvstore.responses.lookup_threads import LookupThreads
 from kvstore.responses.metrics import ResponseMetrics
+from kvstore.responses.names import entry_name, key_digest
 from kvstore.responses.policy import CacheControl, Caller, refusal
 from kvstore.responses.request import CacheableRequest, NotCacheable, read_request
 from kvstore.responses.sealing import Sealing
-from kvstore.responses.semantic.comparers import Compare
-from kvstore.responses.semantic.group import Found
-from kvstore.responses.semantic.lexical import embed
-from kvstore.responses.similar import Embed, SimilarAnswers, SimilarPrompt, similar_prompt
-from kvstore.responses.store import Choice, Entry, Label, Store, StoreError
+from kvstore.responses.similar import Searched, Similar
+from kvstore.responses.similar_hits import SimilarHits
+from kvstore.responses.store import Entry, Label, Store, StoreError
 
 DEADLINE = 0.05
 """Seconds that a request waits for the store."""
 CLOSE_SECONDS = 5.0
 """For what waits to be stored when the cache is closed."""
-MOST_ANSWER_BYTES = 4 << 20
-"""Longest answer that is kept."""
-_MOST_COMPARISONS = 64
-"""Of answers that wait to be compared; what is beyond is not learnt from."""
-_MOST_NEAREST = 1024
-_THREADS = 4
-_MOST_LOOKUPS = 64
-"""That wait for threads; one more is not made."""
 _MOST_WAITING_BYTES = 64 << 20
 """Of answers on their way into the store; beyond that they are not kept."""
 _FAILURES, _PAUSE, _LONGEST_PAUSE = 3, 1.0, 30.0
 
 _log = logging.getLogger("kvstore.responses")
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A request that may be looked up and kept."""
-
-    entry: str
-    """The name of its answer."""
-    request: CacheableRequest
-    caller: Caller
-    control: CacheControl
-
-    @property
-    def similar(self) -> SimilarPrompt | None:
-        """What is compared with other prompts; None: nothing may be."""
-        return similar_prompt(self.request, self.caller)
-
-
-@dataclass(frozen=True, slots=True)
-class Similar:
-    """How similar prompts are answered."""
-
-    compare: Compare | None
-    """Says whether two answers are the same; None: nothing is learnt, and nothing told."""
-    bound: float = 0.02
-    """On the share that is wrong among what is told to similar prompts."""
-    shadow: float = 0.05
-    """Share of these that is computed as well, and compared."""
-    vector: Embed = embed
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """An answer that was given before, or just now by an equal request."""
-
-    label: Label
-    answer: dict[str, Any]
-    """As a body that is no stream."""
-    seconds: float
-    """That it took."""
-    found: Found | None = None
-    """Of one that was given to a similar prompt; None: to an equal one."""
-
-    def told(self, question: Question) -> bytes | None:
-        """As the question wants it; None: it can't be told in that form."""
-        if question.request.stream:
-            return as_events(self.answer, question.request.chat, question.request.with_usage)
-        return as_body(self.answer, question.request.chat)
-
-    def age(self, now: float) -> int:
-        """In whole seconds."""
-        return max(0, int(now - self.label.stored_at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +81,14 @@ class ResponseCache:
         self._store = store
         self._sealing = sealing
         self._ttl = ttl
-        self._deadline = deadline
         self.now = now
         self.flights: Flights[Kept] = Flights()
         self.metrics = ResponseMetrics(lambda: self.flights.followers)
-        self._similar = (
-            None
-            if similar is None
-            else SimilarAnswers(self.metrics, similar.compare, similar.bound, similar.shadow, similar.vector)
-        )
-        self._nearest: OrderedDict[str, Found] = OrderedDict()
-        """Of requests that are being computed, by the names of their entries."""
-        self._comparing: set[asyncio.Future[None]] = set()
-        self._comparers = ThreadPoolExecutor(1, "kvstore-responses-compare")
-        self._readers = ThreadPoolExecutor(_THREADS, "kvstore-responses")
+        self._threads = LookupThreads(deadline)
+        self._similar = None
+        if similar is not None:
+            self._similar = SimilarHits(similar, store, sealing, self._threads, self.metrics, now)
         self._writer = ThreadPoolExecutor(1, "kvstore-responses-writer")
-        self._reading = 0
         self._waiting_bytes = 0
         self._writes: set[asyncio.Future[None]] = set()
         self._breaker = Breaker(_FAILURES, _PAUSE, _LONGEST_PAUSE)
@@ -183,8 +119,8 @@ class ResponseCache:
             outcome = "other_form"
         self.metrics.lookups.labels(outcome).inc()
         self.metrics.lookup_seconds.observe(time.monotonic() - began)
-        if content is None and outcome in ("miss", "old"):
-            kept = await self._look_up_similar(question, going_on)
+        if content is None and outcome in ("miss", "old") and self._similar is not None:
+            kept = await self._similar.look_up(question, lambda kept: self._counts(question, kept, going_on))
             content = None if kept is None else kept.told(question)
             self.metrics.similar_hits.inc(content is not None)
         if kept is None or content is None:
@@ -194,7 +130,7 @@ class ResponseCache:
 
     def share(self, question: Question, kept: Kept | None) -> bytes | None:
         """What a request is told of the answer to an equal one that was under way; None: it is not for this one."""
-        if kept is None or not self._young_enough(question, kept):
+        if kept is None or not kept.young_enough(question, self.now()):
             return None
         content = kept.told(question)
         if content is not None:
@@ -216,6 +152,7 @@ class ResponseCache:
         Returns:
             What those get who asked the same meanwhile; None: it is not for them.
         """
+        searched = None if self._similar is None else self._similar.computed(question)
         if answer is None:
             self.metrics.kept.labels("unfinished").inc()
             return None
@@ -231,18 +168,19 @@ class ResponseCache:
             now + self._ttl,
         )
         kept = Kept(label, answer, seconds)
-        self._learn(question, answer)
+        if self._similar is not None and searched is not None:
+            self._similar.learn(searched, answer)
         if not runs:
             self.metrics.kept.labels("unknown_run").inc()
             return kept
-        content = json.dumps([question.request.canonical.decode(), answer, seconds]).encode()
+        content = sealed_content(question, answer, seconds)
         if len(content) > MOST_ANSWER_BYTES:
             self.metrics.kept.labels("too_large").inc()
         elif self._waiting_bytes + len(content) > _MOST_WAITING_BYTES or not self._breaker.allows():
             self.metrics.kept.labels("skipped").inc()
         else:
             self._waiting_bytes += len(content)
-            write = asyncio.ensure_future(self._write(question, label, content))
+            write = asyncio.ensure_future(self._write(searched, label, content))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
         return kept
@@ -300,7 +238,7 @@ class ResponseCache:
 
     def checks(self, kept: Kept) -> bool:
         """Whether the answer that a similar prompt was told is to be computed as well, for :meth:`check`."""
-        return self._similar is not None and kept.found is not None and self._similar.checks()
+        return self._similar is not None and self._similar.checks(kept)
 
     def check(self, question: Question, kept: Kept, answer: dict[str, Any] | None) -> None:
         """Compare what a similar prompt was told with what was computed for it; remove the entry if it was wrong.
@@ -310,83 +248,12 @@ class ResponseCache:
             kept: what was told.
             answer: what was computed; None: it is not finished.
         """
-        similar, prompt, found = self._similar, question.similar, kept.found
-        if answer is None or similar is None or prompt is None or found is None:
-            return
-
-        def compare() -> None:
-            if similar.learn(prompt, found, answer, kept.answer, shadow=True) is False:
-                similar.remove(prompt, found.entry)
-                with contextlib.suppress(StoreError):
-                    self._store.delete(Choice(found.entry))
-
-        self._compare(compare)
-
-    def _learn(self, question: Question, answer: dict[str, Any]) -> None:
-        """Compare a computed answer with that of the nearest prompt, in the background."""
-        similar, found, prompt = self._similar, self._nearest.pop(question.entry, None), question.similar
-        if similar is None or found is None or prompt is None:
-            return
-
-        def compare() -> None:
-            with contextlib.suppress(StoreError):
-                near, _ = self._opened(found.entry, None)
-                if near is None:
-                    similar.remove(prompt, found.entry)
-                else:
-                    similar.learn(prompt, found, answer, near.answer, shadow=False)
-
-        self._compare(compare)
-
-    def _compare(self, work: Callable[[], None]) -> None:
-        if len(self._comparing) < _MOST_COMPARISONS:
-            comparing = asyncio.get_running_loop().run_in_executor(self._comparers, work)
-            self._comparing.add(comparing)
-            comparing.add_done_callback(self._comparing.discard)
-
-    async def _look_up_similar(self, question: Question, going_on: Collection[str]) -> Kept | None:
-        similar, prompt = self._similar, question.similar if self._similar is not None else None
-        if similar is None or prompt is None or self._reading >= _MOST_LOOKUPS:
-            return None
-
-        def search() -> tuple[Found | None, Kept | None]:
-            found = similar.search(prompt)
-            if found is None or not similar.tells(found):
-                return found, None
-            kept, _ = self._opened(found.entry, None)
-            if kept is None:
-                similar.remove(prompt, found.entry)
-                return None, None
-            return found, replace(kept, found=found)
-
-        began = time.monotonic()
-        self._reading += 1
-        searching = asyncio.get_running_loop().run_in_executor(self._readers, search)
-        searching.add_done_callback(self._has_searched)
-        try:
-            found, kept = await asyncio.wait_for(asyncio.shield(searching), self._deadline)
-        except (TimeoutError, StoreError):
-            return None
-        finally:
-            self.metrics.similar_seconds.observe(time.monotonic() - began)
-        if kept is not None:
-            if self._counts(question, kept, going_on):
-                return kept
-            similar.remove(prompt, kept.label.entry)  # what is computed now takes its place
-        if found is not None and kept is None:
-            self._nearest[question.entry] = found
-            if len(self._nearest) > _MOST_NEAREST:
-                self._nearest.popitem(last=False)
-        return None
-
-    def _has_searched(self, searching: asyncio.Future[Any]) -> None:
-        self._reading -= 1
-        if not searching.cancelled():
-            searching.exception()  # it is told by who waits, where somebody does
+        if self._similar is not None:
+            self._similar.check(question, kept, answer)
 
     def _counts(self, question: Question, kept: Kept, going_on: Collection[str]) -> bool:
         runs = kept.label.weights.split(",")
-        return all(run in going_on for run in runs) and self._young_enough(question, kept)
+        return all(run in going_on for run in runs) and kept.young_enough(question, self.now())
 
     async def close(self) -> None:
         """Finish what is being stored, and let go of the store. What has not begun by :data:`CLOSE_SECONDS` is not."""
@@ -394,14 +261,11 @@ class ResponseCache:
         if self._writes:
             await asyncio.wait(self._writes, timeout=CLOSE_SECONDS)
         loop = asyncio.get_running_loop()
-        for pool in (self._writer, self._readers, self._comparers):
-            await loop.run_in_executor(None, partial(pool.shutdown, cancel_futures=True))
+        similar = () if self._similar is None else (self._similar.close,)
+        for close in (partial(self._writer.shutdown, cancel_futures=True), self._threads.close, *similar):
+            await loop.run_in_executor(None, close)
         await asyncio.gather(*self._writes, return_exceptions=True)  # those that were not begun are cancelled
         self._store.close()
-
-    def _young_enough(self, question: Question, kept: Kept) -> bool:
-        limit = question.control.max_age
-        return limit is None or kept.age(self.now()) <= limit
 
     def _saved(self, kept: Kept) -> None:
         self.metrics.saved_seconds.inc(kept.seconds)
@@ -416,13 +280,14 @@ class ResponseCache:
         return Answered(content), self.keep(question, answer, (run,), time.monotonic() - began)
 
     async def _look_up(self, question: Question, going_on: Collection[str]) -> tuple[Kept | None, str]:
-        if self._reading >= _MOST_LOOKUPS or not self._breaker.allows():
+        if self._threads.busy or not self._breaker.allows():
             return None, "skipped"
-        self._reading += 1
-        reading = asyncio.get_running_loop().run_in_executor(self._readers, self._read, question)
-        reading.add_done_callback(self._has_read)
+
+        def read() -> tuple[Kept | None, str]:
+            return read_kept(self._store, self._sealing, question.entry, question.request.canonical.decode())
+
         try:
-            kept, outcome = await asyncio.wait_for(asyncio.shield(reading), self._deadline)
+            kept, outcome = await self._threads.ask(read, self._tell_breaker)
         except TimeoutError:
             return None, "late"
         except StoreError:
@@ -433,34 +298,11 @@ class ResponseCache:
             return None, "old"
         return kept, "hit"
 
-    def _has_read(self, reading: asyncio.Future[tuple[Kept | None, str]]) -> None:
-        self._reading -= 1
-        self._tell_breaker(None if reading.cancelled() else reading.exception())
-
-    def _read(self, question: Question) -> tuple[Kept | None, str]:
-        """In a thread."""
-        return self._opened(question.entry, question.request.canonical.decode())
-
-    def _opened(self, name: str, canonical: str | None) -> tuple[Kept | None, str]:
-        """What lies under a name, if it answers this request; None: whatever it answers. In a thread."""
-        entry = self._store.get(name)
-        if entry is None:
-            return None, "miss"
-        content = self._sealing.open(entry.label, entry.sealed)
-        try:
-            asked, answer, seconds = json.loads(content or b"")
-        except (ValueError, TypeError, RecursionError):
-            return None, "unreadable"
-        if canonical is not None and asked != canonical:
-            return None, "unreadable"
-        return Kept(entry.label, answer, seconds), "hit"
-
-    async def _write(self, question: Question, label: Label, content: bytes) -> None:
+    async def _write(self, searched: Searched | None, label: Label, content: bytes) -> None:
         def write() -> bool:
-            stored = self._store.put(Entry(label, self._sealing.seal(label, content)))
-            if stored and self._similar is not None and (prompt := question.similar) is not None:
-                self._similar.add(prompt, label.entry)
-            return stored
+            similar = self._similar
+            prompt = None if similar is None or searched is None else similar.prompt_of(searched, label)
+            return self._store.put(Entry(label, self._sealing.seal(label, content), prompt))
 
         try:
             stored = await asyncio.get_running_loop().run_in_executor(self._writer, write)
@@ -483,13 +325,3 @@ class ResponseCache:
         self._breaker.failed(str(error))
         if was is None and self._breaker.failure is not None:
             _log.warning("requests are computed, none is looked up for a while: %s", error)
-
-
-def entry_name(sealing: Sealing, request: CacheableRequest, caller: Caller) -> str:
-    """Of the answer to a request, for those who share it."""
-    return sealing.name("entry", [*(part.encode() for part in caller.scope), b"", request.canonical])
-
-
-def key_digest(sealing: Sealing, key: str) -> str:
-    """By which entries made with an API key are known; empty for none."""
-    return sealing.name("key", [key.encode()])[:32] if key else ""

@@ -1,19 +1,30 @@
-"""Answers in a Redis or Valkey, where several proxies share them. Plain hashes and sorted sets; no module is needed.
+"""Answers, prompts and outcomes in a Redis or Valkey, where several proxies share them. Plain hashes and sorted sets.
 
-====================================  ==========================================================================
-key                                   what it is
-====================================  ==========================================================================
-``{kvstore-responses}:entry:NAME``    a hash with label and sealed content; Redis removes it when it has ended
-``{kvstore-responses}:order``         a sorted set of names by the millisecond in which they end
-``{kvstore-responses}:sizes``         a hash: bytes of each name
-``{kvstore-responses}:bytes``         their sum
-====================================  ==========================================================================
+=======================================  =======================================================================
+key                                      what it is
+=======================================  =======================================================================
+``{kvstore-responses}:entry:NAME``       a hash with label, sealed content and sealed prompt; Redis removes it
+                                         when it has ended
+``{kvstore-responses}:order``            a sorted set of names by the millisecond in which they end
+``{kvstore-responses}:sizes``            a hash: bytes of each name
+``{kvstore-responses}:bytes``            the sum of everything that is sealed
+``{kvstore-responses}:groups``           a hash: the group of each name that has a prompt
+``{kvstore-responses}:group:GROUP``      a sorted set of its names, as they came
+``{kvstore-responses}:learnt:LEARNER``   a sorted set of sealed outcomes, as they came
+``{kvstore-responses}:learners``         a hash: tenant and key of each learner
+``{kvstore-responses}:outcomes``         a sorted set of all outcomes by the millisecond in which they end
+``{kvstore-responses}:outcome-bytes``    the sum of these
+``{kvstore-responses}:sequence``         a number for each prompt and outcome
+``{kvstore-responses}:epoch``            another word after each deletion, and in each new Redis
+=======================================  =======================================================================
 
 The braces put all of them on one server of a Cluster, so that each change is one script.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,69 +34,31 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from kvstore.errors import ConfigError
-from kvstore.responses.store import Choice, Entry, Label, Limits, StoreError, Usage
+from kvstore.responses import redis_scripts
+from kvstore.responses.semantic.group import MOST_PROMPTS
+from kvstore.responses.store import (
+    MOST_OUTCOMES,
+    NEWS_AT_ONCE,
+    Choice,
+    Entry,
+    Label,
+    Learner,
+    Limits,
+    News,
+    Seen,
+    StoreError,
+    Usage,
+)
 
 SCHEMES = ("redis://", "rediss://", "unix://")
 _TIMEOUT = 1.0
 """Seconds for each step. A request waits for less: see :data:`kvstore.responses.cache.DEADLINE`."""
 _PREFIX = "{kvstore-responses}:"
 _ENTRY, _ORDER, _SIZES, _BYTES = (_PREFIX + name for name in ("entry:", "order", "sizes", "bytes"))
+_KEYS = [_ORDER, _SIZES, _BYTES]
+_GROUPS, _LEARNERS = _PREFIX + "groups", _PREFIX + "learners"
 _FIELDS = ("tenant", "key", "model", "weights", "stored_at", "expires_at")
 _LISTED_AT_ONCE = 200
-
-_DROP = """
-local function drop(name)
-  local size = redis.call('HGET', KEYS[2], name)
-  redis.call('DEL', ARGV[1] .. name)
-  local was = redis.call('ZREM', KEYS[1], name)
-  if size then
-    redis.call('HDEL', KEYS[2], name)
-    redis.call('DECRBY', KEYS[3], size)
-  end
-  return was
-end
-local function drop_ended()
-  local time = redis.call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 1000)) do drop(name) end
-  return now
-end
-"""
-_PUT = (
-    _DROP
-    + """
-local name, size = ARGV[2], tonumber(ARGV[3])
-local now = drop_ended()
-drop(name)
-while redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[5])
-    or tonumber(redis.call('GET', KEYS[3]) or '0') + size > tonumber(ARGV[6]) do
-  local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
-  if not first then redis.call('SET', KEYS[3], '0') break end
-  drop(first)
-end
-redis.call('HSET', ARGV[1] .. name, unpack(ARGV, 7))
-redis.call('PEXPIRE', ARGV[1] .. name, ARGV[4])
-redis.call('ZADD', KEYS[1], now + ARGV[4], name)
-redis.call('HSET', KEYS[2], name, size)
-redis.call('INCRBY', KEYS[3], size)
-return 1
-"""
-)
-_DELETE = (
-    _DROP
-    + """
-local gone = 0
-for place = 2, #ARGV do gone = gone + drop(ARGV[place]) end
-return gone
-"""
-)
-_USAGE = (
-    _DROP
-    + """
-drop_ended()
-return {redis.call('ZCARD', KEYS[1]), tonumber(redis.call('GET', KEYS[3]) or '0')}
-"""
-)
 
 
 class RedisStore:
@@ -111,7 +84,17 @@ class RedisStore:
             self._redis: Any = Redis.from_url(url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT, **given)
         except ValueError as error:
             raise ConfigError(f"not the URL of a Redis for responses: {error}") from error
-        self._put, self._delete, self._usage = map(self._redis.register_script, (_PUT, _DELETE, _USAGE))
+        self._put, self._learn, self._news, self._delete, self._forget, self._usage = map(
+            self._redis.register_script,
+            (
+                redis_scripts.PUT,
+                redis_scripts.LEARN,
+                redis_scripts.NEWS,
+                redis_scripts.DELETE,
+                redis_scripts.FORGET,
+                redis_scripts.USAGE,
+            ),
+        )
 
     def get(self, entry: str) -> Entry | None:
         """See :class:`kvstore.responses.store.Store`."""
@@ -133,11 +116,47 @@ class RedisStore:
             value = getattr(label, name)
             fields += [name, value if isinstance(value, str) else repr(value)]
         limits = self._limits.entries, self._limits.bytes
+        prompt = ("", b"") if entry.prompt is None else (entry.prompt.group, entry.prompt.sealed)
+        given: list[Any] = [label.entry, entry.size, left, *limits, secrets.token_hex(8), *prompt, MOST_PROMPTS]
         with _failing():
-            self._put(
-                keys=[_ORDER, _SIZES, _BYTES],
-                args=[_ENTRY, label.entry, entry.size, left, *limits, *fields, "sealed", entry.sealed],
+            self._put(keys=_KEYS, args=[_PREFIX, *given, *fields, "sealed", entry.sealed])
+        return True
+
+    def news(self, group: str, prompts: Seen, learner: str, outcomes: Seen) -> News:
+        """See :class:`kvstore.responses.store.Store`."""
+        since = prompts.epoch, prompts.number, outcomes.epoch, outcomes.number
+        with _failing():
+            told, prompt, outcome, found, learnt = self._news(
+                keys=_KEYS, args=[_PREFIX, group, learner, *since, NEWS_AT_ONCE, *_FIELDS, "prompt"]
             )
+        epoch, last_prompt, last_outcome = told.decode(errors="replace"), int(prompt), int(outcome)
+        read: list[tuple[Label, bytes]] = []
+        for name, number, fields in found:
+            last_prompt = int(number)
+            label = _label(name.decode(errors="replace"), fields[:-1])
+            if label is not None and fields[-1] is not None and label.expires_at > self._now():
+                read.append((label, fields[-1]))
+        sealed = []
+        for member, number in zip(learnt[::2], learnt[1::2], strict=True):
+            last_outcome = int(number)
+            sealed.append(member.partition(b":")[2])
+        return News(
+            tuple(read),
+            Seen(epoch, last_prompt),
+            tuple(sealed),
+            Seen(epoch, last_outcome),
+            max(len(found), len(sealed)) == NEWS_AT_ONCE,
+        )
+
+    def learn(self, learner: Learner, sealed: bytes, expires_at: float) -> bool:
+        """See :class:`kvstore.responses.store.Store`."""
+        left = int(1000 * (expires_at - self._now()))
+        if len(sealed) > self._limits.outcome_bytes or left <= 0:
+            return False
+        limits = self._limits.entries, self._limits.bytes, self._limits.outcome_bytes, MOST_OUTCOMES
+        label = json.dumps([learner.tenant, learner.key])
+        with _failing():
+            self._learn(keys=_KEYS, args=[_PREFIX, learner.name, sealed, left, *limits, label, secrets.token_hex(8)])
         return True
 
     def labels(self) -> Iterator[Label]:
@@ -155,6 +174,12 @@ class RedisStore:
                 if (label := _label(name, fields)) is not None and label.expires_at > self._now():
                     yield label
 
+    def groups(self) -> dict[str, str]:
+        """See :class:`kvstore.responses.store.Store`."""
+        with _failing():
+            found = self._redis.hgetall(_GROUPS)
+        return {name.decode(errors="replace"): group.decode(errors="replace") for name, group in found.items()}
+
     def delete(self, choice: Choice) -> int:
         """See :class:`kvstore.responses.store.Store`."""
         names = [label.entry for label in self.labels() if choice.takes(label)]
@@ -162,14 +187,29 @@ class RedisStore:
         for start in range(0, len(names), _LISTED_AT_ONCE):
             with _failing():
                 some = names[start : start + _LISTED_AT_ONCE]
-                gone += int(self._delete(keys=[_ORDER, _SIZES, _BYTES], args=[_ENTRY, *some]))
+                gone += int(self._delete(keys=_KEYS, args=[_PREFIX, *some]))
+        if choice.entry is None:
+            self._forget_learners(choice)
         return gone
+
+    def _forget_learners(self, choice: Choice) -> None:
+        with _failing():
+            learners = self._redis.hgetall(_LEARNERS)
+            forgotten = []
+            for name, label in learners.items():
+                try:
+                    learner = Learner(name.decode(), *json.loads(label))
+                except (ValueError, TypeError):
+                    continue  # not of ours
+                if choice.takes_learner(learner):
+                    forgotten.append(name)
+            self._forget(keys=_KEYS, args=[_PREFIX, secrets.token_hex(8), *forgotten])
 
     def usage(self) -> Usage:
         """See :class:`kvstore.responses.store.Store`."""
         with _failing():
-            entries, size = self._usage(keys=[_ORDER, _SIZES, _BYTES], args=[_ENTRY])
-        return Usage(int(entries), int(size))
+            found = self._usage(keys=_KEYS, args=[_PREFIX])
+        return Usage(*map(int, found))
 
     def close(self) -> None:
         """See :class:`kvstore.responses.store.Store`."""

@@ -59,7 +59,11 @@ class Sealing:
 
     def seal(self, label: Label, content: bytes) -> bytes:
         """What is stored of the content of an entry."""
-        bound = _bound(label)
+        return self.seal_for(astuple(label), content)
+
+    def seal_for(self, place: tuple[object, ...], content: bytes) -> bytes:
+        """What is stored of a content that can be opened at this place alone: words and numbers."""
+        bound = _bound(place)
         if self._aead is None:
             return _PLAIN + _digest(bound, content) + content
         nonce = os.urandom(_NONCE_BYTES)
@@ -68,8 +72,12 @@ class Sealing:
     def open(self, label: Label, sealed: bytes) -> bytes | None:
         """The content; None: it is damaged, of another key or of another entry, or encrypted where nothing should be
         or the other way round."""
+        return self.open_for(astuple(label), sealed)
+
+    def open_for(self, place: tuple[object, ...], sealed: bytes) -> bytes | None:
+        """What :meth:`seal_for` was given for this place; None: as :meth:`open`."""
         kind, rest = sealed[:1], sealed[1:]
-        bound = _bound(label)
+        bound = _bound(place)
         if self._aead is None:
             digest, content = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
             return content if kind == _PLAIN and digest == _digest(bound, content) else None
@@ -83,9 +91,9 @@ class Sealing:
             return None
 
 
-def _bound(label: Label) -> bytes:
+def _bound(place: tuple[object, ...]) -> bytes:
     """What of a label can't be changed without the content being lost: all of it."""
-    return json.dumps(astuple(label)).encode()
+    return json.dumps(place).encode()
 
 
 def _digest(bound: bytes, content: bytes) -> bytes:

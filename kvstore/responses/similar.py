@@ -1,16 +1,14 @@
 """Answers that were given to similar prompts: which of them is told, and what is learnt from those that are computed.
 
-What it knows lies in memory: prompts since the start of the process, and outcomes. The answers themselves are in the
-store, and are read again at each hit, so that whatever removes them there ends them here, too.
+Prompts and outcomes lie in the store beside the answers, and in memory as far as they are asked for. The answers
+themselves are read again at each hit, so that whatever removes them there ends them here, too.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import random
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,58 +17,59 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.responses.metrics import ResponseMetrics
-from kvstore.responses.policy import Caller
-from kvstore.responses.request import CacheableRequest
+from kvstore.responses.remembered import Place, Remembered
+from kvstore.responses.sealing import Sealing
 from kvstore.responses.semantic.comparers import Compare
-from kvstore.responses.semantic.decision import Experience, Outcome
-from kvstore.responses.semantic.group import Found, Group
-from kvstore.responses.semantic.interval import lower_end
+from kvstore.responses.semantic.decision import Outcome
+from kvstore.responses.semantic.group import Found
 from kvstore.responses.semantic.lexical import embed
 from kvstore.responses.semantic.tuned import tuned_outcomes
-
-MOST_PROMPT = 4000
-"""Characters of a prompt that is compared."""
-_MOST_GROUPS = 256
-_MOST_CALLERS = 256
-_NOT_WITH = ("tools", "tool_choice", "logprobs", "top_logprobs")
-
-_log = logging.getLogger("kvstore.responses")
+from kvstore.responses.shadow_gate import ShadowGate
+from kvstore.responses.similar_prompt import SimilarPrompt, text_of
+from kvstore.responses.store import Label, Prompt, Store
 
 Embed = Callable[[str], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
-class SimilarPrompt:
-    """The last user turn of a request, and all of the rest."""
+class Similar:
+    """How similar prompts are answered."""
 
-    caller: tuple[str, ...]
-    context: str
-    """Equal for requests in which the last user turn alone differs."""
-    text: str
-
-
-def similar_prompt(request: CacheableRequest, caller: Caller) -> SimilarPrompt | None:
-    """What may be answered from a similar request; None: this one may not, since it is no chat that ends with a user's
-    text, or has tools, pictures, log-probabilities or several choices."""
-    if not request.chat:
-        return None
-    path, said = json.loads(request.canonical)
-    messages = said["messages"]
-    if any(said.get(name) for name in _NOT_WITH) or said.get("n") not in (None, 1):
-        return None
-    if not isinstance(messages, list) or not all(_is_text(message) for message in messages):
-        return None
-    last = messages[-1]
-    if last["role"] != "user" or set(last) != {"role", "content"} or not 0 < len(last["content"]) <= MOST_PROMPT:
-        return None
-    said["messages"] = messages[:-1]
-    return SimilarPrompt(caller.scope, json.dumps([path, said, caller.scope]), last["content"])
+    compare: Compare | None
+    """Says whether two answers are the same; None: nothing is learnt, and nothing told."""
+    bound: float = 0.02
+    """On the share that is wrong among what is told to similar prompts."""
+    shadow: float = 0.05
+    """Share of these that is computed as well, and compared."""
+    vector: Embed = embed
+    """The embedding. It may block, and fail."""
+    vectors: str = "lexical"
+    """What it is called: prompts and outcomes of another name are not used with it."""
 
 
-def _is_text(message: Any) -> bool:
-    return (
-        isinstance(message, dict) and isinstance(message.get("content"), str) and isinstance(message.get("role"), str)
-    )
+def remembered_for(how: Similar, store: Store, sealing: Sealing, now: Callable[[], float]) -> Remembered:
+    """Prompts and outcomes of a store, with an embedding.
+
+    Args:
+        how: the operator's choice.
+        store: where they lie.
+        sealing: how they lie there.
+        now: seconds since 1970.
+    """
+    return Remembered(store, sealing, how.vectors, tuned_outcomes if how.vector is embed else tuple, now)
+
+
+class Searched:
+    """What is known of a prompt by its search. A thread fills it in, which may be later than the request waits."""
+
+    def __init__(self, prompt: SimilarPrompt, place: Place) -> None:
+        self.prompt = prompt
+        self.place = place
+        self.begun = False
+        self.vector: npt.NDArray[np.float32] | None = None
+        """None: not yet, or it failed."""
+        self.found: Found | None = None
+        """The kept prompt that is the least likely to have another answer."""
 
 
 class SimilarAnswers:
@@ -78,86 +77,84 @@ class SimilarAnswers:
 
     Args:
         metrics: where it counts.
-        compare: says whether two answers are the same; None: nothing is learnt, and nothing is ever told.
-        bound: on the share of wrong answers among those told to similar prompts, from 0 to 1.
-        shadow: share of hits that is computed as well, and compared.
-        vector: the embedding.
+        how: the operator's choice.
+        remembered: prompts and outcomes.
         dice: gives numbers from 0 to 1.
+        now: seconds since 1970.
     """
 
     def __init__(
         self,
         metrics: ResponseMetrics,
-        compare: Compare | None,
-        bound: float = 0.02,
-        shadow: float = 0.05,
-        vector: Embed = embed,
+        how: Similar,
+        remembered: Remembered,
         dice: Callable[[], float] = random.random,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._metrics = metrics
-        self._compare = compare
-        self._bound = bound
-        self._shadow = shadow
-        self._vector = vector
+        self._how = how
+        self._remembered = remembered
         self._dice = dice
+        self._now = now
+        self._began = now()
         self._lock = threading.Lock()
-        self._groups: OrderedDict[str, Group] = OrderedDict()
-        self._experience: OrderedDict[tuple[str, ...], Experience] = OrderedDict()
-        self._checked = self._wrong = 0
-        self._shut = compare is None
-        metrics.similar_open.set(not self._shut)
-        if compare is None:
-            _log.warning("nothing compares answers: similar prompts are all computed, and nothing is learnt from them")
+        self._gate = ShadowGate(metrics, how.compare is not None, how.bound)
 
     @property
     def shut(self) -> bool:
         """Whether nothing is told: there is no comparer, or shadow checks found too many wrong answers."""
-        return self._shut
+        return self._gate.shut
 
-    def search(self, prompt: SimilarPrompt) -> Found | None:
-        """The kept prompt that is the least likely to have another answer."""
-        vector = self._vector(prompt.text)
-        with self._lock:
-            group = self._groups.get(prompt.context)
-            if group is None:
-                return None
-            self._groups.move_to_end(prompt.context)
-            search = group.search(prompt.text, vector, self._of(prompt.caller))
+    def asked(self, prompt: SimilarPrompt) -> Searched:
+        """A prompt, before its search."""
+        return Searched(prompt, self._remembered.place(prompt))
+
+    def search(self, searched: Searched) -> Found | None:
+        """The kept prompt that is the least likely to have another answer. It blocks.
+
+        Raises:
+            StoreError: the store can't be asked.
+            Exception: what the embedding raises.
+        """
+        searched.begun = True
+        if searched.vector is None:
+            searched.vector = self._how.vector(searched.prompt.text)
+        self._count(self._remembered.read(searched.place))
+        search = self._remembered.search(searched.place, searched.prompt.text, searched.vector)
         for guard, count in search.refusals.items():
             self._metrics.similar_refusals.labels(guard).inc(count)
+        searched.found = search.found
         return search.found
 
     def tells(self, found: Found) -> bool:
         """Whether that prompt's answer is told."""
-        return not self._shut and found.wrong <= self._bound
+        return self._gate.tells(found.wrong)
 
     def checks(self) -> bool:
         """Whether this hit is computed as well."""
-        return self._dice() < self._shadow
+        return self._dice() < self._how.shadow
 
-    def add(self, prompt: SimilarPrompt, entry: str) -> None:
-        """An answer to this prompt is being kept."""
-        vector = self._vector(prompt.text)
-        with self._lock:
-            group = self._groups.setdefault(prompt.context, Group())
-            self._groups.move_to_end(prompt.context)
-            group.add(entry, prompt.text, vector)
-            if len(self._groups) > _MOST_GROUPS:
-                self._groups.popitem(last=False)
+    def prompt_of(self, searched: Searched, label: Label) -> Prompt | None:
+        """What is stored with an entry, so that similar prompts find it; None: it has no vector. It blocks where it was
+        not searched for."""
+        if not searched.begun:
+            searched.begun = True
+            searched.vector = self._how.vector(searched.prompt.text)
+        if searched.vector is None:
+            return None
+        return self._remembered.sealed_prompt(searched.place, label, searched.prompt.text, searched.vector)
 
-    def remove(self, prompt: SimilarPrompt, entry: str) -> None:
+    def remove(self, searched: Searched, entry: str) -> None:
         """An entry is no more."""
-        with self._lock:
-            if (group := self._groups.get(prompt.context)) is not None:
-                group.remove(entry)
+        self._remembered.remove(searched.place, entry)
 
     def learn(
-        self, prompt: SimilarPrompt, found: Found, answer: dict[str, Any], kept: dict[str, Any], shadow: bool
+        self, searched: Searched, found: Found, answer: dict[str, Any], kept: dict[str, Any], shadow: bool
     ) -> bool | None:
-        """Compare the answer that was computed with the one that was kept.
+        """Compare the answer that was computed with the one that was kept. It blocks.
 
         Args:
-            prompt: what was asked.
+            searched: what was asked.
             found: what was found for it.
             answer: what was computed, as a body.
             kept: the entry's.
@@ -168,48 +165,22 @@ class SimilarAnswers:
         """
         said, before = text_of(answer), text_of(kept)
         right = None
-        if self._compare is not None and said is not None and before is not None:
-            right = self._compare(prompt.text, said, before)
+        if self._how.compare is not None and said is not None and before is not None:
+            right = self._how.compare(searched.prompt.text, said, before)
         word = "undecided" if right is None else "right" if right else "wrong"
         (self._metrics.similar_shadows if shadow else self._metrics.similar_outcomes).labels(word).inc()
         if right is None:
             return None
-        with self._lock:
-            self._of(prompt.caller).add(Outcome(found.entry, found.likeness, found.similarity, right))
-            if shadow:
-                self._count_shadow(right)
+        outcome = Outcome(found.entry, found.likeness, found.similarity, right)
+        now = self._now()
+        if shadow:
+            self._count([(right, now)])
+        self._remembered.learn(searched.place, outcome, shadow, now)
         return right
 
-    def _count_shadow(self, right: bool) -> None:
-        self._checked += 1
-        self._wrong += not right
-        at_least = lower_end(self._wrong, self._checked)
-        if at_least > self._bound and not self._shut:
-            self._shut = True
-            self._metrics.similar_open.set(0)
-            _log.error(
-                "similar prompts are computed from now on: of %d answers that were told to them and checked, %d were"
-                " wrong, which is at least %.1f %% (95 %%), and the bound is %.1f %%; a restart opens it again",
-                self._checked,
-                self._wrong,
-                100 * at_least,
-                100 * self._bound,
-            )
-
-    def _of(self, caller: tuple[str, ...]) -> Experience:
-        if caller not in self._experience:
-            self._experience[caller] = Experience(tuned_outcomes() if self._vector is embed else ())
-            if len(self._experience) > _MOST_CALLERS:
-                self._experience.popitem(last=False)
-        self._experience.move_to_end(caller)
-        return self._experience[caller]
-
-
-def text_of(answer: dict[str, Any]) -> str | None:
-    """What a chat's only choice says; None: something else."""
-    try:
-        (choice,) = answer["choices"]
-        content = choice["message"]["content"]
-    except (LookupError, TypeError, ValueError):
-        return None
-    return content if isinstance(content, str) else None
+    def _count(self, shadows: list[tuple[bool, float]]) -> None:
+        """Checks of what was told, of this process and of others that share the store."""
+        with self._lock:
+            for right, at in shadows:
+                if at >= self._began:
+                    self._gate.count(right)

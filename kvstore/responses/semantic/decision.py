@@ -81,6 +81,11 @@ class Experience:
         if not outcome.right and curve is not None and curve[-1] > _HOPEFUL:
             del self._curves[outcome.likeness]  # at once; others may wait until they are some
 
+    def of(self, entry: str) -> tuple[int, int]:
+        """How many of an entry's outcomes were right, and how many wrong."""
+        right = [outcome.right for outcome in self._of_entry.get(entry, ())]
+        return right.count(True), right.count(False)
+
     def wrong(self, entry: str, likeness: Likeness, similarity: float) -> float:
         """The probability, from 0 to 1, that this entry's answer would be wrong.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,29 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A stored prompt that is near."""
+
+    entry: str
+    similarity: float
+    refused_by: Guard | None
+    """None: guards let it through."""
+    found: Found | None
+    """Of one that guards let through."""
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
     """What a search among the prompts of a group gave."""
 
     found: Found | None
-    refusals: Counter[Guard] = field(default_factory=Counter)
-    """Of near prompts, by guard."""
+    candidates: tuple[Candidate, ...] = ()
+    """The nearest first."""
+
+    @property
+    def refusals(self) -> Counter[Guard]:
+        """Of near prompts, by guard."""
+        return Counter(each.refused_by for each in self.candidates if each.refused_by is not None)
 
 
 class Group:
@@ -102,22 +119,20 @@ class Group:
             return Search(None)
         similarities = self._vectors @ (vector / np.float32(length))
         reading = read_prompt(prompt)
-        refusals: Counter[Guard] = Counter()
-        best: Found | None = None
+        candidates: list[Candidate] = []
         for row in np.argsort(-similarities)[:_COMPARED]:
             entry = self._names[row]
             if entry is None:
                 continue
             similarity = min(1.0, float(similarities[row]))
             compared = compare(reading, self._readings[entry])
-            if compared.refused_by is not None:
-                refusals[compared.refused_by] += 1
-                continue
-            wrong = experience.wrong(entry, compared.likeness, similarity)
-            found = Found(entry, similarity, compared.likeness, wrong)
-            if best is None or _order(found) < _order(best):
-                best = found
-        return Search(best, refusals)
+            found = None
+            if compared.refused_by is None:
+                wrong = experience.wrong(entry, compared.likeness, similarity)
+                found = Found(entry, similarity, compared.likeness, wrong)
+            candidates.append(Candidate(entry, similarity, compared.refused_by, found))
+        let_through = [each.found for each in candidates if each.found is not None]
+        return Search(min(let_through, key=_order, default=None), tuple(candidates))
 
 
 def _order(found: Found) -> tuple[float, bool, float]:

@@ -14,7 +14,7 @@ from kvstore.errors import ConfigError
 from kvstore.responses import Answered, Caller, Limits, ResponseCache, Sealing, flight
 from kvstore.responses import cache as cache_module
 from kvstore.responses.sqlite import SQLiteStore
-from kvstore.responses.store import Choice, Entry, Label, StoreError, Usage
+from kvstore.responses.store import Choice, Entry, Label, Learner, News, Seen, StoreError, Usage
 
 PATH = "/v1/completions"
 ASKED = {"prompt": "x", "temperature": 0}
@@ -43,8 +43,17 @@ class MemoryStore:
         self.entries[entry.label.entry] = entry
         return True
 
+    def news(self, group: str, prompts: Seen, learner: str, outcomes: Seen) -> News:
+        raise NotImplementedError
+
+    def learn(self, learner: Learner, sealed: bytes, expires_at: float) -> bool:
+        raise NotImplementedError
+
     def labels(self) -> Iterator[Label]:
         return iter([each.label for each in self.entries.values()])
+
+    def groups(self) -> dict[str, str]:
+        raise NotImplementedError
 
     def delete(self, choice: Choice) -> int:
         raise NotImplementedError

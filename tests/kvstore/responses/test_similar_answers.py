@@ -2,82 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
-from collections.abc import Callable
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from similar_asking import FIRST, OTHER, SIMILAR, Asking, fields_of, run
 
-from kvstore.responses import Caller, Limits, ResponseCache, Sealing, open_store
-from kvstore.responses.cache import Similar
+from kvstore.responses import Caller, Limits, Sealing, open_store
 from kvstore.responses.metrics import ResponseMetrics
+from kvstore.responses.remembered import Remembered
 from kvstore.responses.request import CHAT, CacheableRequest, read_request
 from kvstore.responses.semantic.comparers import SHORT, Judge, compare_short
 from kvstore.responses.semantic.group import Found
 from kvstore.responses.semantic.guards import Likeness
-from kvstore.responses.similar import SimilarAnswers, SimilarPrompt, similar_prompt
-from kvstore.responses.store import Choice
-
-FIRST = "How do I reset my password?"
-SIMILAR = "How can I reset my password?"
-OTHER = "How do I reset my router?"
-
-
-def body(text: str) -> bytes:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    return json.dumps(
-        {"id": "x", "created": 1, "object": "chat.completion", "choices": [choice], "usage": usage}
-    ).encode()
-
-
-def fields_of(text: str, **more: Any) -> dict[str, Any]:
-    system = {"role": "system", "content": more.pop("system", "Be brief.")}
-    return {"model": "m", "messages": [system, {"role": "user", "content": text}], "temperature": 0} | more
-
-
-class Asking:
-    """A cache, and a model that answers each prompt with a text."""
-
-    def __init__(self, where: Path, **similar: Any) -> None:
-        self.store = open_store(str(where), Limits())
-        given = {"compare": compare_short} | similar
-        self.cache = ResponseCache(self.store, Sealing(None), 3600, 60.0, similar=Similar(**given))
-        self.computed = 0
-        self.says = "Click on 'forgot'."
-
-    async def ask(self, text: str, caller: str = "key", **more: Any) -> str | None:
-        """The entry that was told; None: it was computed."""
-
-        async def compute() -> bytes:
-            self.computed += 1
-            return body(self.says)
-
-        answered = await self.cache.answer(CHAT, fields_of(text, **more), compute, caller=Caller(caller), run="r")
-        for waited in (self.cache._writes, self.cache._comparing):
-            while waited:
-                await asyncio.wait(waited)
-        return answered.entry
-
-    def metric(self, name: str) -> float:
-        lines = dict(line.rsplit(" ", 1) for line in self.cache.metrics.text().splitlines() if line[0] != "#")
-        return float(lines.get(f"kvstore_responses_{name}", 0))
-
-
-def run(work: Callable[[Asking], Any], where: Path, **similar: Any) -> None:
-    async def asked() -> None:
-        asking = Asking(where, **similar)
-        try:
-            await work(asking)
-        finally:
-            await asking.cache.close()
-
-    asyncio.run(asked())
+from kvstore.responses.similar import Similar, SimilarAnswers
+from kvstore.responses.similar_prompt import SimilarPrompt, similar_prompt
+from kvstore.responses.store import Choice, Entry, Label
 
 
 def test_a_similar_prompt_is_told_and_another_one_is_not(tmp_path: Path) -> None:
@@ -155,27 +100,32 @@ def test_an_entry_that_was_wrong_for_a_prompt_is_learnt_from(tmp_path: Path) -> 
     run(work, tmp_path / "r.sqlite")
 
 
-def test_an_embedding_that_lies_is_noticed_by_the_shadow_checks() -> None:
+def test_an_embedding_that_lies_is_noticed_by_the_shadow_checks(tmp_path: Path) -> None:
     """It was right for long enough to be believed, and takes everything for the same from now on."""
-    metrics = ResponseMetrics(lambda: 0)
-    answers = SimilarAnswers(
-        metrics, lambda prompt, answer, kept: answer == kept, vector=lambda text: np.ones(4, np.float32)
-    )
-    prompt = SimilarPrompt(("key", "k"), "context", "What about this?")
+    store, sealing = open_store(str(tmp_path / "r.sqlite"), Limits()), Sealing(None)
+    how = Similar(lambda prompt, answer, kept: answer == kept, vector=lambda text: np.ones(4, np.float32))
+    answers = SimilarAnswers(ResponseMetrics(lambda: 0), how, Remembered(store, sealing, "lies", tuple, time.time))
+    caller = Caller("k")
+    asked = answers.asked(SimilarPrompt(caller, "context", "What about this?"))
     right, wrong = ({"choices": [{"message": {"content": text}}]} for text in ("a", "b"))
     for number in range(300):
-        answers.learn(prompt, Found(str(number), 1.0, Likeness.OTHER_WORDS, 1.0), right, right, shadow=False)
-    answers.add(prompt, "entry")
-    found = answers.search(SimilarPrompt(("key", "k"), "context", "Where does something begin?"))
+        answers.learn(asked, Found(str(number), 1.0, Likeness.OTHER_WORDS, 1.0), right, right, shadow=False)
+    now = time.time()
+    label = Label("e" * 64, "", "", "m", "r", now, now + 3600)
+    store.put(Entry(label, b"sealed", answers.prompt_of(asked, label)))
+    other = answers.asked(SimilarPrompt(caller, "context", "Where does something begin?"))
+    found = answers.search(other)
     assert found is not None
     assert answers.tells(found)
     for checks in range(1, 60):
         is_wrong = checks % 10 == 0  # a tenth, and the bound is 2 %
-        answers.learn(prompt, found, wrong if is_wrong else right, right, shadow=True)
+        answers.learn(other, found, wrong if is_wrong else right, right, shadow=True)
+        answers.search(other)
         if answers.shut:
             break
     assert answers.shut
     assert not answers.tells(found)
+    store.close()
 
 
 def test_what_may_not_be_answered_from_a_similar_request() -> None:

@@ -149,7 +149,7 @@ def test_a_file_of_another_version_is_left_alone(tmp_path):
     db.execute("PRAGMA user_version = 9")
     db.close()
     before = path.read_bytes()
-    with pytest.raises(FormatError, match="has version 9, this kvstore reads version 1"):
+    with pytest.raises(FormatError, match="has version 9, this kvstore reads version 2"):
         SQLiteStore(path, Limits())
     assert path.read_bytes() == before
 
