@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from kvstore.cli.plan.costs import Cost
@@ -45,6 +46,20 @@ PIECE_SECONDS = 2e-3
 """A server serves its connections in turn: so long one of them has it at once, at most (2 MiB come or go)."""
 
 
+_STEPS = 8
+"""Of a wait, to its double."""
+
+
+def step_of(seconds: float) -> int:
+    """A wait as a whole number, exact within 9 %: a fleet has too many to keep each."""
+    return round(_STEPS * math.log2(seconds * 1e6)) + 1 if seconds >= 1e-6 else 0
+
+
+def seconds_of(step: int) -> float:
+    """The wait of such a number."""
+    return 2 ** ((step - 1) / _STEPS) * 1e-6 if step else 0.0
+
+
 @dataclass(slots=True)
 class Part:
     """Something with one queue. What is large is served first come, first served; what is small waits for a piece of
@@ -55,8 +70,8 @@ class Part:
     """Seconds."""
     operations: int = 0
     bytes: int = 0
-    waits: list[float] = field(default_factory=list)
-    """Seconds that each visit stood in the queue."""
+    waits: Counter[int] = field(default_factory=Counter)
+    """How often a visit stood in the queue for how long: see :func:`step_of`."""
     _ends: deque[float] = field(default_factory=deque)
     """When the large ones that are here will be done."""
 
@@ -71,16 +86,17 @@ class Part:
             ends.append(self.free_at)
         else:
             wait = min(wait, (1 + len(ends)) * PIECE_SECONDS)
-        self.waits.append(wait)
+        self.waits[step_of(wait)] += 1
         self.busy += seconds
         self.operations += operations
         self.bytes += size
         return now + wait + seconds
 
-    def background(self, seconds: float, operations: int) -> None:
+    def background(self, seconds: float, operations: int, size: int = 0) -> None:
         """What it does beside, evenly spread, that nobody waits for."""
         self.busy += seconds
         self.operations += operations
+        self.bytes += size
 
 
 @dataclass(slots=True)
