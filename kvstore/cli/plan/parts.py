@@ -72,24 +72,33 @@ class Part:
     bytes: int = 0
     waits: Counter[int] = field(default_factory=Counter)
     """How often a visit stood in the queue for how long: see :func:`step_of`."""
+    unqueued: int = 0
+    """Visits that did not."""
     _ends: deque[float] = field(default_factory=deque)
     """When the large ones that are here will be done."""
 
     def visit(self, now: float, seconds: float, operations: int = 0, size: int = 0) -> float:
         """Let it do something that takes so long. Returns when it is done."""
+        self.busy += seconds
+        self.operations += operations
+        self.bytes += size
+        if self.free_at <= now:
+            self._ends.clear()
+            self.unqueued += 1
+            self.free_at = done = now + seconds
+            if seconds > PIECE_SECONDS:
+                self._ends.append(done)
+            return done
         ends = self._ends
         while ends and ends[0] <= now:
             ends.popleft()
-        wait = max(0.0, self.free_at - now)
-        self.free_at = now + wait + seconds
+        wait = self.free_at - now
+        self.free_at += seconds
         if seconds > PIECE_SECONDS:
             ends.append(self.free_at)
         else:
             wait = min(wait, (1 + len(ends)) * PIECE_SECONDS)
         self.waits[step_of(wait)] += 1
-        self.busy += seconds
-        self.operations += operations
-        self.bytes += size
         return now + wait + seconds
 
     def background(self, seconds: float, operations: int, size: int = 0) -> None:
@@ -99,15 +108,21 @@ class Part:
         self.bytes += size
 
 
-@dataclass(slots=True)
-class Shard:
-    """One server of Redis: its single thread, and its link."""
+@dataclass(slots=True, eq=False)
+class Request:
+    """One kind of request of a shard, as often as it is asked: what it costs, and what that takes."""
 
-    thread: Part = field(default_factory=Part)
-    link: Part = field(default_factory=Part)
+    cost: Cost
+    thread_seconds: float
+    link_seconds: float
+    trip_seconds: float
+    """Of the network, there and back."""
+    times: int = 0
+    """How often it was asked, of all shards together."""
 
-    def ask(self, now: float, cost: Cost, rates: Rates) -> float:
-        """Let it serve some requests, one after the other. Returns when they are answered."""
+    @classmethod
+    def of(cls, cost: Cost, rates: Rates) -> Request:
+        """That costs so much, at these rates."""
         seconds = (
             cost.round_trips * rates.trip_seconds
             + cost.commands * rates.command_seconds
@@ -115,9 +130,22 @@ class Shard:
             + cost.sent_bytes * rates.in_seconds
             + cost.received_bytes * rates.out_seconds
         )
-        size = cost.sent_bytes + cost.received_bytes
-        done = self.thread.visit(now, seconds, cost.commands, size)
-        carried = self.link.visit(
-            now, max(cost.sent_bytes, cost.received_bytes) / rates.link_bytes, cost.commands, size
-        )
-        return max(done, carried) + cost.round_trips * rates.network_seconds
+        link = max(cost.sent_bytes, cost.received_bytes) / rates.link_bytes
+        return cls(cost, seconds, link, cost.round_trips * rates.network_seconds)
+
+
+@dataclass(slots=True)
+class Shard:
+    """One server of Redis: its single thread, and its link."""
+
+    thread: Part = field(default_factory=Part)
+    link: Part = field(default_factory=Part)
+
+    def ask(self, now: float, request: Request) -> float:
+        """Let it serve a request. Returns when it is answered."""
+        request.times += 1
+        commands = request.cost.commands
+        size = request.cost.sent_bytes + request.cost.received_bytes
+        done = self.thread.visit(now, request.thread_seconds, commands, size)
+        carried = self.link.visit(now, request.link_seconds, commands, size)
+        return (done if done > carried else carried) + request.trip_seconds

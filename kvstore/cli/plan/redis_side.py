@@ -17,12 +17,24 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from kvstore.cli.plan import costs
 from kvstore.cli.plan.costs import Cost, Shape
-from kvstore.cli.plan.parts import Rates, Shard
+from kvstore.cli.plan.parts import Rates, Request, Shard
 from kvstore.cli.plan.shared import Chunk, SharedPages, page_key, server_of_bucket
 from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.chunk import CHUNK_BYTES, pages_per_chunk
 
-Ask = Callable[[Shape], Cost]
+Way = Callable[[Shape], Cost]
+
+
+def _found(shape: Shape) -> Cost:
+    return costs.lookup(shape, shape.pages)
+
+
+def _missed(shape: Shape) -> Cost:
+    return costs.lookup(shape, 0)
+
+
+def _released(shape: Shape) -> Cost:
+    return costs.release(len(shape.chunks), shape.buckets)
 
 
 class Write(NamedTuple):
@@ -49,14 +61,23 @@ class RedisSide:
     def __init__(self, shards: int, limit_bytes: int, block_bytes: int, page_bytes: int, rates: Rates) -> None:
         self.pages = SharedPages(limit_bytes, block_bytes, shards)
         self.shards = [Shard() for _ in range(shards)]
-        self.cost = Cost()
-        """Of all nodes together."""
+        self._requests: dict[tuple[Way, int | Shape], Request] = {}
+        self._beside = Cost()
         self._page_bytes = page_bytes
         self._pages_per_block = max(1, block_bytes // page_bytes)
         self._chunks_per_block = block_bytes // CHUNK_BYTES if block_bytes > CHUNK_BYTES else 0
         """Of blocks that are many chunks."""
         self._rates = rates
-        self._agreement = [server_of_name(name, shards) for name in (key_names.BUCKETS, key_names.FORMAT)]
+        self._agreement = [
+            (server_of_name(name, shards), Request.of(cost, rates))
+            for name, cost in zip((key_names.BUCKETS, key_names.FORMAT), costs.agreement(), strict=True)
+        ]
+
+    @property
+    def cost(self) -> Cost:
+        """What all nodes together have asked."""
+        asked = [*self._requests.values(), *(request for _, request in self._agreement)]
+        return sum((request.cost * request.times for request in asked), self._beside)
 
     @property
     def _clustered(self) -> bool:
@@ -66,13 +87,17 @@ class RedisSide:
 
     def look_up(self, now: float, blocks: Sequence[int]) -> float:
         """``contains``."""
-        here = sum(block in self.pages for block in blocks)
-        share = here / max(1, len(blocks))
-        return self._entries(now, blocks, lambda shape: costs.lookup(shape, round(share * shape.pages)))
+        here = [block for block in blocks if block in self.pages]
+        if not here:
+            return self._entries(now, blocks, _missed)
+        if len(here) == len(blocks):
+            return self._entries(now, blocks, _found)
+        away = [block for block in blocks if block not in self.pages]
+        return max(self._entries(now, here, _found), self._entries(now, away, _missed))
 
     def load(self, now: float, blocks: Sequence[int]) -> float:
         """A load of blocks that are here: it looks them up again, then ``read``."""
-        looked = self._entries(now, blocks, lambda shape: costs.lookup(shape, shape.pages))
+        looked = self._entries(now, blocks, _found)
         found = self._entries(looked, blocks, costs.load_entries)
         read = self._chunks(found, self.pages.chunks_of(blocks), blocks, costs.load_chunks)
         self.pages.touch(blocks)
@@ -91,13 +116,13 @@ class RedisSide:
     ) -> tuple[float, list[Write]]:
         """``write`` of blocks of some prompts: what is not here is sent. It is here once :meth:`end_write` says so."""
         writes = [Write(prompt, blocks, self.pages.plan(prompt, blocks)) for prompt, blocks in offered]
-        for at, cost in zip(self._agreement, costs.agreement(), strict=True):
-            self._ask(at, now, cost)
+        for shard, request in self._agreement:
+            self.shards[shard].ask(now, request)
         present = [block for write in writes for block in write.blocks if block in self.pages]
         new = [block for write in writes for chunk in write.chunks for block in chunk.blocks]
         looked = now
         if present:
-            looked = self._entries(now, present, lambda shape: costs.lookup(shape, shape.pages))
+            looked = self._entries(now, present, _found)
             looked = self._chunks(looked, self.pages.chunks_of(present), present, costs.touch_chunks)
             self.pages.touch(present)
         if not new:
@@ -114,20 +139,20 @@ class RedisSide:
             if chunk.live < len(chunk.blocks):
                 lost.append(chunk)
         if lost:
-            self._chunks(now, lost, [], lambda shape: costs.release(len(shape.chunks), shape.buckets))
+            self._chunks(now, lost, [], _released)
             unplaced = [block for chunk in lost for block in chunk.blocks]
-            self._entries(now, unplaced, lambda shape: costs.lookup(shape, shape.pages))
+            self._entries(now, unplaced, _found)
         for chunk in write.chunks:
             merged = self.pages.compact(chunk)
             if merged is None:
                 continue
             read = [block for fragment in merged.fragments for block in fragment.blocks]
             self._chunks(now, merged.fragments, read, costs.read_back)
-            self._entries(now, [merged.fragments[0].blocks[0]], lambda shape: costs.lookup(shape, 1))
+            self._entries(now, [merged.fragments[0].blocks[0]], _found)
             self._chunks(now, [merged.whole], merged.whole.blocks, costs.store_chunks)
             self._entries(now, merged.whole.blocks, costs.repoint)
             parts = [*merged.fragments, chunk]
-            self._chunks(now, parts, [], lambda shape: costs.release(len(shape.chunks), shape.buckets))
+            self._chunks(now, parts, [], _released)
             gone += merged.left
         for chunk in gone:
             self._entries(now, chunk.blocks, costs.forget)
@@ -141,7 +166,7 @@ class RedisSide:
         """What nodes ask by themselves every few seconds."""
         cost = costs.refresh(self.pages.buckets)
         times = nodes * seconds / costs.REFRESH_SECONDS
-        self.cost += Cost(*(round(number * times) for number in cost.numbers()))
+        self._beside += Cost(*(round(number * times) for number in cost.numbers()))
         part = len(self.shards)
         each = cost.commands / part
         for shard in self.shards:
@@ -151,13 +176,17 @@ class RedisSide:
 
     # -- which shard is asked what ------------------------------------------------------------------------------------
 
-    def _entries(self, now: float, blocks: Sequence[int], way: Ask) -> float:
+    def _entries(self, now: float, blocks: Sequence[int], way: Way) -> float:
         """Ask each shard for the entries that it has."""
         done = now
+        requests = self._requests
         for shard, pages in enumerate(self._pages_by_shard(blocks)):
             if pages:
-                shape = costs.typical_shape(pages, self._page_bytes, 1, cluster=self._clustered)
-                done = max(done, self._ask(shard, now, way(shape)))
+                request = requests.get((way, pages))
+                if request is None:
+                    shape = costs.typical_shape(pages, self._page_bytes, 1, cluster=self._clustered)
+                    request = requests[way, pages] = Request.of(way(shape), self._rates)
+                done = max(done, self.shards[shard].ask(now, request))
         return done
 
     def _pages_by_shard(self, blocks: Sequence[int]) -> list[int]:
@@ -172,11 +201,14 @@ class RedisSide:
             return counts
         return _spread(counts, rest, whole * len(blocks))
 
-    def _chunks(self, now: float, chunks: Sequence[Chunk], blocks: Sequence[int], way: Ask) -> float:
+    def _chunks(self, now: float, chunks: Sequence[Chunk], blocks: Sequence[int], way: Way) -> float:
         """Ask each shard what regards its chunks; of their blocks only ``blocks``, or all if there are none."""
         done = now
         for shard, shape in self._shapes(chunks, blocks):
-            done = max(done, self._ask(shard, now, way(shape)))
+            request = self._requests.get((way, shape))
+            if request is None:
+                request = self._requests[way, shape] = Request.of(way(shape), self._rates)
+            done = max(done, self.shards[shard].ask(now, request))
         return done
 
     def _shapes(self, chunks: Sequence[Chunk], blocks: Sequence[int]) -> list[tuple[int, Shape]]:
@@ -190,11 +222,7 @@ class RedisSide:
             whole, rest = divmod(each, shards)
             counts = _spread(counts, rest, whole * len(chunks))
             pages = pages_per_chunk(size)
-            return [
-                (shard, Shape(pages * number, size, (pages,) * number, number, 0, 0))
-                for shard, number in enumerate(counts)
-                if number
-            ]
+            return [(shard, _chunks_of(number, pages, size)) for shard, number in enumerate(counts) if number]
         wanted = set(blocks)
         held: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for chunk in chunks:
@@ -206,9 +234,10 @@ class RedisSide:
             for shard, some in held.items()
         ]  # fmt: skip
 
-    def _ask(self, shard: int, now: float, cost: Cost) -> float:
-        self.cost += cost
-        return self.shards[shard].ask(now, cost, self._rates)
+
+@lru_cache(4096)
+def _chunks_of(number: int, pages: int, page_bytes: int) -> Shape:
+    return Shape(pages * number, page_bytes, (pages,) * number, number, 0, 0)
 
 
 def _spread(starts: Sequence[int], length: int, base: int) -> list[int]:

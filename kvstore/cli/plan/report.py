@@ -96,7 +96,7 @@ def report(outcome: Outcome) -> Report:
         1 - counts.computed_tokens / max(1, counts.tokens),
         counts.computed_tokens / seconds,
         counts.stored * fleet.block_bytes / seconds / 1e9,
-        outcome.redis.commands / seconds,
+        sum(shard.thread.operations for shard in outcome.shards) / seconds,
         [load for load in loads if load.parts],
     )
 
@@ -105,7 +105,9 @@ def _load(name: str, parts: list[Part], seconds: float, *, shared: bool) -> Part
     if not parts:
         return PartLoad(name, 0, 0.0, 0.0, 0.0, 0.0, 0.0, shared)
     most = max(parts, key=lambda part: part.busy)
-    waits: Counter[int] = sum((part.waits for part in parts), Counter())
+    waits = Counter({0: sum(part.unqueued for part in parts)})
+    for part in parts:
+        waits.update(part.waits)
     p50, p99 = (_at(waits, share) for share in (0.5, 0.99))
     rate = (most.busy / seconds, most.operations / seconds, most.bytes / seconds / 1e9)
     return PartLoad(name, len(parts), *rate, p50, p99, shared)

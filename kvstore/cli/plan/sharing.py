@@ -11,6 +11,8 @@ from collections.abc import Container, Iterable, Sequence
 
 from kvstore.store.write_back import MOST_UNSHARED_PAGES, SHARE_BYTES, SHARE_PAGES
 
+_FEWEST = 8
+"""Blocks that are taken at once: where each is several writes of a node, these are one event."""
 Offered = tuple[Sequence[int], list[int]]
 """A prompt, and some of its blocks."""
 
@@ -26,7 +28,7 @@ class Sharing:
 
     def __init__(self, arena_bytes: int, block_bytes: int, pages_per_block: int) -> None:
         most_bytes = min(SHARE_BYTES, arena_bytes // 8)
-        self._at_once = max(1, min(most_bytes // block_bytes, SHARE_PAGES // pages_per_block))
+        self._at_once = max(_FEWEST, min(most_bytes // block_bytes, SHARE_PAGES // pages_per_block))
         self._most = max(1, MOST_UNSHARED_PAGES // pages_per_block)
         self._queue: deque[tuple[int, Sequence[int]]] = deque()
         self._queued: set[int] = set()

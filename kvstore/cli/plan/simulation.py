@@ -7,6 +7,7 @@ once that is done. In between others change what is there, as in a real fleet.
 
 from __future__ import annotations
 
+import copy
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -94,7 +95,7 @@ class Outcome:
     fleet: Fleet
     counts: Counts
     seconds: float
-    """That it went on for, in the workload's time."""
+    """Until the last request came, in the workload's time: what parts did until then is in their figures."""
     shards: list[Shard]
     links: list[Part]
     """Of nodes."""
@@ -151,17 +152,22 @@ class Simulation:
             self._arrive(request)
             if not number % 64:
                 progress(64)
-        self._advance(float("inf"))
+        self._advance(last)
         seconds = max(last, 1e-3)
-        shards, cost = [], Cost()
         if self._redis is not None:
             self._redis.refreshes(self._fleet.nodes, seconds)
+        parts = copy.deepcopy(self._parts())  # what follows the last request is no load of theirs
+        self._advance(float("inf"))
+        cost = Cost()
+        if self._redis is not None:
             self._counts.redis_evicted = self._redis.pages.evicted
-            shards, cost = self._redis.shards, self._redis.cost
-        return Outcome(
-            self._fleet, self._counts, seconds, shards, [node.link for node in self._nodes],
-            [node.engines for node in self._nodes], self._objects, self._router_part, cost,
-        )  # fmt: skip
+            cost = self._redis.cost
+        return Outcome(self._fleet, self._counts, seconds, *parts, cost)
+
+    def _parts(self) -> tuple[list[Shard], list[Part], list[list[Part]], Part, Part]:
+        shards = self._redis.shards if self._redis is not None else []
+        links, engines = [node.link for node in self._nodes], [node.engines for node in self._nodes]
+        return shards, links, engines, self._objects, self._router_part
 
     def _advance(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:
