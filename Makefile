@@ -89,6 +89,11 @@ test-core-sanitized: $(VENV)/.dev ## the native core under address, undefined an
 test-hostile: $(VENV)/.dev ## a thousand hostile messages of each of forty kinds, under a container's memory limit
 	HOSTILE_MESSAGES=1000 $(BIN)/pytest tests/kvstore/service/test_memory.py -n0 -s
 
+# On another trace than the made one: TEST_TRACE=FILE.
+FLEET_TESTS ?= tests/fleet
+test-fleet: redis-server $(VENV)/.dev core ## the simulated fleet beside 1, 4 and 16 real nodes with 1, 3 and 6 Redis servers, and a herd of 50 clients
+	FLEET=1 $(BIN)/pytest $(FLEET_TESTS) -n0 -s
+
 SECONDS ?= 1200
 soak: redis-server $(VENV)/.dev ## kill nodes, clients and Redis under load, for 20 minutes (SECONDS=1200)
 	SOAK_SECONDS=$(SECONDS) $(BIN)/pytest -m soak -s --hypothesis-profile random

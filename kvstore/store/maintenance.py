@@ -10,7 +10,8 @@ from typing import ParamSpec, TypeVar
 
 from kvstore.store.store import Store
 
-_SWEEP_SECONDS = 0.25
+SWEEP_SECONDS = 0.25
+"""From one look to the next whether something is overdue, or to be told."""
 _GATHER_SECONDS = 0.005
 """How long pages wait for others that are written with them: a write of few costs as much time of the interpreter as
 one of many, and stores wait for that."""
@@ -64,7 +65,7 @@ class Maintenance:
 
     def _write_back(self) -> None:
         while not self._stop.is_set():
-            waiting = self._store.write_back.wait_for_dirty(_SWEEP_SECONDS)
+            waiting = self._store.write_back.wait_for_dirty(SWEEP_SECONDS)
             if waiting and self._store.write_back.is_little:
                 self._stop.wait(_GATHER_SECONDS)
             if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back.write_back):
@@ -72,20 +73,20 @@ class Maintenance:
 
     def _share(self) -> None:
         while not self._stop.is_set():
-            waiting = self._store.write_back.wait_for_unshared(_SWEEP_SECONDS)
+            waiting = self._store.write_back.wait_for_unshared(SWEEP_SECONDS)
             _keep_going(self._store.write_back.tell_shared)
             if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back.share):
                 self._stop.wait(_RETRY_SECONDS)
 
     def _archive(self) -> None:
         while not self._stop.is_set():
-            due = self._store.archive.wait(_SWEEP_SECONDS)
+            due = self._store.archive.wait(SWEEP_SECONDS)
             _keep_going(self._store.archive.tell)
             if due and not self._stop.is_set() and not _keep_going(self._store.archive.write):
                 self._stop.wait(_RETRY_SECONDS)
 
     def _sweep(self) -> None:
-        while not self._stop.wait(_SWEEP_SECONDS):
+        while not self._stop.wait(SWEEP_SECONDS):
             _keep_going(self._store.sweep)
 
     def _expire(self) -> None:

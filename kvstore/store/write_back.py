@@ -26,9 +26,9 @@ from kvstore.tiers.tier import FINGERPRINT_BYTES
 _WRITE_BYTES = 8 << 20
 """Most bytes that are held for one write to the node's own lower tiers, unless it is one page."""
 _WRITE_PAGES = 512
-_SHARE_BYTES = 32 << 20
+SHARE_BYTES = 32 << 20
 """Most bytes that are held for one write to the shared tier, unless it is one page."""
-_SHARE_PAGES = 2048
+SHARE_PAGES = 2048
 _MOST_USED = 1 << 16
 """Most pages whose use a tier is told of at once; what is used beyond that until then is not told."""
 MOST_UNSHARED_PAGES = 1 << 16
@@ -131,7 +131,7 @@ class WriteBack:
             return 0
         with self.sharing:
             with self._lock:
-                batch, gone = self._to_share.take(_SHARE_PAGES, min(_SHARE_BYTES, self._arena.arena_bytes // 8))
+                batch, gone = self._to_share.take(SHARE_PAGES, min(SHARE_BYTES, self._arena.arena_bytes // 8))
                 self._arena.count("unshared", gone)
                 self._catalog.hold(batch)
             shared = 0

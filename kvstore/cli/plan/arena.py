@@ -22,7 +22,7 @@ class SimulatedArena:
         self._free: list[int] = []
         self._capacity = capacity
 
-    def __contains__(self, block: int) -> bool:
+    def __contains__(self, block: object) -> bool:
         return block in self._slots
 
     def __len__(self) -> int:

@@ -33,12 +33,19 @@ __all__ = [
     "REFRESH_SECONDS",
     "Cost",
     "Shape",
+    "agreement",
     "load",
+    "load_chunks",
+    "load_entries",
     "lookup",
     "refresh",
     "shape_of",
     "store",
+    "store_chunks",
+    "store_entries",
     "touch",
+    "touch_chunks",
+    "touch_entries",
     "typical_shape",
 ]
 
@@ -82,6 +89,10 @@ class Cost:
             self.sent_bytes * times,
             self.received_bytes * times,
         )
+
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        """All of it, in the order of the arguments."""
+        return self.round_trips, self.commands, self.scripts, self.sent_bytes, self.received_bytes
 
 
 class Shape(NamedTuple):
@@ -139,36 +150,64 @@ def lookup(shape: Shape, hits: int) -> Cost:
     return Cost(trips, shape.groups, 0, _asking(shape), _answers(shape, hits))
 
 
-@lru_cache(1 << 14)
 def load(shape: Shape) -> Cost:
     """``read`` of pages that are all there: entries, then ranges of chunks; chunks of 32 MiB at a time."""
-    trips = -(-shape.payload_bytes // BATCH_BYTES)
-    ranges = _sum(_reading(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
-    touches = shape.buckets
-    sent = touches * _script_bytes(scripts.TOUCH, _LIVE_MS) + len(shape.chunks) * _argument(key_names.NONCE_BYTES)
-    received = touches * _INTEGER + len(shape.chunks) * _INTEGER
-    used = Cost(trips, touches, touches, sent, received)
-    return Cost(1, shape.groups, 0, _asking(shape), _answers(shape, shape.pages)) + ranges + used
+    return load_entries(shape) + load_chunks(shape)
 
 
 @lru_cache(1 << 14)
+def load_entries(shape: Shape) -> Cost:
+    """Of :func:`load`, what is asked where the entries are."""
+    return Cost(1, shape.groups, 0, _asking(shape), _answers(shape, shape.pages))
+
+
+@lru_cache(1 << 14)
+def load_chunks(shape: Shape) -> Cost:
+    """Of :func:`load`, what is asked where the chunks are."""
+    trips = -(-shape.payload_bytes // BATCH_BYTES)
+    ranges = _sum(_reading(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
+    return ranges + _touching(shape, trips)
+
+
 def store(shape: Shape) -> Cost:
     """``write`` of pages of which none is there, with nothing to be evicted for them."""
-    look = Cost(1, 4, 0, _agreement_bytes(), 2 * _NULL + _bulk(1) + _bulk(2))
-    look += Cost(0, shape.groups, 0, _asking(shape), _answers(shape, 0))
-    sums = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
-    said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
-    admit = _sum(_writing(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
-    batches = -(-shape.payload_bytes // BATCH_BYTES)
-    admit += Cost(batches, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)
-    scripted = max(batches, shape.groups) - shape.alone
+    return _sum(agreement()) + store_entries(shape) + store_chunks(shape)
+
+
+@lru_cache(1)
+def agreement() -> tuple[Cost, Cost]:
+    """Of :func:`store`, what is asked where the number of buckets stands, and where the format does. It goes along with
+    the look at the entries."""
+    names = (key_names.BUCKETS, 1), (key_names.FORMAT, 2)
+    of_buckets, of_format = (
+        Cost(0, 2, 0, _encoded([b"SET", name, b"1", b"NX"]) + _encoded([b"GET", name]), _NULL + _bulk(digits))
+        for name, digits in names
+    )
+    return of_buckets, of_format
+
+
+@lru_cache(1 << 14)
+def store_entries(shape: Shape) -> Cost:
+    """Of :func:`store`, what is asked where the entries are: whether they stand, and then, to put them."""
+    look = Cost(1, shape.groups, 0, _asking(shape), _answers(shape, 0))
+    trips = -(-shape.payload_bytes // BATCH_BYTES)
+    scripted = max(trips, shape.groups) - shape.alone
     put = [b"SET", key_names.page_name(bytes(KEY_BYTES)), _entry(), b"PX", _LIVE_MS, b"NX"]
     each = sum(map(_argument, (len(key_names.page_name(bytes(KEY_BYTES))), 1, len(_entry()))))
     sent = shape.alone * _encoded(put) + scripted * _encoded(scripts.call(scripts.PLACE, [], _LIVE_MS))
     sent += (shape.pages - shape.alone) * each
     received = shape.alone * _OK + scripted * _bulk(0) + shape.pages - shape.alone
-    place = Cost(batches, shape.alone + scripted, scripted, sent, received)
-    return look + admit + place
+    return look + Cost(trips, shape.alone + scripted, scripted, sent, received)
+
+
+@lru_cache(1 << 14)
+def store_chunks(shape: Shape) -> Cost:
+    """Of :func:`store`, what is asked where the chunks are: to admit them, their bytes, and their sums."""
+    sums = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
+    said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
+    admit = _sum(_writing(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
+    trips = -(-shape.payload_bytes // BATCH_BYTES)
+    return admit + Cost(trips, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)
 
 
 def refresh(buckets: int) -> Cost:
@@ -181,17 +220,67 @@ def refresh(buckets: int) -> Cost:
     return Cost(3, 2 + buckets + clocks, 0, sent, received)
 
 
-@lru_cache(1 << 14)
 def touch(shape: Shape) -> Cost:
     """``touch`` of pages that are all there: their entries and their chunks live on."""
+    return touch_entries(shape) + touch_chunks(shape)
+
+
+@lru_cache(1 << 14)
+def touch_entries(shape: Shape) -> Cost:
+    """Of :func:`touch`, what is asked where the entries are."""
     base = _encoded(scripts.call(scripts.RENEW, [], _LIVE_MS))
     names = shape.pages * _argument(len(key_names.page_name(bytes(KEY_BYTES))))
-    renew = Cost(
-        _runs(shape.pages), shape.groups, shape.groups, shape.groups * base + names, _answers(shape, shape.pages)
-    )
+    trips, sent = _runs(shape.pages), shape.groups * base + names
+    return Cost(trips, shape.groups, shape.groups, sent, _answers(shape, shape.pages))
+
+
+@lru_cache(1 << 14)
+def touch_chunks(shape: Shape) -> Cost:
+    """Of :func:`touch`, what is asked where the chunks are."""
+    return _touching(shape, _runs(shape.pages))
+
+
+@lru_cache(1 << 14)
+def read_back(shape: Shape) -> Cost:
+    """Of a compaction, to read the chunks that are merged: one by one, the header of each before its pages."""
+    header = _encoded([b"GETRANGE", _part_name(0), b"0", b"1024"])
+    sizes = sum(_bulk(header_bytes(pages)) for pages in shape.chunks)
+    chunks = len(shape.chunks)
+    return load_chunks(shape) + Cost(2 * chunks - 1, chunks, 0, chunks * header, sizes)
+
+
+@lru_cache(1 << 14)
+def repoint(shape: Shape) -> Cost:
+    """Of a compaction, to let entries lead to the new chunk."""
+    cost = touch_entries(shape)
+    each = 2 * _argument(len(_entry())) + _argument(16)
+    return Cost(
+        cost.round_trips, cost.commands, cost.scripts, cost.sent_bytes + shape.pages * each,
+        shape.groups * len(b"*1\r\n") + shape.pages * _INTEGER,
+    )  # fmt: skip
+
+
+@lru_cache(1 << 14)
+def forget(shape: Shape) -> Cost:
+    """To delete the entries of a chunk that was evicted."""
+    cost = touch_entries(shape)
+    received = shape.groups * len(b"*1\r\n") + shape.pages * _INTEGER
+    return Cost(cost.round_trips, cost.commands, cost.scripts, cost.sent_bytes, received)
+
+
+@lru_cache(1 << 14)
+def release(chunks: int, buckets: int) -> Cost:
+    """To take pages off chunks that they are not in any more, and to ask what their buckets hold then."""
+    script = _script_bytes(scripts.RELEASE, bytes(key_names.NONCE_BYTES), b"16")
+    sums = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
+    said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
+    return Cost(1, chunks + buckets, chunks, chunks * script + buckets * sums, chunks * _INTEGER + buckets * said)
+
+
+def _touching(shape: Shape, trips: int) -> Cost:
+    """The script that marks chunks as used: one for each bucket."""
     sent = shape.buckets * _script_bytes(scripts.TOUCH, _LIVE_MS) + len(shape.chunks) * _argument(key_names.NONCE_BYTES)
-    received = (shape.buckets + len(shape.chunks)) * _INTEGER
-    return renew + Cost(_runs(shape.pages), shape.buckets, shape.buckets, sent, received)
+    return Cost(trips, shape.buckets, shape.buckets, sent, (shape.buckets + len(shape.chunks)) * _INTEGER)
 
 
 @lru_cache(4096)
@@ -231,15 +320,6 @@ def _asking(shape: Shape) -> int:
 
 def _answers(shape: Shape, hits: int) -> int:
     return shape.groups * len(b"*1\r\n") + hits * _bulk(len(_entry())) + (shape.pages - hits) * _NULL
-
-
-@lru_cache(1)
-def _agreement_bytes() -> int:
-    return sum(
-        _encoded(command)
-        for name in (key_names.BUCKETS, key_names.FORMAT)
-        for command in ([b"SET", name, b"1", b"NX"], [b"GET", name])
-    )
 
 
 @lru_cache(256)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from kvstore.cli.plan.costs import Cost
@@ -45,6 +46,20 @@ PIECE_SECONDS = 2e-3
 """A server serves its connections in turn: so long one of them has it at once, at most (2 MiB come or go)."""
 
 
+_STEPS = 8
+"""Of a wait, to its double."""
+
+
+def step_of(seconds: float) -> int:
+    """A wait as a whole number, exact within 9 %: a fleet has too many to keep each."""
+    return round(_STEPS * math.log2(seconds * 1e6)) + 1 if seconds >= 1e-6 else 0
+
+
+def seconds_of(step: int) -> float:
+    """The wait of such a number."""
+    return 2 ** ((step - 1) / _STEPS) * 1e-6 if step else 0.0
+
+
 @dataclass(slots=True)
 class Part:
     """Something with one queue. What is large is served first come, first served; what is small waits for a piece of
@@ -55,32 +70,68 @@ class Part:
     """Seconds."""
     operations: int = 0
     bytes: int = 0
-    waits: list[float] = field(default_factory=list)
-    """Seconds that each visit stood in the queue."""
+    waits: Counter[int] = field(default_factory=Counter)
+    """How often a visit stood in the queue for how long: see :func:`step_of`."""
+    unqueued: int = 0
+    """Visits that did not."""
     _ends: deque[float] = field(default_factory=deque)
     """When the large ones that are here will be done."""
 
     def visit(self, now: float, seconds: float, operations: int = 0, size: int = 0) -> float:
         """Let it do something that takes so long. Returns when it is done."""
+        self.busy += seconds
+        self.operations += operations
+        self.bytes += size
+        if self.free_at <= now:
+            self._ends.clear()
+            self.unqueued += 1
+            self.free_at = done = now + seconds
+            if seconds > PIECE_SECONDS:
+                self._ends.append(done)
+            return done
         ends = self._ends
         while ends and ends[0] <= now:
             ends.popleft()
-        wait = max(0.0, self.free_at - now)
-        self.free_at = now + wait + seconds
+        wait = self.free_at - now
+        self.free_at += seconds
         if seconds > PIECE_SECONDS:
             ends.append(self.free_at)
         else:
             wait = min(wait, (1 + len(ends)) * PIECE_SECONDS)
-        self.waits.append(wait)
-        self.busy += seconds
-        self.operations += operations
-        self.bytes += size
+        self.waits[step_of(wait)] += 1
         return now + wait + seconds
 
-    def background(self, seconds: float, operations: int) -> None:
+    def background(self, seconds: float, operations: int, size: int = 0) -> None:
         """What it does beside, evenly spread, that nobody waits for."""
         self.busy += seconds
         self.operations += operations
+        self.bytes += size
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One kind of request of a shard, as often as it is asked: what it costs, and what that takes."""
+
+    cost: Cost
+    thread_seconds: float
+    link_seconds: float
+    trip_seconds: float
+    """Of the network, there and back."""
+    times: int = 0
+    """How often it was asked, of all shards together."""
+
+    @classmethod
+    def of(cls, cost: Cost, rates: Rates) -> Request:
+        """That costs so much, at these rates."""
+        seconds = (
+            cost.round_trips * rates.trip_seconds
+            + cost.commands * rates.command_seconds
+            + cost.scripts * rates.script_seconds
+            + cost.sent_bytes * rates.in_seconds
+            + cost.received_bytes * rates.out_seconds
+        )
+        link = max(cost.sent_bytes, cost.received_bytes) / rates.link_bytes
+        return cls(cost, seconds, link, cost.round_trips * rates.network_seconds)
 
 
 @dataclass(slots=True)
@@ -90,18 +141,11 @@ class Shard:
     thread: Part = field(default_factory=Part)
     link: Part = field(default_factory=Part)
 
-    def ask(self, now: float, cost: Cost, rates: Rates) -> float:
-        """Let it serve some requests, one after the other. Returns when they are answered."""
-        seconds = (
-            cost.round_trips * rates.trip_seconds
-            + cost.commands * rates.command_seconds
-            + cost.scripts * rates.script_seconds
-            + cost.sent_bytes * rates.in_seconds
-            + cost.received_bytes * rates.out_seconds
-        )
-        size = cost.sent_bytes + cost.received_bytes
-        done = self.thread.visit(now, seconds, cost.commands, size)
-        carried = self.link.visit(
-            now, max(cost.sent_bytes, cost.received_bytes) / rates.link_bytes, cost.commands, size
-        )
-        return max(done, carried) + cost.round_trips * rates.network_seconds
+    def ask(self, now: float, request: Request) -> float:
+        """Let it serve a request. Returns when it is answered."""
+        request.times += 1
+        commands = request.cost.commands
+        size = request.cost.sent_bytes + request.cost.received_bytes
+        done = self.thread.visit(now, request.thread_seconds, commands, size)
+        carried = self.link.visit(now, request.link_seconds, commands, size)
+        return (done if done > carried else carried) + request.trip_seconds

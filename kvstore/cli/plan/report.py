@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvstore.cli.plan.parts import Part
+from kvstore.cli.plan.parts import Part, seconds_of
 from kvstore.cli.plan.simulation import Outcome
 
 SATURATED = 0.8
@@ -95,7 +96,7 @@ def report(outcome: Outcome) -> Report:
         1 - counts.computed_tokens / max(1, counts.tokens),
         counts.computed_tokens / seconds,
         counts.stored * fleet.block_bytes / seconds / 1e9,
-        outcome.redis.commands / seconds,
+        sum(shard.thread.operations for shard in outcome.shards) / seconds,
         [load for load in loads if load.parts],
     )
 
@@ -104,14 +105,22 @@ def _load(name: str, parts: list[Part], seconds: float, *, shared: bool) -> Part
     if not parts:
         return PartLoad(name, 0, 0.0, 0.0, 0.0, 0.0, 0.0, shared)
     most = max(parts, key=lambda part: part.busy)
-    waits = sorted(wait for part in parts for wait in part.waits)
+    waits = Counter({0: sum(part.unqueued for part in parts)})
+    for part in parts:
+        waits.update(part.waits)
     p50, p99 = (_at(waits, share) for share in (0.5, 0.99))
     rate = (most.busy / seconds, most.operations / seconds, most.bytes / seconds / 1e9)
     return PartLoad(name, len(parts), *rate, p50, p99, shared)
 
 
-def _at(waits: list[float], share: float) -> float:
-    return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
+def _at(waits: Counter[int], share: float) -> float:
+    """The wait that this share of all visits stays within."""
+    left = share * waits.total()
+    for step, visits in sorted(waits.items()):
+        left -= visits
+        if left <= 0:
+            return seconds_of(step)
+    return 0.0
 
 
 def more(before: Report, after: Iterable[tuple[str, Report]]) -> list[tuple[str, float, float]]:

@@ -17,6 +17,9 @@ _PATIENCE = 2.0
 class Router(Protocol):
     """Gives requests to nodes, and hears of the pages that come and go there."""
 
+    wants_events: bool
+    """Whether it has to hear of them."""
+
     def route(self, request: FleetRequest) -> int:
         """The number of a node."""
         ...
@@ -32,6 +35,8 @@ class Router(Protocol):
 
 class RandomRouter:
     """Any node."""
+
+    wants_events = False
 
     def __init__(self, nodes: int, backlog: Callable[[int], float], seed: int) -> None:
         self._draw = random.Random(seed)  # noqa: S311 - a simulation
@@ -62,6 +67,8 @@ class StickyRouter(RandomRouter):
 
 class PrefixRouter(RandomRouter):
     """The node that has the longest prefix, unless it has much more to do than the better of two others."""
+
+    wants_events = True
 
     def __init__(self, nodes: int, backlog: Callable[[int], float], seed: int) -> None:
         super().__init__(nodes, backlog, seed)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
@@ -45,6 +46,16 @@ class Chunk:
     live: int
     """How many of them have an entry that leads here."""
     charge: int
+
+
+class Merged(NamedTuple):
+    """A chunk that was written anew from shorter ones."""
+
+    whole: Chunk
+    fragments: list[Chunk]
+    """Those before the last, which were read back."""
+    left: list[Chunk]
+    """Those that were evicted for it."""
 
 
 class SharedPages:
@@ -94,70 +105,55 @@ class SharedPages:
         for chunk in reversed(self.chunks_of(blocks)):
             self._orders[chunk.bucket].move_to_end(chunk)
 
-    def write(self, prompt: Sequence[int], wanted: Sequence[int]) -> tuple[list[Chunk], list[Chunk]]:
-        """Store those blocks of ``wanted`` that are not here; those that are count as used.
+    def plan(self, prompt: Sequence[int], wanted: Sequence[int]) -> list[Chunk]:
+        """The chunks that a write makes of those blocks of ``wanted`` that are not here. Nothing is changed.
 
         Args:
             prompt: the whole prompt that they are of.
             wanted: some of its blocks, in its order.
-
-        Returns:
-            The new chunks, and those that were written anew from shorter ones.
         """
-        self.touch(wanted)
         places = {block: place for place, block in enumerate(prompt)}
         new = [block for block in wanted if block not in self._entries]
+        found: dict[int, int] = {}
         pages = []
         for block in new:
             place = places[block]
             before = prompt[place - 1] if place else None
-            known = before is None or before in self._positions
-            position = 0 if before is None or not known else self._positions[before] + 1
-            self._positions[block] = position
-            pages.append(NewPage(page_key(block), self._block_bytes, position))
+            position = -1
+            if before is not None:
+                position = found[before] if before in found else self._positions.get(before, -1)
+            found[block] = position + 1
+            pages.append(NewPage(page_key(block), self._block_bytes, position + 1))
         made = []
         for cut in plan_chunks(pages):
             blocks = tuple(new[cut.start : cut.stop])
             place = places[blocks[0]]
-            made.append(self._admit(blocks, pages[cut.start].position, prompt[place - 1] if place else None))
-        merged = [whole for chunk in made if chunk.live and (whole := self._compact(chunk)) is not None]
-        return made, merged
+            parent = prompt[place - 1] if place else None
+            bucket = self._share.bucket_of(pages[cut.start].key)
+            made.append(Chunk(bucket, pages[cut.start].position, parent, blocks, 0, self._charge(len(blocks))))
+        return made
 
-    def _charge(self, blocks: int) -> int:
-        if self._block_bytes > CHUNK_BYTES:
-            pages = -(-self._block_bytes // CHUNK_BYTES)
-            return pages * charge(part_sizes(header_bytes(1), CHUNK_BYTES), 1)
-        return charge(part_sizes(header_bytes(blocks), blocks * self._block_bytes), blocks)
+    def admit(self, chunk: Chunk) -> list[Chunk]:
+        """Put a chunk of :meth:`plan` in its bucket, and entries where none stand; the oldest leave for it.
 
-    def _admit(self, blocks: tuple[int, ...], position: int, parent: int | None) -> Chunk:
-        chunk = Chunk(
-            self._share.bucket_of(page_key(blocks[0])), position, parent, blocks, 0, self._charge(len(blocks))
-        )
+        Returns:
+            Those that left.
+        """
         if chunk.charge > self._budget:
-            return chunk
-        order = self._orders[chunk.bucket]
-        while self._used[chunk.bucket] + chunk.charge > self._budget:
-            self.evicted += self._drop(next(iter(order)))
-        order[chunk] = None
-        self._used[chunk.bucket] += chunk.charge
-        for block in blocks:
+            return []
+        left = self._take_in(chunk)
+        for place, block in enumerate(chunk.blocks):
             if block not in self._entries:
                 self._entries[block] = chunk
+                self._positions[block] = chunk.position + place
                 chunk.live += 1
-        return chunk
+        if not chunk.live:  # somebody else was first with all of them
+            self._drop(chunk)
+        return left
 
-    def _drop(self, chunk: Chunk) -> int:
-        del self._orders[chunk.bucket][chunk]
-        self._used[chunk.bucket] -= chunk.charge
-        gone = [block for block in chunk.blocks if self._entries.get(block) is chunk]
-        for block in gone:
-            del self._entries[block]
-            self._positions.pop(block, None)
-        return len(gone)
-
-    def _compact(self, last: Chunk) -> Chunk | None:
-        """Write the fragments that a chunk completes anew as one."""
-        if self._block_bytes > CHUNK_BYTES or not completes(_header(last, self._block_bytes)):
+    def compact(self, last: Chunk) -> Merged | None:
+        """Write the fragments that a chunk completes anew as one; None: it completes none."""
+        if self._block_bytes > CHUNK_BYTES or not last.live or not completes(_header(last, self._block_bytes)):
             return None
         fragments: list[Chunk] = []
         following = last
@@ -173,18 +169,52 @@ class SharedPages:
             return None
         parts = [*fragments, last]
         blocks = tuple(block for part in parts for block in part.blocks)
-        whole = self._admit(blocks, parts[0].position, parts[0].parent)
-        if whole not in self._orders[whole.bucket]:
-            return None
+        whole = Chunk(
+            self._share.bucket_of(page_key(blocks[0])), parts[0].position, parts[0].parent, blocks, 0,
+            self._charge(len(blocks)),
+        )  # fmt: skip
+        left = self._merge(whole, parts)
+        return Merged(whole, fragments, left)
+
+    def _merge(self, whole: Chunk, parts: Sequence[Chunk]) -> list[Chunk]:
+        """Admit a chunk in the place of its parts."""
+        if whole.charge > self._budget:
+            return []
+        left = self._take_in(whole)
         for part in parts:
             moved = [block for block in part.blocks if self._entries.get(block) is part]
             for block in moved:
                 self._entries[block] = whole
             whole.live += len(moved)
-            part.live -= len(moved)
-            if part.live <= 0 and part in self._orders[part.bucket]:
+            if part in self._orders[part.bucket]:
                 self._drop(part)
-        return whole
+        return left
+
+    def _charge(self, blocks: int) -> int:
+        if self._block_bytes > CHUNK_BYTES:
+            pages = -(-self._block_bytes // CHUNK_BYTES)
+            return pages * charge(part_sizes(header_bytes(1), CHUNK_BYTES), 1)
+        return charge(part_sizes(header_bytes(blocks), blocks * self._block_bytes), blocks)
+
+    def _take_in(self, chunk: Chunk) -> list[Chunk]:
+        order = self._orders[chunk.bucket]
+        left = []
+        while self._used[chunk.bucket] + chunk.charge > self._budget:
+            oldest = next(iter(order))
+            self.evicted += self._drop(oldest)
+            left.append(oldest)
+        order[chunk] = None
+        self._used[chunk.bucket] += chunk.charge
+        return left
+
+    def _drop(self, chunk: Chunk) -> int:
+        del self._orders[chunk.bucket][chunk]
+        self._used[chunk.bucket] -= chunk.charge
+        gone = [block for block in chunk.blocks if self._entries.get(block) is chunk]
+        for block in gone:
+            del self._entries[block]
+            self._positions.pop(block, None)
+        return len(gone)
 
 
 @lru_cache(1 << 15)

@@ -7,19 +7,25 @@ once that is done. In between others change what is there, as in a real fleet.
 
 from __future__ import annotations
 
+import copy
 import heapq
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES
-from kvstore.cli.plan import costs
 from kvstore.cli.plan.arena import SimulatedArena
 from kvstore.cli.plan.costs import Cost
 from kvstore.cli.plan.parts import Part, Rates, Shard
+from kvstore.cli.plan.redis_side import RedisSide, Write
 from kvstore.cli.plan.routers import ROUTERS
-from kvstore.cli.plan.shared import Chunk, SharedPages, server_of_bucket
+from kvstore.cli.plan.sharing import Sharing
 from kvstore.cli.plan.workload import FleetRequest
+from kvstore.store.maintenance import SWEEP_SECONDS
+
+_GOLDEN = 0.6180339887
+"""Multiples of it are spread evenly over a circle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +71,16 @@ class Counts:
     """Of these, told behind the deadline: misses."""
     stored: int = 0
     """In arenas, new ones."""
+    evicted: int = 0
+    """From arenas."""
     shared: int = 0
-    """Sent to Redis: some by several nodes that computed them at once."""
+    """Offered to Redis, and there then: some of them by several nodes."""
+    sent: int = 0
+    """To Redis: of what several nodes computed at once, each sends its own."""
+    redis_evicted: int = 0
+    """From Redis."""
     unshared: int = 0
-    """Not written, since Redis had more to do than it takes until a write's deadline."""
+    """Not in Redis: it had more to do than it takes until a write's deadline, or they left the arena before."""
     tokens: int = 0
     """Of all prompts."""
     computed_tokens: int = 0
@@ -83,7 +95,7 @@ class Outcome:
     fleet: Fleet
     counts: Counts
     seconds: float
-    """That it went on for, in the workload's time."""
+    """Until the last request came, in the workload's time: what parts did until then is in their figures."""
     shards: list[Shard]
     links: list[Part]
     """Of nodes."""
@@ -103,6 +115,7 @@ class _Node:
         capacity = max(1, fleet.arena_bytes // fleet.block_bytes)
         self.arena = SimulatedArena(POLICIES[DEFAULT_POLICY](), capacity)
         self.link = Part()
+        self.sharing = Sharing(fleet.arena_bytes, fleet.block_bytes, fleet.pages_per_block)
         self.engines = [Part() for _ in range(fleet.rates.engines)]
 
 
@@ -119,12 +132,14 @@ class Simulation:
         self._nodes = [_Node(fleet) for _ in range(fleet.nodes)]
         self._now = 0.0
         self._router = ROUTERS[fleet.router](fleet.nodes, self._backlog, fleet.seed)
-        self._shared = SharedPages(fleet.redis_bytes, fleet.block_bytes, fleet.shards) if fleet.shards else None
-        self._shards = [Shard() for _ in range(fleet.shards)]
+        self._redis = (
+            RedisSide(fleet.shards, fleet.redis_bytes, fleet.block_bytes, fleet.page_bytes, fleet.rates)
+            if fleet.shards
+            else None
+        )
         self._archived: set[int] = set()
         self._objects, self._router_part = Part(), Part()
         self._counts = Counts()
-        self._cost = Cost()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
 
@@ -137,13 +152,22 @@ class Simulation:
             self._arrive(request)
             if not number % 64:
                 progress(64)
-        self._advance(float("inf"))
+        self._advance(last)
         seconds = max(last, 1e-3)
-        self._refreshes(seconds)
-        return Outcome(
-            self._fleet, self._counts, seconds, self._shards, [node.link for node in self._nodes],
-            [node.engines for node in self._nodes], self._objects, self._router_part, self._cost,
-        )  # fmt: skip
+        if self._redis is not None:
+            self._redis.refreshes(self._fleet.nodes, seconds)
+        parts = copy.deepcopy(self._parts())  # what follows the last request is no load of theirs
+        self._advance(float("inf"))
+        cost = Cost()
+        if self._redis is not None:
+            self._counts.redis_evicted = self._redis.pages.evicted
+            cost = self._redis.cost
+        return Outcome(self._fleet, self._counts, seconds, *parts, cost)
+
+    def _parts(self) -> tuple[list[Shard], list[Part], list[list[Part]], Part, Part]:
+        shards = self._redis.shards if self._redis is not None else []
+        links, engines = [node.link for node in self._nodes], [node.engines for node in self._nodes]
+        return shards, links, engines, self._objects, self._router_part
 
     def _advance(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:
@@ -168,14 +192,15 @@ class Simulation:
         here = node.arena.prefix(blocks)
         ready = self._now
         hits = here
-        if here < len(blocks) and self._shared is not None:
+        if here < len(blocks) and self._redis is not None:
             missing = [block for block in blocks[here:] if block not in node.arena]
             counts.asked += len(missing)
-            ready = self._look_up(missing)
+            ready = self._redis.look_up(self._now, missing)
             if ready - self._now > self._rates.lookup_deadline:
                 counts.late += len(missing)
+                ready = self._now + self._rates.lookup_deadline
             else:
-                while hits < len(blocks) and (blocks[hits] in node.arena or blocks[hits] in self._shared):
+                while hits < len(blocks) and (blocks[hits] in node.arena or blocks[hits] in self._redis.pages):
                     hits += 1
         redis = [block for block in blocks[here:hits] if block not in node.arena]
         counts.redis_hits += len(redis)
@@ -191,152 +216,110 @@ class Simulation:
         node, counts = self._nodes[number], self._counts
         self._keep(number, request.blocks[:hits])
         node.arena.use(request.blocks[:hits])
+        node.sharing.use(request.blocks, hits)
+        self._share_soon(number)
         tokens = max(0, request.tokens - hits * self._fleet.block_tokens)
         counts.computed_tokens += tokens
         engine = min(node.engines, key=lambda part: part.free_at)
         done = engine.visit(self._now, tokens / self._rates.prefill_tokens, 1)
-        self._at(done, lambda: self._computed(number, request))
+        self._at(done, lambda: self._computed(number, request, hits))
 
-    def _computed(self, number: int, request: FleetRequest) -> None:
-        came = self._keep(number, request.blocks)
+    def _computed(self, number: int, request: FleetRequest, hits: int) -> None:
+        came = self._keep(number, request.blocks, hits)
         self._counts.stored += len(came)
         if self._fleet.objects:
             new = [block for block in came if block not in self._archived]
             self._archived.update(new)
             size = len(new) * self._fleet.block_bytes
             self._objects.visit(self._now, size / self._rates.objects_bytes, len(new), size)
-        if self._shared is not None:
-            self._touch(request.blocks)
-            self._share(number, request, came)
+        if self._redis is not None:
+            self._counts.unshared += self._nodes[number].sharing.offer(request.blocks, came)
+            self._share(number)
 
-    def _keep(self, number: int, blocks: Sequence[int]) -> list[int]:
-        came, left = self._nodes[number].arena.store(blocks)
-        self._router.came(number, came)
-        self._router.left(number, left)
-        pages = (len(came) + len(left)) * self._fleet.pages_per_block
-        self._counts.events += pages
-        self._router_part.background(pages / self._rates.events, pages)
+    def _keep(self, number: int, blocks: Sequence[int], first: int = 0) -> list[int]:
+        came, left = self._nodes[number].arena.store(blocks, first=first)
+        self._counts.evicted += len(left)
+        if self._router.wants_events:
+            self._router.came(number, came)
+            self._router.left(number, left)
+            pages = (len(came) + len(left)) * self._fleet.pages_per_block
+            self._counts.events += pages
+            self._router_part.background(pages / self._rates.events, pages)
         return came
 
-    # -- what is asked of shared parts ---------------------------------------------------------------------------------
-
-    def _look_up(self, blocks: Sequence[int]) -> float:
-        """Returns when all shards have answered."""
-        found = sum(block in self._shared for block in blocks) if self._shared is not None else 0
-        pages = self._fleet.pages_per_block
-        shape = costs.typical_shape(len(blocks) * pages, self._fleet.page_bytes, 1, cluster=self._clustered)
-        return self._spread(costs.lookup(shape, found * pages))
+    # -- what is shared -----------------------------------------------------------------------------------------------
 
     def _load(self, node: _Node, redis: Sequence[int], objects: int, now: float) -> float:
         """Returns when what is in Redis and in objects has come."""
-        if redis and self._shared is not None:
-            ready = now
-            for shard, cost in self._by_shard(self._shared.chunks_of(redis), costs.load, len(redis)).items():
-                ready = max(ready, self._ask(shard, now, cost))
-            now = max(ready, node.link.visit(now, len(redis) * self._fleet.block_bytes / self._rates.link_bytes))
-            self._shared.touch(redis)
+        if redis and self._redis is not None:
+            size = len(redis) * self._fleet.block_bytes
+            now = max(self._redis.load(now, redis), node.link.visit(now, size / self._rates.link_bytes, 1, size))
         if objects:
             size = objects * self._fleet.block_bytes
             came = self._objects.visit(now, size / self._rates.objects_bytes, objects, size)
-            now = max(came, node.link.visit(now, size / self._rates.link_bytes)) + self._rates.objects_seconds
+            now = max(came, node.link.visit(now, size / self._rates.link_bytes, 1, size)) + self._rates.objects_seconds
         return now
 
-    def _touch(self, blocks: Sequence[int]) -> None:
-        if self._shared is None:
+    def _share_soon(self, number: int) -> None:
+        """A node's thread looks what there is to tell every so often, each node at moments of its own."""
+        sharing = self._nodes[number].sharing
+        if self._redis is None or not sharing or sharing.busy or sharing.awaited:
             return
-        here = [block for block in blocks if block in self._shared]
-        self._shared.touch(here)
-        if here:
-            pages = len(here) * self._fleet.pages_per_block
-            buckets = self._shared.buckets
-            self._spread(
-                costs.touch(costs.typical_shape(pages, self._fleet.page_bytes, buckets, cluster=self._clustered))
-            )
+        sharing.awaited = True
+        phase = SWEEP_SECONDS * (number * _GOLDEN % 1)
+        rounds = math.floor((self._now - phase) / SWEEP_SECONDS) + 1
+        self._at(phase + rounds * SWEEP_SECONDS, lambda: self._look(number))
 
-    def _share(self, number: int, request: FleetRequest, came: Sequence[int]) -> None:
-        if self._shared is None or not came:
+    def _look(self, number: int) -> None:
+        self._nodes[number].sharing.awaited = False
+        self._share(number)
+
+    def _share(self, number: int) -> None:
+        """A node's thread tells Redis what was used, and then offers what is new."""
+        sharing = self._nodes[number].sharing
+        if self._redis is None or sharing.busy or not sharing:
             return
-        new = [block for block in came if block not in self._shared]
-        if len(new) < len(came):
-            self._look_up([block for block in came if block not in new])
-        if not new:
+        sharing.busy = True
+        used = sharing.take_used()
+        if not used:
+            self._offer(number)
             return
-        busy = max(self._nodes[number].link.free_at, *(shard.thread.free_at for shard in self._shards))
-        if busy > self._now + self._rates.write_deadline:
-            self._counts.unshared += len(new)
+        done, gone = self._redis.touch(self._now, list(used))
+        arena = self._nodes[number].arena
+        for block in gone:
+            if block in arena:
+                self._counts.unshared += sharing.offer(used[block], [block])
+        self._at(done, lambda: self._offer(number))
+
+    def _offer(self, number: int) -> None:
+        node = self._nodes[number]
+        offered, gone = node.sharing.take(node.arena)
+        blocks = sum(len(some) for _, some in offered)
+        self._counts.unshared += gone
+        if self._redis is None or not offered:
+            self._shared(number, [])
             return
-        size = len(new) * self._fleet.block_bytes
-        done = self._nodes[number].link.visit(self._now, size / self._rates.link_bytes, 1, size)
-        self._at(done, lambda: self._written(request, new))
-
-    def _written(self, request: FleetRequest, new: Sequence[int]) -> None:
-        if self._shared is None:
+        latest = self._now + self._rates.write_deadline
+        if max(node.link.free_at, self._redis.busy_until()) > latest:
+            self._counts.unshared += blocks
+            self._at(latest, lambda: self._shared(number, []))
             return
-        late = [block for block in new if block in self._shared]  # another node was first: sent all the same
-        made, merged = self._shared.write(request.blocks, new)
-        made += [chunk for chunk in self._shared.chunks_of(late) if chunk not in made]
-        self._counts.shared += len(new)
-        for shard, cost in self._by_shard(made, costs.store, len(new)).items():
-            self._ask(shard, self._now, cost)
-        if merged:
-            blocks = sum(len(chunk.blocks) for chunk in merged)
-            for way in (costs.load, costs.store):
-                for shard, cost in self._by_shard(merged, way, blocks).items():
-                    self._ask(shard, self._now, cost)
+        done, writes = self._redis.begin_write(self._now, offered)
+        sent = sum(len(chunk.blocks) for write in writes for chunk in write.chunks)
+        self._counts.sent += sent
+        size = sent * self._fleet.block_bytes
+        done = max(done, node.link.visit(self._now, size / self._rates.link_bytes, 1, size))
+        self._at(done, lambda: self._shared(number, writes))
 
-    def _by_shard(self, chunks: Sequence[Chunk], way: Callable[[costs.Shape], Cost], blocks: int) -> dict[int, Cost]:
-        """What a call for some chunks costs each shard: entries anywhere, data where its chunk is."""
-        fleet = self._fleet
-        if fleet.block_bytes > costs.CHUNK_BYTES:  # each block is many chunks, which lie anywhere
-            buckets = self._shared.buckets if self._shared is not None else 1
-            shape = costs.typical_shape(
-                blocks * fleet.pages_per_block, fleet.page_bytes, buckets, cluster=self._clustered
-            )
-            return {shard: _part(way(shape), fleet.shards) for shard in range(fleet.shards)}
-        held: dict[int, list[Chunk]] = {}
-        for chunk in chunks:
-            held.setdefault(server_of_bucket(chunk.bucket, fleet.shards), []).append(chunk)
-        found: dict[int, Cost] = {}
-        for shard, some in held.items():
-            pages = min(blocks, sum(len(chunk.blocks) for chunk in some))
-            shape = costs.typical_shape(pages, fleet.block_bytes, 1, cluster=self._clustered)
-            shape = shape._replace(buckets=len({chunk.bucket for chunk in some}))
-            if len(shape.chunks) < len(some):
-                each = max(1, pages // len(some))
-                shape = shape._replace(chunks=(each,) * len(some))
-            found[shard] = way(shape)
-        return found
-
-    @property
-    def _clustered(self) -> bool:
-        return self._fleet.shards > 1
-
-    def _spread(self, cost: Cost) -> float:
-        """Ask all shards for an even part, at once. Returns when the last one has answered."""
-        part = _part(cost, self._fleet.shards)
-        return max(self._ask(shard, self._now, part) for shard in range(self._fleet.shards))
-
-    def _ask(self, shard: int, now: float, cost: Cost) -> float:
-        self._cost += cost
-        return self._shards[shard].ask(now, cost, self._rates)
-
-    def _refreshes(self, seconds: float) -> None:
-        """What nodes ask by themselves every few seconds."""
-        if self._shared is None:
-            return
-        cost = costs.refresh(self._shared.buckets)
-        times = self._fleet.nodes * seconds / costs.REFRESH_SECONDS
-        for shard in self._shards:
-            each = cost.commands / self._fleet.shards
-            shard.thread.background(
-                times * (self._rates.trip_seconds * cost.round_trips + each * self._rates.command_seconds),
-                round(times * each),
-            )
-
-
-def _part(cost: Cost, shards: int) -> Cost:
-    """One shard's part of what is spread over all. Each is asked as often as there are trips."""
-    if shards == 1:
-        return cost
-    each = (cost.commands, cost.scripts, cost.sent_bytes, cost.received_bytes)
-    return Cost(cost.round_trips, *(-(-number // shards) for number in each))
+    def _shared(self, number: int, writes: Sequence[Write]) -> None:
+        sharing = self._nodes[number].sharing
+        if self._redis is not None:
+            for write in writes:
+                here = self._redis.end_write(self._now, write)
+                self._counts.shared += here
+                self._counts.unshared += len(write.blocks) - here
+        sharing.busy = False
+        if sharing.offers:
+            self._share(number)
+        else:
+            self._share_soon(number)

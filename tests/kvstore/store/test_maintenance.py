@@ -49,7 +49,7 @@ def watch(target: Any, method: str) -> Watched:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "_SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "SWEEP_SECONDS", 0.01)
     monkeypatch.setattr(maintenance, "_RETRY_SECONDS", 0.01)
 
 
