@@ -51,7 +51,7 @@ from vllm.v1.kv_cache_interface import group_kernel_blocks
 from kvstore.client_name import MOST_NAME
 from kvstore.connector.engine.block_events import BlockEvents
 from kvstore.connector.engine.enclosing import LateHandshake, enclosing_transfers
-from kvstore.connector.engine.groups import fails_by_block, group_of, layers_of, touches_early
+from kvstore.connector.engine.groups import fails_by_block, group_of, heads_in_common, layers_of, touches_early
 from kvstore.connector.engine.identity import (
     CacheGroup,
     Place,
@@ -557,7 +557,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         check_parallel(self._vllm_config.parallel_config)
         blocks = {n: group_kernel_blocks(kv_caches[n], config.num_blocks) for g in groups for n in g.layer_names}
         place = _place(self._vllm_config, config.kv_tp_replicas)
-        cut = parts_a_rank(self._options.kv_parts, place.tp_size)
+        parts = self._options.kv_parts
+        cut = heads_in_common(groups) if isinstance(parts, str) else parts_a_rank(parts, place.tp_size)
         views = [rows_by_part(group, blocks, cut) for group in groups]
         described = [self._describe_group(group, blocks, of[0], cut) for group, of in zip(groups, views, strict=True)]
         model = model_of(self._vllm_config)

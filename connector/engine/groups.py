@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.connector.longest_hit import NumSkipped
+from kvstore.errors import ConfigError
 
 WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
 """Kinds of layers that keep all tokens, by the names of vLLM's specs."""
@@ -52,6 +53,28 @@ def layers_of(group: Any) -> list[tuple[str, Any]]:
     layers = [(name, by_name.get(name, group.kv_cache_spec)) for name in group.layer_names]
     sizes = list(dict.fromkeys(spec.page_size_bytes for _, spec in layers))
     return sorted(layers, key=lambda layer: sizes.index(layer[1].page_size_bytes))
+
+
+def heads_in_common(groups: Sequence[Any]) -> int:
+    """Into how many parts, of as few KV heads as possible, the blocks of every layer on a rank can be cut alike.
+
+    Args:
+        groups: ``KVCacheGroupSpec``.
+
+    Returns:
+        0 where no layer has heads of its rank's own: what latent attention keeps is the same on all ranks.
+
+    Raises:
+        ConfigError: some layers have no heads, and others, or none, are the same on all ranks.
+    """
+    layers = [layer for group in groups for layer in layers_of(group)]
+    latent = [name for name, spec in layers if "MLA" in type(spec).__name__]
+    if len(latent) == len(layers):
+        return 0
+    headless = [name for name, spec in layers if name in latent or not hasattr(spec, "num_kv_heads")]
+    if headless:
+        raise ConfigError(f"kv_parts: {headless[0]} ({dict(layers)[headless[0]]!r}) has no KV heads to cut by")
+    return math.gcd(*(spec.num_kv_heads for _, spec in layers))
 
 
 def group_of(group: Any, manager: Any = None) -> Group:
