@@ -13,7 +13,7 @@ from engine_objects import (
     group_of_shapes,
 )
 
-from kvstore.connector.engine.groups import heads_in_common, layers_of, touches_early
+from kvstore.connector.engine.groups import group_of, heads_in_common, layers_of, touches_early
 from kvstore.errors import ConfigError
 
 ONE = [CacheGroup(FullAttentionSpec(1))]
@@ -51,3 +51,10 @@ def test_whether_blocks_may_be_touched_before_they_are_told_of(
 ) -> None:
     assert touches_early(config, hash_block_size, True) is early
     assert touches_early(config, hash_block_size, False) is False
+
+
+def test_ranks_that_share_blocks_have_longer_ones_together() -> None:
+    assert group_of(CacheGroup(FullAttentionSpec(block_size=8)), dcp_size=4).block_size == 32
+    assert group_of(CacheGroup(FullAttentionSpec(block_size=8, dcp_sharded=False)), dcp_size=4).block_size == 8
+    assert not touches_early(CacheConfig(ONE), 32, True, 4)  # hits end where their blocks do
+    assert touches_early(CacheConfig(ONE), 8, True, 4)
