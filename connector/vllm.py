@@ -51,7 +51,7 @@ from vllm.v1.kv_cache_interface import group_kernel_blocks
 from kvstore.client_name import MOST_NAME
 from kvstore.connector.engine.block_events import BlockEvents
 from kvstore.connector.engine.enclosing import LateHandshake, enclosing_transfers
-from kvstore.connector.engine.groups import fails_by_block, group_of, layers_of, touches_early
+from kvstore.connector.engine.groups import fails_by_block, group_of, heads_in_common, layers_of, touches_early
 from kvstore.connector.engine.identity import (
     CacheGroup,
     Place,
@@ -213,6 +213,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_events: BlockEvents | None = None
         parallel = vllm_config.parallel_config
         self._num_workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        self._dcp_size = int(parallel.decode_context_parallel_size)
         self._late = LateHandshake[KVStoreHandshake](self._num_workers if self._enclosing else 0)
         self._is_reset = False
         self._storing: frozenset[int] = frozenset()
@@ -405,7 +406,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._storing = frozenset(part.worker for part in parts)
         self._block_events = BlockEvents(len(parts)) if self._has_listeners else None
         groups = [
-            group_of(group, manager)
+            group_of(group, manager, self._dcp_size)
             for group, manager in zip(self._kv_cache_config.kv_cache_groups, self._managers, strict=True)
         ]
         guessed = self._vllm_config.num_speculative_tokens
@@ -540,7 +541,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def _is_touched_early(self) -> bool:
         _, hash_block_size = resolve_kv_cache_block_sizes(self._kv_cache_config, self._vllm_config)
         runner_is_v2 = getattr(self._vllm_config, "use_v2_model_runner", True)
-        return touches_early(self._kv_cache_config, hash_block_size, runner_is_v2)
+        return touches_early(self._kv_cache_config, hash_block_size, runner_is_v2, self._dcp_size)
 
     def _describe(
         self, kv_caches: Mapping[str, torch.Tensor]
@@ -554,10 +555,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         config, groups = self._kv_cache_config, self._kv_cache_config.kv_cache_groups
         check_model(self._vllm_config.model_config)
         check_groups(config)
-        check_parallel(self._vllm_config.parallel_config)
+        check_parallel(self._vllm_config.parallel_config, config, bool(self._options.kv_parts))
         blocks = {n: group_kernel_blocks(kv_caches[n], config.num_blocks) for g in groups for n in g.layer_names}
         place = _place(self._vllm_config, config.kv_tp_replicas)
-        cut = parts_a_rank(self._options.kv_parts, place.tp_size)
+        parts = self._options.kv_parts
+        cut = heads_in_common(groups) if isinstance(parts, str) else parts_a_rank(parts, place.tp_size)
         views = [rows_by_part(group, blocks, cut) for group in groups]
         described = [self._describe_group(group, blocks, of[0], cut) for group, of in zip(groups, views, strict=True)]
         model = model_of(self._vllm_config)
@@ -569,13 +571,18 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         config, names = self._kv_cache_config, list(group.layer_names)
         context = self._vllm_config.compilation_config.static_forward_context
         backends = [backend.get_name() for backend in get_current_attn_backends(self._vllm_config, names)]
+        details = [f"vllm-{vllm_version}", *backends, layout_in_page(str(getattr(config, "kv_cache_layout", "")))]
+        if self._dcp_size > 1:  # which of a block's tokens a rank has
+            turn = self._vllm_config.parallel_config.cp_kv_cache_interleave_size
+            details.append(f"{turn} tokens in turn to each of {self._dcp_size} ranks")
         return cache_group(
             group,
             blocks,
             sum(view[0].numel() for view in views),
-            [f"vllm-{vllm_version}", *backends, layout_in_page(str(getattr(config, "kv_cache_layout", "")))],
+            details,
             lambda name: getattr(context.get(name), "isa", ""),
             cut,
+            self._dcp_size,
         )
 
     def _layers_that_wait(self, group: Any) -> dict[str, int]:

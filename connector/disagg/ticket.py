@@ -147,7 +147,10 @@ def difference(theirs: str, mine: Layout) -> str:
         if other[name] != value
     ]
     if any(name.startswith(("tp_", "pp_")) for name in (part.split(" ")[0] for part in told)):
-        told.append("pages of another number of ranks are read only with kv_parts set to the larger one at both sides")
+        told.append(
+            "pages of another number of ranks are read only with kv_parts set to the larger one at both sides,"
+            ' or to "heads"'
+        )
     return "; ".join(told) or "the first cache group is the same, others differ"
 
 

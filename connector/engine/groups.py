@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.connector.longest_hit import NumSkipped
+from kvstore.errors import ConfigError
 
 WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
 """Kinds of layers that keep all tokens, by the names of vLLM's specs."""
@@ -54,7 +55,35 @@ def layers_of(group: Any) -> list[tuple[str, Any]]:
     return sorted(layers, key=lambda layer: sizes.index(layer[1].page_size_bytes))
 
 
-def group_of(group: Any, manager: Any = None) -> Group:
+def heads_in_common(groups: Sequence[Any]) -> int:
+    """Into how many parts, of as few KV heads as possible, the blocks of every layer on a rank can be cut alike.
+
+    Args:
+        groups: ``KVCacheGroupSpec``.
+
+    Returns:
+        0 where no layer has heads of its rank's own: what latent attention keeps is the same on all ranks.
+
+    Raises:
+        ConfigError: some layers have no heads, and others, or none, are the same on all ranks.
+    """
+    layers = [layer for group in groups for layer in layers_of(group)]
+    latent = [name for name, spec in layers if "MLA" in type(spec).__name__]
+    if len(latent) == len(layers):
+        return 0
+    headless = [name for name, spec in layers if name in latent or not hasattr(spec, "num_kv_heads")]
+    if headless:
+        raise ConfigError(f"kv_parts: {headless[0]} ({dict(layers)[headless[0]]!r}) has no KV heads to cut by")
+    return math.gcd(*(spec.num_kv_heads for _, spec in layers))
+
+
+def tokens_a_block(spec: Any, dcp_size: int) -> int:
+    """How many tokens a block has: with decode context parallelism those of its parts on all ranks that share it."""
+    tokens: int = spec.block_size
+    return tokens * dcp_size if getattr(spec, "dcp_sharded", False) else tokens
+
+
+def group_of(group: Any, manager: Any = None, dcp_size: int = 1) -> Group:
     """What both halves need to know of a ``KVCacheGroupSpec``; the scheduler's, with vLLM's manager of its blocks."""
     _, spec = layers_of(group)[0]
     is_offered = getattr(spec, "mamba_cache_mode", "") == "align"
@@ -63,7 +92,7 @@ def group_of(group: Any, manager: Any = None) -> Group:
         # The state that it goes on from and the one that it writes, one for a checkpoint, one for a copy of a part.
         most = 4 + spec.num_speculative_blocks
     return Group(
-        block_size=group.kv_cache_spec.block_size,
+        block_size=tokens_a_block(group.kv_cache_spec, dcp_size),
         keeps=type(spec).__name__ in WHOLE,
         num_skipped=_none_skipped if manager is None else manager.get_num_skipped_tokens,
         most_blocks=most,
@@ -76,7 +105,7 @@ def _none_skipped(num_computed_tokens: int) -> int:
     return 0
 
 
-def touches_early(config: Any, hash_block_size: int, runner_is_v2: bool) -> bool:
+def touches_early(config: Any, hash_block_size: int, runner_is_v2: bool, dcp_size: int = 1) -> bool:
     """Whether vLLM may write to blocks that a step gives out before it calls ``handle_preemptions`` for that step.
 
     Its V1 model runner never does. V2 zeroes new blocks first, which models with recurrent layers need, and those that
@@ -87,7 +116,9 @@ def touches_early(config: Any, hash_block_size: int, runner_is_v2: bool) -> bool
         config: a ``KVCacheConfig``.
         hash_block_size: tokens between two of vLLM's own hashes: where hits may end.
         runner_is_v2: whether it runs V2.
+        dcp_size: ranks that share a block by its tokens.
     """
     has_states = any(type(spec).__name__ in STATES for group in config.kv_cache_groups for _, spec in layers_of(group))
-    hits_end_inside = any(group.kv_cache_spec.block_size != hash_block_size for group in config.kv_cache_groups)
+    sizes = [tokens_a_block(group.kv_cache_spec, dcp_size) for group in config.kv_cache_groups]
+    hits_end_inside = any(size != hash_block_size for size in sizes)
     return runner_is_v2 and (getattr(config, "needs_kv_cache_zeroing", True) or has_states or hits_end_inside)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore.connector.engine.groups import layers_of
+from kvstore.connector.engine.groups import layers_of, tokens_a_block
 from kvstore.connector.engine.page_rows import strides_in_page
 from kvstore.connector.engine.remote_code import code_fingerprint, without_code
 from kvstore.connector.engine.weights import weights_fingerprint, weights_folder
@@ -136,6 +136,7 @@ def cache_group(
     details: Sequence[str],
     isa: Callable[[str], str],
     parts: int = 0,
+    dcp_size: int = 1,
 ) -> CacheGroup:
     """What decides on the bytes of a cache group's blocks.
 
@@ -146,6 +147,7 @@ def cache_group(
         details: what is the same for all of them: the engine's version, attention backends, the cache's layout.
         isa: the processor's instruction set by which a layer packs its blocks.
         parts: into how many ranges of KV heads the blocks are cut (:func:`rows_by_part`): described is one of them.
+        dcp_size: ranks that share a block by its tokens.
     """
     layers = layers_of(group)
     if parts:
@@ -157,7 +159,7 @@ def cache_group(
         shape = f"{tuple(inside.shape)} {strides_in_page(inside)} {inside.dtype}"
         of_layers.append(f"{name} {shape} {isa(name)} {layer_spec!r}")
     return CacheGroup(
-        block_size=spec.block_size,
+        block_size=tokens_a_block(spec, dcp_size),
         page_bytes=page_bytes,
         dtype=str(getattr(spec, "dtype", "")).removeprefix("torch."),
         layers=len(layers),

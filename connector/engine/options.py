@@ -21,6 +21,7 @@ from kvstore.security.secret_files import read_key_file
 
 RECOMPUTE = "recompute"
 KEEP = "keep"
+EACH_HEAD = "heads"
 
 _logger = logging.getLogger("kvstore.connector")
 
@@ -51,9 +52,10 @@ class Options:
     shared_prefixes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name the beginnings of prompts that requests with different salts may share: ``tokens``, how many, and
     ``hash``, of all of them as one block, in hexadecimal digits."""
-    kv_parts: int = 0
+    kv_parts: int | str = 0
     """Into how many parts the KV heads of a page are cut, so that engines of another tensor-parallel size read it: the
-    largest size among these engines. 0: a part a rank, for engines of the same size."""
+    largest size among these engines; ``"heads"``: one for each, for engines of every size. 0: a part a rank, for
+    engines of the same size."""
     peers: Mapping[str, str] = field(default_factory=dict)
     """URL by node id: where a decode instance may load from."""
     rank_nodes: Mapping[str, str] = field(default_factory=dict)
@@ -138,6 +140,8 @@ _NUMBERS = {"lookup_budget_ms": 0.0, "load_deadline_ms": 1.0, "store_deadline_ms
 def _check_type(key: str, value: Any) -> None:
     if key == "async_load":
         right, wanted = isinstance(value, bool), "true or false"
+    elif key == "kv_parts" and isinstance(value, str):
+        right, wanted = value == EACH_HEAD, f"a whole number of at least 0, or {EACH_HEAD!r}"
     elif key in _WHOLE:
         right = isinstance(value, int) and not isinstance(value, bool) and value >= _WHOLE[key]
         wanted = f"a whole number of at least {_WHOLE[key]}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvstore.connector.engine.groups import STATES, WHOLE, layers_of
-from kvstore.errors import ResourceError
+from kvstore.errors import ConfigError, ResourceError
 
 _KINDS = (*WHOLE, "SlidingWindowSpec", "ChunkedLocalAttentionSpec", *STATES)
 """Kinds of layers whose blocks are pages, by the names of vLLM's specs."""
@@ -44,12 +44,27 @@ def check_groups(config: Any) -> None:
         raise ResourceError("some cache groups of this model can't be found by prefix")
 
 
-def check_parallel(parallel: Any) -> None:
-    """Whether each rank has whole tokens.
+def check_parallel(parallel: Any, config: Any, is_cut: bool) -> None:
+    """Whether what the ranks of a ``ParallelConfig`` have of the blocks of a ``KVCacheConfig`` are pages.
+
+    Args:
+        parallel: how the model is spread.
+        config: its groups.
+        is_cut: whether pages are cut by KV heads, too.
 
     Raises:
-        ResourceError: it does not.
+        ConfigError: pages are cut by heads and by tokens.
+        ResourceError: these are no pages.
     """
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name) > 1:
-            raise ResourceError(f"{name} {getattr(parallel, name)}: pages of a part of a block's tokens are not kept")
+    if (ranks := parallel.prefill_context_parallel_size) > 1:
+        raise ResourceError(f"prefill_context_parallel_size {ranks}: what the ranks that it adds have is not kept")
+    if (ranks := parallel.decode_context_parallel_size) == 1:
+        return
+    specs = [spec for group in config.kv_cache_groups for _, spec in layers_of(group)]
+    if whole := sorted({type(spec).__name__ for spec in specs if not getattr(spec, "dcp_sharded", False)}):
+        raise ResourceError(
+            f"decode_context_parallel_size {ranks}: layers of the kind {', '.join(whole)}, whose blocks ranks do not"
+            " share by tokens, are not kept"
+        )
+    if is_cut:
+        raise ConfigError(f"kv_parts: pages are not cut by heads where decode_context_parallel_size is {ranks}")

@@ -16,12 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.vllm.forked_process import ForkedProcess
+
 ROOT = Path(__file__).parents[2]
 BLOCK_SIZE = 32
 TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "in_process": False}
 """An engine of two tensor-parallel workers, each a process of its own."""
 PATIENT = {"lookup_budget_ms": 60_000, "load_deadline_ms": 60_000, "store_deadline_ms": 60_000}
 """Settings with which every hit is found, and every page loaded and stored, however busy the machine is."""
+READ_AT_IMPORT = ("VLLM_", "PYTHON")
+"""Beginnings of the names of variables that vLLM, or Python, may read before an engine is made."""
 START_SECONDS = 400.0
 COMMAND_SECONDS = 300.0
 
@@ -160,16 +164,21 @@ class EngineProcess:
     ) -> None:
         self.log = log
         variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1", **(environment or {})}
+        script = Path(__file__).with_name("engine_child.py")
+        self._process: ForkedProcess | subprocess.Popen[bytes]
         with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [python, str(Path(__file__).with_name("engine_child.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=log.parent,
-                env=vllm_environment(**variables),
-                start_new_session=True,  # its own workers die with it in kill()
-            )
+            if python != sys.executable or any(name.startswith(READ_AT_IMPORT) for name in environment or ()):
+                self._process = subprocess.Popen(
+                    [python, str(script)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    cwd=log.parent,
+                    env=vllm_environment(**variables),
+                    start_new_session=True,  # its own workers die with it in kill()
+                )
+            else:
+                self._process = ForkedProcess(script, errors.fileno(), log.parent, vllm_environment(**variables))
         defaults = {
             "model": str(model),
             "dtype": "float32",

@@ -141,16 +141,8 @@ class Loop:
                 block_size=block_size,
                 hash_block_size=hash_block_size,
             )
-            self.worker = (
-                KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, self.kv_cache_config)
-                if transfer is not None
-                else None
-            )
-            self.caches = _kv_caches(self.kv_cache_config)
-            if self.worker is not None:
-                self.worker.register_kv_caches(self.caches)
-                if (metadata := self.worker.get_handshake_metadata()) is not None:
-                    self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): metadata})
+            self.caches = kv_caches(self.kv_cache_config)
+            self.worker: Any = self._start_worker() if transfer is not None else None
         hash_function = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(hash_block_size, hash_function)
@@ -169,6 +161,14 @@ class Loop:
         """What vLLM's metrics are made of, step by step."""
         self.load_failures = 0
         """Blocks, or requests, that the worker half reported as not loaded."""
+
+    def _start_worker(self) -> Any:
+        """The worker half, which has described its pages."""
+        worker = KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, self.kv_cache_config)
+        worker.register_kv_caches(self.caches)
+        if (metadata := worker.get_handshake_metadata()) is not None:
+            self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): metadata})
+        return worker
 
     @property
     def connector(self) -> Any:
@@ -421,7 +421,7 @@ class Loop:
                     continue
                 for position in range(0 if sees is None else max(0, first - sees + 1), first):
                     if not bool((self._slot(layer, table, position) == float(numbers[position])).all()):
-                        yield f"{layer}, token {position} of {first} in block {table[position // BLOCK_SIZE]}"
+                        yield f"{layer}, token {position} of {first}, blocks {table}"
 
     def _check_doubtful(self, transfer: KVConnectorOutput | None) -> None:
         """Rubbish is no fault where the connector says in the same step that its load has failed."""
@@ -541,7 +541,7 @@ def _kv_cache_configs(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> tupl
     return worker, scheduler
 
 
-def _kv_caches(config: KVCacheConfig) -> dict[str, torch.Tensor]:
+def kv_caches(config: KVCacheConfig) -> dict[str, torch.Tensor]:
     """By layer a tensor ``(blocks, heads, tokens, 2 * head size)``, where vLLM's plan for its memory puts it."""
     caches = {}
     memory: dict[int, torch.Tensor] = {}

@@ -14,16 +14,18 @@ from tests.vllm.engine import PATIENT, TWO_RANKS, Prompt, transfer_config
 ASK = {"do_remote_decode": True}
 
 
+@pytest.mark.parametrize("kv_parts", [2, "heads"])  # the model has four
 def test_one_rank_and_two_ranks_hand_over_to_each_other(
     node: NodeProcess,
     start_engine: Callable[..., Any],
     plain: Callable[..., Any],
     prompt: Callable[..., list[int]],
     key: Path,
+    kv_parts: int | str,
 ) -> None:
     prompts = [prompt(length, seed) for seed, length in enumerate((40, 129, 300, 333))]
     expected = plain(prompts, max_tokens=20).tokens
-    transfer = transfer_config(node.url, kv_parts=2, ticket_key_file=str(key), **PATIENT)
+    transfer = transfer_config(node.url, kv_parts=kv_parts, ticket_key_file=str(key), **PATIENT)
     with (
         start_engine(transfer=transfer) as one,
         start_engine(transfer=transfer, **TWO_RANKS) as two,
@@ -37,6 +39,25 @@ def test_one_rank_and_two_ranks_hand_over_to_each_other(
             assert answers.external_hits == sum(len(tokens) - 1 for tokens in share)
         one.drain()
         assert one.state()["blocks_in_use"] == 0
+
+
+@pytest.mark.parametrize("kind", ["full", "unlike", "mla", "hybrid"])
+def test_a_part_for_each_head_is_for_every_size(
+    start_loop: Callable[..., Any], node: NodeProcess, prompt: Callable[..., list[int]], kind: str
+) -> None:
+    """Where nothing can be cut the pages are those of engines that cut nothing."""
+    from tests.vllm.driving import answer, fill
+
+    tokens = prompt(200)
+    fill(start_loop, node, tokens, extra={"kv_parts": "heads"}, kind=kind)
+    assert answer(start_loop(node, kind=kind), "hits", tokens) == 200 % 32 + 3
+
+
+def test_layers_without_heads_are_refused_at_start(start_loop: Callable[..., Any], node: NodeProcess) -> None:
+    from kvstore.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"kv_parts: .*layers\.1.* has no KV heads to cut by"):
+        start_loop(node, extra={"kv_parts": "heads"}, kind="states")
 
 
 def test_heads_that_can_not_be_cut_so_are_refused_at_start(

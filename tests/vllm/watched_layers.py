@@ -24,12 +24,12 @@ class ConnectorWithWatchedLayers(KVStoreConnector):
         super().register_kv_caches(kv_caches)
         assert self._worker is not None
         ((namespace, pages),) = self._worker._groups
-        scatter, loads = pages.scatter, iter(range(1000))
+        begin_scatter, loads = pages.begin_scatter, iter(range(1000))
         self._computed = threading.Event()
 
         def watched(
             sources: Sequence[Any], piece_ids: Sequence[int], on_layer: Callable[[int], None], after: Any
-        ) -> None:
+        ) -> Any:
             load = next(loads)
             self._computed.clear()
 
@@ -40,9 +40,9 @@ class ConnectorWithWatchedLayers(KVStoreConnector):
                     if str(load) == os.environ[LOAD_TO_BREAK]:
                         namespace.evict([self._plan.loads[0].hashes[BROKEN_PAGE]])
 
-            scatter(sources, piece_ids, copied, after)
+            return begin_scatter(sources, piece_ids, copied, after)
 
-        pages.scatter = watched  # type: ignore[method-assign]
+        pages.begin_scatter = watched  # type: ignore[method-assign]
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Its attention has run."""

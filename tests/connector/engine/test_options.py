@@ -50,6 +50,7 @@ def test_a_call_may_take_as_long_as_the_most_patient_who_waits_for_it() -> None:
         ({"url": URL, "async_load": "no"}, "async_load must be true or false, got 'no'"),
         ({"url": URL, "store_threshold": 0}, "store_threshold must be a whole number of at least 1, got 0"),
         ({"url": URL, "kv_parts": -1}, "kv_parts must be a whole number of at least 0, got -1"),
+        ({"url": URL, "kv_parts": "head"}, "kv_parts must be a whole number of at least 0, or 'heads', got 'head'"),
         ({"url": URL, "load_deadline_ms": 0}, "load_deadline_ms must be milliseconds between 1"),
         ({"url": URL, "lookup_budget_ms": True}, "lookup_budget_ms must be milliseconds"),
         ({"url": URL, "load_failure_policy": "fail"}, "must be 'recompute' or 'keep', got 'fail'"),

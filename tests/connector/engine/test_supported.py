@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
-from engine_objects import CacheConfig, CacheGroup, FullAttentionSpec, ModelConfig
+from engine_objects import CacheConfig, CacheGroup, FullAttentionSpec, MambaSpec, ModelConfig
 
-from kvstore.connector.engine.supported import check_groups, check_model
-from kvstore.errors import ResourceError
+from kvstore.connector.engine.supported import check_groups, check_model, check_parallel
+from kvstore.errors import ConfigError, KVStoreError, ResourceError
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,23 @@ def test_layers_in_which_tokens_attend_to_later_ones_are_refused() -> None:
         config = CacheConfig([CacheGroup(FullAttentionSpec(non_causal=non_causal))])
         with pytest.raises(ResourceError, match="attends to later ones") if non_causal else nullcontext():
             check_groups(config)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "spec", "is_cut", "error"),
+    [
+        ((1, 1), MambaSpec(), True, None),
+        ((4, 1), FullAttentionSpec(), False, None),
+        ((4, 1), FullAttentionSpec(), True, ConfigError("kv_parts: .* where decode_context_parallel_size is 4")),
+        ((4, 1), MambaSpec(), False, ResourceError("decode_context_parallel_size 4: layers of the kind MambaSpec")),
+        ((1, 2), FullAttentionSpec(), False, ResourceError("prefill_context_parallel_size 2: ")),
+        ((2, 2), FullAttentionSpec(), False, ResourceError("prefill_context_parallel_size 2: ")),
+    ],
+)
+def test_ranks_that_share_blocks_by_their_tokens(
+    sizes: tuple[int, int], spec: FullAttentionSpec | MambaSpec, is_cut: bool, error: KVStoreError | None
+) -> None:
+    decode, prefill = sizes
+    parallel = SimpleNamespace(decode_context_parallel_size=decode, prefill_context_parallel_size=prefill)
+    with pytest.raises(type(error), match=str(error)) if error else nullcontext():
+        check_parallel(parallel, CacheConfig([CacheGroup(spec)]), is_cut)
