@@ -68,10 +68,13 @@ class ReuseOdds:
             self._all_again /= 2
 
     def value(self, page_class: int) -> int:
-        """Of a page of this class that is used now, in steps."""
+        """Of a page of this class that is used now, in steps.
+
+        Beside the odds of all pages: those change while it waits, for it and for the others.
+        """
         prior = (self._all_again + 1) / (self._all_seen + 4)
         odds = (self._again[page_class] + _PRIOR * prior) / (self._seen[page_class] + _PRIOR)
-        return (self._now >> _FRACTION_BITS) + round(STEPS * math.log2(odds))
+        return (self._now >> _FRACTION_BITS) + round(STEPS * math.log2(odds / prior))
 
 
 def class_of(uses: int, prefix_uses: int, new: int) -> int:
