@@ -11,8 +11,6 @@ from array import array
 from collections.abc import Iterator
 
 _NOWHERE = -1
-_SPARE = 64
-"""Values that are no more, beside as many as there are, until they are thrown out."""
 
 
 class ChainEnds:
@@ -25,7 +23,7 @@ class ChainEnds:
         self._first: dict[int, int] = {}
         """Value → the slot that leaves first."""
         self._values: list[int] = []
-        """A heap of all values in ``_first``, and some that have been."""
+        """A heap of all values in ``_first``, and of no more than as many that have been."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -48,8 +46,7 @@ class ChainEnds:
         if head is None:
             following[slot] = previous[slot] = self._first[value] = slot
             heapq.heappush(self._values, value)
-            if len(self._values) > 2 * len(self._first) + _SPARE:
-                self._values[:] = sorted(self._first)
+            self._compact()
             return
         tail = previous[head]
         following[tail] = previous[head] = slot
@@ -65,6 +62,7 @@ class ChainEnds:
         after = following[slot]
         if after == slot:
             del self._first[value]
+            self._compact()
         else:
             before = previous[slot]
             following[before] = after
@@ -72,6 +70,11 @@ class ChainEnds:
             if self._first[value] == slot:
                 self._first[value] = after
         following[slot] = previous[slot] = _NOWHERE
+
+    def _compact(self) -> None:
+        """Throw out values that are no more once they are the most: for each of them one left or came since."""
+        if len(self._values) > 2 * len(self._first):
+            self._values[:] = sorted(self._first)
 
     def in_order(self) -> Iterator[tuple[int, int]]:
         """Each value and slot, the least first. They must not change while this is read."""

@@ -41,4 +41,17 @@ def test_values_that_are_no_more_are_forgotten() -> None:
         ends.add(0, value)
         ends.remove(0, value)
         next(ends.in_order())
-    assert len(ends._values) <= 70
+    assert len(ends._values) <= 2
+
+
+def test_values_of_pages_that_all_left_are_forgotten() -> None:
+    """Also if nothing asks for the order, and nothing comes any more."""
+    ends = ChainEnds()
+    ends.grow(1000)
+    for slot in range(1000):
+        ends.add(slot, slot)
+    for slot in range(999, 0, -1):
+        ends.remove(slot, slot)
+        assert len(ends._values) <= 2 * len(ends)
+    ends.remove(0, 0)
+    assert not ends._values
