@@ -57,6 +57,7 @@ def test_what_was_stored_used_and_cleared_leaves_nothing(open_store: OpenStore, 
         store.complete_load(0, held.lease)
         store.sweep()
         store.statistics()
+        store.catch_up()
 
     for turn in range(8):
         live(turn)

@@ -157,11 +157,13 @@ def test_a_loaded_prefix_stays_and_its_tail_leaves_first(open_store: OpenStore) 
         put_pages(store, known, [number])
     assert found_pages(store, known, [1, 2, 3, *range(100, 113)]) == [1, 2, 3]
     assert store.touch(known.fingerprint, page_hashes([1, 2, 9])) == 2
-    for number in range(300, 314):
+    stayed = [[1, 2, 3]]
+    for number in range(300, 500):
         put_pages(store, known, [number])
-    assert found_pages(store, known, [1, 2, 3]) == [1, 2]
-    put_pages(store, known, [314])
-    assert found_pages(store, known, [1, 2, 3]) == [1]
+        found = found_pages(store, known, [1, 2, 3])
+        if found != stayed[-1]:
+            stayed.append(found)
+    assert stayed == [[1, 2, 3], [1, 2], [1], []]
 
 
 def test_pages_that_leave_are_counted_exactly(open_store: OpenStore, tier: MemoryTier) -> None:
