@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -23,9 +23,6 @@ class Quotas:
         self._limits: dict[bytes, int] = {}
         self._to_leave: dict[bytes, tuple[Rows, Ticks]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._limits)
-
     def set(self, fingerprint: bytes, limit_bytes: int) -> None:
         """Most bytes that a namespace may take; 0: no limit.
 
@@ -41,36 +38,54 @@ class Quotas:
         if limit_bytes:
             self._limits[fingerprint] = limit_bytes
 
-    def limited(self, keys: Sequence[bytes]) -> dict[bytes, list[bytes]]:
+    def refused(self, keys: Sequence[bytes], wanted: Mapping[bytes, int]) -> list[bytes]:
+        """Pages of a call that writes which can't fit into their namespaces' quotas together with what is here.
+
+        Args:
+            keys: of the call.
+            wanted: those of its pages that are to be written, and the length of each there.
+        """
+        refused: list[bytes] = []
+        for fingerprint, some in self._limited(keys).items():
+            here = dict(zip(some, self._index.find(some).tolist(), strict=True))
+            asked = [key for key in some if key in wanted or here[key] >= 0]
+            lengths = self._index.lengths(np.array([here[key] for key in asked], np.int64)).tolist()
+            for at, key in enumerate(asked):
+                lengths[at] = wanted.get(key, lengths[at])
+            refused += [key for key in asked[self._fitting(fingerprint, lengths) :] if key in wanted]
+        return refused
+
+    def leaving(self, keys: Sequence[bytes]) -> Rows:
+        """The pages by which namespaces are over their quotas, after a call that wrote: those used least lately.
+
+        Not before it: a write that is refused must not cost a page.
+
+        Args:
+            keys: of the call; of the pages that are here now, they leave last.
+        """
+        leaving = [np.empty(0, np.int64)]
+        for fingerprint, some in self._limited(keys).items():
+            surplus = self._index.bytes_of(fingerprint) - self._limits[fingerprint]
+            if surplus > 0:
+                asked = self._index.find(some)
+                asked = asked[asked >= 0]
+                kept = asked[: self._fitting(fingerprint, self._index.lengths(asked).tolist())]
+                leaving.append(self._leaving(fingerprint, surplus, kept))
+        return np.concatenate(leaving)
+
+    def _limited(self, keys: Sequence[bytes]) -> dict[bytes, list[bytes]]:
         """Those of the keys whose namespaces have a quota, by namespace, no key twice."""
         by_namespace: dict[bytes, dict[bytes, None]] = {}
-        for key in keys:
-            if key[:FINGERPRINT_BYTES] in self._limits:
-                by_namespace.setdefault(key[:FINGERPRINT_BYTES], {})[key] = None
+        if self._limits:
+            for key in keys:
+                if key[:FINGERPRINT_BYTES] in self._limits:
+                    by_namespace.setdefault(key[:FINGERPRINT_BYTES], {})[key] = None
         return {fingerprint: list(found) for fingerprint, found in by_namespace.items()}
 
-    def fitting(self, fingerprint: bytes, lengths: Sequence[int]) -> int:
-        """How many pages, from the first on, a namespace that has a quota may have together.
-
-        Args:
-            fingerprint: of the namespace.
-            lengths: of their payloads on disk.
-        """
+    def _fitting(self, fingerprint: bytes, lengths: Sequence[int]) -> int:
+        """How many pages, from the first on, a namespace that has a quota may have together, by their lengths."""
         ends = np.cumsum(page_footprints(np.array(lengths, np.uint32)))
         return int(np.searchsorted(ends, self._limits[fingerprint], side="right"))
-
-    def leaving(self, fingerprint: bytes, asked: Rows) -> Rows:
-        """The pages by which a namespace is over its quota: those used least lately.
-
-        Args:
-            fingerprint: of a namespace that has one.
-            asked: the rows of pages that were asked for last: of these, only those leave that do not fit together.
-        """
-        surplus = self._index.bytes_of(fingerprint) - self._limits[fingerprint]
-        if surplus <= 0:
-            return np.empty(0, np.int64)
-        kept = asked[: self.fitting(fingerprint, self._index.lengths(asked).tolist())]
-        return self._leaving(fingerprint, surplus, kept)
 
     def _leaving(self, fingerprint: bytes, surplus: int, kept: Rows) -> Rows:
         """Pages of a namespace, other than those kept, that have so many bytes: there are enough of them."""

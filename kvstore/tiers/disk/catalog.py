@@ -6,7 +6,6 @@ decide. Rows are added to the index under both locks, so whoever holds the log l
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
@@ -24,6 +23,7 @@ from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.disk.reader import Fetched, Outcome
 from kvstore.tiers.quotas import Quotas
 from kvstore.tiers.tier import KEY_BYTES, HeldKeys, PageBytes, PageWrite, TierStatistics
+from kvstore.tiers.told_keys import ToldKeys
 
 _TIER = "disk"
 _RECENT_SHARE = 2
@@ -60,9 +60,7 @@ class DiskCatalog:
         self._counts = counts or TierCounts()
         self.events = EventRing()  # nobody reads this one
         """Told which pages come and go."""
-        self._held: HeldKeys | None = None
-        self._told_rows = 0
-        """Pages in rows below it are known to ``_held``; the others are still to be told."""
+        self._told = ToldKeys(self._lock, PAGES_A_STEP)
 
     # -- lookups -----------------------------------------------------------------------------------------------------
 
@@ -95,21 +93,8 @@ class DiskCatalog:
         return [key for key in found if key.startswith(prefix)]
 
     def tell_keys(self, held: HeldKeys, stop: threading.Event) -> bool:
-        """See :meth:`kvstore.tiers.tier.OwnTier.tell_keys`."""
-        with self._lock:
-            self._held, self._told_rows = held, 0
-        while not stop.is_set():
-            with self._lock:
-                if self._held is not held:
-                    return False
-                rows = self._index.rows_between(self._told_rows, self._told_rows + PAGES_A_STEP)
-                held.came(self._index.keys(rows))
-                self._told_rows += PAGES_A_STEP
-                if self._told_rows >= self._index.end_of_rows:
-                    self._told_rows = sys.maxsize  # what comes into other rows from now on is told when it comes
-                    return True
-            time.sleep(0)  # whoever waits for the lock goes first
-        return False
+        """See :meth:`kvstore.tiers.tier.KnownTier.tell_keys`."""
+        return self._told.tell(self._index, held, stop)
 
     def fingerprints(self) -> list[bytes]:
         """The namespaces that have pages here."""
@@ -175,7 +160,7 @@ class DiskCatalog:
         with self._lock:
             self._index = PageIndex()
             self._quotas = Quotas(self._index)
-            self._held = None
+            self._told.end()
             self._counts.detach()
 
     # -- opening -----------------------------------------------------------------------------------------------------
@@ -296,43 +281,20 @@ class DiskCatalog:
                     wanted[key] = Entry(key, checksum, payload)
                 else:
                     self._counts.add(refused=1)
-            for fingerprint, some in self._quotas.limited(keys).items():
-                self._refuse_surplus(fingerprint, some, wanted, overhead_bytes)
+            lengths = {key: entry.length + overhead_bytes for key, entry in wanted.items()}
+            refused = self._quotas.refused(keys, lengths)
+            for key in refused:
+                del wanted[key]
+            self._counts.add(refused=len(refused))
         return list(wanted.values())
 
-    def _refuse_surplus(
-        self, fingerprint: bytes, keys: Sequence[bytes], wanted: dict[bytes, Entry], overhead_bytes: int
-    ) -> None:
-        """Remove from ``wanted`` what can't fit into a namespace's quota together with what is here."""
-        here = dict(zip(keys, self._index.find(keys).tolist(), strict=True))
-        asked = [key for key in keys if key in wanted or here[key] >= 0]
-        lengths = self._index.lengths(np.array([here[key] for key in asked], np.int64)).tolist()
-        for at, key in enumerate(asked):
-            if key in wanted:
-                lengths[at] = wanted[key].length + overhead_bytes
-        refused = asked[self._quotas.fitting(fingerprint, lengths) :]
-        self._counts.add(refused=sum([wanted.pop(key, None) is not None for key in refused]))
-
     def enforce_quotas(self, keys: Sequence[bytes]) -> int:
-        """After a call that wrote: evict pages of its namespaces that are over their quotas.
-
-        Not before it: a write that is refused must not cost a page.
-
-        Args:
-            keys: of the call; of the pages that are here now, they leave last.
-
-        Returns:
-            How many pages left.
-        """
-        left = 0
+        """After a call that wrote these: evict pages of its namespaces that are over their quotas. Returns how many."""
         with self._lock:
-            for fingerprint, some in self._quotas.limited(keys).items():
-                rows = self._index.find(some)
-                leaving = self._quotas.leaving(fingerprint, rows[rows >= 0])
-                self._forget(self._index.keys(leaving))
-                left += len(leaving)
-            self._counts.add(evicted=left)
-        return left
+            leaving = self._index.keys(self._quotas.leaving(keys))
+            self._forget(leaving)
+            self._counts.add(evicted=len(leaving))
+        return len(leaving)
 
     def note_appended(
         self, segment: int, entries: Sequence[Entry], records: npt.NDArray[np.void], used_bytes: int, *, carried: bool
@@ -473,7 +435,7 @@ class DiskCatalog:
             rows = self._index.rows_in(segment.id)
             leaving = self._index.keys(rows)
             self._index.remove(rows)
-            self._tell_left(rows, leaving)
+            self._told.left(rows, leaving)
             self._unreadable.difference_update(leaving)
             self.events.removed(_TIER, leaving)
             self._counts.add(evicted=len(leaving))
@@ -511,15 +473,7 @@ class DiskCatalog:
         new = rows < 0
         ids = np.full(len(keys), segment, np.uint64)
         rows = self._index.put(keys, ids, records["offset"], records["length"], records["checksum"], tick, rows)
-        if self._held is not None:
-            told = np.flatnonzero(new & (rows < self._told_rows))
-            self._held.came(keys if len(told) == len(keys) else [keys[at] for at in told.tolist()])
-
-    def _tell_left(self, rows: Rows, keys: Sequence[bytes]) -> None:
-        """These pages, which were in these rows, are out of the index."""
-        if self._held is not None:
-            told = np.flatnonzero(rows < self._told_rows)
-            self._held.left(keys if len(told) == len(keys) else [keys[at] for at in told.tolist()])
+        self._told.came(rows, keys, new)
 
     def _supersede(self, keys: Sequence[bytes]) -> Rows:
         """The records of these pages, where they have any, are dead from now on. Returns the pages' rows."""
@@ -538,7 +492,7 @@ class DiskCatalog:
         if self.events.wanted:
             self.events.removed(_TIER, here)
         self._index.remove(rows)
-        self._tell_left(rows, here)
+        self._told.left(rows, here)
         self._unreadable.difference_update(keys)
         if pending:
             self._pending_tombstones.update(keys)

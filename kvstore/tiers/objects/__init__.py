@@ -14,7 +14,10 @@ module            class             owns                                        
 ``planning``                        packs, ranges, who leaves, who adopts, what is written anew       none
 ``keys``          ``PackKeys``      keys of the encryption                                            none
 ``budget``        ``DayBudget``     a day's writes                                                    none
-``catalog``       ``ObjectCatalog`` which packs and pages there are; uses; what is to be told         none
+``known_packs``   ``KnownPacks``    which packs there are, whose they are, which of them are doubted    none
+``pages``         ``PackPages``     where each page lies, and where else                              none
+``use_log``       ``UseLog``        what is to be told of uses                                        none
+``catalog``       ``ObjectCatalog`` these three, quotas and counters, under one lock                  none
 ``bucket``        ``Bucket``        the library, deadlines, breakers, counts of requests              all requests
 ``reader``        ``Reader``        one call's reads                                                  through ``Bucket``
 ``writer``        ``Writer``        this process's packs, index objects and heartbeat                 through ``Bucket``

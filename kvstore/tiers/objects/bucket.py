@@ -303,7 +303,7 @@ def _kind_of(error: Exception) -> str:
         words.append(f"status {status[1] or status[2]}")
     if code is not None:
         words.append(code[1])
-    if "timed out" in said:
+    if "timed out" in said or "kind: Timeout" in said:
         words.append("timed out")
     elif "onnection refused" in said:
         words.append("connection refused")

@@ -20,9 +20,10 @@ from kvstore.segments.segment import Entry
 from kvstore.status import TierHealth, TierState
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.objects.bucket import Bucket
-from kvstore.tiers.objects.catalog import TIER, Asked, ObjectCatalog
+from kvstore.tiers.objects.catalog import Asked, ObjectCatalog
 from kvstore.tiers.objects.follower import Follower
 from kvstore.tiers.objects.keys import PackKeys
+from kvstore.tiers.objects.pages import TIER
 from kvstore.tiers.objects.planning import in_chains
 from kvstore.tiers.objects.reader import Fetched, Reader
 from kvstore.tiers.objects.uses import encode_uses
@@ -237,7 +238,7 @@ class ObjectTier:
         Raises:
             ResourceError: the bucket can't be reached, or ``stop`` is set.
         """
-        if self._catalog.idle_seconds(prefix) < seconds:
+        if self._catalog.use_log.idle_seconds(prefix) < seconds:
             return None
         if stop.is_set():
             raise ResourceError("objects: the node stops: pages of the namespace may still be there")
@@ -291,7 +292,7 @@ class ObjectTier:
 
     def tell(self, events: EventRing) -> None:
         """Add to ``events`` from now on which pages come and go here."""
-        self._catalog.events = events
+        self._catalog.tell(events)
 
     def flush(self) -> None:
         """Return when everything written so far would be found by others.
@@ -439,11 +440,17 @@ class ObjectTier:
 
     def _exchange_uses(self) -> None:
         self._follower.read_uses()
-        uses = self._catalog.take_uses()
+        log = self._catalog.use_log
+        uses = log.take()
         if not uses.namespaces and not uses.packs:
             return
-        with self._writing:
-            self._writer.put_uses(encode_uses(uses))
+        try:
+            with self._writing:
+                self._writer.put_uses(encode_uses(uses))
+        except OSError:
+            log.untold()
+            raise
+        log.told()
 
 
 def _corrupt(pages: Sequence[PageWrite]) -> set[bytes]:

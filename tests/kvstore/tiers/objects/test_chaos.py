@@ -12,7 +12,7 @@ import pytest
 from made_pages import make_page, read_pages
 from s3_server import Faults, S3Server
 
-from kvstore.tiers.objects import ObjectTier, catalog
+from kvstore.tiers.objects import ObjectTier, known_packs
 
 FAULTS = (
     Faults(status=403),
@@ -32,7 +32,7 @@ ROUNDS = 20
 def test_faults_in_any_order_cost_misses_alone(
     open_objects: Callable[..., ObjectTier], server: S3Server, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "_DOUBT_SECONDS", 0.2)
+    monkeypatch.setattr(known_packs, "_DOUBT_SECONDS", 0.2)
     dice = random.Random(seed)
     writers = [open_objects(8 << 20, deadline=0.5) for _ in range(2)]
     reader = open_objects(8 << 20, deadline=0.5)

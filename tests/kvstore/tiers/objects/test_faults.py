@@ -12,7 +12,7 @@ from s3_server import Faults, S3Server
 
 from kvstore.errors import ResourceError
 from kvstore.status import TierState
-from kvstore.tiers.objects import ObjectTier, catalog
+from kvstore.tiers.objects import ObjectTier, known_packs
 
 Open = Callable[..., ObjectTier]
 PAGES = [make_page(n, 50_000) for n in range(12)]
@@ -51,7 +51,7 @@ class TestReads:
         self, where: str, fault: str, open_objects: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Calls end within their deadline, and what was there is found again once the server is well."""
-        monkeypatch.setattr(catalog, "_DOUBT_SECONDS", 0.2)
+        monkeypatch.setattr(known_packs, "_DOUBT_SECONDS", 0.2)
         tier = open_objects(deadline=1.0)
         assert all(tier.write(PAGES))
         server.faults = Faults(**READ_FAULTS[fault])

@@ -238,7 +238,7 @@ def test_a_pack_is_a_sealed_segment() -> None:
 
 
 def test_others_have_their_turn_while_many_pages_are_learnt_or_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_KEYS_AT_ONCE", 2)
+    monkeypatch.setattr(catalog, "KEYS_AT_ONCE", 2)
     known = catalog.ObjectCatalog(1 << 30, 1000)
     held = CountedLock()
     monkeypatch.setattr(known, "_lock", held)
